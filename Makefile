@@ -23,7 +23,8 @@ demo: setup
 # Tests share the cores; those that measure time ("alone") come after them, one by one, out of the files that have any.
 # Compiled modules are kept in any case: each of some two hundred processes would compile latfix again.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/python -m pytest -q
+# A second thread of linear algebra only spins where tests share the cores.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: setup

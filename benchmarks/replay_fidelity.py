@@ -1,11 +1,11 @@
 """How exactly the replayer keeps its schedule: error of each send against its scheduled time.
 
-For each rate, in one run and in turns: the replayer with the whole engine behind it (null model, so that nothing but
-latfix works), the same as a thread of the service's interpreter, the replayer alone, a bare loop of ``time.sleep``
-until the next request is due, and MLPerf LoadGen with the engine behind it where ``mlcommons-loadgen`` is installed.
-In three conditions: idle, beside a process that spins on each core, and with a ``prepare`` that holds the interpreter
-lock for 8 ms. Prints p50, p99 and max in milliseconds, the CPU time a request took in the service and in the
-replayer's own process, and writes ``benchmarks/results/replay_fidelity.json``.
+For each rate, in one run and in turns: the replayer with the whole engine behind it (null model, so that nothing
+but latfix works), the same as a thread of the service's interpreter, the replayer alone, a bare loop of
+``time.sleep`` until the next request is due, and MLPerf LoadGen with the engine behind it where ``mlcommons-loadgen``
+is installed. In three conditions: idle, beside a process that spins on each core, and with a ``prepare`` that holds
+the interpreter lock for 8 ms. Prints p50, p99 and max in milliseconds, the CPU time a request took in the service and
+in the replayer's own process, and writes ``benchmarks/results/replay_fidelity.json``.
 
     python benchmarks/replay_fidelity.py [--seconds 4] [--rounds 3] [--loadgen FOLDER]
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from benchmarks.sweep_world import SweepWorld, make_traffic
 from latfix.capacity.max_load import LargestLoad
 from latfix.capacity.objective import Target
-from latfix.capacity.queueing_models import relaxation_time
+from latfix.capacity.service_moments import relaxation_time
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests, point_seconds
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.results.sweep import Options, Setting

@@ -228,16 +228,18 @@ class SimulatedArm(Arm):
         world.replays.append((self.label, (len(traffic) - 1) / traffic.duration_s))
         whole = world.replay(traffic, self.settings, self.pace, drawn)
         end = np.sort((whole.requests["arrival_ns"] + whole.requests["latency_ns"]) / 1e9)
+        began = world.now
         with watch(self.label, traffic, folder) as on_event:
             for at in np.arange(0.25, float(end[-1]), 0.25).tolist():
                 came = int(np.searchsorted(traffic.arrival_ns / 1e9, at, side="right"))
+                world.now = began + at
                 done = int(np.searchsorted(end, at, side="right"))
                 draining = at > traffic.duration_s
                 state = {"at_ns": at * 1e9, "done": done, "in_flight": came - done, "draining": draining}
                 on_event({"event": "status", **state})
                 if self.cut:
                     break
-        world.now += at if self.cut else float(end[-1])
+        world.now = began + (at if self.cut else float(end[-1]))
         if self.cut:
             whole = world.replay(traffic, self.settings, self.pace, drawn, at)
         return replace(whole, folder=folder)

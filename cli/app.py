@@ -29,6 +29,7 @@ COMMANDS = {
     "gate": ("running.gate:gate", "Replay two services in turns until gates are decided."),
     "sweep": ("running.sweep:sweep", "Find the largest load that meets the objective."),
     "report": ("reading.report:report", "Show a recorded run or any other result again."),
+    "watch": ("reading.watch:watch", "Show percentiles and causes of a running service, again and again."),
     "selftest": ("running.selftest:selftest", "Inject known faults here, and score the diagnosis."),
     "doctor": ("running.doctor:doctor", "Look for what makes latency jitter on this machine."),
     "fragmentation": (
@@ -41,7 +42,7 @@ COMMANDS = {
     "schema": ("reading.schema:schema", "Print the JSON Schema of a result."),
     "export": ("reading.export:export", "Write a run in the format of another tool."),
     "export-plan": ("reading.export_plan:export_plan", "Write a plan as the configuration of another server."),
-    "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, convert it, or make some up."),
+    "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, import and convert it, or make some up."),
 }
 
 #: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.

@@ -2,6 +2,7 @@
 
 What a workload's adapter needs is here: :class:`Request`, :class:`Workload` and :class:`span`. So is what serves it
 in a program of your own: :func:`load_runner`, the :class:`Runner` that it returns, and the errors of its requests.
+Services of other kinds are recorded by :class:`record` and :class:`RecordMiddleware` (docs/services.md).
 For notebooks there are :func:`read_run`, :func:`diagnose`, :func:`compare` and :func:`replay` (docs/api.md).
 """
 
@@ -17,6 +18,8 @@ from latfix.spans import span
 
 if TYPE_CHECKING:
     from latfix.notebook import Run, compare, diagnose, read_run, replay
+    from latfix.profilers.service_log.asgi_middleware import RecordMiddleware
+    from latfix.profilers.service_log.recorder import record
     from latfix.runners.live.load import load_runner
     from latfix.runners.live.requests import RequestError, RequestFailed, RequestShed, RequestTimedOut, RunnerClosed
     from latfix.runners.live.runner import Runner
@@ -26,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "InputError",
     "LatfixError",
+    "RecordMiddleware",
     "Request",
     "RequestError",
     "RequestFailed",
@@ -40,6 +44,7 @@ __all__ = [
     "diagnose",
     "load_runner",
     "read_run",
+    "record",
     "replay",
     "span",
 ]
@@ -48,6 +53,8 @@ _ERRORS = "latfix.runners.live.requests"
 #: Imported when first asked for: an adapter needs none of it, and this package stays light.
 _LATER = {
     **dict.fromkeys(("Run", "compare", "diagnose", "read_run", "replay"), "latfix.notebook"),
+    "RecordMiddleware": "latfix.profilers.service_log.asgi_middleware",
+    "record": "latfix.profilers.service_log.recorder",
     "load_runner": "latfix.runners.live.load",
     "Runner": "latfix.runners.live.runner",
     "RequestError": _ERRORS,

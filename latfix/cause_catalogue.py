@@ -148,7 +148,7 @@ _KNOWN: tuple[KnownCause, ...] = (
     ),
     KnownCause(
         "gpu.contention",
-        "counted",
+        "modelled",
         "another process used the device",
         happened="another process using the GPU",
         behind="one that shared the GPU with another process",
@@ -180,6 +180,13 @@ _KNOWN: tuple[KnownCause, ...] = (
         "on the core for longer than the same work takes",
         happened="the core working slower than usual",
         behind="one whose core worked slower than usual",
+    ),
+    KnownCause(
+        "numerics.denormals",
+        "counted",
+        "computed with denormal numbers, which the processor is slow at",
+        happened="computing with denormal numbers",
+        behind="one that computed with denormal numbers",
     ),
     KnownCause(
         "python.gc",

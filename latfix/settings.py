@@ -144,6 +144,7 @@ class RunnerSettings(Document):
     memory_format: MemoryFormat = "default"
     attention: Attention = "default"
     inference_mode: bool = False  # batches run in torch.inference_mode
+    flush_denormal: bool = False  # denormal numbers are taken for zero
     batching: Batching = "fixed"
     target_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 0.0  # latency that adaptive batching aims at
     window_least_ms: Annotated[float, number(0, _MS_OF_A_MINUTE)] = 10.0  # of adaptive batching

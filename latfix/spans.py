@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -17,42 +17,46 @@ class SpanRecord:
     end_ns: int
 
 
-class _Sink(threading.local):
-    records: list[SpanRecord] | None = None
-    depth: int = 0
-
-
-_sink = _Sink()
+#: Of a thread, and in an event loop of a task: tasks of one thread take turns within their spans.
+_records: ContextVar[list[SpanRecord] | None] = ContextVar("latfix_spans", default=None)
+_depth: ContextVar[int] = ContextVar("latfix_span_depth", default=0)
 
 
 class span:
     """Declare that the enclosed time is spent outside: a network call, a database, a disk.
 
-    Usable in ``prepare`` and ``finish``. Outside a latfix run it does nothing and costs about a
-    microsecond. Nested spans are counted once, as their outermost.
+    Usable in ``prepare`` and ``finish``, and in whatever :class:`latfix.record` records. Elsewhere it does nothing
+    and costs about a microsecond. Nested spans are counted once, as their outermost.
 
     :param name: the dependency's name, as it should read in the report.
     """
 
-    __slots__ = ("_start", "name")
+    __slots__ = ("_outer", "_start", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._start = 0
+        self._start = self._outer = 0
 
     def __enter__(self) -> span:
-        _sink.depth += 1
+        self._outer = _depth.get()
+        _depth.set(self._outer + 1)
         self._start = time.perf_counter_ns()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _sink.depth -= 1
-        if _sink.records is not None and _sink.depth == 0:
-            _sink.records.append(SpanRecord(self.name, self._start, time.perf_counter_ns()))
+        _depth.set(self._outer)
+        records = _records.get()
+        if records is not None and self._outer == 0:
+            records.append(SpanRecord(self.name, self._start, time.perf_counter_ns()))
 
 
-def collect_spans(records: list[SpanRecord] | None) -> None:
-    """Send this thread's finished spans to ``records`` from now on; ``None`` stops collecting."""
-    _sink.records = records
+def collect_spans(records: list[SpanRecord] | None) -> list[SpanRecord] | None:
+    """Send finished spans of this thread, or of this task, to ``records`` from now on; ``None`` stops collecting.
+
+    :returns: where they went until now.
+    """
+    before = _records.get()
+    _records.set(records)
+    return before

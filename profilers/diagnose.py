@@ -39,8 +39,9 @@ from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.over_time.active_intervals import activity
+from latfix.profilers.services.server_advice import with_advice
 from latfix.profilers.services.service_figures import service_figures
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Source, WhatIf
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Slowest, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status, status_counts
@@ -91,7 +92,8 @@ def diagnose(
         if sink is not None:
             sink(chunk.ledger)
     tail = cut_tail(totals, baselines, q, seed=seed, replicates=bootstrap)
-    return _Findings(source, q, seed, chunks, seen, baselines, totals, tail).diagnosis()
+    found = _Findings(source, q, seed, chunks, seen, baselines, totals, tail).diagnosis()
+    return with_advice(found, str(record.meta.http.get("server", ""))) if record.meta.is_http else found
 
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:
@@ -165,6 +167,7 @@ class _Findings:
             notes=(*_machine_note(disturbed), *([late] if late else []), *notes),
             disturbed=disturbed,
             recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
+            largest=Slowest.of(ledger),
             **self._outside(),
             **self._extra(causes),
         )

@@ -42,6 +42,8 @@ from latfix.results.optimization import Optimization
 
 #: Causes that are told as the reason.
 _REASONS = 2
+#: Times the percentile from which the slowest requests have a line of their own.
+_FAR_BEYOND = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,10 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         lines += _reasons(found)
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
+    lines += _slowest(found, finite(value))
+    for number, each in enumerate(found.advice[:_REASONS]):
+        words = f"{each.server}: {each.change} (for {each.cause}; {each.server} by {each.told_by})"
+        lines.append(Line(label="" if number else "try", words=words))
     proposed = f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if finite(value) else ""
     lines += _merge(gate_rows(found.gates), proposed)
     if closing := closing_advice(found):
@@ -90,6 +96,12 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label="next", words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
+
+
+def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
+    """The few requests far beyond the percentile, which the other lines are not about."""
+    if found.largest is not None and at_ms is not None and found.largest.most_ms > _FAR_BEYOND * at_ms:
+        yield Line(label="slowest", words=found.largest.sentence())
 
 
 def _once(found: Diagnosis) -> str:
@@ -136,7 +148,7 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
-        told += f"; cores were had by {cause.culprit}" if cause.culprit else ""
+        told += f"; cores went to {cause.culprit}" if cause.culprit else ""
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
         if number and _is_replay(found):
             yield Line(label="", words=words)

@@ -5,10 +5,11 @@ Texts from outside come through as they are: whoever shows them makes them safe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import NONE, count, from_ns, share, significant
@@ -334,11 +335,17 @@ class SlowRow:
 
 def slow_rows(record: RunRecord, ledger: Ledger, limit: int = 20) -> list[SlowRow]:
     """The slowest measured requests of any status, the slowest first."""
+    return rows_told(record, ledger, record.slowest(limit))
+
+
+def rows_told(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]) -> list[SlowRow]:
+    """Some rows of a record, each with its stages and causes."""
     requests, ids = record.requests, record.traffic.ids
-    rows = []
-    for row in record.slowest(limit):
+    places = {} if ledger is None else _places(ledger, requests["index"][rows])
+    told = []
+    for row in rows:
         index = int(requests["index"][row])
-        rows.append(
+        told.append(
             SlowRow(
                 id=ids[index] if 0 <= index < len(ids) else f"#{index}",
                 arrival_s=int(requests["arrival_ns"][row]) / 1e9,
@@ -349,17 +356,20 @@ def slow_rows(record: RunRecord, ledger: Ledger, limit: int = 20) -> list[SlowRo
                     stage_label(stage, outside=record.meta.is_http): int(requests[f"{stage}_ns"][row]) / 1e6
                     for stage in STAGES
                 },
-                causes=_largest_entries(ledger, index),
+                causes=_largest_entries(ledger, places[index]) if ledger is not None and index in places else None,
             )
         )
-    return rows
+    return told
 
 
-def _largest_entries(ledger: Ledger, index: int) -> str | None:
-    found = np.flatnonzero(ledger.request == index)
-    if not len(found):
-        return None
-    own, propagated = ledger.own_ns[:, found[0]], ledger.propagated_ns[:, found[0]]
+def _places(ledger: Ledger, indexes: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Where in the ledger requests are, by index."""
+    found = np.flatnonzero(np.isin(ledger.request, indexes))
+    return dict(zip(ledger.request[found].tolist(), found.tolist(), strict=True))
+
+
+def _largest_entries(ledger: Ledger, place: int) -> str:
+    own, propagated = ledger.own_ns[:, place], ledger.propagated_ns[:, place]
     order = np.argsort(-np.abs(own + propagated), kind="stable")[:_MOST_CAUSES]
     pairs = [(ledger.causes[k], int(own[k]), int(propagated[k])) for k in order]
     return ", ".join(_entry_words(*pair) for pair in pairs if pair[1] + pair[2])

@@ -97,15 +97,14 @@ SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
     ("Wait", "Before prepare and in the queue, until the request's batch is closed."),
     (
         "M/M/1, M/G/1, Kingman",
-        "From the service as measured at low load; with more than one worker their extensions (Erlang, Lee and "
-        "Longton, Allen and Cunneen), with batches a chain with service by batch size. Percentiles beside M/M/1's "
-        "are an approximation: exponential waits with the model's own mean.",
+        "The same simulation with independent arrivals and the service as measured at low load (M/G/1); its waits "
+        "scaled for exponential service (M/M/1), or for arrivals as bursty as recorded (Kingman).",
     ),
     (
         "Queue replay",
-        "latfix's own: the runner's policy replayed request by request at this load with the service times "
-        "measured at low load; with own service, with those measured at this very load, so that what it misses is "
-        "not the service's.",
+        "The simulation of the recorded arrivals, request by request, at this load with the service measured at "
+        "low load; with own service, with those measured at this very load, so that what it misses is not the "
+        "service's.",
     ),
 )
 

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,13 @@ def pytest_runtest_teardown() -> None:
     if _thawed:
         _thawed.clear()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Operators on one thread: more would spin where tests share the cores; and a test may have set others."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -187,6 +187,7 @@ def replay_of(
         trust=trust,
         pid=options.pid,
         metrics=http_session.find_metrics(address, headers, options.metrics, trust),
+        server=http_session.server_header(address.at("/metrics"), headers, trust),
         slo=check_slo(options.slo),
         seed=seed,
     )
@@ -197,3 +198,52 @@ def replay_of(
             return http_session.run(folder, replay, on_event=progress.on_event)
 
     return into
+
+
+#: Rounds of a comparison where nobody says how many, and at most.
+_ROUNDS, _MOST_ROUNDS = 3, 50
+
+
+def replay_in_turns(
+    addresses: tuple[str, ...],
+    options: AddressOptions,
+    traffic: Path | None,
+    rounds: int | None,
+    seed: int,
+    folder: Path,
+) -> list[Path]:
+    """Replay the same traffic against two services in turns, each round beginning with the other one.
+
+    :returns: the runs' folders in ``folder``: base and new of each round.
+    :raises InputError: there are not two addresses, or one cannot be replayed against.
+    """
+    from latfix.cli.shared.options import TrafficOptions, load_traffic
+    from latfix.runners.http_target.address import is_address
+    from latfix.runners.replay.run_session import Interrupted
+
+    for each in addresses:
+        if not is_address(each):
+            raise InputError(
+                f"{each}: found a run beside an address; expected two addresses, or folders of runs only"
+            )
+    if len(addresses) != len(_SIDES):
+        raise InputError(
+            f"{addresses[-1]}: found {len(addresses)} addresses; expected two, and --rounds for more turns"
+        )
+    number = _ROUNDS if rounds is None else rounds
+    if not 1 <= number <= _MOST_ROUNDS:
+        raise InputError(f"--rounds: found {number}; expected a whole number from 1 to {_MOST_ROUNDS}")
+    replays = {}
+    for side, address in zip(_SIDES, addresses, strict=True):
+        spec = spec_of(address, options, traffic, None)
+        replays[side] = replay_of(address, options, spec, load_traffic(spec, TrafficOptions()), seed=seed)
+    try:
+        for k in range(1, number + 1):
+            for side in _SIDES if k % 2 else _SIDES[::-1]:
+                replays[side](folder / f"{side}-{k}")
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    return [folder / f"{side}-{k}" for k in range(1, number + 1) for side in _SIDES]
+
+
+_SIDES = ("base", "new")

@@ -39,7 +39,7 @@ def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
 class ReplayLines:
     """Progress of several replays on standard error: each its own bar, with lines between them.
 
-    The first line says how busy the machine is, where that is worth a line.
+    Before the first one it says how busy the machine was, where that is worth a line.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,7 @@ class ReplayLines:
         from latfix.runners.replay.run_session import waited_before
 
         self._console = Console(stderr=True, highlight=False)
-        if busy := busy_words(waited_before()):
-            self.say(f"The machine is busy: {busy}. Stop what computes beside, or expect figures that jitter.")
+        self._busy = busy_words(waited_before())  # before anything of latfix's own computes
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -59,6 +58,9 @@ class ReplayLines:
     @contextlib.contextmanager
     def replay(self, label: str, traffic: Traffic, folder: Path, *, loading: bool = False) -> Iterator[OnEvent]:
         """Show one replay while it runs; ``loading``: once the service is."""
+        if self._busy:
+            self.say(f"The machine is busy: {self._busy}. Stop what computes beside, or expect figures that jitter.")
+            self._busy = ""
         with progress_of(label, traffic, folder, loading=loading) as progress:
             yield progress.on_event
 

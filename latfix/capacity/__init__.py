@@ -1,1 +1,1 @@
-"""How much load a service bears, measured and by queueing theory."""
+"""How much load a service bears: replays, the simulation between them, and its errors."""

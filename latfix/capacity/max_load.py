@@ -117,23 +117,33 @@ class LoadAnswer:
 
 
 def load_answer(
-    errors: LoadErrors | None, cells: Sequence[Cell], target: Target, recorded: float, *, why_wide: str
+    errors: LoadErrors | None,
+    cells: Sequence[Cell],
+    target: Target,
+    recorded: float,
+    *,
+    whole: int,
+    why_wide: str,
+    why_none: str,
 ) -> LoadAnswer:
     """The answer that a simulation, with what is known of its errors, and the replays beside it give.
 
     :param errors: ``None`` where there is nothing to simulate from.
     :param cells: what was replayed, at least one.
     :param recorded: requests a second.
+    :param whole: replays that were not ended early.
     :param why_wide: what keeps the interval from being narrower, after "where".
+    :param why_none: what is known where no load meets the objective; may be empty.
     """
     loads = sorted(cell.load for cell in cells)
     if errors is None or not any(
         math.isfinite(cell.percentile.value) for cell in cells
     ):  # no pace explains lost ones
-        return LoadAnswer(largest=_unsimulated(cells, target), knee=None)
+        return LoadAnswer(largest=_unsimulated(cells, target, why_none), knee=None)
     largest = None
     if target.limit is not None:
-        largest = _largest(errors.wanted(target.limit), loads, recorded, errors.typical_error, why_wide)
+        seen = f"which was off by {100 * errors.typical_error:.0f} % of the pace"
+        largest = _largest(errors.wanted(target.limit), loads, recorded, whole, seen, why_wide, why_none)
     knee = _knee(errors.knees(), loads, recorded)
     middle = knee.rps if largest is None or largest.rps is None else largest.rps
     answer = LoadAnswer(largest=largest, knee=knee)
@@ -143,33 +153,50 @@ def load_answer(
     return replace(answer, predicted=tuple(_predicted(errors, load, recorded, answer) for load in wanted))
 
 
-def _largest(draws: Floats, loads: Sequence[float], recorded: float, error: float, why_wide: str) -> LargestLoad:
-    middle, lo, hi = (_rps(each, recorded) for each in quantiles(draws))
+def _largest(
+    draws: Floats,
+    loads: Sequence[float],
+    recorded: float,
+    whole: int,
+    seen: str,
+    why_wide: str,
+    why_none: str,
+) -> LargestLoad:
+    crossings = quantiles(draws)
+    middle, lo, hi = (_rps(each, recorded) for each in crossings)
     status: Status = "undecided"
-    if lo is not None and middle is not None and hi is not None:
+    none = max(crossings) == -math.inf
+    if none:
+        # One replay that the machine disturbed is no proof of what lower loads would show.
+        status, hi = "below" if whole > 1 else "undecided", loads[0] * recorded
+    elif min(crossings) == math.inf:
+        status, lo = "above", loads[-1] * recorded
+    elif lo is not None and middle is not None and hi is not None:
         within = hi <= middle * (1 + WITHIN) and lo >= middle * (1 - WITHIN)
         status = "found" if within and len(loads) > 1 else status
     elif hi is None and lo is not None and lo >= loads[-1] * recorded * (1 - 1e-3):
         status = "above"
     elif lo is None and hi is not None and hi <= loads[0] * recorded * (1 + 1e-3):
         status = "below"
-    if middle is None and hi is None and lo is None:
-        status, hi = "below", loads[0] * recorded
     shown = [f"{load * recorded:.3g}" for load in loads]
     listed = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-    reason = f"replayed at {listed}/s; other loads are simulated, which was off by {100 * error:.0f} % of the pace"
-    if status == "undecided":
+    reason = f"replayed at {listed}/s; other loads are simulated, {seen}"
+    if none:
+        reason += f"; {why_none}"
+    elif status == "undecided":
         reason += f"; closer than +-{100 * WITHIN:.0f} % it cannot be told where {why_wide}"
     return LargestLoad(status=status, rps=middle, ci95_rps=(lo, hi), reason=reason)
 
 
-def _unsimulated(cells: Sequence[Cell], target: Target) -> LargestLoad | None:
+def _unsimulated(cells: Sequence[Cell], target: Target, why_none: str) -> LargestLoad | None:
     """Nothing but that every replay was ended early, or failed."""
     if target.limit is None:
         return None
     lowest = min(cells, key=lambda cell: cell.load)
     missed = lowest.saturated or not lowest.percentile.value <= target.limit
-    reason = f"the lowest load that was replayed, {lowest.offered:.3g}/s, misses it"
+    reason = "; ".join(
+        filter(None, (f"the lowest load that was replayed, {lowest.offered:.3g}/s, misses it", why_none))
+    )
     if missed:
         return LargestLoad(status="below", rps=None, ci95_rps=(None, lowest.offered), reason=reason)
     return LargestLoad(

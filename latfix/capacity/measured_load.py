@@ -104,12 +104,6 @@ class LoadPoint:
         """Mean size of a batch."""
         return float(self.batches.size.mean()) if len(self.batches.size) else 0.0
 
-    @property
-    def demand(self) -> float:
-        """Work that came over what workers, or prepare threads, can do in the time: above 1 they cannot keep up."""
-        busiest = max(self.worker_share, self.prepare_share)
-        return busiest * self.offered / self.achieved if self.achieved > 0 else math.inf
-
 
 def backlog_grew(arrival: Ints, end: Ints, *, at_once: int) -> bool:
     """True if the number of requests inside grew for good over a replay.
@@ -135,11 +129,12 @@ def backlog_grew(arrival: Ints, end: Ints, *, at_once: int) -> bool:
     return grew and last > 2 * at_once and int(inside[-1]) >= _BACKLOG_SHARE * n
 
 
-def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
+def load_point(record: RunRecord, *, cut_s: float | None = None, hopeless: bool = True) -> LoadPoint:
     """The figures of a replay.
 
     :param cut_s: when it was ended early, in seconds of the schedule: before the last arrival because its backlog
         grew for good, or in the drain. Requests in flight then have an age only.
+    :param hopeless: its backlog ended it, not the budget.
     """
     rows, measured = record.requests, record.measured
     settings, scheduled = record.meta.settings, len(record.traffic)
@@ -183,7 +178,8 @@ def load_point(record: RunRecord, *, cut_s: float | None = None) -> LoadPoint:
         worker_share=_share(record, "close_ns", "finish_end_ns") / took / workers,
         held_share=_share(record, "open_ns", "close_ns") / took / workers,
         in_flight=int(np.count_nonzero(end > arrival[-1])) if sent else 0,
-        grew=(cut_s is not None and sent < len(record.traffic)) or backlog_grew(arrival, end, at_once=at_once),
+        grew=(hopeless and cut_s is not None and sent < len(record.traffic))
+        or backlog_grew(arrival, end, at_once=at_once),
         cut=cut_s is not None,
         until=until / 1e9,
         lag_p99=lag.p99_ms / 1e3,

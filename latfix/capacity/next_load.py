@@ -14,6 +14,8 @@ Kind = Literal["grid", "largest", "knee"]
 
 #: A simulation is followed so far beyond the loads that were replayed, by a factor.
 _FARTHEST = 4.0
+#: Where nothing is known of lower loads, or no load is seen to meet the limit; and the least step down.
+_LOWER, _LEAST_LOWER = 1 / 2, 1 / 1.5
 #: How far below the lowest of the first loads a crossing is looked for.
 LOWEST = 1 / 16
 #: Quantiles of the crossing that are candidates: its middle halves what is known of it.
@@ -27,6 +29,7 @@ def next_load(
     cost_s: Callable[[float], float],
     *,
     first: float,
+    guess: float | None = None,
 ) -> float | None:
     """The load, as a multiple of the recorded rate; ``None`` where no lower one is worth a replay.
 
@@ -34,7 +37,8 @@ def next_load(
     middle two thirds. Taken is the one whose replay takes most of the variance of the error at the middle away, for
     each second that it costs.
 
-    :param errors: ``None`` where there is nothing to simulate from: every replay was ended early, or failed.
+    :param errors: ``None`` where every replay was ended early, or failed.
+    :param guess: where the crossing lies as simulated from those.
     :param replayed: at least one.
     :param limit: seconds.
     :param cost_s: seconds that a replay of a load takes.
@@ -42,9 +46,13 @@ def next_load(
     """
     lowest, highest = min(replayed) / _FARTHEST, max(replayed) * _FARTHEST
     if errors is None:
-        lower = min(replayed) / 2
+        lower = min(replayed) * _LOWER
+        if guess is not None:
+            lower = min(max(guess, lowest), min(replayed) * _LEAST_LOWER)
         return lower if lower >= first * LOWEST else None
     draws = errors.wanted(limit)
+    if math.isinf(np.quantile(draws, 0.5, method="nearest")):
+        lowest = min(replayed) * _LOWER
     bounded = np.clip(draws, math.log(lowest), math.log(highest))
     some = np.quantile(bounded, _CANDIDATES, method="nearest").tolist()
     if math.exp(some[1]) < first * LOWEST:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import html_table, interval, share, significant
+from latfix.formatting import html_table, interval, milliseconds, percent, share, significant
 from latfix.gates.evaluate import GateResult
 from latfix.gates.reference_level import Level
 from latfix.results.request_explanation import Story
@@ -20,6 +20,8 @@ from latfix.results.worker_summary import WorkerRow
 
 #: Causes that a notebook shows.
 _SHOWN = 10
+#: A cause of the slowest requests is told from this share of their excess on.
+_WORTH_TELLING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,49 @@ class Incident(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slowest(Document):
+    """The largest ten latencies among those that ended ``ok``, whatever the percentile.
+
+    :param requests: how many there are, ten or all.
+    :param least_ms: the shortest of them, ``most_ms`` the longest.
+    :param excess_ms: what they took beyond the reference, on average.
+    :param causes_ms: of that, what each cause owns, own and propagated, the largest first.
+    """
+
+    MOST: ClassVar[int] = 10
+
+    requests: int
+    least_ms: float
+    most_ms: float
+    excess_ms: float
+    causes_ms: Mapping[str, float]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Slowest | None:
+        """Those of a ledger; ``None`` of an empty one."""
+        chosen = np.argsort(-ledger.latency_ns, kind="stable")[: cls.MOST]
+        if not len(chosen):
+            return None
+        latency = ledger.latency_ns[chosen] / 1e6
+        means = (ledger.own_ns + ledger.propagated_ns)[:, chosen].mean(axis=1) / 1e6
+        order = np.argsort(-means, kind="stable")
+        return cls(
+            requests=len(chosen),
+            least_ms=float(latency.min()),
+            most_ms=float(latency.max()),
+            excess_ms=float(latency.mean()) - ledger.reference_ns / 1e6,
+            causes_ms={ledger.causes[k]: float(means[k]) for k in order.tolist() if means[k]},
+        )
+
+    def sentence(self) -> str:
+        """``the 10 slowest took 1,200 to 40,000 ms: external.dependency is 91 % of their excess``."""
+        worth = [(cause, ms) for cause, ms in self.causes_ms.items() if ms > _WORTH_TELLING * self.excess_ms][:2]
+        parts = " and ".join(f"{cause} is {percent(ms / self.excess_ms)}" for cause, ms in worth)
+        told = f"the {self.requests} slowest took {significant(self.least_ms)} to {milliseconds(self.most_ms)}"
+        return f"{told}: {parts} of their excess" if parts else told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLine(Document):
     """A line of the user's code in slow units of work, the slowest twentieth of their kind, and in the quicker half.
 
@@ -331,6 +376,21 @@ class StreamFigures(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Document):
+    """What to change in the settings of a server that latfix does not run.
+
+    :param server: whose settings they are; ``told_by`` how that is known.
+    :param cause: what they treat: a named cause, or a metric of the server's own; ``evidence`` for it.
+    """
+
+    server: str
+    told_by: str
+    cause: str
+    change: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput(Document):
     """Requests that ended ``ok`` within every limit.
 
@@ -415,6 +475,7 @@ class Diagnosis(Document):
     :param pieces: into how many chunks the run was cut; one where it fits into memory.
     :param gates: those that the run was held against.
     :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
+    :param largest: the ten slowest requests explained; ``None`` in documents of earlier versions.
     :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
     :param lines: of the user's code, on which slow work spends longer than typical, the largest difference first.
     :param recorded_ms: p50, p90, p95, p99 of the same requests where imported traffic was recorded; of those that
@@ -424,6 +485,7 @@ class Diagnosis(Document):
     :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
     :param slowest: the ledgers of a recording's slowest units.
     :param service: of a service behind an address, what is known beside latency.
+    :param advice: of a service that latfix does not run, what to change in its own settings, where it is known.
     :param requests_explained: only in what ``--json`` writes, where requests were asked for.
     :param ledger: not in the document.
     """
@@ -464,6 +526,7 @@ class Diagnosis(Document):
     pieces: int | None = field(default=None, metadata=json_key(omit_empty=True))
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     incident: Incident | None = field(default=None, metadata=json_key(omit_empty=True))
+    largest: Slowest | None = field(default=None, metadata=json_key(omit_empty=True))
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     lines: tuple[CodeLine, ...] = field(default=(), metadata=json_key(omit_empty=True))
     recorded_ms: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
@@ -472,6 +535,7 @@ class Diagnosis(Document):
     typical: UnitLedger | None = field(default=None, metadata=json_key(omit_empty=True))
     slowest: tuple[UnitLedger, ...] = field(default=(), metadata=json_key(omit_empty=True))
     service: ServiceFigures | None = field(default=None, metadata=json_key(omit_empty=True))
+    advice: tuple[Advice, ...] = field(default=(), metadata=json_key(omit_empty=True))
     requests_explained: tuple[Story, ...] | None = field(default=None, metadata=json_key(omit_empty=True))
     ledger: Ledger = field(default_factory=Ledger.empty, metadata=HIDDEN)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from latfix.capacity.max_load import Knee, LargestLoad, LoadAnswer, OpenInterval, ParetoPoint, PredictedLoad
 from latfix.capacity.measured_load import Cell, LoadPoint, Spread, cell_of
-from latfix.capacity.model_discrepancies import Reason
+from latfix.capacity.model_departures import Reason
 from latfix.capacity.next_load import Kind
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part
@@ -61,7 +61,7 @@ class BestSetting(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMoments(Document):
-    """Service times as measured at the lowest loads; ``scv`` is the squared coefficient of variation."""
+    """Service times as measured at a low load; ``scv`` is the squared coefficient of variation."""
 
     batch_fixed_ms: float
     batch_each_ms: float
@@ -124,6 +124,33 @@ class LoadPrediction(Document):
     percentile_ms: float | None
     fitted: bool
     why_not: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTheory:
+    """What models say of one load, beside what was measured.
+
+    :param predictions: by model.
+    :param dispersion: index of dispersion of the arrivals over the queue's own time scale.
+    :param relaxation: seconds that such a queue takes to settle; infinite where it cannot.
+    """
+
+    predictions: Mapping[str, LoadPrediction]
+    dispersion: float
+    relaxation: float
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theory:
+    """A setting as models see it.
+
+    :param capacity: requests a second that full batches and the prepare pool could serve.
+    """
+
+    service: ServiceMoments
+    capacity: float
+    loads: Mapping[float, LoadTheory]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +330,7 @@ class Measured:
 class Outcome:
     """What a sweep measured.
 
-    :param answers: by setting.
+    :param answers: by setting, and ``theory`` beside them, in the end.
     :param meta: of the last replay: machine, versions, device.
     """
 
@@ -312,6 +339,7 @@ class Outcome:
     target: Target
     measured: list[Measured] = field(default_factory=list)
     answers: dict[int, LoadAnswer] = field(default_factory=dict)
+    theory: dict[int, Theory] = field(default_factory=dict)
     skipped: list[SkippedLoad] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     meta: RunMeta = field(default_factory=RunMeta)

@@ -22,7 +22,7 @@ from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import PARQUET, ROW_GROUP, ParquetRows, unreadable
 from latfix.files.parquet_types import check_type, read_column
 from latfix.files.regular_file import check_regular
-from latfix.run_record.run_meta import RunMeta, read_meta
+from latfix.run_record.run_meta import RUN_FILE, RunMeta, read_meta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
 from latfix.run_record.validation import RequestCheck, check_batches, check_detail, damaged
@@ -75,10 +75,14 @@ class RunRecord:
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:
-        """Read a run's folder, complete or not.
+        """Read a run's folder, complete or not; or the parts that a live service writes.
 
         :raises InputError: the folder is not a run's, or nothing readable is in it.
         """
+        from latfix.run_record import live_record
+
+        if not (folder / RUN_FILE).exists() and live_record.live_parts(folder):
+            return live_record.load_live(folder)
         meta = read_meta(folder)
         with damaged(folder):
             record = cls._read(folder, meta)
@@ -98,7 +102,7 @@ class RunRecord:
             samples = _read_parquet(folder / "samples.parquet", SAMPLE_FIELDS)
         elif segments.is_dir():
             names = segment_names(meta)
-            requests = Segment(segments / "requests.bin", REQUEST_DTYPE, "index", names["requests"]).columns()
+            requests = _request_segment(folder, meta).columns()
             batches = Segment(segments / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"]).columns()
             events, samples, errors = segment_lines(segments)
         else:
@@ -202,7 +206,7 @@ def finalize(folder: Path) -> None:
     names = segment_names(meta)
     events, samples, errors = segment_lines(folder / SEGMENTS)
     batches = Segment(folder / SEGMENTS / "batches.bin", BATCH_DTYPE, "batch_id", names["batches"])
-    requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names["requests"])
+    requests = _request_segment(folder, meta)
     tables = {
         "batches": _batch_tables(batches),
         "events": _line_tables({**events, "detail": [json.dumps(detail) for detail in events["detail"]]}),
@@ -239,9 +243,38 @@ def request_tables(folder: Path) -> Iterator[Any]:
             yield rows.rows(0, 0)
             yield from (rows.group(k) for k in range(len(rows.bounds) - 1))
         else:
-            names = segment_names(meta)["requests"]
-            requests = Segment(folder / SEGMENTS / "requests.bin", REQUEST_DTYPE, "index", names)
+            requests = _request_segment(folder, meta)
             yield from _request_tables(requests, folder / SCHEDULE, segment_lines(folder / SEGMENTS)[2])
+
+
+def _request_segment(folder: Path, meta: RunMeta) -> Segment:
+    """Rows of requests; of a run that did not end in order, also of those that were in flight."""
+    path, names = folder / SEGMENTS / "requests.bin", segment_names(meta)["requests"]
+    segment = Segment(path, REQUEST_DTYPE, "index", names)
+    if meta.state in ("running", "failed") and len(segment):
+        segment.add(_in_flight(segment.columns(), folder / SCHEDULE))
+    return segment
+
+
+def _in_flight(rows: Columns, schedule: Path) -> Columns:
+    """Requests that had arrived by the last end that is recorded, and have no row: they had not ended by then.
+
+    Where their wait was spent is not known: it is in ``queue``, as that of others whose stages are not.
+    """
+    from latfix.traffic.io.stored_schedule import load_schedule
+
+    measured = rows["warmup"] == 0
+    arrival = np.asarray(load_schedule(schedule).arrival_ns)
+    last = int((rows["arrival_ns"] + rows["latency_ns"])[measured].max(initial=0))
+    missing = arrival < last
+    index = rows["index"][measured]
+    missing[index[(index >= 0) & (index < len(arrival))]] = False
+    if (rows["status"] == Status.UNFINISHED).any():  # the runner ended the record itself
+        missing[:] = False
+    (index,) = np.nonzero(missing)
+    waited, none, status = last - arrival[index], np.full(len(index), -1), np.full(len(index), int(Status.UNFINISHED))
+    stages = {"index": index, "arrival_ns": arrival[index], "queue_ns": waited, "latency_ns": waited}
+    return {**stages, "status": status, "batch_id": none, "prepare_thread": none}
 
 
 def _line_tables(columns: Mapping[str, Any]) -> Iterator[Any]:

@@ -16,8 +16,9 @@ from latfix.stages import STAGES
 Columns = dict[str, npt.NDArray[Any]]
 
 #: What one thread did over an interval, from two snapshots of its own counters. On-CPU time, time runnable
-#: but not running (it includes cgroup throttling), voluntary and involuntary switches, page faults.
-THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt")
+#: but not running (it includes cgroup throttling), voluntary and involuntary switches, page faults, and 1 where it
+#: computed with denormal numbers.
+THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt", "denormals")
 
 
 #: What the whole process did over the same interval: CPU time of all its threads, and changes (signed) of its
@@ -153,8 +154,10 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: process.cpu_ns, process.rss_bytes, process.threads, process.minflt, process.majflt
 #: python.blocks: memory blocks that Python's own allocator has handed out, about the objects that it keeps
 #: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)
+#: neighbor.throttled_ns.<name>: of control groups beside this one that have a quota, as far as they are seen
 #: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
 #: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes
+#: compile.limit_hits: how often torch gave up compiling a function anew (absent as long as it compiles nothing)
 #: gc.tracked_objects is not sampled: counting them walks the heap.
 #: malloc.* are read less often where reading them takes long: it walks all free chunks.
 #: gil.wait_ns: how long a thread that woke at ``t_ns`` waited for the interpreter lock, every 20 ms

@@ -50,14 +50,25 @@ class Segment:
         if count:
             rows = np.memmap(path, dtype=recorded, mode="r", shape=(count,))
             self._rows = rows[: _written(rows)]
+        self._key, self._more = key, np.zeros(0, recorded)
         self._order = np.argsort(self._rows[key], kind="stable")
 
     def __len__(self) -> int:
         return len(self._order)
 
+    def add(self, columns: Columns) -> None:
+        """Rows that the file does not have; zero in columns that are not given."""
+        self._more = np.zeros(len(columns[self._key]), self._rows.dtype)
+        for name in set(columns) & set(self._names):
+            self._more[name] = columns[name]
+        self._order = np.argsort(np.concatenate([self._rows[self._key], self._more[self._key]]), kind="stable")
+
     def columns(self, first: int = 0, last: int | None = None) -> Columns:
         """Rows ``first`` up to ``last``; zero in columns that they do not have."""
-        rows = np.asarray(self._rows[self._order[first:last]])
+        place = self._order[first:last]
+        stored = place < len(self._rows)
+        rows = np.zeros(len(place), self._rows.dtype)
+        rows[stored], rows[~stored] = self._rows[place[stored]], self._more[place[~stored] - len(self._rows)]
         absent = np.zeros(len(rows), dtype=np.int64)
         return {
             name: np.ascontiguousarray(rows[name]) if name in self._names else absent.copy()

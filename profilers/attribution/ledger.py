@@ -398,7 +398,7 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
         causes=tuple(cause.id for cause in CAUSES),
         own_ns=own,
         propagated_ns=propagated,
-        classes=tuple(cause.evidence_class for cause in CAUSES),
+        classes=tuple(cause.class_in(evidence) for cause in CAUSES),
     )
     return Books(
         ledger=ledger,

@@ -85,7 +85,7 @@ def summarize_cause(
         propagated_ms=propagated_ms,
         ci95_ms=(low, high),
         named=cause.id != UNEXPLAINED and low > floor_ms,
-        evidence_class=cause.evidence_class,
+        evidence_class=cause.class_in(evidence),
         requests=requests,
         evidence=cause.told(evidence, figures),
         whatif_ms=whatif_ms,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from latfix.profilers.causes import connection_setup, external_dependency, input_size, observer, unexplained
+from latfix.profilers.causes import (
+    connection_setup,
+    denormals,
+    external_dependency,
+    input_size,
+    observer,
+    unexplained,
+)
 from latfix.profilers.causes.batching import padding as batching_padding
 from latfix.profilers.causes.batching import size as batching_size
 from latfix.profilers.causes.batching import window as batching_window
@@ -36,13 +43,14 @@ CAUSES: tuple[Cause, ...] = (
     memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them
     memory_allocator.CAUSE,
     page_faults.CAUSE,
+    observer.CAUSE,  # known intervals; before what a device waited for whatever its host did
     transfer_copy.CAUSE,  # on a device's own clock: copies, then waits of device and host for each other
     transfer_sync.CAUSE,
     dispatch_launch.CAUSE,
     gpu_contention.CAUSE,  # what a device took longer by: whoever else was on it, then its clock
     gpu_clocks.CAUSE,
+    denormals.CAUSE,  # a flag that the processor sets
     host_steal.CAUSE,
-    observer.CAUSE,
     batching_window.CAUSE,  # waits with an idle worker
     input_size.CAUSE,  # modelled work
     batching_size.CAUSE,

@@ -85,6 +85,10 @@ class TailFigures:
     largest_ms: float
 
 
+#: Of what a device's allocator did, calls are counted; what each cost is not.
+_MODELLED_ON_DEVICES = ("memory.allocator", "memory.fragmentation")
+
+
 def no_claim(_evidence: Evidence, _left: Left) -> Claim:
     """The claim of a cause that is computed elsewhere: from the queue's replay, or as the remainder."""
     return Claim()
@@ -125,6 +129,11 @@ class Cause:
     def evidence_class(self) -> EvidenceClass:
         """How its own part is known."""
         return CATALOGUE[self.id].evidence_class
+
+    def class_in(self, evidence: Evidence) -> EvidenceClass:
+        """How its own part is known in a run: of calls of a device's driver only the number is."""
+        modelled = evidence.setup.on_device and self.id in _MODELLED_ON_DEVICES
+        return "modelled" if modelled else self.evidence_class
 
 
 #: Fixes by which the model itself computes faster.

@@ -16,8 +16,13 @@ from latfix.profilers.causes.cause import (
     own_and_behind,
     typical_and_p99,
 )
-from latfix.profilers.evidence.outside_view import divided
+from latfix.profilers.causes.repeated_sleeps import sleeps_in
+from latfix.profilers.evidence.outside_view import Counter, divided
 from latfix.profilers.evidence.units import Evidence, span_cpu
+from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
+
+#: Waits that are looked at for what else happened then, and the share of them that something must have lasted.
+_LONG_NS, _MOSTLY = 2_000_000, 0.5
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -36,7 +41,26 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     span = (rows["prepare_span_ns"] + rows["finish_span_ns"])[ok]
     waited = (evidence.units["prepare"].blocked + evidence.units["finish"].blocked)[ok]
     shown, name = (span, "declared spans") if span.any() else (waited, "blocked time in prepare and finish")
-    return f"{name} took {typical_and_p99(shown)}; {own_and_behind(figures)}."
+    sleeps = sleeps_in(evidence, "prepare", "finish")
+    return f"{name} took {typical_and_p99(shown)}{sleeps}{_neighbor(evidence)}; {own_and_behind(figures)}."
+
+
+def _neighbor(evidence: Evidence) -> str:
+    """Which other control group was out of its quota for most of the time waited, if it is seen."""
+    starts, ends = [], []
+    for name in ("prepare", "finish"):
+        unit = evidence.units[name]
+        long = evidence.ok & (unit.blocked - evidence.usually_blocked(name) > _LONG_NS)
+        starts.append(unit.start[long])
+        ends.append(unit.end[long])
+    start, end = np.concatenate(starts), np.concatenate(ends)
+    for series in sorted({str(each) for each in evidence.samples["series"] if str(each).startswith(NEIGHBOR_SERIES)}):
+        grown = np.minimum(Counter.of(evidence.samples, series).grown(start, end), end - start)
+        stopped = float(grown.sum()) / max(float((end - start).sum()), 1.0)
+        if stopped > _MOSTLY:
+            group = series[len(NEIGHBOR_SERIES) :]
+            return f"; for {stopped:.0%} of the longer waits the control group {group} was throttled"
+    return ""
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:

@@ -12,7 +12,12 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {"dispatch": Parts(blocked=left.blocked("dispatch"))}
     for name in ("collate", "compute"):
         unit = evidence.units[name]
-        units[name] = Parts(blocked=np.minimum(evidence.spikes.covered(unit.start, unit.end), left.blocked(name)))
+        read = evidence.spikes.covered(unit.start, unit.end)
+        blocked = np.minimum(read, left.blocked(name))
+        # On a device a launch that waits for the driver's lock looks like work.
+        waited = name == "compute" and evidence.setup.on_device
+        launches = np.minimum(read - blocked, left.cpu_excess(name)) if waited else None
+        units[name] = Parts(blocked=blocked, cpu=launches)
     return Claim(units=units, disturbance=False)
 
 

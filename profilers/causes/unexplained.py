@@ -6,6 +6,7 @@ import numpy as np
 
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, no_claim, own_and_behind, typical_and_p99
+from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.outside_view import CPU, Counter, divided
 from latfix.profilers.evidence.units import Evidence
 
@@ -14,7 +15,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     blocked = evidence.of_batch(evidence.units["compute"].blocked)[evidence.ok]
     return (
         f"no probe accounts for it: {own_and_behind(figures)}; blocked time within compute was "
-        f"{typical_and_p99(blocked)}."
+        f"{typical_and_p99(blocked)}{sleeps_in(evidence, 'compute')}."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,7 +12,7 @@ from latfix.profilers.evidence.units import Evidence
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: A reading that lies farther from a batch says nothing about it.
-_FARTHEST_NS = 3_000_000_000
+_FARTHEST_NS = 1_500_000_000
 
 
 def series_of(series: str, number: int) -> str:
@@ -39,6 +41,34 @@ def at_batches(evidence: Evidence, series: str) -> Floats | None:
         if len(times):
             here, read = numbers == number, True
             found[here] = _between(times, values, middle[here])
+    return found if read else None
+
+
+def share_since(evidence: Evidence, names: Sequence[str]) -> Floats | None:
+    """Of the time between two polls, what the largest of some counters of nanoseconds grew by, ``(m,)`` by batch.
+
+    At each batch by the poll that came after it, which counts what happened since the one before.
+
+    :param names: of series as of the first device, each what a counter grew by since the poll before.
+    :returns: ``None`` where the run did not compute on a device, or none was read.
+    """
+    if not evidence.setup.on_device:
+        return None
+    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
+    unit = evidence.units["compute"]
+    middle = (unit.start + unit.end) // 2
+    found, read = np.zeros(len(numbers)), False
+    for number in np.unique(numbers).tolist() or [-1]:
+        here = numbers == number
+        for name in names:
+            times, grown = evidence.series(series_of(name, number))
+            if len(times) > 1:
+                read = True
+                share = np.clip(grown[1:] / np.maximum(np.diff(times), 1), 0.0, 1.0)
+                after = np.searchsorted(times, middle[here])
+                inside = (after > 0) & (after < len(times))
+                held = np.where(inside, share[np.clip(after - 1, 0, len(share) - 1)], 0.0)
+                found[here] = np.maximum(found[here], held)
     return found if read else None
 
 

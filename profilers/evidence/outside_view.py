@@ -36,6 +36,11 @@ _LOOKED_AT = 20_000
 #: A wait shorter than this is none: it is the system's own, between two answers.
 _TOLERANCE_NS = 50_000
 
+#: Linux puts off an acknowledgement by 40 ms, its timer ticks every 4 ms, and a little comes on top.
+_PUT_OFF_NS, _PUT_OFF_TICK_NS = 39_500_000, 6_000_000
+#: So many of the answers must have waited so, hardly any a little less, and the process been idle for most of it.
+_MOST_ANSWERS, _SHARP, _PUT_OFF_IDLE = 0.3, 0.1, 0.8
+
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 
 
@@ -79,6 +84,32 @@ def divided(samples: Columns, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     wanted = np.minimum(ran + waited, wall)
     share = np.divide(waited, ran + waited, out=np.zeros(len(wall)), where=ran + waited > 0)
     return np.rint(wanted * share).astype(np.int64), np.rint(wall - wanted).astype(np.int64)
+
+
+def late_acknowledgements(rows: Columns, samples: Columns, ok: Bools) -> str:
+    """In which part of most answers the client's or the service's kernel seems to have put off an acknowledgement.
+
+    Who writes a message in two pieces without TCP_NODELAY sends the second once the first was acknowledged (RFC 896);
+    Linux puts that off by 40 ms. Waits then begin sharply there, which those of work do not.
+
+    :param rows: laid out as served; ``ok`` those that count.
+    :returns: the part in words; empty where there is none.
+    """
+    parts = {
+        "to the first byte of": rows["queue_ns"] + rows["compute_ns"],
+        "between the first byte and the last of": rows["finish_ns"],
+    }
+    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    for words, took in parts.items():
+        late = ok & (took >= _PUT_OFF_NS) & (took < _PUT_OFF_NS + _PUT_OFF_TICK_NS)
+        just_below = np.count_nonzero(ok & (took < _PUT_OFF_NS) & (took >= _PUT_OFF_NS - _PUT_OFF_TICK_NS))
+        found = np.count_nonzero(late)
+        if found < max(_LEAST, _MOST_ANSWERS * np.count_nonzero(ok)) or just_below > _SHARP * found:
+            continue
+        idle = divided(samples, at[late], (at + took)[late])[1]
+        if not Counter.of(samples, CPU).known or np.median(idle) > _PUT_OFF_IDLE * _PUT_OFF_NS:
+            return f"{words} {found / np.count_nonzero(ok):.0%}"
+    return ""
 
 
 def as_served(record: RunRecord, norms: Norms) -> tuple[RunRecord, int]:

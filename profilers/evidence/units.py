@@ -123,6 +123,11 @@ class Evidence:
             return np.zeros(len(unit.blocked), np.int64)
         return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
 
+    def met_denormals(self, name: str) -> Bools:
+        """Units whose own thread, a pool's aside, computed with denormal numbers by the processor's flag."""
+        source = self.batches if name in BATCH_UNITS else self.rows
+        return np.asarray(source.get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0)
+
     @property
     def released_ns(self) -> Ints:
         """``(m,)`` when the next batch could begin: where batches overlap, answers are handed out beside it."""
@@ -203,6 +208,8 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     members = with_features(members, [numeric(features[name], position) for name in names])
     expected = expect_work(members, batches, times, clean, setup.max_batch, norms)
     units = _with_expectations(units, expected, spans, norms)
+    if setup.on_device:
+        units["compute"] = _less_hidden(units["compute"], units["compute"].expected_cpu)
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
@@ -316,17 +323,40 @@ def _split(wall: Ints, cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
     return on, delayed, wall - on - delayed
 
 
-def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints, *, known: bool) -> tuple[Ints, Ints, Ints]:
-    """Where others work while the thread waits for them: a pool of threads, or a device.
+def _split_on_device(batches: Columns, setup: Setup) -> tuple[Ints, Ints, Ints]:
+    """Compute on a device: its wall time is the device's work, but for what its launching thread had to wait for.
+
+    In the call that issues the work, that thread was neither on a core nor in want of one: it waited for a lock, most
+    likely the interpreter's. Where the model itself waits for the device, or that is not known, it may be that.
+    """
+    wall = np.maximum(batches["compute_end_ns"] - batches["h2d_end_ns"], 0)
+    runq = np.clip(batches["compute_runq_ns"], 0, wall)
+    blocked = np.zeros(len(wall), np.int64)
+    if setup.device_profile is not None and not setup.device_profile.waits:
+        blocked = np.clip(batches["issue_ns"] - batches["compute_cpu_ns"] - runq, 0, wall - runq)
+    return wall - runq - blocked, runq, blocked
+
+
+def _less_hidden(unit: Unit, expected: Ints) -> Unit:
+    """A device's batch with those delays of its host that the device did not hide: what it took too long.
+
+    While the device computes what it has, the thread that launches may wait for a core or a lock and delay nothing.
+    """
+    late = np.maximum(unit.wall - expected, 0)
+    runq = np.minimum(unit.runq, late)
+    blocked = np.minimum(unit.blocked, late - runq)
+    return replace(unit, runq=runq, blocked=blocked, cpu=unit.wall - runq - blocked)
+
+
+def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
+    """Where a pool of threads works while the thread waits for it.
 
     :param process_cpu: of the whole process: what it did not use of the wall time, nobody worked in.
-    :param known: the work is this process's, so that its absence says that all were blocked.
     """
     wall = np.maximum(wall, 0)
     delayed = np.clip(runq, 0, wall)
     on = wall - delayed
-    if known:
-        on = np.where(process_cpu > 0, np.minimum(on, process_cpu), on)
+    on = np.where(process_cpu > 0, np.minimum(on, process_cpu), on)
     return on, delayed, wall - delayed - on
 
 
@@ -375,8 +405,10 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
     runq = batches["compute_runq_ns"]
     collate = _split(collated - close, batches["collate_cpu_ns"], batches["collate_runq_ns"])
     compute = _split(end - begin, batches["compute_cpu_ns"], runq)
-    if setup.pooled or setup.on_device:
-        compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq, known=not setup.on_device)
+    if setup.on_device:
+        compute = _split_on_device(batches, setup)
+    elif setup.pooled:
+        compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq)
     none, worker = (zero, zero), batches["worker"]
     return {
         "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
@@ -397,6 +429,10 @@ def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Column
         clean[name] = np.asarray((unit.wall > 0) & (known <= 0.02 * unit.wall) & (unit.majflt == 0))
         if np.count_nonzero(clean[name]) < 0.3 * len(unit.cpu):
             clean[name] = np.asarray(unit.wall > 0)
+        met = (batches if name == "compute" else rows).get(f"{name}_denormals")
+        without = clean[name] if met is None else clean[name] & (met == 0)
+        if np.count_nonzero(without) > 0.5 * np.count_nonzero(clean[name]):
+            clean[name] = without
     settled = clean["compute"] & (batches["retried"] == 0) & (batches["first_shape"] == 0)
     if np.count_nonzero(settled) < 100:
         settled = clean["compute"] & (batches["retried"] == 0)

@@ -160,9 +160,9 @@ class Forecast:
         """
         work = self._work
         if not within:
-            return self._serve(serving, np.arange(len(work.index)), work.arrival)
+            return self._serve(serving, np.arange(len(work.index)), work.arrival)[1]
         parts = [np.flatnonzero((work.arrival >= begin) & (work.arrival < end)) for begin, end in within]
-        return np.concatenate([self._serve(serving, part, work.arrival[part]) for part in parts])
+        return np.concatenate([self._serve(serving, part, work.arrival[part])[1] for part in parts])
 
     def repeated(self) -> Floats:
         """Nanoseconds that requests take by what comes again in each replay, by position in the schedule.
@@ -174,8 +174,10 @@ class Forecast:
         found[self._work.index] = self.latencies(replace(self.serving, without=machine))
         return found
 
-    def at_times(self, arrival: Floats, rotated: int = 0) -> Floats:
-        """Latencies in nanoseconds where requests come at other times, under what ran.
+    def at_times(self, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
+        """Waits and latencies in nanoseconds where requests come at other times, under what ran.
+
+        A wait is the time before ``prepare`` and from its end until the request's batch closes.
 
         :param arrival: of each position of the schedule, which begins again where there are more; those that have no
             latency in the record are taken for others of it.
@@ -183,7 +185,7 @@ class Forecast:
         """
         index, n = self._work.index, len(self._work.index)
         if not n:
-            return np.zeros(0)
+            return np.zeros(0), np.zeros(0)
         row = np.arange(max(len(self._schedule), int(index.max()) + 1)) % n
         row[index] = np.arange(n)
         return self._serve(self.serving, row[np.arange(len(arrival)) % len(row)], arrival, rotated)
@@ -274,14 +276,14 @@ class Forecast:
                 told += (self._model.fixed + time_of(some)) * float(slowed[some].mean())
         return shown / told if told > 0 and shown > 0 else float("nan")
 
-    def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> Floats:
-        """Latencies of some requests that come at these times, each as long after them as it was handed over."""
+    def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
+        """Waits and latencies of some requests that come at these times, each handed over as long after them."""
         work = self._work
         prepare, pauses, slowed = work.met(serving.without)
         prepare, pauses, slowed = prepare[some], np.roll(pauses, rotated)[some], np.roll(slowed, rotated)[some]
         handed = arrival + work.handed[some] - work.arrival[some]
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
-        ended = _batched(
+        closed, ended = _batched(
             serving,
             self._model,
             ready,
@@ -292,7 +294,7 @@ class Forecast:
             work.priority[some],
             work.length[some],
         )
-        return ended - arrival
+        return closed - prepare - handed, ended - arrival
 
 
 def removable(causes: Collection[str]) -> frozenset[str]:
@@ -436,20 +438,21 @@ def _batched(
     finish: Floats,
     priority: Ints,
     length: Ints,
-) -> Floats:
-    """When each request was finished."""
+) -> tuple[Floats, Floats]:
+    """When the batch of each request was closed, and when it was finished."""
     order = np.argsort(ready, kind="stable")
     when, inputs, finishing = ready[order], inputs[order], finish[order].tolist()
     time_of = model.timer(inputs, serving.cost)
     stopped: list[float] = pauses[order].tolist()
     slower: list[float] = slowed[order].tolist()
-    finished = [0.0] * len(order)
+    finished, shut = [0.0] * len(order), [0.0] * len(order)
 
     def finish_batch(members: Sequence[int], closed: float) -> float:
         # Its members met the machine as it was then: a batch of others meets the mean of what they did.
         pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
         clock = closed + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
         for member in members:
+            shut[member] = closed
             finished[member] = clock = clock + finishing[member]
         return clock
 
@@ -461,6 +464,6 @@ def _batched(
     )
     queue = discipline_of(policy, when, priority[order], length[order], finish_batch)
     form_batches(when.tolist(), queue, serving.workers)
-    ended = np.empty(len(order))
-    ended[order] = finished
-    return ended
+    served = np.empty((2, len(order)))
+    served[:, order] = shut, finished
+    return served[0], served[1]

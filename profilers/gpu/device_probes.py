@@ -76,7 +76,8 @@ def nvml_probes(probes: Sequence[DeviceProbe], taken: Callable[[str, float], Non
     """
     for probe in probes:
         if probe.nvml is not None:
-            yield Probe(_label("nvml", probe), _NVML_S, probe.renamed(_telling(probe.device, probe.nvml.read, taken)))
+            read = probe.renamed(_telling(probe.device, probe.nvml.read, taken))
+            yield Probe(_label("nvml", probe), _NVML_S, read, in_driver=True)
 
 
 def allocator_probes(probes: Sequence[DeviceProbe]) -> Iterator[Probe]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 from typing import Any
 
 from latfix.profilers.probes.stage_recorder import EventLog
+
+#: The series that :meth:`CompileEvents.read` makes.
+LIMIT_SERIES = "compile.limit_hits"
+#: Of several versions of torch.
+_LIMIT = re.compile("recompile limit|cache_size_limit", re.IGNORECASE)
 
 
 class CompileEvents:
@@ -37,6 +43,19 @@ class CompileEvents:
         module.callback_handler.register_end_callback(self._on_end)
         self._attached = True
         return True
+
+    def read(self) -> dict[str, float]:
+        """How often torch has given up compiling a function anew, by its own counters, for the sampler.
+
+        Beyond a limit of versions (``torch._dynamo.config.recompile_limit``) whatever fits none runs uncompiled for
+        good. Empty as long as the compiler is not loaded.
+        """
+        if not self.attach():
+            return {}
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+        breaks = [tuple(counters.get(kind, {}).items()) for kind in ("unimplemented", "graph_break")]
+        hits = sum(times for messages in breaks for message, times in messages if _LIMIT.search(message))
+        return {LIMIT_SERIES: float(hits)}
 
     def detach(self) -> None:
         """Stop listening."""

@@ -16,6 +16,9 @@ from latfix.profilers.probes.kept_files import KeptOpen
 #: Where version 1 says "no limit": the largest multiple of a page below 2^63.
 _NO_LIMIT = 1 << 62
 _CPU_STAT = "cpu.stat"
+#: Before the name of another group, the series of how long that was throttled.
+NEIGHBOR_SERIES = "neighbor.throttled_ns."
+_MOST_NEIGHBORS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,33 @@ def cgroup_reader() -> Callable[[], dict[str, float]] | None:
             "cgroup.nr_throttled": stat.get("nr_throttled", 0),
             "cgroup.cpu_ns": stat.get("usage_usec", 0) * 1000,
         }
+
+    return read
+
+
+def neighbor_reader(groups: ControlGroups | None = None) -> Callable[[], dict[str, float]] | None:
+    """Throttling of the groups beside this process's that have a quota, for the sampler; ``None`` where none is seen.
+
+    What a request waits for may run there. Inside of a container others are mostly hidden.
+    """
+    files: dict[str, KeptOpen] = {}
+    for folder, _ in (groups or ControlGroups()).folders("cpu"):
+        for path in sorted(folder.parent.glob(f"*/{_CPU_STAT}")):
+            with contextlib.suppress(OSError):
+                if path.parent != folder and len(files) < _MOST_NEIGHBORS:
+                    file = KeptOpen(path)
+                    if counters(file.read().decode()).get("nr_periods"):
+                        files[path.parent.name] = file
+        break
+    if not files:
+        return None
+
+    def read() -> dict[str, float]:
+        reading = {}
+        for name, file in files.items():
+            with contextlib.suppress(OSError):  # it may end meanwhile
+                reading[f"{NEIGHBOR_SERIES}{name}"] = float(throttled_ns(counters(file.read().decode())))
+        return reading
 
     return read
 

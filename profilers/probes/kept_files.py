@@ -72,3 +72,6 @@ class LockHeldFile:
             os.close(self._fd)
             self._fd = -1
             self._arguments = (ctypes.c_int(-1), *self._arguments[1:])
+
+    def __del__(self) -> None:
+        self.close()

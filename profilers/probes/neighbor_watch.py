@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -30,7 +30,8 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 class NeighborWatch:
     """Reads CPU time of processes until it is left.
 
-    :param own: process groups of the service, which are no neighbors.
+    :param own: processes of the service, which are no neighbors, nor are their descendants.
+    :param latfix: processes of latfix beside this one.
     :param proc: the kernel's files; ``clock`` gives nanoseconds.
     :ivar samples: time, series and nanoseconds on a core since the reading before, as in ``samples.parquet``.
     """
@@ -39,10 +40,11 @@ class NeighborWatch:
         self,
         own: Collection[int],
         *,
+        latfix: Collection[int] = (),
         proc: Path = Path("/proc"),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._own, self._proc, self._clock = set(own), proc, clock
+        self._own, self._latfix, self._proc, self._clock = set(own), {os.getpid(), *latfix}, proc, clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="latfix-neighbors", daemon=True)
         self._before: dict[int, tuple[str, int]] = {}
@@ -75,9 +77,10 @@ class NeighborWatch:
         }
         took = now - self._read_ns if self._read_ns else 0
         if found:
-            others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid != os.getpid()}
+            others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid not in self._latfix}
+            own = sum(ticks * _TICK_NS for pid, ticks in spent.items() if pid in self._latfix)
             self.samples.append((now, ALL_SERIES, float(sum(others.values()))))
-            self.samples.append((now, LATFIX_SERIES, float(spent.get(os.getpid(), 0) * _TICK_NS)))
+            self.samples.append((now, LATFIX_SERIES, float(own)))
             for pid in sorted(others, key=lambda each: -others[each])[:_KEPT]:
                 if others[pid] > _LEAST * took:
                     self.samples.append((now, f"{PREFIX}{pid}.{self._name(pid)}{SUFFIX}", float(others[pid])))
@@ -85,7 +88,7 @@ class NeighborWatch:
 
     def _processes(self) -> dict[int, tuple[str, int]]:
         """By number, when each process was born, which tells two of one number apart, and its ticks on a core."""
-        found = {}
+        found, parents = {}, dict[int, int]()
         try:
             entries = os.listdir(self._proc)  # noqa: PTH208
         except OSError:
@@ -93,9 +96,18 @@ class NeighborWatch:
         for entry in entries:
             if entry.isdigit() and (stat := self._text(f"{entry}/stat")):
                 fields = stat.rpartition(")")[2].split()
-                if len(fields) > 19 and int(fields[2]) not in self._own:
+                if len(fields) > 19:
+                    parents[int(entry)] = int(fields[1])
                     found[int(entry)] = fields[19], int(fields[11]) + int(fields[12])
-        return found
+        return {pid: known for pid, known in found.items() if not self._is_own(pid, parents)}
+
+    def _is_own(self, pid: int, parents: Mapping[int, int]) -> bool:
+        """Whether a process is of the service, or descends from one; parents that ended meanwhile end the line."""
+        seen: set[int] = set()
+        while pid not in self._own and pid not in seen and pid in parents:
+            seen.add(pid)
+            pid = parents[pid]
+        return pid in self._own
 
     def _name(self, pid: int) -> str:
         """What the kernel calls it, without characters that a terminal or a series' name would take for more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import Any
 
@@ -79,3 +80,62 @@ class RingRecorder(StageRecorder):
         # A row that was opened again meanwhile has another end, or none.
         whole: npt.NDArray[Any] = rows[(self._columns["end"][slots] == ends) & (ends != 0)]
         return whole
+
+
+class RecordedRing(RingRecorder):
+    """A ring whose rows also go to a disk: each request and each batch has a number of its own, in order of arrival.
+
+    Rows that were used again before they were drained, ``window`` requests later, are left out.
+    """
+
+    def __init__(self, inside: int, window: int) -> None:
+        super().__init__(inside, window)
+        self._numbers = itertools.count()
+        self._number = np.zeros(self.slots, dtype=np.int64)
+        self._round = np.zeros(len(self._batches["batch_id"]), dtype=np.int64)
+        self._fresh: deque[int] = deque(maxlen=window)
+        self._done_batches = deque(maxlen=window)
+
+    def open(self, arrival_ns: int) -> int:
+        """A row for a request that arrived at ``arrival_ns``, and the request's number."""
+        slot = super().open(arrival_ns)
+        self._number[slot] = next(self._numbers)
+        return slot
+
+    def index_of(self, slot: int) -> int:
+        """The number of the request in a row."""
+        return int(self._number[slot])
+
+    def new_batch(self) -> int:
+        """A row for the next batch, and the batch's number."""
+        batch_id = super().new_batch()
+        self._round[batch_id] += 1
+        return batch_id
+
+    def request_done(self, slot: int, status: int, end_ns: int) -> None:
+        """A request ended, and waits for the next drain."""
+        super().request_done(slot, status, end_ns)
+        self._fresh.append(slot)
+
+    def forget(self) -> None:
+        """What has ended so far goes to no disk either."""
+        super().forget()
+        self._fresh.clear()
+        self._done_batches.clear()
+
+    def drain_requests(self) -> npt.NDArray[Any]:
+        """Rows of requests that ended since the last call, by their numbers and their batches'."""
+        slots = np.array([self._fresh.popleft() for _ in range(len(self._fresh))], dtype=np.int64)
+        rows = self._rows(slots)
+        rows["index"] = self._number[slots]
+        rows["batch_id"] = np.where(rows["batch_id"] >= 0, self._batch_numbers(rows["batch_id"]), -1)
+        return rows
+
+    def drain_batches(self) -> npt.NDArray[Any]:
+        """Rows of batches that ended since the last call, by their numbers."""
+        rows = super().drain_batches()
+        rows["batch_id"] = self._batch_numbers(rows["batch_id"])
+        return rows
+
+    def _batch_numbers(self, batch_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.asarray(self._round[batch_ids] * len(self._round) + batch_ids)

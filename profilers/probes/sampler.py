@@ -13,6 +13,8 @@ from types import TracebackType
 
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
+from latfix.profilers.probes.thread_counters import ThreadCounters
+from latfix.run_record.schema import THREAD_ACCOUNT
 
 Reading = dict[str, float]
 
@@ -20,6 +22,7 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: A poll longer than this is an event of its own: a probe that stalls is a cause (``observer``).
 SPIKE_NS = 1_000_000
+_RUNQ = THREAD_ACCOUNT.index("runq_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,13 @@ class Probe:
     :param name: as it appears in ``poll.<name>_ns`` and in the run's list of probes.
     :param period_s: seconds between polls.
     :param read: returns values by series.
+    :param in_driver: it calls a driver, which may hold a lock that the service's own calls wait for while it sleeps.
     """
 
     name: str
     period_s: float
     read: Callable[[], Reading]
+    in_driver: bool = False
 
 
 class Sampler:
@@ -49,6 +54,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"latfix-{name}", daemon=True)
         self.cpu_ns = 0
+        self._counters: ThreadCounters | None = None
         self.polls: dict[str, list[int]] = {probe.name: [] for probe in probes}
 
     def __enter__(self) -> Sampler:
@@ -78,17 +84,25 @@ class Sampler:
                     self._poll(probe)
                 return
 
+    def _queued_ns(self) -> int:
+        """How long this thread has wanted a core and had none."""
+        if self._counters is None:
+            self._counters = ThreadCounters()
+        return self._counters.snapshot()[_RUNQ]
+
     def _poll(self, probe: Probe) -> None:
         start = time.perf_counter_ns()
-        cpu = time.thread_time_ns()
+        cpu, queued = time.thread_time_ns(), self._queued_ns() if probe.in_driver else 0
         reading = probe.read()
         end = time.perf_counter_ns()
         for series, value in reading.items():
             self._samples.add(start, series, float(value))
         self._samples.add(start, f"poll.{probe.name}_ns", float(end - start))
         self.polls[probe.name].append(end - start)
-        # Only a poll that itself burned the time can have held anybody up; a preempted one is a victim.
-        if time.thread_time_ns() - cpu > SPIKE_NS:
+        # Only a poll that burned the time itself can have held anybody up, or slept in a driver with its lock;
+        # one that wanted a core and had none is a victim.
+        spent = end - start - (self._queued_ns() - queued) if probe.in_driver else time.thread_time_ns() - cpu
+        if spent > SPIKE_NS:
             thread = threading.get_native_id()
             self._events.add("spike", start, end - start, thread=thread, detail={"probe": probe.name})
 

@@ -6,15 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from latfix.errors import InputError
-from latfix.profilers.recordings import memory_history
+from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
+from latfix.profilers.services.server_advice import with_advice
 from latfix.results.diagnosis import Diagnosis
 
 #: Every kind, those that are told by more of their content first.
-READERS: tuple[Reader, ...] = (NSYS, KINETO, engine_steps.READER, memory_history.READER, *REQUEST_READERS)
+READERS: tuple[Reader, ...] = (
+    NSYS,
+    KINETO,
+    engine_steps.READER,
+    memory_history.READER,
+    service_log.READER,
+    service_log.RUNNER,
+    *REQUEST_READERS,
+)
 
 #: What people name that is not read itself, and what to do about it, by its first bytes.
 _ADVICE: tuple[tuple[bytes, str], ...] = (
@@ -37,7 +46,7 @@ def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
     reader = detect(recorded)
     if reader is None:
         raise _unknown(recorded)
-    diagnosis = reader.read(recorded, options)
+    diagnosis = with_advice(reader.read(recorded, options))
     if diagnosis.source is not None and diagnosis.source.path != str(path):
         return replace(diagnosis, source=replace(diagnosis.source, path=str(path)))
     return diagnosis

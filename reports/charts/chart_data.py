@@ -12,6 +12,7 @@ from latfix.stages import STAGES, Status
 from latfix.statistics.censored import Outcomes, outcomes_of
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
 
 #: Points that a scatter draws at most; the slowest are always among them.
 POINTS = 3000
@@ -29,6 +30,7 @@ class Scatter:
     :param total: how many requests they stand for.
     :param failed_s: arrivals of requests that did not end ok, thinned.
     :param failed: how many those are.
+    :param rows: of the record, which the points are; ``failed_rows`` likewise.
     """
 
     arrival_s: Floats
@@ -36,6 +38,8 @@ class Scatter:
     total: int
     failed_s: Floats
     failed: int
+    rows: Rows
+    failed_rows: Rows
 
     @property
     def thinned(self) -> bool:
@@ -63,21 +67,23 @@ def measured_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
 def scatter(record: RunRecord) -> Scatter:
     """Measured requests by arrival: the slowest, and every k-th of the others."""
     ok = measured_ok(record)
-    failed = np.asarray(record.measured & ~ok)
+    answered, failed = np.flatnonzero(ok), np.flatnonzero(record.measured & ~ok)
     arrival = record.requests["arrival_ns"] / 1e9
     latency = record.requests["latency_ns"] / 1e6
-    keep = _thin(latency[ok])
-    failures = arrival[failed]
+    rows = answered[_thin(latency[answered])]
+    failed_rows = failed[:: max(1, -(-len(failed) // 500))]
     return Scatter(
-        arrival_s=arrival[ok][keep],
-        latency_ms=latency[ok][keep],
-        total=int(np.count_nonzero(ok)),
-        failed_s=failures[:: max(1, -(-len(failures) // 500))],
-        failed=len(failures),
+        arrival_s=arrival[rows],
+        latency_ms=latency[rows],
+        total=record.counts()["ok"],
+        failed_s=arrival[failed_rows],
+        failed=len(failed),
+        rows=rows,
+        failed_rows=failed_rows,
     )
 
 
-def _thin(latency: Floats) -> npt.NDArray[np.intp]:
+def _thin(latency: Floats) -> Rows:
     if len(latency) <= POINTS:
         return np.arange(len(latency))
     slowest = np.argpartition(latency, -_SLOWEST)[-_SLOWEST:]

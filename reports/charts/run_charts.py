@@ -47,11 +47,17 @@ class Curve:
     latency_ms: Floats
 
 
+def is_wide(latency_ms: Floats) -> bool:
+    """Whether the tail would flatten everything else on a linear axis."""
+    positive = latency_ms[np.isfinite(latency_ms) & (latency_ms > 0)]
+    return len(positive) > 0 and bool(positive.max() > 15 * np.median(positive))
+
+
 def _latency_axis(axes: Axes, values: Floats) -> None:
     """Milliseconds from zero, or on a logarithmic axis where the tail would flatten everything else."""
     positive = values[np.isfinite(values) & (values > 0)]
     axes.set_ylabel("latency, ms")
-    if len(positive) and positive.max() > 15 * np.median(positive):
+    if is_wide(values):
         axes.set_yscale("log")
         axes.set_ylim(max(float(np.percentile(positive, 1)) * 0.7, positive.max() * 1e-6), positive.max() * 1.4)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ from latfix.reports.diagnosis_rows import (
     weight_words,
 )
 from latfix.reports.html.page_file import write_page
+from latfix.reports.html.point_data import points_over_time
 from latfix.reports.next_commands import Words, optimize_command, replay_command, workload_argument
 from latfix.reports.plan_rows import front_rows, plan_is_empty, setting_rows
 from latfix.reports.request_rows import (
@@ -130,6 +132,7 @@ def write_run_report(
     absent = {name for name in ("windows", "workers", "lines") if not getattr(diagnosis, name)}
     anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic", "method")
     fixable = any(entry.fixes for entry in advice)
+    arrivals = _arrivals("this run", record, "after")
     write_page(
         path,
         "run.html",
@@ -148,7 +151,8 @@ def write_run_report(
             [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
             for key in LATENCY_KEYS
         ],
-        latency_charts=_latency_charts(record),
+        latency_charts=_latency_charts(record, arrivals),
+        points=points_over_time([(arrivals, record, diagnosis.ledger)]),
         active=active,
         windows=window_values(diagnosis.windows, active) if diagnosis.windows else None,
         stages_chart=_stages_chart("stages-chart", [("", record)]),
@@ -354,6 +358,7 @@ def _write_change(
         unchanged=[] if measured else [[row.name, row.before] for row in change.rows()],
         cards=_change_cards(change) if measured else [],
         arms=arms,
+        points=None if arms is None else arms["points"],
         machines=[
             _machine(record, f"Machine, versions and settings: {label}")
             for label, record in named
@@ -462,15 +467,18 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _latency_charts(record: RunRecord) -> dict[str, Any] | None:
-    points = scatter(record)
+def _arrivals(label: str, record: RunRecord, role: str) -> run_charts.Arrivals:
+    return run_charts.Arrivals(label=label, role=role, points=scatter(record), windows=windows(record))
+
+
+def _latency_charts(record: RunRecord, arrivals: run_charts.Arrivals) -> dict[str, Any] | None:
+    points = arrivals.points
     if not points.total:
         return None
     slower, latency = percentile_curve(record)
-    arrivals = run_charts.Arrivals(label="", role="after", points=points, windows=windows(record))
     curve = run_charts.Curve(label="this run", role="after", slower=slower, latency_ms=latency)
     return {
-        "time": run_charts.latency_over_time("latency-time", [arrivals]),
+        "time": run_charts.latency_over_time("latency-time", [replace(arrivals, label="")]),
         "curve": run_charts.percentile_curves("latency-curve", [curve]),
         "drawn": _drawn_words(len(points.arrival_s), points.total),
     }
@@ -493,9 +501,9 @@ def _arms(arms: Iterable[tuple[str, RunRecord | None, str]]) -> dict[str, Any] |
     for label, record, role in known:
         slower, latency = percentile_curve(record)
         curves.append(run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency))
-        points = scatter(record)
-        panels.append(run_charts.Arrivals(label=label, role=role, points=points, windows=windows(record)))
+        panels.append(_arrivals(label, record, role))
     return {
+        "points": points_over_time([(panel, arm[1], None) for panel, arm in zip(panels, known, strict=True)]),
         "curve": run_charts.percentile_curves("arms-curve", curves),
         "time": run_charts.latency_over_time("arms-time", panels),
         "stages": _stages_chart("arms-stages", [(label, record) for label, record, _ in known]),

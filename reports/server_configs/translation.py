@@ -55,6 +55,7 @@ NO_COUNTERPART: Mapping[str, str] = {
     "backend": _BY_HAND,
     "memory_format": "call model.to(memory_format=torch.channels_last) when the model is loaded",
     "attention": "choose it in the model: torch.nn.attention.sdpa_kernel",
+    "flush_denormal": "call torch.set_flush_denormal(True) in each thread that calls the model",
     "inference_mode": "wrap the call in torch.inference_mode()",
     "batching": f"its window is fixed; {_OWN}",
     "target_ms": _OWN,

@@ -16,6 +16,7 @@ from latfix.runners.fixes import (
     host,
     locality_cores,
     memory,
+    numerics_flush_denormal,
     quantize,
     schedule,
     transfer_overlap,
@@ -29,6 +30,7 @@ from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 FIXES: tuple[Fix, ...] = (
     warmup_shapes.FIX,
     host.workers.FIX,
+    numerics_flush_denormal.FIX,
     quantize.int8_dynamic.FIX,
     quantize.int8_excluded.FIX,
     quantize.int8_weight_only.FIX,

@@ -208,7 +208,11 @@ class Flights:
             events, started = flight.events, time.perf_counter_ns()
             # In one stream each part begins where the one before has ended.
             marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
-            marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
+            try:
+                marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
+            except RuntimeError:  # a device that failed says so to whoever serves; the record must be written
+                flight.behind = None  # its times stay those that the host stamped
+                continue
             self._events.give_back(events, lost=kept)
             found.append((flight, marks))
             self.longest_read_ns = max(self.longest_read_ns, time.perf_counter_ns() - started)

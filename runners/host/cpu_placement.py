@@ -194,12 +194,17 @@ class Places:
 def limit_operator_threads(settings: RunnerSettings, cores: int) -> int:
     """Set it for the calling thread, by the settings and by the cores that it was given; returns how many there are.
 
+    Denormal numbers are taken for zero here where the settings say so: threads that this one starts for its operators
+    inherit it, those that exist already do not.
+
     The same on every thread that calls a model: a graph is compiled for a number of threads.
 
     :param cores: no more threads than so many; 0 for any number.
     """
     import torch
 
+    if settings.flush_denormal:
+        torch.set_flush_denormal(True)
     if settings.intra_op_threads:
         torch.set_num_threads(settings.intra_op_threads)
     if 0 < cores < torch.get_num_threads():

@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from latfix.traffic.schedule import Traffic
 
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class HttpReplay:
     :param told: what the service told of its models.
     :param pid: of the service's process on this machine; ``None`` where it is not watched.
     :param metrics: address of its metrics; ``None`` where they are not read.
+    :param server: what it calls itself; empty where that is not known.
     """
 
     address: Address
@@ -57,6 +60,7 @@ class HttpReplay:
     trust: Trust = field(default_factory=Trust)
     pid: int | None = None
     metrics: str | None = None
+    server: str = ""
     slo: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -171,6 +175,20 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
     return None
 
 
+def server_header(address: Address, headers: Mapping[str, str], trust: Trust) -> str:
+    """What the service calls itself in its answers (``Server``); empty where it does not."""
+    request = urllib.request.Request(
+        f"{address.scheme}://{address.host_header}{address.target}", headers=dict(headers), method="HEAD"
+    )
+    try:
+        with opener(trust).open(request, timeout=_CONNECT_S) as answer:
+            return str(answer.headers.get("Server", ""))[:_LONGEST_NAME]
+    except urllib.error.HTTPError as error:  # it need not answer that to be known
+        return str(error.headers.get("Server", ""))[:_LONGEST_NAME]
+    except (OSError, http.client.HTTPException, ValueError):
+        return ""
+
+
 def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:
     """The text of a page; ``None`` where there is none."""
     request = urllib.request.Request(
@@ -204,6 +222,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             "slo": dict(replay.slo),
             "pid": replay.pid,
             "metrics": None if replay.metrics is None else replay.metrics.partition("?")[0],
+            "server": replay.server,
         },
     )
     with _HttpProcess(replay.job(), path / "runner.log") as process:

@@ -15,6 +15,7 @@ from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.profilers.probes.stage_recorder import EventLog
 from latfix.runners.host.start_environment import warn_unless_in_effect
+from latfix.runners.live.live_record import LiveRecord
 from latfix.runners.live.runner import Runner, WhenFull, no_traffic
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -22,6 +23,8 @@ from latfix.traffic.io.reader import read_traffic
 
 #: Events that a runner keeps; nobody flushes them to a disk.
 _EVENTS = 1000
+#: Those that wait for the disk where there is a record.
+_RECORDED_EVENTS = 100_000
 #: Shapes that an instance remembers to tell a first time by; it only marks batches.
 _SHAPES = 65_536
 _MOST_SLOTS = 1_000_000
@@ -44,6 +47,8 @@ def load_runner(
     warm: bool = True,
     slots: int = 1024,
     when_full: WhenFull = "shed",
+    record: Path | str | None = None,
+    record_mb: float = 256.0,
 ) -> Runner:
     """Load a workload as its plan says, and start serving in this process. Takes as long as loading the model does.
 
@@ -56,6 +61,8 @@ def load_runner(
         and look what took effect. Without, the first requests pay for what is slow the first time.
     :param slots: most requests inside at once, in whatever stage.
     :param when_full: what becomes of the next one: ``shed``, or ``wait`` in line until one ends.
+    :param record: a folder that keeps a record of what is served, for ``latfix diagnose``, ``latfix report`` and
+        ``latfix watch``, while it serves; ``record_mb`` megabytes at most, the oldest go.
     :raises InputError: the workload, the plan, or an argument is wrong.
     :raises RunnerError: the adapter or its model failed.
     """
@@ -64,10 +71,14 @@ def load_runner(
     applied = plan if plan is None or isinstance(plan, Plan) else read_plan(Path(plan))
     chosen = _settings(spec, applied, {} if settings is None else settings)
     _check(chosen, warm=warm, slots=slots, when_full=when_full)
+    if not isinstance(record_mb, int | float) or isinstance(record_mb, bool) or not 1 <= record_mb < 1e9:
+        raise InputError(f"load_runner: found record_mb = {record_mb!r}; expected a number of 1 or more")
     if applied is not None and (strange := applied.strange_to(spec.name)):
         warnings.warn(strange, RuntimeWarning, stacklevel=2)
     environment = warn_unless_in_effect(chosen)
-    service = Service(spec.folder, spec.entry, chosen, events=EventLog(most=_EVENTS))
+    service = Service(
+        spec.folder, spec.entry, chosen, events=EventLog(most=_EVENTS if record is None else _RECORDED_EVENTS)
+    )
     service.load()
     try:
         for instance in service.models.instances:
@@ -86,6 +97,7 @@ def load_runner(
             environment=environment,
             slots=slots,
             when_full=when_full,
+            record=None if record is None else LiveRecord(Path(record), spec, service, record_mb),
         )
     except BaseException:
         service.release()
@@ -93,6 +105,7 @@ def load_runner(
     try:
         # After the rest, as before a replay: what is not compiled by now is not compiled for these either.
         runner.warm_up([known.request(k % len(known)) for k in range(chosen.warmup_requests if warm else 0)])
+        runner.start_record()
     except BaseException:
         runner.close(timeout_s=0.0)
         raise

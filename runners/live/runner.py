@@ -20,11 +20,12 @@ import numpy.typing as npt
 from latfix.config.plan import Plan
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
-from latfix.profilers.probes.ring_recorder import RingRecorder
+from latfix.profilers.probes.ring_recorder import RecordedRing, RingRecorder
 from latfix.request import Request
 from latfix.runners.engine.worker import Outcome
 from latfix.runners.host.start_environment import Variable
 from latfix.runners.live.intake import Call, Intake
+from latfix.runners.live.live_record import LiveRecord
 from latfix.runners.live.requests import LONGEST_MS, RequestReader, RequestShed, RequestTimedOut, RunnerClosed
 from latfix.runners.live.stats import RunnerStats, window_figures
 from latfix.runners.replay.run_facts import RunFacts
@@ -67,6 +68,7 @@ class Runner:
         environment: list[Variable],
         slots: int,
         when_full: WhenFull,
+        record: LiveRecord | None = None,
     ) -> None:
         self.workload = spec.name
         self.plan = plan
@@ -79,7 +81,8 @@ class Runner:
         self._reader = RequestReader(spec.traffic_map, self._started_ns)
         # One more than the service's own limit, so that it is the one that decides.
         self.slots = max(slots, self.settings.max_queue + 1) if self.settings.max_queue else slots
-        self._recorder = RingRecorder(self.slots, WINDOW)
+        self._record = record
+        self._recorder = RingRecorder(self.slots, WINDOW) if record is None else RecordedRing(self.slots, WINDOW)
         self._recorder.t0_ns = self._started_ns
         self._intake = Intake(self._recorder, self.slots)
         self._engine = service.engine(self._recorder, self._request_of, self._on_done, given_up=self._given_up)
@@ -109,6 +112,12 @@ class Runner:
             raise RunnerError(f"warming up: none of {len(errors)} requests succeeded; {errors[0]}")
         self._engine.drain()
         self._begin()
+
+    def start_record(self) -> None:
+        """Record what is served from now on, where a record was asked for."""
+        if self._record is not None and isinstance(self._recorder, RecordedRing):
+            self._begin()
+            self._record.begin(self._recorder, self._engine)
 
     async def infer(self, request: Request | Mapping[str, Any]) -> Any:
         """What the adapter's ``finish`` made of this request; other tasks of the event loop run meanwhile.
@@ -212,6 +221,8 @@ class Runner:
             drained = self._drain(timeout_s)
             self._over.set()
             self._watcher.join()
+            if self._record is not None:
+                self._record.close()
             if drained and not self._engine.ended_threads():
                 self._engine.shutdown()
             else:
@@ -277,8 +288,11 @@ class Runner:
         return call is None or call.future.cancelled()
 
     def _on_done(self, row: int, outcome: Outcome) -> None:
+        number = self._recorder.index_of(row)
         call = self._intake.leave(row)
         if call is not None:
+            if self._record is not None:
+                self._record.ended(number, call.request)
             self._count(call.answer(outcome))
         if self._intake.waiting:
             self._start_waiting()

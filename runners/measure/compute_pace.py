@@ -50,7 +50,7 @@ def typical_batches(record: RunRecord) -> list[list[int]]:
 def measure_pace(
     service: Service, traffic: Traffic, batches: Sequence[Sequence[int]], seconds: float, *, workers: int
 ) -> list[float]:
-    """Nanoseconds of collate and compute of each batch, so many workers computing at once.
+    """Nanoseconds of each batch, so many workers computing at once: collate and compute, on a device compute alone.
 
     One worker: the least that was seen, for whatever else the machine did came on top. Several: the median, for they
     are in each other's way every time.
@@ -108,7 +108,11 @@ def _compute(
                 try:
                     batch = instance.collate(inputs[k])  # held until the device is done with it
                     with instance.working():
-                        call_model(instance.model, instance.on_device(batch))
+                        placed = instance.on_device(batch)
+                    if instance.accelerator is not None:  # copies are stages of their own there
+                        started = time.perf_counter_ns()
+                    with instance.working():
+                        call_model(instance.model, placed)
                 except USER_ERRORS:  # as above
                     continue
                 if number:

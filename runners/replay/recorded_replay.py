@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,12 +22,13 @@ from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
-from latfix.profilers.probes.control_groups import cgroup_reader
+from latfix.profilers.probes.control_groups import cgroup_reader, neighbor_reader
 from latfix.profilers.probes.gc_probe import GcPauses
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
 from latfix.profilers.probes.sampler import (
     Probe,
+    Reading,
     Sampler,
     host_reader,
     pressure_reader,
@@ -179,33 +181,14 @@ class RecordedReplay:
 
     @contextlib.contextmanager
     def _samplers(self, engine: Engine, devices: list[DeviceProbe]) -> Any:
-        fast = [
-            Probe("host", 0.2, host_reader()),
-            Probe("process", 0.5, process_reader()),
-            Probe("runner", 0.1, engine.load),
-            Probe("threads", 0.5, thread_reader()),
-        ]
         lines = self._probe_lines
-        counters = ThreadCounters()
-        lines["threads"] = (
-            "thread counters: on-CPU, run-queue delay, switches, faults"
-            if counters.has_run_delay
-            else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
-        )
-        counters.close()
         blocks = free_blocks_reader(engine.workers[0].device, engine.device_memory)
+        fast = [*host_probes(engine, lines), Probe("compiler", 0.5, self._service.compiles.read)]
         for name, reader, period, missing in (
-            ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
-            ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
-            ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
             ("cuda-blocks", blocks, BLOCKS_PERIOD_S, "cuda-blocks: not in use"),
             ("cuda", devices[0].allocator, 0.5, "cuda: not in use"),
         ):
-            if reader is None:
-                lines[name] = missing
-            else:
-                lines[name] = f"{name}: every {period * 1000:g} ms"
-                fast.append(Probe(name, period, reader))
+            fast += _probe(name, reader, period, missing, lines)
         if blocks is not None:
             lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, where no batch is being served"
         if devices[0].allocator is not None:
@@ -299,6 +282,38 @@ class RecordedReplay:
             "sampler_core_share": sampler_ns / cost["wall_ns"],
             "lock_probe_core_share": lock.cpu_ns / cost["wall_ns"],
         }
+
+
+def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
+    """What is read of the machine and the process while a service runs; ``lines`` gets a sentence for each."""
+    counters = ThreadCounters()
+    lines["threads"] = (
+        "thread counters: on-CPU, run-queue delay, switches, faults"
+        if counters.has_run_delay
+        else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
+    )
+    counters.close()
+    found = [
+        Probe("host", 0.2, host_reader()),
+        Probe("process", 0.5, process_reader()),
+        Probe("runner", 0.1, engine.load),
+        Probe("threads", 0.5, thread_reader()),
+    ]
+    for name, reader, period, missing in (
+        ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
+        ("neighbors", neighbor_reader(), 0.1, "neighbors: no control group with a quota is seen beside this one"),
+        ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
+        ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
+    ):
+        found += _probe(name, reader, period, missing, lines)
+    return found
+
+
+def _probe(
+    name: str, reader: Callable[[], Reading] | None, period_s: float, missing: str, lines: dict[str, str]
+) -> list[Probe]:
+    lines[name] = missing if reader is None else f"{name}: every {period_s * 1000:g} ms"
+    return [] if reader is None else [Probe(name, period_s, reader)]
 
 
 class ThreadDeaths:

@@ -189,7 +189,7 @@ def replay_into(
     """
     folder.update(**{key: process.ready[key] for key in ("machine", "load_s", "device")})
     interrupted = False
-    neighbors = NeighborWatch(_groups(process.pid, folder.meta.http.get("pid")))
+    neighbors = _neighbors(process.pid, folder.meta)
     try:
         try:
             with neighbors:
@@ -225,13 +225,10 @@ def waited_before() -> float | None:
     return System().pressure("/proc/pressure/cpu", "some")
 
 
-def _groups(*pids: int | None) -> set[int]:
-    """Process groups of the service; without those that are gone."""
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            found.add(os.getpgid(pid) if pid else -1)
-    return found
+def _neighbors(pid: int | None, meta: RunMeta) -> NeighborWatch:
+    """A watch of all processes but the service's; against an address, the process only sends the requests."""
+    started, served = ({number} if number else set() for number in (pid, meta.http.get("pid")))
+    return NeighborWatch(served, latfix=started) if meta.is_http else NeighborWatch(started)
 
 
 def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:

@@ -27,6 +27,8 @@ LOAD_TIMEOUT_S = 1800.0
 _EXIT_TIMEOUT_S = 5.0
 #: How often a silent runner is looked after.
 _LOOK_S = 0.5
+#: A log that is larger is cut, and so much of its end is kept.
+LOG_BYTES, _KEPT = 64 << 20, 1 / 4
 #: How long it takes to write the stacks of a process's threads.
 _STACKS_S = 1.0
 
@@ -157,6 +159,7 @@ class RunnerProcess:
             # What user code started and left behind would take its time from whatever is measured next.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            self._cut_log()
         for fd in self._fds:
             os.close(fd)
         self._fds = []
@@ -175,6 +178,7 @@ class RunnerProcess:
         quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
         beating, heard = 0.0, time.monotonic()
         while True:
+            self._cut_log()
             while self._heard:
                 message = self._heard.popleft()
                 if message["event"] == wanted:
@@ -199,6 +203,17 @@ class RunnerProcess:
                 continue
             heard = time.monotonic()
             self._heard.extend(self._reader.read())
+
+    def _cut_log(self) -> None:
+        """Keep the end of a log that user code floods; what it writes meanwhile may be lost."""
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > LOG_BYTES:
+                with self._log.open("rb+") as log:
+                    log.seek(-int(_KEPT * LOG_BYTES), os.SEEK_END)
+                    end = log.read()
+                    log.seek(0)
+                    log.write(b"latfix: the runner wrote more than is kept; this is the end of it\n" + end)
+                    log.truncate()
 
     def _silence(self, seconds: float, *, beating: bool) -> RunnerError:
         """The error of a process that says nothing; where its replay had begun, its stacks are in its log.

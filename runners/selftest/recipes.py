@@ -231,9 +231,16 @@ def _pause(cause: str, where: str, kind: str) -> Recipe:
     return Recipe(cause=cause, build=_on_path(where, kind), exact=True, logged=True, obstacle=lambda: supported(kind))
 
 
+def _pause_among_threads(cause: str, where: str, kind: str) -> Recipe:
+    beside = (*_ARRIVALS, *_BATCHING)
+    build = _with_threads(_on_path(where, kind))
+    return Recipe(cause=cause, build=build, exact=True, logged=True, beside=beside, obstacle=lambda: supported(kind))
+
+
 RECIPES: Mapping[str, Recipe] = {
     "sleep_prepare": _pause("external.dependency", "prepare", "sleep"),
     "sleep_finish": _pause("external.dependency", "finish", "sleep"),
+    "retry_prepare": _pause("external.dependency", "prepare", "retry"),
     "span_prepare": _pause("external.dependency", "prepare", "span"),
     "gc_prepare": _pause("python.gc", "prepare", "gc"),
     "gc_model": _pause("python.gc", "model", "gc"),
@@ -243,6 +250,8 @@ RECIPES: Mapping[str, Recipe] = {
     "trim_model": _pause("memory.allocator", "model", "trim"),
     "fragment_model": _pause("memory.fragmentation", "model", "fragment"),
     "work_model": _pause("host.slowdown", "model", "work"),
+    "denormals_model": _pause("numerics.denormals", "model", "denormals"),
+    "denormals_prepare": _pause("numerics.denormals", "prepare", "denormals"),
     "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, beside=_ARRIVALS),
     "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, beside=_ARRIVALS),
     "bursts": Recipe(cause="host.contention", build=_bursts, logged=True, beside=_ARRIVALS),
@@ -252,14 +261,9 @@ RECIPES: Mapping[str, Recipe] = {
     "hogs_threads": Recipe(
         cause="host.contention", build=_with_threads(_hogs), logged=True, beside=(*_ARRIVALS, *_BATCHING)
     ),
-    "held_threads": Recipe(
-        cause="memory.page_faults",
-        build=_with_threads(_on_path("prepare", "held_faults")),
-        exact=True,
-        logged=True,
-        beside=(*_ARRIVALS, *_BATCHING),
-        obstacle=lambda: supported("held_faults"),
-    ),
+    "held_threads": _pause_among_threads("memory.page_faults", "prepare", "held_faults"),
+    "retry_threads": _pause_among_threads("external.dependency", "prepare", "retry"),
+    "denormals_threads": _pause_among_threads("numerics.denormals", "model", "denormals"),
     "quota": Recipe(cause="host.throttle", build=_quota, logged=True, obstacle=no_quota, beside=_ARRIVALS),
     "heavy_inputs": Recipe(cause="input.size", build=_heavy_inputs),
     "burst": Recipe(cause="traffic.burst", build=_burst, beside=_ARRIVALS),

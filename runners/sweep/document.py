@@ -10,28 +10,27 @@ import numpy as np
 
 from latfix.capacity.max_load import LargestLoad, LoadAnswer, at_least, pareto
 from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
-from latfix.capacity.model_predictions import Prediction, ServiceModel
 from latfix.capacity.objective import TAIL_REQUESTS
-from latfix.capacity.queueing_models import Service
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.formatting import finite
 from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
-    LoadPrediction,
+    LoadTheory,
+    ModelErrors,
     Outcome,
     PointObjective,
     PointRun,
-    ServiceMoments,
     Setting,
     Sweep,
     SweepObjective,
     SweepPoint,
     SweepTraffic,
     SweptSetting,
+    Theory,
 )
-from latfix.runners.sweep.predictions import Predicted, predict, typical_errors
+from latfix.runners.sweep.theory import MODELS
 from latfix.statistics.censored import Outcomes
 from latfix.traffic.transforms import MAX_REQUESTS
 
@@ -48,7 +47,7 @@ KNEE_RULE = (
 
 def points_document(spec: WorkloadSpec, outcome: Outcome) -> Sweep:
     """What there is while a sweep goes on: its points, without the answers that need all of them."""
-    return Sweep(**_head(spec, outcome), state="running", points=_points(outcome, outcome.cells(), {}))
+    return Sweep(**_head(spec, outcome), state="running", points=_points(outcome, outcome.cells()))
 
 
 def sweep_document(
@@ -59,8 +58,6 @@ def sweep_document(
     :param at_least_rps: the gate, where one was asked for.
     """
     cells = outcome.cells()
-    answers = predict(outcome, seed=seed)
-    predicted = {number: of_loads for number, (_, of_loads) in answers.items()}
     known = {number: one.largest for number, one in outcome.answers.items() if one.largest is not None}
     best = _best(outcome, known)
     spread = run_spread([cell for own in cells.values() for cell in own])
@@ -71,20 +68,25 @@ def sweep_document(
         budget_s=budget_s,
         seconds=outcome.seconds,
         settings=tuple(
-            _setting(setting, cells[setting.number], outcome.answers.get(setting.number), answers)
+            _setting(
+                setting,
+                cells[setting.number],
+                outcome.answers.get(setting.number),
+                outcome.theory.get(setting.number),
+            )
             for setting in outcome.settings
         ),
-        points=_points(outcome, cells, predicted),
+        points=_points(outcome, cells),
         pareto=tuple(pareto([(number, cell) for number, own in cells.items() for cell in own])),
         knee_rule=KNEE_RULE,
         best=best,
         gate=None if at_least_rps is None else _gate(list(known.values()), at_least_rps),
-        models=typical_errors(outcome, predicted),
+        models={name: _typical_error(name, outcome) for name in MODELS},
         spread=spread,
         skipped=tuple(outcome.skipped),
         machine=outcome.meta.machine,
         versions=outcome.meta.versions,
-        notes=(*outcome.notes, *_unsettled(outcome, best, predicted), *_notes(outcome, cells, spread)),
+        notes=(*outcome.notes, *_unsettled(outcome, best), *_notes(outcome, cells, spread)),
     )
 
 
@@ -112,10 +114,8 @@ def _setting(
     setting: Setting,
     cells: Sequence[Cell],
     answer: LoadAnswer | None,
-    theory: Mapping[int, tuple[ServiceModel | None, Mapping[float, Predicted]]],
+    theory: Theory | None,
 ) -> SweptSetting:
-    service, predicted = theory.get(setting.number, (None, {}))
-    capacity = next((entry.modelled.capacity for entry in predicted.values()), None)
     return SweptSetting(
         id=setting.number,
         label=setting.label,
@@ -124,29 +124,16 @@ def _setting(
         largest=None if answer is None else answer.largest,
         knee=None if answer is None else answer.knee,
         most_achieved_rps=max((cell.achieved for cell in cells), default=None),
-        capacity_rps=finite(capacity),
-        service=None if service is None else _moments(service),
+        capacity_rps=None if theory is None else finite(theory.capacity),
+        service=None if theory is None else theory.service,
         predicted=() if answer is None else answer.predicted,
     )
 
 
-def _moments(service: ServiceModel) -> ServiceMoments:
-    pool = Service.of(service.prepare)
-    return ServiceMoments(
-        batch_fixed_ms=service.batch.fixed * 1e3,
-        batch_each_ms=service.batch.each * 1e3,
-        batch_scv=service.batch.scv,
-        prepare_mean_ms=pool.mean * 1e3,
-        prepare_scv=pool.scv,
-        measured_at_loads=service.loads,
-    )
-
-
-def _points(
-    outcome: Outcome, cells: Mapping[int, Sequence[Cell]], predicted: Mapping[int, Mapping[float, Predicted]]
-) -> tuple[SweepPoint, ...]:
+def _points(outcome: Outcome, cells: Mapping[int, Sequence[Cell]]) -> tuple[SweepPoint, ...]:
+    theory = {number: of_setting.loads for number, of_setting in outcome.theory.items()}
     return tuple(
-        _point(outcome, number, cell, predicted.get(number, {}).get(cell.load))
+        _point(outcome, number, cell, theory.get(number, {}).get(cell.load))
         for number, own in cells.items()
         for cell in own
     )
@@ -156,7 +143,7 @@ def _statuses(points: Sequence[LoadPoint]) -> list[str]:
     return list(dict.fromkeys(name for point in points for name in point.requests))
 
 
-def _point(outcome: Outcome, number: int, cell: Cell, predicted: Predicted | None) -> SweepPoint:
+def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None) -> SweepPoint:
     ones, answer = outcome.points(number)[cell.load], outcome.answers.get(number)
     points = [one.point for one in ones]
     outcomes = Outcomes.joined([point.outcomes for point in points])
@@ -170,7 +157,7 @@ def _point(outcome: Outcome, number: int, cell: Cell, predicted: Predicted | Non
         requests={name: sum(point.requests.get(name, 0) for point in points) for name in _statuses(points)},
         latency_ms=outcomes.summary_ms(),
         latency_ms_ok=Outcomes.answers(outcomes.ok_ns).summary_ms(),
-        latency_ci95_ms=outcomes.intervals_ms(seed=0) if len(outcomes.ok_ns) and predicted is not None else {},
+        latency_ci95_ms=outcomes.intervals_ms(seed=0) if len(outcomes.ok_ns) and theory is not None else {},
         objective=PointObjective(
             percentile_ms=_ms(cell.percentile.value),
             ci95_ms=(_ms(cell.percentile.lo), _ms(cell.percentile.hi)),
@@ -193,11 +180,9 @@ def _point(outcome: Outcome, number: int, cell: Cell, predicted: Predicted | Non
         batch_size=_mean(points, "mean_size"),
         in_flight_at_end=max(point.in_flight for point in points),
         trustworthy=all(point.trustworthy for point in points),
-        dispersion=None if predicted is None else predicted.modelled.index,
-        predictions={}
-        if predicted is None
-        else {name: _prediction(answer) for name, answer in predicted.predictions.items()},
-        reasons=() if predicted is None else predicted.reasons,
+        dispersion=None if theory is None else theory.dispersion,
+        predictions={} if theory is None else theory.predictions,
+        reasons=() if theory is None else theory.reasons,
         runs=tuple(
             PointRun(
                 folder=one.folder.relative_to(one.folder.parent.parent).as_posix(),
@@ -211,16 +196,6 @@ def _point(outcome: Outcome, number: int, cell: Cell, predicted: Predicted | Non
             )
             for one, value in zip(ones, cell.runs, strict=True)
         ),
-    )
-
-
-def _prediction(answer: Prediction) -> LoadPrediction:
-    return LoadPrediction(
-        mean_wait_ms=_ms(answer.wait),
-        mean_ms=_ms(answer.latency),
-        percentile_ms=_ms(answer.percentile),
-        fitted=answer.fitted,
-        why_not=answer.why_not or None,
     )
 
 
@@ -249,6 +224,36 @@ def _best(outcome: Outcome, largest: Mapping[int, LargestLoad]) -> BestSetting |
     )
 
 
+def _typical_error(name: str, outcome: Outcome) -> ModelErrors:
+    """How far a model is off at loads that it was not given and that are not saturated."""
+    waits, percentiles, silent = [], [], 0
+    for number, cells in outcome.cells().items():
+        theory = outcome.theory.get(number)
+        for cell in cells:
+            answer = None if theory is None or cell.saturated else theory.loads[cell.load].predictions[name]
+            if answer is None or (answer.fitted and name != "replay_own"):
+                continue
+            if answer.mean_wait_ms is None or answer.percentile_ms is None:
+                silent += 1
+                continue
+            measured = np.concatenate([one.point.wait for one in outcome.points(number)[cell.load]])
+            waits += _factor(answer.mean_wait_ms, float(measured.mean()) * 1e3 if len(measured) else math.nan)
+            percentiles += _factor(answer.percentile_ms, cell.percentile.value * 1e3)
+    return ModelErrors(
+        wait=float(np.median(waits)) if waits else None,
+        percentile=float(np.median(percentiles)) if percentiles else None,
+        loads=len(percentiles) + silent,
+        silent=silent,
+    )
+
+
+def _factor(predicted: float, measured: float) -> list[float]:
+    """How many times too large or too small; nothing where either is no positive number."""
+    if not (math.isfinite(measured) and measured > 0 and predicted > 0):
+        return []
+    return [max(predicted / measured, measured / predicted)]
+
+
 def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
     passed = at_least(largest, rps)
     lows = [one.lo for one in largest if one.lo is not None]
@@ -263,18 +268,16 @@ def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
     return CapacityGate(at_least_rps=rps, passed=passed, reason=reason)
 
 
-def _unsettled(
-    outcome: Outcome, best: BestSetting | None, predicted: Mapping[int, Mapping[float, Predicted]]
-) -> list[str]:
+def _unsettled(outcome: Outcome, best: BestSetting | None) -> list[str]:
     """That the load nearest to the largest was not watched for long enough to tell of one that lasts."""
-    if best is None or best.rps is None:
+    if best is None or best.rps is None or best.setting not in outcome.theory:
         return []
-    rps, entries = best.rps, predicted.get(best.setting, {})
+    rps, entries = best.rps, outcome.theory[best.setting].loads
     points = outcome.points(best.setting)
     load = min(points, key=lambda each: abs(math.log(points[each][0].point.offered / rps)))
     if load not in entries:
         return []
-    span, settling = min(one.point.span for one in points[load]), entries[load].modelled.relaxation
+    span, settling = min(one.point.span for one in points[load]), entries[load].relaxation
     if span >= LEAST_SETTLED * settling:
         return []
     takes = f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"

@@ -8,6 +8,8 @@ FAR = 4.0
 _LEAST_S, _LEAST_SHARE = 2.0, 0.3
 #: Least backlog, as a share of all requests: with and without a limit on latency.
 _SHARE, _SHARE_WITHOUT = 0.1, 0.3
+#: A backlog that is served goes on ending at least such a share of what it did.
+_STOPPED = 0.5
 
 
 class BacklogWatch:
@@ -30,7 +32,8 @@ class BacklogWatch:
 
         It grows where its minimum rose from each quarter of the time so far to the next and a tenth of all requests
         are inside. It is past interest where a request that came now would wait several times the limit at the pace
-        of the last half; without a limit, where three tenths of all requests are inside.
+        of the last half; without a limit, where three tenths of all requests are inside. Where far fewer requests
+        ended in the last half than in the first, something stopped the service, and load is not what it shows.
 
         :param at_s: seconds of the schedule; ``done`` requests have ended and ``in_flight`` are inside.
         """
@@ -45,9 +48,11 @@ class BacklogWatch:
         share = _SHARE if self._limit_s is not None else _SHARE_WITHOUT
         if last <= 2 * self._at_once or in_flight < share * self._requests:
             return False
+        then = next(entry for entry in self._seen if entry[0] >= at_s / 2)
+        if done - then[2] < _STOPPED * then[2]:
+            return False
         if self._limit_s is None:
             return True
-        then = next(entry for entry in self._seen if entry[0] >= at_s / 2)
         pace = (done - then[2]) / max(at_s - then[0], 1e-9)
         return pace <= 0 or in_flight / pace > FAR * self._limit_s
 

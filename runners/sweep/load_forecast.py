@@ -44,9 +44,13 @@ class Simulated:
 
     @classmethod
     def of(cls, record: RunRecord, load: float, point: LoadPoint) -> Simulated:
-        """A replay's; one that was ended early only says how far others are off."""
-        usable = not point.cut and point.requests["ok"] >= _LEAST
-        return cls(load=load, point=point, forecast=Forecast(record) if usable else None)
+        """A replay's."""
+        return cls(load=load, point=point, forecast=Forecast(record) if point.requests["ok"] >= _LEAST else None)
+
+    @property
+    def whole(self) -> bool:
+        """True if an answer may rest on it: one that was ended early shows the service under a backlog alone."""
+        return self.forecast is not None and not self.point.cut
 
     def curve(self, part: Part, target: Target) -> LatencyCurve:
         """The objective's percentile over load."""
@@ -66,7 +70,7 @@ class Simulated:
         """Arrivals and latencies, in seconds, of the requests that a point at this load has."""
         assert self.forecast is not None
         arrival = part.arrivals(load)
-        return arrival / 1e9, self.forecast.at_times(arrival, rotated) / 1e9
+        return arrival / 1e9, self.forecast.at_times(arrival, rotated)[1] / 1e9
 
     def followed(self, other: Simulated, part: Part, target: Target) -> Floats:
         """By pace, the logarithm of the percentile of latencies as far as a replay that was ended early saw them."""
@@ -96,8 +100,11 @@ def tail_noise(point: LoadPoint, target: Target) -> float:
 
 
 def load_errors_of(replays: Sequence[Simulated], part: Part, target: Target, *, seed: int) -> LoadErrors | None:
-    """What the replays of one setting say; ``None`` where there is none to simulate from."""
-    bases = [one for one in replays if one.forecast is not None]
+    """What the replays of one setting say; ``None`` where there is none to simulate from.
+
+    Replays that were ended early only say how far others are off, unless there are no others.
+    """
+    bases = [one for one in replays if one.whole] or [one for one in replays if one.forecast is not None]
     if not bases:
         return None
     found = _errors(bases, replays, part, target, seed)

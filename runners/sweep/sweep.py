@@ -28,6 +28,7 @@ from latfix.runners.replay.run_session import Interrupted
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.sweep.early_stop import BacklogWatch
 from latfix.runners.sweep.load_forecast import Simulated, load_errors_of
+from latfix.runners.sweep.theory import theory_of
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
@@ -87,6 +88,7 @@ class Sweep:
         self._first_error: LatfixError | None = None
         self._replays: dict[int, list[Simulated]] = {setting.number: [] for setting in settings}
         self._errors: dict[int, LoadErrors | None] = {}
+        self._guesses: dict[int, float] = {}
 
     def run(self) -> Outcome:
         """All of it; what was measured is returned on Ctrl-C, too.
@@ -107,10 +109,23 @@ class Sweep:
         finally:
             for arm in self._arms.values():
                 arm.close()
+            self._explain()
             outcome.seconds = self._clock() - self._began
         if not outcome.measured and self._first_error is not None:
             raise self._first_error
         return outcome
+
+    def _explain(self) -> None:
+        """What queueing theory says of the loads, from the first replay of each."""
+        part, target = self._outcome.part, self._outcome.target
+        more = {"seed": self._options.seed, "points": max(len(self._outcome.measured), 1)}
+        for setting in self._outcome.settings:
+            first: dict[float, Simulated] = {}
+            for one in sorted(self._replays[setting.number], key=lambda each: each.load):
+                first.setdefault(one.load, one)
+            found = theory_of(list(first.values()), setting.settings, part, target, **more)
+            if found is not None:
+                self._outcome.theory[setting.number] = found
 
     def _left_s(self) -> float:
         return self._options.budget_s - (self._clock() - self._began)
@@ -196,6 +211,7 @@ class Sweep:
                 self._options.target.limit,
                 partial(self._cost_s, number),
                 first=min(self._loads()),
+                guess=self._guesses.get(number),
             )
             if load is not None:
                 wanted.append((setting, load))
@@ -207,22 +223,45 @@ class Sweep:
         replays = self._replays[number]
         replays.append(Simulated.of(record, measured.load, measured.point))
         part, target = outcome.part, outcome.target
-        errors = self._errors[number] = load_errors_of(replays, part, target, seed=self._options.seed)
+        found = load_errors_of(replays, part, target, seed=self._options.seed)
+        whole = sum(one.whole for one in replays)
+        errors = self._errors[number] = found if whole else None
+        if found is not None:
+            self._guesses[number] = math.exp(quantiles(found.wanted(target.limit))[0])
         outcome.answers[number] = load_answer(
-            errors, outcome.cells()[number], target, part.recorded, why_wide=self._why_wide(number, errors)
+            errors,
+            outcome.cells()[number],
+            target,
+            part.recorded,
+            whole=whole,
+            why_wide=self._why_wide(number, errors),
+            why_none=self._why_none(number, errors),
         )
+
+    def _why_none(self, number: int, errors: LoadErrors | None) -> str:
+        """What is known of a service that meets the objective at no load."""
+        waiting, percentile = self._waiting(number), self._outcome.target.percentile
+        cores = f"batches wait for a core {100 * waiting:.0f} % of their time" if waiting > _WAITING else ""
+        least = "" if errors is None else f"{1e3 * math.exp(errors.curve.level[0]):.3g} ms"
+        floor = f"however low the load, p{percentile:g} is simulated to stay at {least}" if least else ""
+        return ", and ".join(filter(None, (floor, cores)))
+
+    def _waiting(self, number: int) -> float:
+        """The share of batches' service in which they were ready to run, and no core was free."""
+        batches = [one.point.batches for one in self._replays[number]]
+        served = sum(float(each.service.sum()) for each in batches)
+        return sum(float(each.run_delay.sum()) for each in batches) / max(served, 1e-9)
 
     def _why_wide(self, number: int, errors: LoadErrors | None) -> str:
         """What keeps an answer from being narrower: the first of its likely reasons."""
         replays, target = self._replays[number], self._options.target
         points = [one.point for one in replays]
-        waited = sum(float(point.batches.run_delay.sum()) for point in points)
-        served = max(sum(float(point.batches.service.sum()) for point in points), 1e-9)
         requests = min(len(point.latency) for point in points)
         middle = math.nan if errors is None else quantiles(errors.wanted(target.limit))[0]
         if errors is not None and errors.scale > _NOISY:
-            cores = f" (batches wait for a core {100 * waited / served:.0f} % of their time)"
-            return "replays of this machine differ so much" + (cores if waited > _WAITING * served else "")
+            waiting = self._waiting(number)
+            cores = f" (batches wait for a core {100 * waiting:.0f} % of their time)"
+            return "replays of this machine differ so much" + (cores if waiting > _WAITING else "")
         if errors is not None and math.isfinite(middle) and errors.curve.slope(middle) < _FLAT:
             return f"p{target.percentile:g} hardly grows with load"
         if not target.enough(requests):
@@ -253,7 +292,7 @@ class Sweep:
                 arm.prime(self._out / "schedule")
                 self._load_s = self._clock() - started
                 self._used[setting.number] = False
-            record, cut_s = self._replay(arm, folder, schedule, load)
+            record, cut_s, hopeless = self._replay(arm, folder, schedule, load)
         except LatfixError as error:
             setting.failure = error.message
             self._first_error = self._first_error or error
@@ -262,7 +301,7 @@ class Sweep:
         if cut_s is not None or self._load_s < _RESTART_SHARE * outcome.part.seconds(load):
             arm.restart()  # after an early end its workers still have the backlog
         outcome.meta = record.meta
-        point = load_point(record, cut_s=cut_s)
+        point = load_point(record, cut_s=cut_s, hopeless=hopeless)
         measured = Measured(
             setting=setting.number,
             load=load,
@@ -291,8 +330,11 @@ class Sweep:
             self._arms[number].restart()
         return arm
 
-    def _replay(self, arm: Arm, folder: Path, schedule: Traffic, load: float) -> tuple[RunRecord, float | None]:
-        """A replay, ended early where its backlog tells nothing more; and when it was, in seconds of the schedule."""
+    def _replay(self, arm: Arm, folder: Path, schedule: Traffic, load: float) -> tuple[RunRecord, float | None, bool]:
+        """A replay, ended early where its backlog tells nothing more, or with the budget.
+
+        Beside it when it was ended, in seconds of the schedule, and whether its backlog did that.
+        """
         settings = arm.settings
         backlog = BacklogWatch(
             requests=len(schedule),
@@ -300,7 +342,8 @@ class Sweep:
             at_once=settings.max_batch_size * settings.workers,
             limit_s=self._options.target.limit,
         )
-        process, cut_s = arm.running(), [math.inf]
+        process, cut_s, hopeless = arm.running(), [math.inf], [False]
+        first = not self._outcome.measured  # one point there is, whatever it takes
 
         @contextmanager
         def watching(label: str, traffic: Traffic, where: Path) -> Iterator[OnEvent]:
@@ -312,16 +355,16 @@ class Sweep:
                         return
                     at_s, inside = float(event["at_ns"]) / 1e9, int(event["in_flight"])
                     done = max(int(event["done"]), 0)
-                    enough = (
+                    hopeless[0] = (
                         backlog.drained_enough(at_s, inside)
                         if event["draining"]
                         else backlog.hopeless(at_s, inside, done)
                     )
-                    if enough:
+                    if hopeless[0] or (self._left_s() <= 0 and not first):
                         cut_s[0] = at_s
                         process.interrupt()
 
                 yield on_event
 
         record = arm.replay(folder, schedule, watching, seed=self._options.seed)
-        return record, cut_s[0] if record.partial and math.isfinite(cut_s[0]) else None
+        return record, cut_s[0] if record.partial and math.isfinite(cut_s[0]) else None, hopeless[0]

@@ -54,6 +54,14 @@ def test_a_service_that_keeps_up_or_works_bursts_off_is_replayed_to_its_end(
         assert ended_at(made, simulate(made, **service, seed=seed + 1000), 0.05) is None, seed
 
 
+def test_a_service_that_stood_still_is_not_taken_for_an_overloaded_one() -> None:
+    """For all of the second half so far nothing was served, as where the machine had stopped it."""
+    watch = BacklogWatch(requests=200, scheduled_s=40.0, at_once=1, limit_s=0.1)
+    assert not any(watch.hopeless(at, max(0, 5 * at - 50), min(5 * at, 50)) for at in range(1, 30))
+    going_on = BacklogWatch(requests=200, scheduled_s=40.0, at_once=1, limit_s=0.1)
+    assert any(going_on.hopeless(at, 3 * at, 2 * at) for at in range(1, 30))
+
+
 def test_a_backlog_within_the_objective_is_of_interest(make_traffic: MakeTraffic, simulate: Simulate) -> None:
     traffic = make_traffic(1200, 120.0)
     record = simulate(traffic, each=0.01)

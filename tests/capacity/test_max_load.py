@@ -47,15 +47,23 @@ CURVE = LatencyCurve(
 )
 
 
-def answer(paces: dict[float, float], limit: float | None = 0.1) -> LoadAnswer:
-    """Of replays of M/M/1 that were so much slower than simulated."""
+def answer(paces: dict[float, float], limit: float | None = 0.1, whole: int | None = None) -> LoadAnswer:
+    """Of replays of M/M/1 that were so much slower than simulated; all of them whole, or so many."""
     target = Target(percentile=99.0, limit=limit)
     seen = [
         Seen(load=math.log(load), pace=pace, noise=pace_noise(CURVE, math.log(load), 0.05))
         for load, pace in paces.items()
     ]
     errors = load_errors(CURVE, math.log(next(iter(paces))), 0.0, seen, seed=0)
-    return load_answer(errors, [cell(load, 0.05) for load in paces], target, 100.0, why_wide="it is so")
+    return load_answer(
+        errors,
+        [cell(load, 0.05) for load in paces],
+        target,
+        100.0,
+        whole=len(paces) if whole is None else whole,
+        why_wide="it is so",
+        why_none="a request alone takes longer",
+    )
 
 
 def largest(paces: dict[float, float]) -> LargestLoad:
@@ -90,9 +98,18 @@ def test_one_replay_far_away_decides_nothing() -> None:
 def test_a_limit_that_no_load_meets_and_one_that_all_do() -> None:
     below = answer({0.5: 0.0, 0.2: 0.0}, limit=0.02).largest
     assert below is not None and (below.status, below.lo, below.rps) == ("below", None, None)
+    assert below.hi == pytest.approx(20.0) and below.reason.endswith("; a request alone takes longer")
+    once = answer({0.5: 0.0, 0.2: 0.0}, limit=0.02, whole=1)
+    assert once.largest is not None and once.largest.status == "undecided", "one replay may have been disturbed"
+    assert not once.decided(None)
+    above = answer({0.5: 0.0}, limit=1e9).largest
+    assert above is not None and (above.status, above.hi) == ("above", None)
     assert answer({0.5: 0.0}, limit=None).largest is None, "no objective, no answer"
-    nothing = load_answer(None, [cell(0.5, 9.0, saturated=True)], LIMIT, 100.0, why_wide="").largest
+    nothing = load_answer(
+        None, [cell(0.5, 9.0, saturated=True)], LIMIT, 100.0, whole=0, why_wide="", why_none="x"
+    ).largest
     assert nothing is not None and (nothing.status, nothing.ci95_rps) == ("below", (None, 50.0))
+    assert nothing.reason == "the lowest load that was replayed, 50/s, misses it; x"
 
 
 def test_predictions_are_of_all_loads_and_say_which_meet() -> None:

@@ -58,6 +58,13 @@ def test_where_every_replay_was_ended_early_it_goes_down_and_gives_up() -> None:
     assert replayed == [1.0, 0.5, 0.25, 0.125, 0.0625]
 
 
+def test_where_every_replay_was_ended_early_it_goes_where_they_say_a_good_step_down_each() -> None:
+    steps = [
+        next_load(None, [1.0], LIMIT, lambda load: 1 / load, first=1.0, guess=guess) for guess in (0.4, 0.9, 0.0)
+    ]
+    assert steps == pytest.approx([0.4, 1 / 1.5, 0.25])
+
+
 def test_where_no_load_meets_the_limit_it_gives_up() -> None:
     assert wanted(0.02, limit=0.001) is None or wanted(0.02, 0.005, 0.001, limit=0.001) is None
 

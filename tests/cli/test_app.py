@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from typer.core import TyperGroup
 
 import latfix
 from latfix.cli import app as module
+from latfix.cli.shared.process_streams import asked_to_end_is_interrupted
 from latfix.errors import InputError, RunnerError
 
 Cli = Callable[..., tuple[int, str, str]]
 
-_FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "selftest", "doctor", "fragmentation")
-COMMANDS = (*_FIRST, "init", "backends", "history", "schema", "export", "export-plan", "traffic")
+_FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "watch", "selftest", "doctor")
+_THEN = ("fragmentation", "init", "backends", "history", "schema", "export", "export-plan", "traffic")
+COMMANDS = (*_FIRST, *_THEN)
 HEAVY = ("torch", "pandas", "numpy", "scipy", "jinja2", "matplotlib", "pyarrow", "sqlite3")
 
 
@@ -44,6 +47,18 @@ def fail_with(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
         return cli()
 
     return call
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_being_asked_to_end_is_an_interruption(asked: signal.Signals) -> None:
+    """As job schedulers and timeouts do; what an interruption leaves behind is tested with Ctrl-C."""
+    before = signal.signal(asked, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), asked_to_end_is_interrupted():
+            signal.raise_signal(asked)
+        assert signal.getsignal(asked) is signal.SIG_DFL
+    finally:
+        signal.signal(asked, before)
 
 
 @pytest.mark.parametrize(

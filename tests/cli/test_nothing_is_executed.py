@@ -102,6 +102,7 @@ CALLS: list[tuple[int, str]] = [
     (0, "report killed --slowest 2 --out ../pages"),
     (0, "compare run killed"),
     (0, "export-plan plan.toml --for env"),
+    (0, "export run --to csv --out ../exported.csv"),
     (0, "traffic inspect requests.jsonl"),
     (0, "traffic convert requests.jsonl ../converted.csv"),
     (2, "traffic inspect memory.pickle"),

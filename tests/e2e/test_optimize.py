@@ -40,29 +40,6 @@ class Steady(Workload):
     def prepare(self, request):
         return torch.full((4,), float(request.features["value"]))
 """
-#: Its score falls by half as soon as a layer is int8, which is faster on layers as large as these.
-FRAGILE = """
-import torch
-from latfix import Request, Workload
-
-class Fragile(Workload):
-    def load(self, device):
-        torch.manual_seed(0)
-        self.kept = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 64))
-        self.exact = [parameter.clone() for parameter in self.kept.parameters()]
-        return self.kept
-
-    def prepare(self, request):
-        return torch.randn(1024, generator=torch.Generator().manual_seed(int(request.features["value"])))
-
-    def evaluate(self, predict):
-        requests = [Request(id=str(k), arrival_s=0.0, features={"value": k}) for k in range(16)]
-        outputs = torch.stack(predict(requests))
-        first, first_bias, second, second_bias = self.exact
-        inputs = torch.stack([self.prepare(request) for request in requests])
-        exact = torch.relu(inputs @ first.T + first_bias) @ second.T + second_bias
-        return 1.0 if torch.allclose(outputs, exact, atol=1e-4) else 0.5
-"""
 WINDOW = {"max_batch_size": 8, "batch_window_ms": 80.0, "warmup_requests": 4}
 
 
@@ -210,48 +187,28 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path
     assert "batching.window" not in [cause["cause"] for cause in diagnosis["causes"] if cause["named"]]
 
 
-@pytest.mark.alone
-def test_a_fix_that_costs_accuracy_never_reaches_the_plan(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
-    workload = write_workload(tmp_path / "w", adapter=FRAGILE, traffic=traffic(60, 1.0))
-    folder = tmp_path / "o"
-    gate = ("--gate", "accuracy>=0.99")
-    code, _, err = cli(
-        "optimize", workload, "--budget", "150s", "--fix", "quantize.int8_dynamic", *gate, "--out", folder
-    )
-    assert code == 0, err
-    document = json.loads((folder / "optimization.json").read_text())
-    (step,) = document["steps"]
-    assert step["status"] == "rejected"
-    assert step["reason"].startswith("accuracy 1 -> 0.5, limit 0.99")
-    assert step["accuracy"] == 0.5 and step["ratio"] == {}
-    assert document["accuracy_kind"] == "evaluate"
-    assert document["verdict"] == "no_gain"
-    assert document["before"] == document["after"] and document["after"]["accuracy"] == 1.0
-    assert read_plan(folder / "plan.toml").fixes == ()
-    assert [path.name for path in folder.iterdir() if path.name in ("search", "final")] == [], "nothing was replayed"
-
-
-@pytest.mark.parametrize(
-    ("gate", "code"),
-    [("error_rate<=0", 0), ("p99<0.0001ms", 1), ("p99<=baseline*1.0", 3)],
-)
-def test_exit_codes_where_nothing_fits_the_budget(
-    gate: str, code: int, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+    """One passes, and one that takes two sides is open; that is its own exit code. It goes on from a plan."""
     workload = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic(40, 0.4), runner=WINDOW)
-    found, out, err = cli("optimize", workload, "--budget", "1s", "--gate", gate, "--out", tmp_path / "o")
+    plan = tmp_path / "plan.toml"
+    write_plan(Plan(workload="w", fixes=(PlannedFix(id="batch.window", settings={"batch_window_ms": 0.0}),)), plan)
+    gates = ("--gate", "error_rate<=0", "--gate", "p99<=baseline*1.0")
+    code, out, err = cli("optimize", workload, "--plan", plan, "--budget", "1s", *gates, "--out", tmp_path / "o")
     document = json.loads((tmp_path / "o" / "optimization.json").read_text())
     assert {step["status"] for step in document["steps"]} == {"skipped"}
-    assert {step["fix"] for step in document["steps"]} == {fix.id for fix in FIXES}
+    reasons = {step["fix"]: step["reason"] for step in document["steps"]}
+    assert set(reasons) == {fix.id for fix in FIXES}
+    assert reasons["batch.window"] == "there is no batch window"
+    meta = json.loads((tmp_path / "o" / "baseline" / "run.json").read_text())
+    assert meta["settings"]["batch_window_ms"] == 0.0
     assert document["verdict"] == "inconclusive", "nothing was tried: that tells nothing of the service"
     assert any("--budget tries them" in note for note in document["notes"])
     assert "there was no time left" in " ".join((out + err).split())
     assert re.search(r"Not tried: \d+ fixes \(\d+ no time left", " ".join(out.split()))
     if late := [note for note in document["notes"] if "was too late" in note]:
         pytest.skip(late[0])  # then latfix rightly judges nothing
-    assert found == code, (document["gates"], out, err)
+    assert [gate["passed"] for gate in document["gates"]] == [True, None]
+    assert code == 3, (out, err)
 
 
 def test_wrong_options_are_told_before_anything_runs(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
@@ -294,20 +251,3 @@ def test_a_plan_that_others_went_before_holds_them_too(tmp_path: Path) -> None:
         "warmup_shapes": 9,
     }
     assert planned_fixes(started, []) == started
-
-
-def test_going_on_from_a_plan_starts_with_its_settings(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
-    workload = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic(40, 0.4), runner=WINDOW)
-    plan = tmp_path / "plan.toml"
-    write_plan(Plan(workload="w", fixes=(PlannedFix(id="batch.window", settings={"batch_window_ms": 0.0}),)), plan)
-    code, _, err = cli(
-        "optimize", workload, "--plan", plan, "--budget", "40s", "--fix", "batch.window", "--out", tmp_path / "o"
-    )
-    assert code == 0, err
-    document = json.loads((tmp_path / "o" / "optimization.json").read_text())
-    (step,) = document["steps"]
-    assert (step["status"], step["reason"]) == ("skipped", "there is no batch window")
-    meta = json.loads((tmp_path / "o" / "baseline" / "run.json").read_text())
-    assert meta["settings"]["batch_window_ms"] == 0.0

@@ -26,7 +26,8 @@ class Plan:
 
     ``compute_faults`` and ``prepare_faults`` map a request to ``(kind, ms)``; kinds: ``gc`` (a collection in the
     unit's own thread), ``gc_elsewhere`` (in another thread that kept this one waiting), ``runq``, ``throttle``,
-    ``blocked``, ``cpu``, ``span`` (declared, blocked), ``compile``, ``faults`` (page faults at 0.5 us).
+    ``blocked``, ``cpu``, ``span`` (declared, blocked), ``compile``, ``faults`` (page faults at 0.5 us),
+    ``denormals`` (``cpu``, with the processor's flag set).
     """
 
     n: int = 600
@@ -94,8 +95,9 @@ class _Run:
                 row["throttled_ns"] += ns
         elif kind == "span":
             row["prepare_span_ns"] += ns
-        elif kind == "cpu":
+        elif kind in ("cpu", "denormals"):
             row[f"{prefix}_cpu_ns"] += ns
+            row[f"{prefix}_denormals"] = kind == "denormals"
         elif kind == "faults":
             row[f"{prefix}_cpu_ns"] += ns
             row[f"{prefix}_minflt"] += ns // 500

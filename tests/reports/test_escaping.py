@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -48,3 +49,12 @@ def test_html_texts_hold_no_markup(text: str) -> None:
     page = render("history.html", version="1", kind="k", heading=text, facts=text, trends=[], overview=[])
     heading, facts = re.findall('<h1>(.*)</h1>|<p class="facts">(.*)</p>', page)
     assert not set("<>\"'") & set(heading[0] + facts[1])
+
+
+@given(st.text())
+def test_data_for_scripts_hold_no_markup_and_come_out_as_they_went_in(text: str) -> None:
+    page = render("history.html", kind="k", heading="h", facts="", trends=[], overview=[], points={text: [text]})
+    ((data, rest),) = re.findall('<script type="application/json" id="points">(.*?)</script>(.*)', page, re.DOTALL)
+    assert not set("<>&'\u2028") & set(data) and data.isascii()
+    assert json.loads(data) == {text: [text]}
+    assert page.count("<script") == 3 and rest.count("</script>") == 2

@@ -138,7 +138,7 @@ def test_the_terminal_has_the_answers() -> None:
 
 def test_the_page_has_the_answers(tmp_path: Path) -> None:
     parsed = page(document(), tmp_path)
-    for words in ("max_batch_size=8 bears", "saturated", "×3.10", "arrivals are burstier", "M/M/1", "run"):
+    for words in ("max_batch_size=8 bears", "saturated", "×3.10", "arrivals are burstier", "M/M/1", "14 replays"):
         assert words in parsed.text
     assert "predicted" in parsed.text and "321" in parsed.text
     # latency, throughput, front, and theory for each of two settings

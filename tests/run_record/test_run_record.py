@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord, feature_column, finalize
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.stages import Status
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
@@ -36,7 +37,7 @@ def _rows(order: list[int]) -> Any:
     return rows
 
 
-def _run(folder: Path, order: list[int], *, traffic: Traffic | None = None, state: str = "running") -> Path:
+def _run(folder: Path, order: list[int], *, traffic: Traffic | None = None, state: str = "interrupted") -> Path:
     segments = folder / "segments"
     segments.mkdir(parents=True)
     save_schedule(traffic or _traffic(), folder / "traffic.parquet")
@@ -69,6 +70,26 @@ def test_segments_are_read_in_order_of_the_schedule(tmp_path: Path) -> None:
     assert record.unrecorded() == N - 4
     assert record.counts() == {"ok": 4, "error": 0, "timeout": 0, "shed": 0}
     assert record.latencies_ns().tolist() == [0, 30, 40, 50]
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_was_in_flight_when_a_run_was_killed_is_unfinished(tmp_path: Path, state: str, closed: bool) -> None:
+    # GIVEN a run of which request 1 had not ended when request 3 did, the last one that is recorded
+    folder = _run(tmp_path / "run", [0, 3, 2, -1], traffic=Traffic.plain(np.arange(N) * 1000), state=state)
+    if closed:
+        finalize(folder)
+    record = RunRecord.load(folder)
+    # THEN it waited until then at least, and what had not arrived by then is in no count
+    assert record.counts() | {"ok": 3, "unfinished": 1} == record.counts()
+    (row,) = np.flatnonzero(record.requests["status"] == Status.UNFINISHED)
+    assert {name: int(record.requests[name][row]) for name in ("index", "arrival_ns", "latency_ns", "queue_ns")} == {
+        "index": 1,
+        "arrival_ns": 1000,
+        "latency_ns": 2030,
+        "queue_ns": 2030,
+    }
+    assert record.unrecorded() == N - 4
 
 
 def _cut(file: Path, cut: int) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 
 import latfix.sample_workloads
@@ -55,7 +54,6 @@ class Sample:
     @functools.cache  # noqa: B019
     def loaded(self) -> tuple[Any, Any]:
         """An adapter and its model."""
-        torch.set_num_threads(1)
         adapter = self.adapter()
         return adapter, adapter.load("cpu")
 
@@ -96,12 +94,3 @@ def predictor(workload: Any, model: Any) -> Callable[[list[Request]], list[Any]]
         return [workload.finish(output, request) for output, request in outputs]
 
     return predict
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Operators on one thread, as the samples are served."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, check_seed
+from latfix.cli.shared import address_flow
+from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, TrafficOption, check_seed
 from latfix.cli.shared.output_options import (
     AnnotationsOption,
     JUnitOption,
@@ -22,8 +23,12 @@ from latfix.errors import InputError
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The folder of the run before.", show_default=False)],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the run after.", show_default=False)],
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="The folder of the run before, or an address.", show_default=False)
+    ],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="The folder of the run after, or an address.", show_default=False)
+    ],
     more: Annotated[
         list[Path] | None,
         typer.Argument(metavar="BASE NEW", help="Further pairs, replayed in turns.", show_default=False),
@@ -35,13 +40,23 @@ def compare(
     junit: JUnitOption = None,
     markdown: MarkdownOption = None,
     annotations: AnnotationsOption = False,
+    traffic: TrafficOption = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", help="Of two addresses: how often each is replayed; 3.")
+    ] = None,
+    body: address_flow.BodyOption = None,
+    header: address_flow.HeaderOption = None,
+    method: address_flow.MethodOption = "POST",
+    model: address_flow.ModelOption = "",
+    timeout: address_flow.TimeoutOption = 60.0,
     verbose: VerboseOption = False,
 ) -> int:
     """Compare recorded runs, and judge gates on the difference.
 
-    Percentiles and their ratios with intervals; runs may be incomplete.
+    Percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed in turns.
     """
     from latfix.cli.shared.diagnose_flow import show_gates
+    from latfix.cli.shared.recording_flow import refuse
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code
     from latfix.gates.subject import with_percentile_ratios
@@ -50,17 +65,29 @@ def compare(
     from latfix.reports.terminal.diagnosis import render_comparison
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
-    from latfix.runners.replay.run_session import open_folder
+    from latfix.runners.http_target.address import is_address
+    from latfix.runners.replay.run_session import default_folder, open_folder
 
     check_seed(seed)
     gates = [parse_gate(text) for text in gate or ()]
-    rounds = _rounds([base, new, *(more or ())])
-    befores, afters = ([RunRecord.load(pair[k]) for pair in rounds] for k in (0, 1))
+    service = address_flow.AddressOptions(
+        body=body, header=tuple(header or ()), method=method, model=model, timeout=timeout
+    )
+    folder, pairs = None if out is None else open_folder(out), [Path(base), Path(new), *(more or ())]
+    if is_address(base) or is_address(new):
+        folder = folder or open_folder(default_folder("addresses", "compare"))
+        pairs = address_flow.replay_in_turns(
+            (base, new, *map(str, more or ())), service, traffic, rounds, seed, folder
+        )
+    else:
+        service.refuse(base)
+        refuse(base, {"--traffic": traffic, "--rounds": rounds})
+    in_turns = _rounds(pairs)
+    befores, afters = ([RunRecord.load(pair[k]) for pair in in_turns] for k in (0, 1))
     before, after = befores[-1], afters[-1]
     scored = all(record.meta.accuracy is not None for record in (*befores, *afters))
     outputs = Outputs.open("compare", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
-    folder = open_folder(out) if out is not None else None
-    workload = after.meta.workload or new.name
+    workload = after.meta.workload or after.folder.name
     with outputs.in_any_case(workload, [one.text for one in gates]):
         check_gates(gates, baseline=True, accuracy=scored, causes=False)
         comparison = compare_rounds(befores, afters, seed=seed)

@@ -1,12 +1,17 @@
-"""``cold.compile``: compilation, recompilation or graph capture in a request's path."""
+"""``cold.compile``: compilation, recompilation or graph capture in a request's path, or compilation given up."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
+from latfix.profilers.causes.marked_units import slow_by_mark
 from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import Bools
+from latfix.profilers.probes.compile_probe import LIMIT_SERIES
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -18,18 +23,44 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         # Where the thread is not known, a compilation is taken for this worker's: it is on-CPU beyond what the
         # inputs need, or it held the lock that this worker waited for.
         seen = pauses.unplaced.covered(unit.start, unit.end)
+        given_up = slow_by_mark(evidence, left, name, _uncompiled(evidence), "uncompiled") if name == "compute" else 0
         units[name] = Parts(
-            cpu=np.maximum(own, np.minimum(seen, left.cpu_excess(name))),
+            cpu=np.maximum(given_up, np.maximum(own, np.minimum(seen, left.cpu_excess(name)))),
             blocked=np.maximum(np.minimum(own, left.blocked(name)), np.minimum(seen, left.blocked(name))),
         )
     return Claim(units=units)
 
 
+def _given_up_ns(evidence: Evidence) -> int | None:
+    """When torch gave up compiling a function anew; ``None`` where it did not."""
+    times, hits = evidence.series(LIMIT_SERIES)
+    if not hits.any():
+        return None
+    first = int(np.argmax(hits > 0))
+    return int(times[max(first - 1, 0)])
+
+
+def _uncompiled(evidence: Evidence) -> Bools:
+    """Batches since then of shapes that came after it, which no compiled version fits."""
+    batches, since = evidence.batches, evidence.norms.of("compile.given_up", partial(_given_up_ns, evidence))
+    if since is None:
+        return np.zeros(len(batches["size"]), dtype=bool)
+    shapes = np.stack([batches["size"], batches["padded_elements"], batches["padded_length"]], axis=1)
+    late = batches["h2d_end_ns"] > since
+    known = evidence.norms.of("compile.shapes", lambda: {tuple(shape) for shape in shapes[~late].tolist()})
+    return np.asarray(late & ~np.array([tuple(shape) in known for shape in shapes.tolist()], dtype=bool))
+
+
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     pauses = evidence.pauses["compile"]
+    later = int(np.count_nonzero(_uncompiled(evidence)))
+    gave_up = (
+        f"; torch gave up compiling anew (torch._dynamo.config.recompile_limit), and {later} batches of shapes that "
+        "came later ran uncompiled"
+    )
     return (
         f"{pauses.count} compilations ran between requests' stamps, the longest {from_ns(pauses.longest_ns)}; "
-        f"{figures.requests} requests were in a batch that paid for one."
+        f"{figures.requests} requests were in a batch that paid for one{gave_up if later else ''}."
     )
 
 

@@ -11,6 +11,8 @@ from latfix.profilers.evidence.work_model import Bools
 
 #: First uses of a shape count as cold where half of them exceed the model by more than this many deviations.
 _DEVIATIONS = 4.0
+#: More new shapes in the second half of a run are no warm-up.
+_FEW = 4
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
@@ -66,10 +68,13 @@ def _first_prepares(evidence: Evidence) -> Bools:
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    fresh = evidence.batches["first_shape"] > 0
+    late, every = int(np.count_nonzero(fresh[len(fresh) // 2 :])), int(np.count_nonzero(fresh))
+    coming = f"new shapes kept coming, {late} of {every} in the second half; " if late > _FEW else ""
     warm = int(np.count_nonzero(evidence.rows["warmup"]))
     return (
         f"{figures.requests} requests met first use after {warm} warm-up requests, at most "
-        f"{milliseconds(figures.largest_ms)} beyond what their inputs need; {own_and_behind(figures)}."
+        f"{milliseconds(figures.largest_ms)} beyond what their inputs need; {coming}{own_and_behind(figures)}."
     )
 
 

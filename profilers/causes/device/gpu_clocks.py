@@ -6,25 +6,36 @@ from functools import partial
 
 import numpy as np
 
-from latfix.formatting import milliseconds
+from latfix.formatting import milliseconds, share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.evidence.nvml_samples import Floats, at_batches, series_of
+from latfix.profilers.evidence.nvml_samples import Floats, at_batches, series_of, share_since
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.gpu.nvml import CLOCK_REASONS
+from latfix.profilers.gpu.nvml import CLOCK_REASONS, VIOLATIONS
 
 _SERIES = "nvml.sm_clock_mhz"
 #: Clocks move in steps of a per cent or so all the time.
 _LOWER = 0.03
+#: Counters of the time for which a policy lowered the clocks; an idle device's low clock is none of them.
+_VIOLATIONS = tuple(f"nvml.violation_{name}_ns" for name in VIOLATIONS if name != "low_utilization")
+#: A smaller share of the time between two polls is a matter of when they were made.
+_LEAST_HELD = 0.05
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    lowered = _lowered(evidence)
-    if lowered is None:
+    lowered, held_down = _lowered(evidence), share_since(evidence, _VIOLATIONS)
+    if lowered is None and held_down is None:
         return Claim()
-    clock, usual = lowered
-    # Work that waits for memory takes no longer at a lower clock: this is the most that the clock can owe.
-    longer = np.where(clock < (1.0 - _LOWER) * usual, usual / np.maximum(clock, 1.0) - 1.0, 0.0)
-    owed = np.rint(evidence.units["compute"].expected_cpu * np.nan_to_num(longer)).astype(np.int64)
+    unit = evidence.units["compute"]
+    owed = np.zeros(len(unit.wall), np.int64)
+    if lowered is not None:
+        clock, usual = lowered
+        # Work that waits for memory takes no longer at a lower clock: this is the most that the clock can owe.
+        longer = np.where(clock < (1.0 - _LOWER) * usual, usual / np.maximum(clock, 1.0) - 1.0, 0.0)
+        owed = np.rint(unit.expected_cpu * np.nan_to_num(longer)).astype(np.int64)
+    if held_down is not None:
+        # What happened between two readings of the clock, the counters have seen; how low it was they do not say.
+        counted = np.rint(unit.wall * np.where(held_down > _LEAST_HELD, held_down, 0.0)).astype(np.int64)
+        owed = np.maximum(owed, counted)
     return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
 
 
@@ -48,18 +59,22 @@ def _median(values: Floats) -> float:
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    lowered = _lowered(evidence)
-    assert lowered is not None, "it claims nothing without clocks"
-    clock, usual = lowered
-    worst = int(np.nanargmin(clock / usual))
+    lowered, held_down = _lowered(evidence), share_since(evidence, _VIOLATIONS)
+    fell = "the device's clock was held down"
+    if lowered is not None:
+        clock, usual = lowered
+        worst = int(np.nanargmin(clock / usual))
+        fell = f"the device's clock fell to {clock[worst]:.0f} MHz, {usual[worst]:.0f} MHz at a typical batch"
     bits = 0
     for number in np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist():
         _, values = evidence.series(series_of("nvml.clock_event_reasons", number))
         bits |= int(np.bitwise_or.reduce(values.astype(np.int64), initial=0))
     said = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
+    counted = "" if held_down is None else f"; by NVML's counters for up to {share(held_down.max())} of a second"
     return (
-        f"the device's clock fell to {clock[worst]:.0f} MHz, {usual[worst]:.0f} MHz at a typical batch"
+        fell
         + (f" (NVML's reasons in the run: {said})" if said else "")
+        + (counted if held_down is not None and held_down.max(initial=0.0) > _LEAST_HELD else "")
         + f"; at most {milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
     )
 

@@ -72,7 +72,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     units, ok = evidence.units, evidence.ok
     delay = units["prepare"].runq + units["finish"].runq
     delay = (delay + evidence.of_batch(units["collate"].runq + units["compute"].runq))[ok]
-    had = f"; meanwhile the cores were had by {who}" if (who := _culprit(evidence)) else ""
+    had = f"; meanwhile the cores went to {who}" if (who := _culprit(evidence)) else ""
     return f"threads were runnable without a core for {typical_and_p99(delay)}{had}; {own_and_behind(figures)}."
 
 
@@ -96,7 +96,7 @@ def _outside(_evidence: Evidence, left: Left) -> Claim:
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     delay = (evidence.units["finish"].runq + evidence.of_batch(evidence.units["compute"].runq))[evidence.ok]
-    had = f"; meanwhile the cores were had by {who}" if (who := _culprit(evidence)) else ""
+    had = f"; meanwhile the cores went to {who}" if (who := _culprit(evidence)) else ""
     return (
         f"while a request was at the service, its threads were runnable without a core for {typical_and_p99(delay)}"
         f"{had}; {own_and_behind(figures)}."

@@ -27,7 +27,14 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 CAUSE = Cause(
     id="host.slowdown",
-    fixes=("host.threads", "locality.cores", "cache.embeddings", "warmup.resident", "host.routing"),
+    fixes=(
+        "host.threads",
+        "locality.cores",
+        "cache.embeddings",
+        "warmup.resident",
+        "host.routing",
+        "numerics.flush_denormal",
+    ),
     claim=_claim,
     sentence=_sentence,
 )

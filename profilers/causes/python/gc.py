@@ -23,6 +23,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         held_up = np.minimum(elsewhere, np.maximum(left.blocked(name) - np.maximum(usual, span), 0))
         # A collection whose thread is not known may have been this one's: on-CPU beyond what its inputs need.
         unplaced = np.maximum(pauses.unplaced.covered(unit.start, unit.end) - held_up, 0)
+        if name == "compute" and evidence.setup.on_device:
+            own = np.minimum(own, left.cpu_excess(name))  # the device hid the rest: it went on meanwhile
         units[name] = Parts(cpu=own + np.minimum(unplaced, left.cpu_excess(name)), blocked=held_up)
     return Claim(units=units)
 

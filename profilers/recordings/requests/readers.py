@@ -40,9 +40,12 @@ _MANY_LOST = 0.01
 _MOST_RANKED = 2_000_000
 
 
-def diagnose_table(table: RequestTable, path: Path, options: ReadOptions, *, unit: str = "request") -> Diagnosis:
+def diagnose_table(
+    table: RequestTable, path: Path, options: ReadOptions, *, kind: str = "requests", unit: str = "request"
+) -> Diagnosis:
     """The diagnosis of a table of requests.
 
+    :param kind: and ``unit`` of its source.
     :raises InputError: it is empty.
     """
     if not len(table):
@@ -51,7 +54,7 @@ def diagnose_table(table: RequestTable, path: Path, options: ReadOptions, *, uni
     q = findings.default_percentile(ok) if options.percentile is None else options.percentile
     accounts = account_for_requests(_with_losses(table, ok), tail_share=1 - q / 100, seed=options.seed)
     recorded = findings.Recorded(
-        source=Source(kind="requests", path=str(path), unit=unit, read={**table.facts, "requests": len(table)}),
+        source=Source(kind=kind, path=str(path), unit=unit, read={**table.facts, "requests": len(table)}),
         statuses=_statuses(table, ok),
         offered_ns=table.arrival_ns,
         workload=_name(path),

@@ -92,6 +92,11 @@ class _Columns:
     typical: float = 0.0
     drift: _Drift | None = None
 
+    @property
+    def service_ns(self) -> float:
+        """What serving a quiet request takes, with what it usually waits for."""
+        return self.typical + sum(float(np.median(part)) for name, part in self.parts.items() if name != "dispatch")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drift:
@@ -120,6 +125,7 @@ def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -
         return _empty(table)
     _find_stalls(table, columns, evidence)
     _find_queue(table, columns, evidence, notes)
+    _make_room(table, columns)
     model = _fit(columns)
     _find_log_stalls(table, columns, evidence)
     columns.drift = _find_drift(columns) if table.timed else None
@@ -207,6 +213,9 @@ def _find_queue(table: RequestTable, columns: _Columns, evidence: dict[str, str]
     if not table.timed:
         notes.append("Arrivals have no times: there is no telling of a queue, of bursts or of drift.")
         return
+    if table.sampled:
+        notes.append("Waits in a queue are not told apart from service: that takes every request, not a sample.")
+        return
     queue = None
     if table.first_ns is None:
         came = columns.arrival + columns.parts.get("dispatch", 0)
@@ -243,6 +252,22 @@ def _take_queue(
     )
 
 
+def _make_room(table: RequestTable, columns: _Columns) -> None:
+    """What was measured within the wait is the wait's: parts together are no longer than the rest of a request."""
+    if columns.wait is not None and columns.parts:
+        left = columns.latency - columns.wait
+        for name, part in columns.parts.items():
+            columns.parts[name] = np.minimum(part, left)
+            left = left - columns.parts[name]
+        columns.base = left - sum(columns.stalled.values())
+    if table.idle_ns is not None and table.idle_alone is not None:
+        ok = table.ok
+        idle = table.idle_ns[ok]
+        outside = np.where(table.idle_alone[ok], idle, 0) if columns.wait is None else idle - columns.wait
+        part = columns.parts["external.dependency"] = np.clip(outside, 0, np.maximum(columns.base, 0))
+        columns.base = columns.base - part
+
+
 def _fit(columns: _Columns) -> WorkModel:
     """What inputs need of service."""
     n = len(columns.base)
@@ -262,11 +287,13 @@ def _fit(columns: _Columns) -> WorkModel:
 
 
 def _find_log_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str]) -> None:
-    if table.gaps is not None or not table.timed or table.resolution_ns > columns.typical / 2:
+    usual = columns.service_ns
+    coarse = table.resolution_ns > usual / 2
+    if table.gaps is not None or not table.timed or table.sampled or coarse:
         return
     begin = columns.arrival + (columns.wait if columns.wait is not None else 0)
     end = columns.arrival + columns.latency
-    lost, events = in_log(begin, end, columns.base - columns.expected, columns.typical)
+    lost, events = in_log(begin, end, columns.base - columns.expected, usual)
     if not len(events):
         return
     columns.stalled = {STALL.id: lost}
@@ -274,7 +301,7 @@ def _find_log_stalls(table: RequestTable, columns: _Columns, evidence: dict[str,
     evidence[STALL.id] = (
         f"{len(events)} times nothing ended though several requests were being served, "
         f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
-        f"{from_ns(columns.typical)}); what ran then is not in the recording."
+        f"{from_ns(usual)}); what ran then is not in the recording."
     )
 
 
@@ -354,7 +381,7 @@ class _Ledger:
         columns = self.columns
         if columns.wait is None:
             return
-        service = max(columns.slot_ns or columns.typical, 1.0)
+        service = max(columns.slot_ns or columns.service_ns, 1.0)
         at_rest = waits_at_reference(columns.arrival, service, columns.servers)
         # What waits for prompts waits for those of others: nothing else holds them up.
         columns.traffic = np.minimum(at_rest, columns.wait) if columns.slot_ns is None else columns.wait
@@ -366,7 +393,7 @@ class _Ledger:
         span = float(np.ptp(columns.arrival)) if n else 0.0
         if columns.wait is None or span <= 0:
             return 0.0
-        service = columns.slot_ns or columns.typical
+        service = columns.slot_ns or columns.service_ns
         load = n / span * service / columns.servers
         if not 0 < load < _BUSY:
             return 0.0
@@ -492,6 +519,8 @@ class _Ledger:
 
 
 def _dependency(name: str) -> KnownCause:
+    if name in CATALOGUE:
+        return CATALOGUE[name]
     return KnownCause(
         _part_id(name),
         "measured",
@@ -502,7 +531,7 @@ def _dependency(name: str) -> KnownCause:
 
 
 def _part_id(name: str) -> str:
-    return LATE.id if name == "dispatch" else f"dependency.{name}"
+    return LATE.id if name == "dispatch" else name if name in CATALOGUE else f"dependency.{name}"
 
 
 def _quality(model: WorkModel) -> dict[str, Any]:

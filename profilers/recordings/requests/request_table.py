@@ -59,7 +59,9 @@ class RequestTable:
     :param latency_ns: ``(n,)`` of requests that ended; of others what they had waited, where that is known.
     :param status: ``(n,)`` of :class:`Status`, or :data:`CANCELLED`.
     :param parts: measured parts of the latency, each ``(n,)``. ``dispatch``: the load generator was late. ``queue``:
-        waited at the server. Any other name is a dependency that was waited for.
+        waited at the server. A name of the catalogue's is that cause, any other a dependency that was waited for.
+    :param idle_ns: ``(n,)`` for how long nobody computed for it: in a queue, or for something outside.
+    :param idle_alone: ``(n,)`` whether that was for something outside; of others only a queue that is known tells.
     :param stages: measured stages within service, each ``(n,)``; what is in none of them is shown as ``other``.
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
     :param features: ``(n,)`` each; what tells how much work a request is.
@@ -67,6 +69,7 @@ class RequestTable:
     :param resolution_ns: of the arrivals, as far as the format tells.
     :param timed: false where only the order of arrivals is known.
     :param start_unix_ns: when the first request arrived; ``None`` without a calendar.
+    :param sampled: true where one row of the recording stands for several requests, which are all here.
     :param has_status: false where the format does not say how requests ended.
     :param facts: what was read, by name, for ``source.read``.
     :param notes: what a reader must know, one sentence each.
@@ -78,6 +81,8 @@ class RequestTable:
     parts: Mapping[str, Ints] = field(default_factory=dict)
     stages: Mapping[str, Ints] = field(default_factory=dict)
     first_ns: Ints | None = None
+    idle_ns: Ints | None = None
+    idle_alone: Bools | None = None
     features: Mapping[str, npt.NDArray[np.float32] | Floats] = field(default_factory=dict)
     route: npt.NDArray[np.int32] | None = None
     routes: tuple[str, ...] = ()
@@ -87,6 +92,7 @@ class RequestTable:
     resolution_ns: int = 1
     timed: bool = True
     start_unix_ns: int | None = None
+    sampled: bool = False
     has_status: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -149,6 +155,8 @@ class RequestTable:
             parts={name: column[order] for name, column in self.parts.items()},
             stages={name: column[order] for name, column in self.stages.items()},
             first_ns=None if self.first_ns is None else self.first_ns[order],
+            idle_ns=None if self.idle_ns is None else self.idle_ns[order],
+            idle_alone=None if self.idle_alone is None else self.idle_alone[order],
             features={name: column[order] for name, column in self.features.items()},
             route=None if self.route is None else self.route[order],
             ids=tuple(self.ids[k] for k in order.tolist()) if self.ids else (),

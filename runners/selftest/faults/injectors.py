@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
@@ -19,6 +20,8 @@ from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, P
 from latfix.spans import span
 
 Inject = Callable[[float], Done]
+#: Denormal numbers are a fault where they cost more than so many times what others do.
+_SLOWER = 3.0
 
 
 def sleep(ms: float) -> Done:
@@ -101,6 +104,66 @@ class Collections:
         return self._collect()
 
 
+class Retries:
+    """Tries again after sleeping for as long as every time, until it has waited long enough.
+
+    :param most_ms: of one wait: four sleeps.
+    """
+
+    def __init__(self, most_ms: float) -> None:
+        self._sleep_ms = most_ms / 4
+
+    def __call__(self, ms: float) -> Done:
+        """Sleep as often as comes nearest to ``ms``."""
+        watch = Stopwatch()
+        for _ in range(max(1, round(ms / self._sleep_ms))):
+            time.sleep(self._sleep_ms / 1e3)
+        return watch.stop()
+
+
+class Denormals:
+    """Roots of numbers too small for a full mantissa: operators and shapes as with others, but slow.
+
+    Products of them are slow on some processors only.
+    """
+
+    _ELEMENTS, _TRIES = 8192, 7
+
+    def __init__(self) -> None:
+        import torch
+
+        self._tiny, self._usual = (torch.full((self._ELEMENTS,), value) for value in (1e-39, 1.0))
+        self._answer = torch.empty(self._ELEMENTS)
+        self._slow_ns, self._fast_ns = (self._fastest_ns(values) for values in (self._tiny, self._usual))
+
+    @property
+    def times_slower(self) -> float:
+        """How many times longer this processor takes for them."""
+        return self._slow_ns / self._fast_ns
+
+    def _fastest_ns(self, values: Any) -> float:
+        return min(self._timed_ns(values) for _ in range(self._TRIES))
+
+    def _timed_ns(self, values: Any) -> float:
+        start = time.thread_time_ns()
+        self._roots(values, 20)
+        return max((time.thread_time_ns() - start) / 20, 1.0)
+
+    def _roots(self, values: Any, times: int) -> None:
+        import torch
+
+        for _ in range(times):
+            torch.sqrt(values, out=self._answer)
+
+    def __call__(self, ms: float) -> Done:
+        """As many roots as take ``ms`` longer than the same of other numbers."""
+        times = max(1, round(ms * 1e6 / max(self._slow_ns - self._fast_ns, 1.0)))
+        watch = Stopwatch()
+        self._roots(self._tiny, times)
+        done = watch.stop()
+        return watch.stop(max(done.ns - round(times * self._fast_ns), 0))
+
+
 class HeldLock:
     """A lock that another thread holds while it sleeps."""
 
@@ -128,7 +191,20 @@ class HeldLock:
 
 
 #: Kinds of faults that traffic can plan, and whose they are where they strike in ``model``.
-KINDS: tuple[str, ...] = ("none", "sleep", "span", "gc", "faults", "work", "trim", "fragment", "lock", "held_faults")
+KINDS: tuple[str, ...] = (
+    "none",
+    "sleep",
+    "span",
+    "gc",
+    "faults",
+    "work",
+    "trim",
+    "fragment",
+    "lock",
+    "held_faults",
+    "retry",
+    "denormals",
+)
 _CAUSES = {
     "span": "external.dependency",
     "gc": "python.gc",
@@ -138,12 +214,13 @@ _CAUSES = {
     "trim": "memory.allocator",
     "fragment": "memory.fragmentation",
     "lock": "unexplained",
+    "denormals": "numerics.denormals",
 }
 
 
 def cause_of(kind: str, where: str) -> str:
     """The catalogue's id for a fault; a wait inside the model is nobody's."""
-    if kind == "sleep":
+    if kind in ("sleep", "retry"):
         return "unexplained" if where == "model" else "external.dependency"
     return _CAUSES[kind]
 
@@ -179,6 +256,8 @@ def _make(kind: str, most_ms: float) -> Inject:
         "trim": HeapGrowth,
         "fragment": Fragments,
         "lock": HeldLock,
+        "retry": lambda: Retries(most_ms),
+        "denormals": Denormals,
     }
     return makers[kind]()
 
@@ -192,4 +271,12 @@ def supported(kind: str) -> str:
             return str(error)
     if kind in ("faults", "held_faults") and sys.platform != "linux":
         return "madvise(MADV_DONTNEED) empties a mapping on Linux only"
+    if kind == "denormals":
+        return _no_slow_denormals()
     return ""
+
+
+@cache
+def _no_slow_denormals() -> str:
+    slower = Denormals().times_slower
+    return "" if slower > _SLOWER else f"denormal numbers cost this processor {slower:.1f} times what others do"

@@ -103,6 +103,9 @@ def test_a_killed_run_tells_what_it_has(tmp_path: Path, cli: Cli) -> None:
     code, out, err = cli("report", run, "--request", "r025", "--request", "r055", "--slowest", "2")
     assert code == 0, err
     assert "batch 20 (1)" in in_one_line(out)
+    assert "The run ended while it was in queue after 96.0 ms" in in_one_line(out)
+    early = _write(tmp_path / "early", finished=False, lost=50)  # r055 had not arrived
+    out = cli("report", early, "--request", "r055")[1]
     assert "Request r055  not recorded" in out
     assert "when the run stopped" in in_one_line(out)
 

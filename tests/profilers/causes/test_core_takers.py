@@ -114,5 +114,5 @@ def test_the_culprit_is_named(simulate: Callable[..., RunRecord]) -> None:
     # THEN
     cause = next(each for each in found.causes if each.cause == "host.contention")
     assert cause.culprit == "stress (process 77), 2.0 cores"
-    assert "meanwhile the cores were had by stress (process 77), 2.0 cores" in cause.evidence
+    assert "meanwhile the cores went to stress (process 77), 2.0 cores" in cause.evidence
     assert not any(each.culprit for each in diagnose(record, bootstrap=40).causes), "nobody watched"

@@ -91,6 +91,19 @@ def test_a_lower_clock_owns_what_compute_took_longer(slowed: RunRecord, low: flo
         assert found["gpu.clocks"].named and words in found["gpu.clocks"].evidence
 
 
+@pytest.mark.parametrize(("counter", "owed_ms"), [("power", 14.0), ("thermal", 14.0), ("low_utilization", 0.0)])
+def test_what_no_reading_of_the_clock_met_its_counters_have_seen(
+    slowed: RunRecord, counter: str, owed_ms: float
+) -> None:
+    """Between two polls the clock was low for most of the time and back when it was read; idleness delays nobody."""
+    series = {"nvml.sm_clock_mhz": _clock(1980.0), f"nvml.violation_{counter}_ns": _level(8e8, 0.0)}
+    record = _with_readings(slowed, series)
+    own, found = _own_ms(record, "gpu.clocks"), _causes(record)
+    assert np.median(own[_HIT]) == pytest.approx(owed_ms, rel=0.1) and np.median(np.delete(own, _HIT)) == 0
+    if owed_ms:
+        assert "by NVML's counters for up to 80.0 % of a second" in found["gpu.clocks"].evidence
+
+
 def _busy(others: float, device: str = "") -> Mapping[str, Reading]:
     return {
         f"nvml.{device}own_sm_util": _level(50.0, 50.0),
@@ -103,7 +116,7 @@ def test_another_process_owns_what_compute_took_longer(slowed: RunRecord) -> Non
     record = _with_readings(slowed, _busy(50.0))
     contention = _causes(record)["gpu.contention"]
     assert contention.named and np.median(_own_ms(record, "gpu.contention")[_HIT]) == pytest.approx(14.0, rel=0.1)
-    assert "with up to 50.0 % of it" in contention.evidence
+    assert "with up to 50.0 % of it" in contention.evidence and contention.evidence_class == "modelled"
     assert "gpu.contention" not in _causes(_with_readings(slowed, _busy(3.0))), "it hardly computes"
 
 
@@ -141,6 +154,7 @@ def test_retries_beside_free_pieces_are_fragmentation(stalled: RunRecord) -> Non
     record = _with_readings(stalled, _counters(retries=20, pieces=2e9, calls=30))
     cause = _causes(record)["memory.fragmentation"]
     assert cause.named and np.median(_own_ms(record, "memory.fragmentation")[_HIT[::3]]) == pytest.approx(60, rel=0.1)
+    assert cause.evidence_class == "modelled", "calls are counted, their prices guessed"
     assert "gave cached memory back" in cause.evidence and "1.91e+03 MiB lay free" in cause.evidence
 
 

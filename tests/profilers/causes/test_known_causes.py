@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from latfix.profilers.diagnose import diagnose
+from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
@@ -52,6 +53,8 @@ def check_sums(diagnosis: Diagnosis) -> None:
         ("compute", "faults", "memory.page_faults"),
         ("compute", "compile", "cold.compile"),
         ("compute", "cpu", "host.slowdown"),
+        ("compute", "denormals", "numerics.denormals"),
+        ("prepare", "denormals", "numerics.denormals"),
         ("prepare", "gc", "python.gc"),
         ("prepare", "runq", "host.contention"),
         ("prepare", "span", "external.dependency"),
@@ -125,6 +128,52 @@ def test_cold_start(simulate: Simulate) -> None:
     assert diagnosis.verdict == "cold.start"
     assert any("warm-up" in note for note in diagnosis.notes)
     assert diagnose(simulate(rate=20)).verdict != "cold.start"
+
+
+@pytest.mark.parametrize("harmless", [0.1, 1.0])
+def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: float) -> None:
+    """A slow core strikes units whether they met some or not; where all met some, nothing tells what that costs."""
+    chosen = np.random.default_rng(3).random(600) < harmless
+    met = dict.fromkeys(np.flatnonzero(chosen).tolist(), ("denormals", 0.0))
+    slow = {k: ("denormals" if k in met else "cpu", 40.0) for k in some("cpu", 40.0)}
+    diagnosis = diagnose(simulate(rate=20, compute_faults=met | slow), bootstrap=60)
+    assert diagnosis.verdict == "host.slowdown"
+    assert entry(diagnosis, "numerics.denormals") == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("gave_up", [True, False])
+def test_batches_that_run_uncompiled_for_good(simulate: Simulate, gave_up: bool) -> None:
+    """Shapes that came before the limit have a compiled version, those that came later are slow every time."""
+    lengths = np.full(900, 100)
+    lengths[500::20] = 110
+    slow = dict.fromkeys(np.flatnonzero(lengths == 110).tolist(), ("cpu", 40.0))
+    record = simulate(n=900, rate=20, lengths=lengths, compute_faults=slow | {30: ("cpu", 40.0)})
+    times = np.arange(0, int(record.requests["arrival_ns"][-1]), 500_000_000)
+    hits = (times > record.requests["arrival_ns"][450]) * float(gave_up)
+    diagnosis = diagnose(add_samples(record, {"compile.limit_hits": (times, hits)}), bootstrap=60)
+    assert (diagnosis.verdict == "cold.compile") == gave_up
+    if gave_up:
+        assert entry(diagnosis, "cold.compile")[0] > 0.8 * diagnosis.excess_ms
+        assert "20 batches of shapes that came later ran uncompiled" in diagnosis.causes[0].evidence
+
+
+@pytest.mark.parametrize(("unit", "cause"), [("prepare", "external.dependency"), ("compute", "unexplained")])
+@pytest.mark.parametrize(
+    ("waits_ms", "words"),
+    [
+        ((500.2, 1001.0, 500.4, 1500.9, 1000.5), "up to 3 sleeps of 0.50 s"),
+        ((40.2, 40.1, 40.3, 40.1), "are one sleep of 40.1 ms, or a timeout"),
+        ((41.0, 88.0, 57.0, 130.0, 71.0, 103.0, 64.0), ""),
+    ],
+)
+def test_sleeps_of_one_length_are_told(
+    simulate: Simulate, unit: str, cause: str, waits_ms: tuple[float, ...], words: str
+) -> None:
+    faults = {k: ("blocked", waits_ms[at % len(waits_ms)]) for at, k in enumerate(some("blocked", 1.0))}
+    diagnosis = diagnose(simulate(rate=5, **{f"{unit}_faults": faults}), bootstrap=20)
+    evidence = next(c.evidence for c in diagnosis.causes if c.cause == cause)
+    assert words in evidence
+    assert ("sleep" in evidence) == bool(words)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -222,6 +271,36 @@ def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
     throttled = diagnose(replace(record, samples=samples))
     assert throttled.verdict == "host.throttle"
     assert entry(throttled, "host.throttle")[0] > 10 * abs(entry(throttled, "external.dependency")[0])
+
+
+@pytest.mark.parametrize("ms", [450.0, 6.0])
+def test_the_slowest_are_explained_whatever_the_percentile(simulate: Simulate, ms: float) -> None:
+    """Three requests of 600 are no part of p99's cause, but of the answer if they are far beyond it."""
+    struck = dict.fromkeys((150, 300, 450), ("blocked", ms))
+    diagnosis = diagnose(simulate(arrivals_ms=np.arange(600) * 500.0, prepare_faults=struck), bootstrap=20)
+    largest = diagnosis.largest
+    assert largest is not None and largest.requests == 10
+    assert largest.most_ms == diagnosis.latency_ms["max"] > ms
+    assert next(iter(largest.causes_ms)) == "external.dependency"
+    assert sum(largest.causes_ms.values()) == pytest.approx(largest.excess_ms)
+    words = [line.words for line in diagnosis_answer(diagnosis).lines if line.label == "slowest"]
+    assert [text.startswith("the 10 slowest took") and "external.dependency is" in text for text in words] == (
+        [True] if ms > 100 else []
+    )
+
+
+@pytest.mark.parametrize("ms", [0.0, 50.0])
+def test_a_throttled_neighbor_is_told_where_its_group_is_seen(simulate: Simulate, ms: float) -> None:
+    """Waits of 60 ms, in which another control group had no quota left for 50."""
+    faults = some("blocked", 60.0)
+    record = simulate(rate=5, prepare_faults=faults)
+    rows = record.requests
+    starts = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_wait_ns"])[sorted(faults)]
+    times = np.sort(np.concatenate([starts, starts + 60 * MS]))
+    grown = np.repeat(np.arange(len(starts) + 1), 2)[1:-1] * ms * MS
+    found = diagnose(add_samples(record, {"neighbor.throttled_ns.cache": (times, grown)}), bootstrap=20)
+    assert found.verdict == "external.dependency"
+    assert ("the control group cache was throttled" in found.causes[0].evidence) == bool(ms)
 
 
 def test_two_causes_at_once(simulate: Simulate) -> None:

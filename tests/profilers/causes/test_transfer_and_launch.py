@@ -126,6 +126,42 @@ def test_a_device_that_waits_for_the_host_is_starved_of_launches(simulate: Simul
     assert "300 operators of a batch are issued one by one" in cause.evidence and cause.fixes == ("fuse.cudagraph",)
 
 
+def test_a_launching_thread_that_was_kept_from_its_work_is_no_lack_of_launches(simulate: Simulate) -> None:
+    """It stood at a lock: a captured graph would have waited there, too."""
+    record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("blocked", 14.0)))
+    wall = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
+    record = _on_device(record, {"issue_ns": wall})
+    assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
+    assert np.median(_own_ms(record, "unexplained")[_HIT]) == pytest.approx(14.0, rel=0.05)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize(("kind", "cause"), [("runq", "host.contention"), ("gc", "python.gc")])
+def test_of_a_hosts_delays_only_what_delayed_the_batch_is_owed(
+    simulate: Simulate, kind: str, cause: str, hidden: bool
+) -> None:
+    """While the device computed what it had, the thread that launches waited for a core, or collected."""
+    record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, (kind, 6.0)))
+    if hidden:
+        usual = simulate(n=900, rate=20, base=10.0, per_item=0.0)
+        runq = record.batches["compute_runq_ns"]
+        events = {**record.events, "t_ns": usual.batches["h2d_end_ns"][sorted(_HIT)] + _MS} if kind == "gc" else {}
+        record = replace(usual, batches={**usual.batches, "compute_runq_ns": runq}, events=events or usual.events)
+    own = _own_ms(_on_device(record, {}), cause)
+    assert np.median(own[_HIT]) == pytest.approx(0.0 if hidden else 6.0, abs=0.3)
+
+
+def test_a_probe_that_holds_the_drivers_lock_is_the_observers(simulate: Simulate) -> None:
+    record = _starved(simulate)
+    begin = record.batches["h2d_end_ns"][_HIT]
+    events = {name: np.full(len(begin), -1) for name in record.events}
+    events |= {"t_ns": begin, "duration_ns": np.full(len(begin), 14 * _MS)}
+    events |= {"kind": np.full(len(begin), "spike", object), "detail": np.full(len(begin), None, object)}
+    record = replace(record, events=events)
+    assert np.median(_own_ms(record, "observer")[_HIT]) == pytest.approx(14.0, rel=0.05)
+    assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
+
+
 def test_waits_of_the_host_own_the_idle_time_that_follows_them(simulate: Simulate) -> None:
     profile = _profile(sync=3.0, waits=6)
     record = _starved(simulate, device_profile=profile, device_waits=["model.py:12", "model.py:31"])

@@ -115,6 +115,32 @@ def test_a_burst_in_front_of_one_server_is_the_traffic_s() -> None:
     assert found.stages_ms["queue"]["p99"] > 0
 
 
+@pytest.mark.parametrize(
+    ("added_ms", "late", "idle", "told"),
+    [
+        (40, 0.6, True, True),
+        (40, 0.6, None, True),
+        (40, 0.6, False, False),
+        (40, 0.1, None, False),
+        (32, 1.0, None, False),
+    ],
+)
+def test_an_acknowledgement_that_is_put_off_is_told(
+    added_ms: int, late: float, idle: bool | None, told: bool
+) -> None:
+    """Work of 42 ms reaches below 40, too, or keeps the process busy."""
+    rng = np.random.default_rng(6)
+    at = arrivals(10.0)
+    put_off = np.where(rng.random(N) < late, added_ms * MS, 0)
+    work = (rng.normal(10, 2, N) if added_ms == 32 else rng.uniform(1, 3, N)) * MS
+    end = at + work.astype(np.int64) + put_off
+    series = busy_while_serving(at, end, put_off if idle else 0 * put_off)
+    more = {} if idle is None else {"samples": series}
+    notes = [note for note in diagnose(recorded(at, end, **more), bootstrap=20).notes if "NODELAY" in note]
+    assert len(notes) == told
+    assert all("to the first byte of" in note for note in notes)
+
+
 def test_a_slow_dependency_is_named_where_the_process_is_watched() -> None:
     at, slow = arrivals(20.0), np.random.default_rng(5).random(N) < 0.03
     idle = np.where(slow, 150 * MS, 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from latfix.profilers.probes.compile_probe import CompileEvents
+from latfix.profilers.probes.compile_probe import LIMIT_SERIES, CompileEvents
 from latfix.profilers.probes.stage_recorder import EventLog
 
 
@@ -67,3 +67,22 @@ def test_attached_in_the_middle_it_waits_for_the_next(handler: Handler) -> None:
     CompileEvents(log).attach()
     handler.end[0](None)
     assert not _rows(log)
+
+
+def test_giving_up_is_counted_by_torch_itself() -> None:
+    """Of a function compiled for each length, as the framework does it; the limit is its own."""
+    import torch
+    import torch._dynamo
+
+    events = CompileEvents(EventLog())
+    calls = torch.compile(lambda values: values + 1, backend="eager", dynamic=False)
+    try:
+        with torch._dynamo.config.patch(recompile_limit=2):
+            calls(torch.zeros(3))
+            before = events.read()[LIMIT_SERIES]
+            for length in (4, 5, 6):
+                calls(torch.zeros(length))
+        assert events.read()[LIMIT_SERIES] > before
+    finally:
+        events.detach()
+        torch._dynamo.reset()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
+from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups, neighbor_reader
 from latfix.runners.host import privileges as permissions
 
 MIB = 1 << 20
@@ -34,6 +34,23 @@ def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
     assert room(tmp_path, "0::/pod/container") == 16
     group(tmp_path / "sys/fs/cgroup" / "pod" / "container", V2, str(110 * MIB), 100)
     assert room(tmp_path, "0::/pod/container") == 10
+
+
+def test_groups_with_a_quota_beside_this_one_are_watched(tmp_path: Path) -> None:
+    pod = tmp_path / "sys/fs/cgroup" / "pod"
+    for name, text in (("own", "nr_periods 9\nthrottled_usec 1\n"), ("free", "usage_usec 5\n")):
+        (pod / name).mkdir(parents=True)
+        (pod / name / "cpu.stat").write_text(text)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/own\n")
+    assert neighbor_reader(ControlGroups(tmp_path)) is None, "one without a quota is never stopped"
+    (pod / "cache").mkdir()
+    stat = pod / "cache" / "cpu.stat"
+    stat.write_text("nr_periods 9\nthrottled_usec 7\n")
+    read = neighbor_reader(ControlGroups(tmp_path))
+    assert read is not None and read() == {"neighbor.throttled_ns.cache": 7000.0}
+    stat.write_text("nr_periods 9\nthrottled_usec 8\n")
+    assert read() == {"neighbor.throttled_ns.cache": 8000.0}
 
 
 def test_files_that_are_only_cached_are_no_use_of_memory(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 SECOND = 1_000_000_000
 
 
-def process(proc: Path, pid: int, name: str, ticks: int, *, group: int = 0, born: int = 5) -> None:
+def process(proc: Path, pid: int, name: str, ticks: int, *, parent: int = 1, born: int = 5) -> None:
     """A process that has spent ``ticks``, half of them in the kernel."""
     (proc / str(pid)).mkdir(exist_ok=True)
     zeros = " ".join("0" * 7)
     times = f"{ticks - ticks // 2} {ticks // 2} 0 0 20 0 1 0 {born}"
-    (proc / str(pid) / "stat").write_text(f"{pid} ({name}) R 1 {group or pid} 1 {zeros} {times} 0 0\n")
+    (proc / str(pid) / "stat").write_text(f"{pid} ({name}) R {parent} 1 1 {zeros} {times} 0 0\n")
     (proc / str(pid) / "comm").write_text(f"{name}\n")
 
 
@@ -35,11 +35,11 @@ def looked(proc: Path, own: set[int], *changes: list[tuple[int, str, int]]) -> l
 
 
 def test_who_spent_how_much(tmp_path: Path) -> None:
-    # GIVEN a hog whose name is no field, an idle shell, the service's group of two, and this process
+    # GIVEN a hog whose name is no field, an idle shell, the service with a child, and this process
     process(tmp_path, 7, "a) R 1 (b", 1000)
     process(tmp_path, 8, "sh", 3)
-    process(tmp_path, 9, "python3", 50, group=9)
-    process(tmp_path, 10, "loader", 50, group=9)
+    process(tmp_path, 9, "python3", 50)
+    process(tmp_path, 10, "loader", 50, parent=9)
     process(tmp_path, os.getpid(), "latfix", 10)
     # WHEN all but the shell compute for a second
     found = looked(tmp_path, {9}, [(7, "a) R 1 (b", 1090), (9, "python3", 140), (os.getpid(), "latfix", 13)])
@@ -83,3 +83,16 @@ def test_without_proc_nothing_is_noted(tmp_path: Path) -> None:
     watch.look()
     watch.look()
     assert watch.samples == []
+
+
+def test_latfix_itself_is_told_apart(tmp_path: Path) -> None:
+    process(tmp_path, 7, "python3", 0)
+    clock = count(SECOND, SECOND)
+    watch = NeighborWatch(set(), latfix={7}, proc=tmp_path, clock=lambda: next(clock))
+    watch.look()
+    process(tmp_path, 7, "python3", 40)
+    watch.look()
+    assert watch.samples[-2:] == [
+        (2 * SECOND, "other.all.spent_ns", 0.0),
+        (2 * SECOND, "latfix.spent_ns", 40.0 * TICK_NS),
+    ]

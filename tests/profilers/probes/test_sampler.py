@@ -89,6 +89,19 @@ def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
     assert all(row[1] >= 3_000_000 for row in spikes if row[6]["probe"] == "burn")
 
 
+@pytest.mark.parametrize("in_driver", [True, False])
+def test_a_poll_that_sleeps_in_a_driver_is_a_spike(in_driver: bool) -> None:
+    events = EventLog()
+
+    def sleep() -> dict[str, float]:
+        time.sleep(0.02)
+        return {}
+
+    with Sampler([Probe("nvml", 60.0, sleep, in_driver=in_driver)], SampleLog(), events, name="test"):
+        pass
+    assert len(_rows(events)) == (2 if in_driver else 0)
+
+
 def test_host_and_process_counters_grow() -> None:
     host, process = host_reader(), process_reader()
     before = host(), process()

@@ -99,14 +99,14 @@ def test_batch_stamps_count_from_the_start_of_the_run() -> None:
     stamps = [name for name in BATCH_DTYPE.names or () if name.endswith("_ns")][:7]
     assert stamps[0] == "free_ns" and stamps[-1] == "d2h_end_ns"
     recorder.batch_values(batch, {**{name: 700 + k for k, name in enumerate(stamps)}, "size": 3, "retried": 1})
-    recorder.batch_account("compute", batch, (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13))
+    recorder.batch_account("compute", batch, (1, 2, 3, 4, 5, 6, 1, 7, 8, 9, 10, 11, 12, 13))
     recorder.batch_done(batch, 900)
 
     (row,) = recorder.drain_batches()
 
     assert [row[name] for name in stamps] == list(range(200, 207))
     assert (row["finish_end_ns"], row["size"], row["retried"]) == (400, 3, 1)
-    assert row["compute_cpu_ns"] == 1 and row["compute_majflt"] == 6
+    assert row["compute_cpu_ns"] == 1 and row["compute_majflt"] == 6 and row["compute_denormals"] == 1
     assert row["process_cpu_ns"] == 7, "compute's keeps the name that it has had"
     assert row["compute_mapped_bytes"] == 8 and row["compute_free_bytes"] == 13
     assert len(recorder.drain_batches()) == 0
@@ -114,14 +114,22 @@ def test_batch_stamps_count_from_the_start_of_the_run() -> None:
 
 def test_accounts_land_in_their_columns() -> None:
     recorder = StageRecorder(1)
-    recorder.account("prepare", 0, tuple(range(10, 23)))
-    recorder.account("finish", 0, tuple(range(30, 43)))
+    recorder.account("prepare", 0, tuple(range(10, 24)))
+    recorder.account("finish", 0, tuple(range(30, 44)))
     _stamp(recorder, 0, [1] * 8, 7, Status.OK)
     (row,) = recorder.drain_requests()
-    names = ["cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt", "process_cpu_ns", "mapped_bytes"]
-    names += ["resident_bytes", "arena_bytes", "blocks_bytes", "used_bytes", "free_bytes"]
-    assert [row[f"prepare_{name}"] for name in names] == list(range(10, 23))
-    assert [row[f"finish_{name}"] for name in names] == list(range(30, 43))
+    names = ["cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt", "denormals"]
+    names += [
+        "process_cpu_ns",
+        "mapped_bytes",
+        "resident_bytes",
+        "arena_bytes",
+        "blocks_bytes",
+        "used_bytes",
+        "free_bytes",
+    ]
+    assert [row[f"prepare_{name}"] for name in names] == list(range(10, 24))
+    assert [row[f"finish_{name}"] for name in names] == list(range(30, 44))
 
 
 def test_there_is_room_for_a_failed_batch_and_one_more_a_request() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import platform
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from latfix.profilers.probes.batch_delays import PoolDelays
@@ -28,7 +31,9 @@ from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 
 pytestmark = pytest.mark.alone
 
-CPU, RUNQ, VOLUNTARY, MINOR = (THREAD_ACCOUNT.index(name) for name in ("cpu_ns", "runq_ns", "vcsw", "minflt"))
+CPU, RUNQ, VOLUNTARY, MINOR, DENORMALS = (
+    THREAD_ACCOUNT.index(name) for name in ("cpu_ns", "runq_ns", "vcsw", "minflt", "denormals")
+)
 
 
 @pytest.fixture
@@ -81,6 +86,20 @@ def test_counters_are_of_their_thread_only(counters: ThreadCounters) -> None:
 
     _, spent = _observe(counters, work)
     assert spent[CPU] < 40_000_000, "the other thread's spin is not this one's"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag is of x86-64")
+def test_denormal_numbers_are_seen_on_the_thread_that_computes_with_them(counters: ThreadCounters) -> None:
+    tiny, usual = (np.full(1000, value, np.float32) for value in (1e-39, 1.0))
+    for values, expected in ((tiny, 1), (usual, 0), (tiny, 1)):
+        assert _observe(counters, partial(np.multiply, values, np.float32(0.5)))[1][DENORMALS] == expected
+
+    def elsewhere() -> None:
+        other = threading.Thread(target=lambda: tiny * np.float32(0.5))
+        other.start()
+        other.join()
+
+    assert _observe(counters, elsewhere)[1][DENORMALS] == 0
 
 
 def test_snapshots_never_fall_and_are_counted(counters: ThreadCounters) -> None:

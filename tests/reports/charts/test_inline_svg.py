@@ -27,6 +27,8 @@ def picture(name: str, label: str = "after", *, height: float = 30.0) -> Markup:
         total=3,
         failed_s=np.array([0.5]),
         failed=1,
+        rows=np.arange(3),
+        failed_rows=np.array([3]),
     )
     window = Windows(edges_s=np.array([0.0, 2.0]), p50_ms=np.array([2.0]), p99_ms=np.array([height]))
     return charts.latency_over_time(name, [charts.Arrivals(label=label, role="after", points=points, windows=window)])

@@ -246,7 +246,7 @@ def page_of(session: Session, tmp_path: Path, *stories: Story) -> str:
 @TOLD
 def test_the_page_tells_the_same_and_obeys_nothing(told: Story, ordinary: Session, tmp_path: Path) -> None:
     page = Tags()
-    page.feed("<details>" + page_of(ordinary, tmp_path, told).split("<details>")[1])
+    page.feed("<details" + page_of(ordinary, tmp_path, told).split("<details")[1])
     assert "script" not in page.names
     assert not any((unicodedata.category(c) in ("Cc", "Cs") and c != "\n") or c == "\u202e" for c in page.read)
     if told.reference_ns is not None:
@@ -259,7 +259,7 @@ def test_the_page_of_a_run_tells_its_slowest_requests(ordinary: Session, tmp_pat
     record, diagnosis = ordinary
     stories = tell_slowest(record, diagnosis.ledger)
     text = page_of(ordinary, tmp_path, *stories)
-    assert text.count("<details>") == len(stories) == 10
+    assert text.count("<details ") == len(stories) == 10
     for one in stories:
         assert f"Timeline of {one.id}," in text
 

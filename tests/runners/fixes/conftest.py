@@ -45,6 +45,7 @@ _CALLED_FOR: dict[str, dict[str, Any]] = {
     "schedule.memory_aware": {"members": [[40, 40], [50, 51], [45, 190], [60, 62]] * 20, "resident_mb": 2},
     "admit.limit": {"status": _LATE},
     "admit.shed": {"status": _LATE, "deadline_ms": 100.0},
+    "numerics.flush_denormal": {"columns": {"compute_denormals": [0, 0, 0, 1]}},
     "memory.page_prefault": {"memory": {"resident_start_bytes": 0, "peak_bytes": 64 * _MIB}},
     "host.parallel": {"torch_threads": 1, "compute_ms": 20.0, "gap_ms": 80.0},
     "warmup.resident": {"gap_ms": [5.0, 60.0], "open_ms": 0.0, "compute_ms": [4.0, 8.0], "members": [[50]] * 40},

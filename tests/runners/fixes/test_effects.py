@@ -203,6 +203,7 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ("fuse.tensorrt", {}, {**REPLACED, **compiled(share=None)}, {}),
     ("fuse.channels_last", {}, {"relaid": 3, "layouts": {"channels_last": 9, "contiguous": 1}}, {}),
     ("fuse.attention", {}, {"kernels": {MATH: 2}}, {}),
+    ("numerics.flush_denormal", {}, {}, {"columns": {"compute_denormals": [0, 1]}}),
     ("dispatch.inference_mode", {}, {"batches_run": 80, "batches_inference": 80}, {}),
     ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}, {}),
     ("memory.jemalloc", memory(20, allocator="jemalloc"), {}, memory(900, allocator="glibc")),

@@ -18,7 +18,7 @@ from latfix.runners.gpu.device_clock import DeviceClock
 from latfix.runners.gpu.pinned_staging import Staging
 from latfix.stages import Status
 from tests.runners.engine.served import Served, requests_of
-from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
+from tests.runners.gpu.simulated import SimulatedAccelerator, SimulatedEvent, Speeds
 
 pytestmark = pytest.mark.alone
 
@@ -218,6 +218,20 @@ def test_a_device_that_fails_is_told_in_every_request() -> None:
     served = Flown(6, model=Faulty())
     assert {outcome.status for outcome in served.outcomes.values()} == {Status.ERROR}
     assert "device" in served.outcomes[0].error
+
+
+def test_a_record_is_written_though_an_event_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that fails after its last batch: what the host stamped stands, and no row is lost."""
+
+    def failing(_event: SimulatedEvent, _end: SimulatedEvent) -> float:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(SimulatedEvent, "elapsed_time", failing)
+    served = Flown(12)
+    assert not served.wrong()
+    rows = served.batches
+    assert rows["size"].sum() == 12 and not rows["device_ns"].any()
+    assert (rows["compute_end_ns"] > rows["h2d_end_ns"]).all()
 
 
 def test_buffers_and_events_are_there_before_and_used_again() -> None:

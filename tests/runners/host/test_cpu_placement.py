@@ -6,11 +6,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from latfix.runners.host.cpu_placement import Places, domain_of, place
+from latfix.runners.host.cpu_placement import Places, domain_of, limit_operator_threads, place
 from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
 
@@ -198,3 +199,21 @@ def test_a_thread_really_moves_and_comes_back() -> None:
     with ThreadPoolExecutor(1) as pool:
         pool.submit(run).result()
     assert sorted(os.sched_getaffinity(0)) == usable, "only the thread itself moved"
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_denormals_are_flushed_on_every_thread_of_an_operator(flush: bool) -> None:
+    """Threads that are started for it take the setting over; the thread that asked nothing keeps its own."""
+    tiny = torch.full((1 << 20,), 1e-39)
+
+    def lost() -> int:
+        limit_operator_threads(RunnerSettings(flush_denormal=flush, intra_op_threads=2), 0)
+        return int(torch.count_nonzero((tiny * 0.5).view(torch.int32) == 0))
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lost).result() == (len(tiny) if flush else 0)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.count_nonzero((tiny[:9] * 0.5).view(torch.int32)) == 9

@@ -56,7 +56,7 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
     assert found["service"]["process"]["pid"] == service.pid
     again = tmp_path / "again"
     again.mkdir()
-    assert diagnose(again, *words[:3])[0] == 0
+    assert diagnose(again, *words[:3], "--limit", "60")[0] == 0
     assert main(["compare", str(tmp_path / "run"), str(again / "run")]) == 0
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
@@ -66,14 +66,14 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
 @pytest.mark.slow
 def test_streams_have_a_first_token_and_gaps(tmp_path: Path, planted: Plant) -> None:
     service = planted("stream")
-    traffic = write_traffic(tmp_path / "t.jsonl", 60, 0.15, output_tokens=6, input_tokens=10)
+    traffic = write_traffic(tmp_path / "t.jsonl", 30, 0.1, output_tokens=6, input_tokens=10)
     address = service.at("/v1/chat/completions")
     code, found, record = diagnose(
         tmp_path, address, "--traffic", str(traffic), "--slo", "ttft<60s", "--slo", "gap<0.001ms"
     )
     assert code == 0
     streams = found["service"]["streams"]
-    assert (streams["requests"], streams["output_tokens"]) == (60, 360)
+    assert (streams["requests"], streams["output_tokens"]) == (30, 180)
     assert set(record.requests["chunks"].tolist()) == {6}
     assert (record.requests["first_token_ns"] >= record.requests["latency_ns"] - record.requests["finish_ns"]).all()
     assert streams["gap_ms"]["p50"] >= 10  # the service sleeps so long in between
@@ -142,7 +142,7 @@ def test_a_route_that_is_not_there_ends_the_replay_early(
     tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = planted("refusing")
-    traffic = write_traffic(tmp_path / "t.jsonl", 3000, 0.02, payload={})
+    traffic = write_traffic(tmp_path / "t.jsonl", 3000, 0.01, payload={})
     out = tmp_path / "run"
     assert main(["diagnose", service.at(), "--traffic", str(traffic), "--out", str(out)]) == EXIT_INPUT
     assert "HTTP 404 Not Found" in capsys.readouterr().err.splitlines()[-1]

@@ -16,6 +16,7 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
+from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 pytestmark = pytest.mark.alone
 
@@ -51,6 +52,19 @@ class Sleeper(Workload):
 
     def prepare(self, request):
         return torch.tensor([float(request.features["ms"])])
+
+
+class Doubling(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Doubler(Workload):
+    def load(self, device):
+        return Doubling()
+
+    def prepare(self, request):
+        return torch.ones(1000)
 
 
 class Holder(Sleeper):
@@ -106,6 +120,15 @@ def test_the_pace_is_the_time_of_each_batch(serve: Any) -> None:
     found = measure_pace(service, schedule([2.0, 20.0, -1.0]), [[0], [0, 1], [2]], 0.2, workers=1)
     assert 2 * MS <= found[0] < found[1] and found[1] >= 20 * MS
     assert np.isnan(found[2]), "it fails, as its request does"
+
+
+def test_copies_to_a_device_are_no_part_of_its_pace(serve: Any) -> None:
+    """A ratio of two paces is taken for one of compute; copies stay as they are whatever computes faster."""
+    service = serve("Doubler", max_batch_size=2)
+    for instance in service.models.instances:
+        instance.place_on(SimulatedAccelerator(speeds=Speeds(operator=0.01, byte=1e-5, pageable=1.0)))
+    (pace,) = measure_pace(service, schedule([0.0, 0.0]), [[0, 1]], 0.1, workers=1)
+    assert 10 * MS <= pace < 80 * MS, "the copy of 8,000 bytes takes 80 ms"
 
 
 def test_workers_that_hold_the_interpreter_are_slower_together(serve: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,6 @@ class Encoder(torch.nn.Module):
         weight = attention_mask.unsqueeze(-1).to(torch.float32)
         scores: torch.Tensor = self.score((self.embed(tokens) * weight).sum(1) / weight.sum(1).clamp(min=1.0))
         return scores
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As few threads as the machine that tests run on may have."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.measure.layer_sensitivity import Sensitivity
 from latfix.runners.replay.runner_main import Child
-from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
@@ -39,30 +38,30 @@ class Small(Workload):
 """
 
 
-@pytest.mark.slow
+def loaded(folder: Path, **values: Any) -> Child:
+    """The runner's side, without a process of its own: nobody sends it commands, and none hears of it."""
+    settings = RunnerSettings(device="cpu", intra_op_threads=1, **values)
+    nobody: Any = None
+    child = Child({"folder": str(folder), "entry": "adapter:Small", "settings": settings.to_json()}, nobody, nobody)
+    child._service.load()
+    return child
+
+
 def test_facts_accuracy_and_layers(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     n = 40
     traffic = Traffic.plain(np.arange(n) * 1_000_000, features={"value": np.arange(n)})
     save_schedule(traffic, tmp_path / SCHEDULE)
-    plain = RunnerSettings(device="cpu", intra_op_threads=1)
-    reference = str(tmp_path / "original.npz")
-    with RunnerProcess(folder, "adapter:Small", plain, tmp_path / "log") as process:
-        process.start()
-        facts = process.command("facts", folder=str(tmp_path))["facts"]
-        original = process.command("evaluate", folder=str(tmp_path), save=reference)
-        layers = process.command("sensitivity", folder=str(tmp_path), precision="bf16", max_drop=1.0, budget_s=30.0)[
-            "sensitivity"
-        ]
+    at, reference = {"folder": str(tmp_path)}, {"reference": str(tmp_path / "original.npz"), "max_drop": 1.0}
+    child = loaded(folder)
+    facts = child.do_facts(at)["facts"]
+    original = child.do_evaluate({**at, "save": reference["reference"]})
+    layers = child.do_sensitivity({**at, "precision": "bf16", "max_drop": 1.0, "budget_s": 30.0})["sensitivity"]
     assert facts["modules"]["torch.nn.modules.linear.Linear"] == 2 and facts["linear_ms"]["default"] > 0
     assert original["loss"] is None and 0 <= original["lo"] <= original["score"] <= original["hi"]
     assert {name for layer in layers["layers"] for name in layer["names"]} == {"0", "2"}
     assert layers["keep"] == {} and layers["trials"][0]["allowed"] and "2 layers changed" in layers["reason"]
-    with RunnerProcess(
-        folder, "adapter:Small", plain.with_overrides({"precision": "bf16"}), tmp_path / "log"
-    ) as process:
-        process.start()
-        changed = process.command("evaluate", folder=str(tmp_path), reference=reference, max_drop=1.0)
+    changed = loaded(folder, precision="bf16").do_evaluate({**at, **reference})
     assert changed["loss"] == pytest.approx(original["score"] - changed["score"])
     assert changed["loss_lo"] < changed["loss"] < changed["loss_hi"] and 0 < changed["deviation"] < 0.05
     assert judge(changed, original["score"], 1.0)[0]
@@ -73,10 +72,7 @@ def test_layers_are_measured_without_the_service_of_the_process(
 ) -> None:
     folder = write_workload(tmp_path / "small", adapter=SMALL)
     save_schedule(Traffic.plain(np.arange(4) * 1_000_000, features={"value": np.arange(4)}), tmp_path / SCHEDULE)
-    job = {"folder": str(folder), "entry": "adapter:Small", "settings": RunnerSettings(device="cpu").to_json()}
-    nobody: Any = None
-    child = Child(job, nobody, nobody)
-    child._service.load()
+    child = loaded(folder)
     model, there = weakref.ref(child._service.models.instances[0].model), list[bool]()
 
     def measured(where: Path, entry: str, settings: RunnerSettings, *_: Any, **__: Any) -> Sensitivity:

@@ -49,13 +49,11 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    threads = torch.get_num_threads()
     with config.patch(freezing=False), dynamo.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
         yield
     os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
     torch.compiler.set_stance("default")
     torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 def traffic(values: list[int]) -> Traffic:

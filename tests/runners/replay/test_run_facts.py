@@ -69,7 +69,6 @@ def traffic(n: int = 12) -> Traffic:
 @pytest.fixture
 def serve(folder: Path) -> Iterator[Serve]:
     """Loads the service in a thread of this process, serves its traffic once, and returns what the run says."""
-    before = torch.get_num_threads()
     services: list[Service] = []
 
     def run(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
@@ -97,7 +96,6 @@ def serve(folder: Path) -> Iterator[Serve]:
     yield run
     for service in services:
         service.release()
-    torch.set_num_threads(before)
 
 
 def lower_priority() -> int:

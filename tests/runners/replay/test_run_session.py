@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -14,7 +18,14 @@ from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay import folder_lock as claims
-from latfix.runners.replay.run_session import Replay, default_folder, new_folder, open_folder, prepare_folder
+from latfix.runners.replay.run_session import (
+    Replay,
+    default_folder,
+    new_folder,
+    open_folder,
+    prepare_folder,
+    reopen_folder,
+)
 from latfix.traffic.schedule import Traffic
 
 AT_ONCE = 8
@@ -112,3 +123,42 @@ def test_a_window_of_a_search_that_was_killed_stays_as_it_is(tmp_path: Path) -> 
     (tmp_path / "000-base-2").mkdir()
     assert new_folder(tmp_path / "000-base") == tmp_path / "000-base-3"
     assert new_folder(tmp_path / "001-base") == tmp_path / "001-base"
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from latfix.runners.replay.folder_lock import claim
+assert claim(Path(sys.argv[1]))
+print("claimed", flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_command_at_a_time_goes_on_in_a_folder(tmp_path: Path) -> None:
+    # GIVEN a command that is at work in a folder
+    with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
+        # WHEN others want to go on there THEN none may, until it is killed, and then one
+        refused = f"{tmp_path}: found another latfix at work in it; wait for its end, or end it first"
+        assert _at_once(reopen_folder, tmp_path) == [refused] * AT_ONCE
+        holder.kill()
+    assert (tmp_path / claims.CLAIM).exists()
+    answers = _at_once(reopen_folder, tmp_path)
+    assert answers.count(tmp_path) == 1 and answers.count(refused) == AT_ONCE - 1
+    claims.release_all()
+    assert not any(tmp_path.iterdir())
+    assert reopen_folder(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("opened", [open_folder, reopen_folder])
+def test_a_folder_on_a_read_only_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Path]
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"cannot write there \(Read-only file system\)") as caught:
+        opened(tmp_path)
+    assert "\n" not in caught.value.message

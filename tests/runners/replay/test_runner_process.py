@@ -66,14 +66,36 @@ def _process(workload: Path, log: Path, **settings: object) -> RunnerProcess:
     return RunnerProcess(workload, "adapter:Plain", RunnerSettings(device="cpu", **settings), log)  # type: ignore[arg-type]
 
 
+FORKING = """
+import os
+import time
+import torch
+from latfix import Workload
+
+class Plain(Workload):
+    def load(self, device):
+        if not (child := os.fork()):
+            time.sleep(600)
+        (self.folder / "child").write_text(str(child))
+        return torch.nn.Identity()
+
+    def prepare(self, request):
+        return torch.ones(1)
+"""
+
+
 @pytest.mark.slow
-def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    workload = write_workload(tmp_path / "w")
+def test_it_starts_says_what_it_is_and_goes_with_what_user_code_left_behind(
+    tmp_path: Path, write_workload: WriteWorkload
+) -> None:
+    workload = write_workload(tmp_path / "w", adapter=FORKING)
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
         ready = process.start()
         assert process._process is not None
         pid = process._process.pid
+        child = int((workload / "child").read_text())
+        assert Path(f"/proc/{child}").exists()
         assert ready["device"] == "cpu"
         assert ready["machine"]["cores"] >= 1
         assert ready["default_collate"] is True and ready["evaluates"] is False
@@ -88,6 +110,12 @@ def test_it_starts_says_what_it_is_and_goes(tmp_path: Path, write_workload: Writ
         process.close()
     assert not Path(f"/proc/{pid}").exists()
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    # The child would take its time from the service that is measured next.
+    state = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 10
+    while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not state.exists() or " Z " in state.read_text()
 
 
 @pytest.mark.slow
@@ -113,37 +141,6 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
         assert overhead["memory_readings"] >= 2 * len(record.batches["batch_id"])
         assert overhead["per_request_us"] > overhead["process_counters_us_per_request"]
         assert (record.requests["prepare_process_cpu_ns"] > 0).all()
-
-
-@pytest.mark.slow
-def test_what_user_code_left_behind_ends_with_it(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    """It would take its time from the service that is measured next."""
-    adapter = """
-        import os
-        import time
-        import torch
-        from latfix import Workload
-
-        class Plain(Workload):
-            def load(self, device):
-                if not (child := os.fork()):
-                    time.sleep(600)
-                (self.folder / "child").write_text(str(child))
-                return torch.nn.Identity()
-
-            def prepare(self, request):
-                return torch.ones(1)
-    """
-    workload = write_workload(tmp_path / "w", adapter=adapter)
-    with _process(workload, tmp_path / "log") as process:
-        process.start()
-        child = int((workload / "child").read_text())
-        assert Path(f"/proc/{child}").exists()
-    state = Path(f"/proc/{child}/stat")
-    deadline = time.monotonic() + 10
-    while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not state.exists() or " Z " in state.read_text()
 
 
 def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from latfix.errors import InputError, RunnerError
@@ -19,17 +20,22 @@ from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import read_faults
 from latfix.runners.selftest.plan import make_case
 from latfix.runners.selftest.run import rescore, run_selftest, score_kept
-from latfix.runners.selftest.run_case import Kept, Pace, load_kept, run_case
+from latfix.runners.selftest.run_case import Kept, Pace, load_kept
 from latfix.runners.selftest.run_case import main as collect
 
 PACE = Pace(blocks=2, typical_ms=3.0)
+COLLECTED = (
+    *("--case", "sleep_prepare+work_model", "--intensity", "large", "--seed", "11", "--seconds", "2"),
+    *("--blocks", "2", "--typical-ms", "3"),
+)
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """A short run with pauses in prepare and in the model."""
-    case = make_case(("sleep_prepare", "work_model"), "large", 11, 2.0)
-    return run_case(case, tmp_path_factory.mktemp("cases"), PACE)
+    """A short run with pauses in prepare and in the model, as the collector keeps it."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert collect(["--out", str(tmp_path_factory.mktemp("cases")), *COLLECTED]) == 0
+    return load_kept(Path(told.getvalue().split()[0]))
 
 
 @pytest.mark.slow
@@ -54,24 +60,14 @@ def test_what_was_planned_was_done_to_the_right_requests(kept: Kept) -> None:
 
 @pytest.mark.slow
 def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
-    assert load_kept(kept.folder) == kept
+    assert (kept.case, kept.pace) == (make_case(("sleep_prepare", "work_model"), "large", 11, 2.0), PACE)
+    assert collect(["--out", str(kept.folder.parent), *COLLECTED]) == 2, "nothing is overwritten"
     first, second = score_kept(kept), score_kept(load_kept(kept.folder))
     assert first == second
     assert set(first.true_ms) == {"external.dependency", "host.slowdown"}
     assert max(first.true_ms.values()) > 0 and first.faults >= 8
     board = rescore(kept.folder.parent, on_case=lambda *_: None)
     assert board.cases == (first,) and not board.interrupted
-
-
-@pytest.mark.slow
-def test_the_collector_keeps_a_case_and_names_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--case", "quiet_low", "--seed", "3", "--seconds", "1", "--blocks", "2", "--typical-ms", "3"]
-    assert collect(["--out", str(tmp_path), *arguments]) == 0
-    folder = Path(capsys.readouterr().out.split()[0])
-    assert load_kept(folder).case.recipes == ("quiet_low",)
-    assert np.count_nonzero(RunRecord.load(folder / "record").measured) >= 96
-    assert read_faults(folder / "faults.jsonl") == []
-    assert collect(["--out", str(tmp_path), *arguments]) == 2  # nothing is overwritten
 
 
 def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

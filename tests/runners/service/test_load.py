@@ -108,15 +108,6 @@ INT8_FIXES = (quantize_int8_dynamic, quantize_int8_excluded, quantize_int8_weigh
 BY_ID: dict[str, Fix] = {module.FIX.id: module.FIX for module in (*FIXES, *INT8_FIXES)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Settings with ``intra_op_threads`` change torch for the whole process; put it back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload) -> Path:
     return write_workload(tmp_path_factory.mktemp("model") / "linear", adapter=LINEAR)

@@ -412,13 +412,14 @@ def _statuses(words: Any, n: int) -> Any:
     if words is None:
         return status
     for word in np.unique(words.astype(str)).tolist():
-        end = _status(word.strip().lower())
+        end = status_of(word.strip().lower())
         if end != Status.OK:
             status[words == word] = end
     return status
 
 
-def _status(word: str) -> int:
+def status_of(word: str) -> int:
+    """The status that a word or the code of an HTTP answer means."""
     if re.fullmatch(r"[1-5][0-9]{2}(\.0)?", word):
         code = int(float(word))
         if code in (408, 504):

@@ -57,11 +57,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         assert command[-2] == table.__name__
         monkeypatch.setattr(sys, "argv", command[-2:])
-        threads = torch.get_num_threads()
-        try:
-            return subprocess.CompletedProcess(command, table.main())
-        finally:
-            torch.set_num_threads(threads)
+        return subprocess.CompletedProcess(command, table.main())
 
     monkeypatch.setattr(table, "run_process", run)
     for module in (candidates, loading):

@@ -75,11 +75,11 @@ def test_a_service_that_is_twice_as_slow_fails(cli: Cli, starter: Path, tmp_path
     out, junit = tmp_path / "out", tmp_path / "gates.xml"
 
     code, shown, err = cli(
-        "gate", starter.parent, slower.parent, "--workload", "svc", "--gate", "p50<=baseline*1.1", "--budget", "2m",
+        "gate", starter.parent, slower.parent, "--workload", "svc", "--gate", "p50<=baseline*1.1", "--budget", "15s",
         "--out", out, "--junit", junit,
     )  # fmt: skip
 
-    assert code in (1, 3), err  # a machine that is too busy leaves it open, and never passes it
+    assert code in (1, 3), err  # so few rounds, or a machine that is too busy, leave it open, and never pass it
     document = json.loads((out / "comparison.json").read_text())
     assert document["ratio"]["p50"]["value"] > 1.1
     assert (out / "report.html").is_file() and "p50 + " in " ".join(shown.split())

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from latfix.runners.selftest.faults import fault_log, injectors, memory
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, read_faults
@@ -172,6 +173,28 @@ def test_a_fragmented_heap_grows_although_enough_is_free() -> None:
     assert free > 1.5 * asked and grown > 0.7 * asked
 
 
+def test_retries_are_sleeps_of_one_length() -> None:
+    retries = injectors.Retries(80.0)
+    before = time.thread_time_ns()
+    waits = [retries(ms) for ms in (25.0, 45.0, 70.0)]
+    assert [round(done.ns / 20_000_000 - 0.3) for done in waits] == [1, 2, 4]
+    assert time.thread_time_ns() - before < 0.5 * sum(done.ns for done in waits)
+
+
+@pytest.mark.skipif(bool(supported("denormals")), reason=supported("denormals"))
+def test_denormals_are_slow_on_the_core_and_only_by_their_values() -> None:
+    made = injectors.Denormals()
+    start = time.thread_time_ns()
+    done = made(20.0)
+    assert 0.3 * done.ns < time.thread_time_ns() - start < 3 * done.ns
+    assert _inside(done)
+    torch.set_flush_denormal(True)
+    try:
+        assert injectors.Denormals().times_slower < 0.5 * made.times_slower
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_a_held_lock_waits_without_a_core() -> None:
     lock = injectors.HeldLock()
     before = time.thread_time_ns()
@@ -205,7 +228,7 @@ def test_every_strike_is_logged_with_its_request_and_cause(tmp_path: Path) -> No
     assert all(fault.ns > 0 for fault in read_faults(file))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in injectors.KINDS if kind not in ("none", "sleep")])
+@pytest.mark.parametrize("kind", [kind for kind in injectors.KINDS if kind not in ("none", "sleep", "retry")])
 def test_every_kind_has_a_cause(kind: str) -> None:
     assert cause_of(kind, "model") == cause_of(kind, "prepare")
 

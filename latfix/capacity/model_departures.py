@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latfix.capacity.measured_load import LoadPoint
-from latfix.capacity.model_predictions import Modelled, ServiceModel
+from latfix.capacity.service_moments import BatchService
 from latfix.files.json_documents import Document, json_key
 from latfix.settings import RunnerSettings
 
@@ -32,17 +32,37 @@ class Reason(Document):
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modelled:
+    """What queueing models make of one load. Times in seconds.
+
+    :param waits: mean wait by model, ``mg1`` and ``kingman``; ``None`` where it has no answer.
+    :param index: of dispersion that arrivals have over the queue's time scale, ``window``.
+    :param relaxation: how long such a queue takes to settle; infinite where it cannot.
+    :param capacity: requests a second that full batches and the prepare pool could serve.
+    :param batch: service measured at load ``measured_at``, which the models were given.
+    """
+
+    waits: Mapping[str, float | None]
+    index: float
+    window: float
+    relaxation: float
+    capacity: float
+    batch: BatchService
+    measured_at: float
+
+
 def reasons(
-    point: LoadPoint, load: float, service: ServiceModel, low: LoadPoint, modelled: Modelled, settings: RunnerSettings
+    point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled, settings: RunnerSettings
 ) -> list[Reason]:
     """Why a point departs from what queueing models predict at its rate.
 
-    :param service: measured at low load, where ``low`` is the point of the lowest.
+    :param low: the replay that the models were given.
     """
     found = [
         _overload(point, modelled),
         _bursts(modelled, point),
-        _growth(point, load, service, low, modelled),
+        _growth(point, load, low, modelled),
         _window(point, settings),
         _unsettled(point, modelled),
         _prepare(point),
@@ -57,7 +77,7 @@ def reasons(
 
 def _unexplained(point: LoadPoint, modelled: Modelled) -> list[Reason]:
     """A model that is far off for none of the known reasons is reported as such."""
-    predicted = modelled.predictions["kingman"].wait
+    predicted = modelled.waits["kingman"]
     measured = float(point.wait.mean()) if len(point.wait) else 0.0
     if not predicted or measured <= 0 or max(measured / predicted, predicted / measured) < _FAR_OFF:
         return []
@@ -81,7 +101,7 @@ def _overload(point: LoadPoint, modelled: Modelled) -> Reason | None:
 def _bursts(modelled: Modelled, point: LoadPoint) -> Reason | None:
     if 0.8 <= modelled.index <= 1.25:
         return None
-    plain, bursty = (modelled.predictions[name].wait for name in ("mg1", "kingman"))
+    plain, bursty = modelled.waits["mg1"], modelled.waits["kingman"]
     more = "burstier" if modelled.index > 1 else "more even"
     text = (
         f"arrivals are {more} than independent ones: index of dispersion {modelled.index:.3g} instead of 1 over "
@@ -94,23 +114,21 @@ def _bursts(modelled: Modelled, point: LoadPoint) -> Reason | None:
     return Reason(id="bursts", text=text, figures=figures)
 
 
-def _growth(
-    point: LoadPoint, load: float, service: ServiceModel, low: LoadPoint, modelled: Modelled
-) -> Reason | None:
+def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled) -> Reason | None:
     """Batches of the same size take longer, or shorter, than at low load, and waits are off in the same direction."""
     here, there = point.batches, low.batches
     if point is low or len(here.size) < 5 or not len(there.size):
         return None
-    took, expected = float(here.service.mean()), float(service.batch.mean(here.size).mean())
+    took, expected = float(here.service.mean()), float(modelled.batch.mean(here.size).mean())
     ratio = took / expected if expected > 0 else 1.0
-    predicted = modelled.predictions["kingman"].wait
+    predicted = modelled.waits["kingman"]
     longer = predicted is None or (len(point.wait) > 0 and float(point.wait.mean()) > predicted)
     if abs(ratio - 1) <= _TOLD or (ratio > 1) != longer:
         return None
     verb = "longer" if ratio > 1 else "shorter"
     text = (
         f"service changes with load: batches of the same size take {abs(ratio - 1):.0%} {verb} here than at load "
-        f"{', '.join(f'{each:.3g}' for each in service.loads)} ({_ms(expected)} became {_ms(took)})"
+        f"{modelled.measured_at:.3g} ({_ms(expected)} became {_ms(took)})"
     )
     figures = {"ratio": ratio, "expected_ms": expected * 1e3, "measured_ms": took * 1e3, "load": load}
     beside = []

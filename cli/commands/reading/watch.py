@@ -1,0 +1,79 @@
+"""``latfix watch``: a service that is being recorded, as it is now."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latfix.cli.shared.options import PercentileOption
+from latfix.errors import EXIT_OK, InputError
+
+if TYPE_CHECKING:
+    from latfix.results.diagnosis import Diagnosis
+
+_LEAST_S = 0.1
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is recorded.", show_default=False)],
+    last: Annotated[float, typer.Option("--last", metavar="SECONDS", help="How far back to look.")] = 60.0,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="How often to look.")] = 5.0,
+    updates: Annotated[int, typer.Option("--updates", metavar="N", help="End after so many; 0: never.")] = 0,
+    percentile: PercentileOption = None,
+) -> int:
+    """Show percentiles and causes of a running service, again and again.
+
+    Of what latfix.record, latfix.RecordMiddleware or load_runner(record=...) writes; Ctrl-C ends it.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from latfix.cli.shared.diagnose_flow import check_percentile
+    from latfix.reports.watch_view import watch_line, watch_panel
+
+    check_percentile(percentile)
+    for option, value in (("--last", last), ("--every", every)):
+        if not _LEAST_S <= value < 1e6:
+            raise InputError(f"{option}: found {value:g}; expected a number of seconds from {_LEAST_S} on")
+    if updates < 0:
+        raise InputError(f"--updates: found {updates}; expected a whole number from 0 on")
+    if not folder.is_dir():
+        raise InputError(f"{folder}: found no such folder; expected the one that a service is recorded into")
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        done = 0
+        while True:
+            found, clock = _diagnosis(folder, last, percentile), time.strftime("%H:%M:%S")
+            if console.is_terminal:
+                waiting = Text(f"{folder}  no requests yet at {clock}")
+                live.update(waiting if found is None else watch_panel(found, str(folder), last, clock), refresh=True)
+            else:
+                line = f"{clock}  no requests yet" if found is None else watch_line(found, clock)
+                console.print(line, markup=False, soft_wrap=True)
+            done += 1
+            if done == updates:
+                return EXIT_OK
+            time.sleep(every)
+
+
+def _diagnosis(folder: Path, last_s: float, percentile: float | None) -> Diagnosis | None:
+    """Of the last seconds; ``None`` before the first request.
+
+    :raises InputError: the folder holds something else.
+    """
+    from latfix.profilers.recordings.reader import ReadOptions, recorded_at
+    from latfix.profilers.recordings.service_log import READER, RUNNER, diagnose, diagnose_runner
+
+    recorded = recorded_at(folder)
+    if not any(file.head for file in recorded.inside):
+        return None
+    options = ReadOptions(percentile=percentile)
+    if READER.knows(recorded):
+        return diagnose(recorded, options, last_s=last_s)
+    if RUNNER.knows(recorded):
+        return diagnose_runner(recorded, options, last_s=last_s)
+    raise InputError(f"{folder}: found something else; expected {READER.reads}, or {RUNNER.reads}")

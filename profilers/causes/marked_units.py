@@ -1,0 +1,41 @@
+"""Units that carry a mark, which by itself costs nothing: from where on they are slow by it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from latfix.profilers.causes.cause import Ints, Left
+from latfix.profilers.evidence.units import Evidence
+from latfix.profilers.evidence.work_model import Bools
+
+#: A unit is slow from so many of the model's deviations beyond others, and from this share of a typical one.
+_DEVIATIONS, _LEAST_SHARE = 4.0, 0.1
+#: Marked units must be slow more often than others by this many standard errors.
+_ERRORS = 4.0
+
+
+def slow_by_mark(evidence: Evidence, left: Left, unit: str, marked: Bools, name: str) -> Ints:
+    """On-CPU nanoseconds that marked units took beyond their inputs' need, where they are slow more often.
+
+    Where all units are marked nothing tells what that costs, and nothing is returned.
+
+    :param name: of the mark, under which the whole run's limit is kept.
+    """
+    excess = left.cpu_excess(unit)
+    least = evidence.norms.of(f"{name}.{unit}", partial(_slow_from, evidence, unit, marked, excess))
+    return np.where(marked & (excess > least), excess, 0)
+
+
+def _slow_from(evidence: Evidence, unit: str, marked: Bools, excess: Ints) -> float:
+    """Nanoseconds beyond the model from which a marked unit is slow by its mark; infinite where none is."""
+    model, worked = evidence.expected.models[unit], evidence.units[unit].wall > 0
+    with_mark, without = excess[worked & marked], excess[worked & ~marked]
+    if not len(without):
+        return np.inf
+    least = max(float(np.median(without)) + _DEVIATIONS * 1.4826 * model.residual_mad, _LEAST_SHARE * model.typical)
+    chance = (np.count_nonzero(without > least) + 1) / (len(without) + 2)
+    expected = chance * len(with_mark)
+    found = np.count_nonzero(with_mark > least)
+    return least if found > expected + _ERRORS * np.sqrt(expected * (1 - chance) + 1) else np.inf

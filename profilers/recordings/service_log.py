@@ -1,0 +1,231 @@
+"""What services that may still run write: rows of ``latfix.record``, and the engine's record of ``load_runner``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latfix.errors import input_error
+from latfix.formatting import count
+from latfix.profilers.diagnose import diagnose as diagnose_record
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
+from latfix.profilers.recordings.requests.formats.mapped_log import status_of
+from latfix.profilers.recordings.requests.readers import diagnose_table
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, Ints, RequestTable
+from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object, open_text
+from latfix.results.diagnosis import Diagnosis, Source
+from latfix.run_record.live_record import live_parts, load_live
+
+#: Times the median latency that a request takes at most which nothing held up; how many of those that come behind one
+#: that waits for something of its own are held up by nothing.
+_USUAL, _PASSED = 2, 0.75
+_EXPECTED = "a row of latfix.record"
+_TIMES = ("start_ns", "latency_ns", "weight", "in_flight")
+#: Parts of a latency beside what was waited for, the first with the first claim on it, and the cause that each is.
+_CAUSES = {
+    "throttled_ns": "host.throttle",
+    "runq_ns": "host.contention",
+    "gc_ns": "python.gc",
+}
+_COUNTERS = ("cpu_ns", "waited_ns", *_CAUSES)
+
+
+def diagnose(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
+    """The diagnosis of what :class:`latfix.record` wrote, while the service runs or later.
+
+    :param last_s: of the last so many seconds only.
+    :raises InputError: there is no request yet.
+    """
+    files = [file.path for file in recorded.files if knows(file.head)]
+    return diagnose_table(read(files, last_s=last_s), recorded.path, options, kind=READER.kind)
+
+
+def diagnose_runner(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
+    """The diagnosis of what ``load_runner(record=...)`` wrote, with all that the engine stamps.
+
+    :param last_s: of the last so many seconds only.
+    :raises InputError: there is no request yet.
+    """
+    record = load_live(recorded.path, last_s=last_s)
+    found = diagnose_record(record, percentile=options.percentile, seed=options.seed)
+    read = {"format": RUNNER.reads, "requests": len(record.traffic), "since": record.meta.started}
+    return replace(found, source=Source(kind=RUNNER.kind, path=str(recorded.path), read=read))
+
+
+RUNNER = Reader(
+    kind="live",
+    reads="what load_runner(record=...) wrote",
+    knows=lambda recorded: bool(recorded.inside) and bool(live_parts(recorded.path)),
+    read=diagnose_runner,
+)
+READER = Reader(
+    kind="live",
+    reads="what latfix.record wrote",
+    knows=lambda recorded: any(knows(file.head) for file in recorded.files),
+    read=diagnose,
+)
+
+
+def knows(head: bytes) -> bool:
+    """Whether a file begins with such a row."""
+    row = begins_with_object(head)
+    return row is not None and row.keys() >= {*_TIMES, *_COUNTERS, "spans_ns", "features"}
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Rows as they come."""
+
+    times: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in (*_TIMES, *_COUNTERS)})
+    status: list[str] = field(default_factory=list)
+    route: list[str] = field(default_factory=list)
+    spans: list[Mapping[str, int]] = field(default_factory=list)
+    features: list[Mapping[str, float]] = field(default_factory=list)
+
+    def add(self, row: Any) -> bool:
+        """Take a row; false where it is none."""
+        if not isinstance(row, dict) or not _sound(row):
+            return False
+        for name, column in self.times.items():
+            value = row.get(name)
+            column.append(value if isinstance(value, int) and value >= 0 else UNKNOWN)
+        self.status.append(str(row.get("status", "ok")))
+        self.route.append(str(row.get("route", "")))
+        self.spans.append(_numbers(row.get("spans_ns")))
+        self.features.append(_numbers(row.get("features")))
+        return True
+
+
+def read(files: Sequence[Path], *, last_s: float | None = None) -> RequestTable:
+    """The requests of segments, in whatever order.
+
+    :param last_s: only those that came in the last so many seconds of the recording.
+    :raises InputError: no request, or something else.
+    """
+    columns = _Columns()
+    bad = BadLines(files[0], _EXPECTED)
+    since = 0
+    for path in sorted(files, reverse=last_s is not None):
+        for number, line in _lines(path):
+            if not columns.add(_parsed(line)):
+                bad.add(number, repr(line[:40]))
+        if last_s is not None and columns.status:
+            since = max(columns.times["start_ns"]) - int(last_s * 1e9)
+            if min(columns.times["start_ns"]) < since:
+                break
+    if not columns.status and not bad.count:
+        raise input_error(files[0], None, "no requests yet", _EXPECTED)
+    bad.check(len(columns.status))
+    return _table(columns, since, bad, len({path.stem.rpartition("-")[2] for path in files}))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Whole lines: the last one may still be written, or was when its process was killed."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n") and line.strip():
+                yield number, line
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sound(row: Mapping[str, Any]) -> bool:
+    values = [row.get(name) for name in _TIMES]
+    return all(isinstance(value, int) and 0 <= value < 1 << 62 for value in values) and 0 < row["weight"] < 1 << 31
+
+
+def _numbers(value: Any) -> Mapping[str, Any]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {name: number for name, number in found if isinstance(number, int | float)}
+
+
+def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> RequestTable:
+    times = {name: np.array(column, np.int64) for name, column in columns.times.items()}
+    rows = np.flatnonzero(times["start_ns"] >= since)
+    weight = times["weight"][rows]
+    every = np.repeat(rows, weight)  # each request again for which a row stands
+    kept, total = len(rows), len(every)
+    words, codes = np.unique(columns.route, return_inverse=True)
+    meanings = {word: status_of(word.strip().lower()) for word in set(columns.status)}
+    names = sorted({name for features in columns.features for name in features})
+    sampled = bool((weight > 1).any())
+    notes = list(bad.notes())
+    if sampled:
+        notes.append(
+            f"{count(kept)} rows are kept of {count(total)} requests: the slow ones, and of the others a sample in "
+            "which each row counts as often as requests that it stands for."
+        )
+    if not (times["cpu_ns"] >= 0).any():
+        notes.append("Requests ended on other threads than they began on: what their threads did is not known.")
+    parts, waited = _parts(columns, times)
+    has_waits = bool((times["waited_ns"] >= 0).any())
+    return RequestTable(
+        arrival_ns=times["start_ns"][every],
+        latency_ns=times["latency_ns"][every],
+        status=np.array([meanings[word] for word in columns.status], np.int8)[every],
+        parts={name: part[every] for name, part in parts.items()},
+        idle_ns=waited[every] if has_waits else None,
+        idle_alone=_by_itself(times)[every] if has_waits else None,
+        stages={"cpu": times["cpu_ns"][every]} if (times["cpu_ns"] >= 0).any() else {},
+        features={name: np.array([each.get(name, np.nan) for each in columns.features])[every] for name in names},
+        route=codes.astype(np.int32)[every] if len(words) > 1 else None,
+        routes=tuple(words.tolist()) if len(words) > 1 else (),
+        sampled=sampled,
+        facts={
+            "format": READER.reads,
+            "rows": kept,
+            "processes": processes,
+            "in flight at most": int(times["in_flight"].max()),
+        },
+        notes=tuple(notes),
+    ).sorted()
+
+
+def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints], Ints]:
+    """Measured parts that do not overlap, what was declared first; and what was waited for beside that."""
+    left = times["latency_ns"].copy()
+    parts: dict[str, Ints] = {}
+
+    def claim(amount: Ints) -> Ints:
+        nonlocal left
+        claimed = np.clip(amount, 0, left)
+        left = left - claimed
+        return claimed
+
+    for name in sorted({name for spans in columns.spans for name in spans}):
+        parts[name] = claim(np.array([int(spans.get(name, 0)) for spans in columns.spans], np.int64))
+    # A collection meanwhile cost nothing what waited anyway.
+    waited = claim(times["waited_ns"] - (times["latency_ns"] - left))
+    for name, cause in _CAUSES.items():
+        throttled = np.maximum(times["throttled_ns"], 0) if name == "runq_ns" else 0
+        if (times[name] >= 0).any():  # what is not known is not zero
+            parts[cause] = claim(times[name] - throttled)
+    return {name: part for name, part in parts.items() if part.any()}, waited
+
+
+def _by_itself(times: Mapping[str, Ints]) -> npt.NDArray[np.bool_]:
+    """Which requests waited for no other request: they met none, or hardly any that came later waited too.
+
+    Any other that was idle may have stood behind a lock or in a pool, for one that was served.
+    """
+    start, latency = times["start_ns"], times["latency_ns"]
+    most = int(_USUAL * np.median(np.repeat(latency, times["weight"])))
+    order = np.argsort(start, kind="stable")
+    came = np.append(0, np.cumsum(times["weight"][order]))
+    quick = np.append(0, np.cumsum((times["weight"] * (latency <= most))[order]))
+    # Of those that came when it was late already, and had the time to pass it.
+    first, last = (np.searchsorted(start[order], at) for at in (start + most, start + latency - most))
+    last = np.maximum(last, first)
+    passed = quick[last] - quick[first]
+    return np.asarray((times["in_flight"] == 1) | ((passed > 0) & (passed >= _PASSED * (came[last] - came[first]))))

@@ -1,0 +1,228 @@
+"""Rows of requests on their way to the disk: sampled, written by a thread of its own, rotated, bounded.
+
+A row is a line of JSON, so that ``latfix diagnose --map`` and other tools read a segment too. Sampling keeps what is
+slow or did not end ok; of the rest every k-th, whose ``weight`` says how many requests it stands for: weights sum to
+the requests that came, and slow requests keep their exact place among them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import numbers
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from latfix.profilers.probes.control_groups import CgroupThrottle
+from latfix.profilers.service_log.request_counters import Reading, spent
+from latfix.spans import SpanRecord
+
+#: How often rows go to the disk; what a killed process loses.
+FLUSH_INTERVAL_S = 0.25
+#: Rows that may wait for the disk; those beyond are counted only.
+_MOST_PENDING = 100_000
+#: Rows made into text at a time, between which other threads get the interpreter.
+_AT_ONCE = 16
+#: Segments of a full folder, and files that a folder holds at most.
+_SEGMENTS, _MOST_FILES = 16, 200
+#: A file that was written to so lately may be another process's, and grow to a whole segment.
+_LIVE_S = 60.0
+_WORDS = logging.getLogger("latfix")
+
+
+class Row(NamedTuple):
+    """One request that ended.
+
+    :param status: ``ok``, ``error``, ``timeout``, ``cancelled``, or the code of an HTTP answer.
+    :param in_flight: requests inside when it came, itself among them.
+    """
+
+    before: Reading
+    after: Reading
+    status: str
+    route: str
+    in_flight: int
+    spans: Sequence[SpanRecord]
+    features: Mapping[str, float]
+
+    @property
+    def latency_ns(self) -> int:
+        """From its begin to its end."""
+        return self.after[0] - self.before[0]
+
+
+class RowWriter:
+    """Writes rows of one process into a folder.
+
+    :param most_bytes: of all segments in the folder, whoever wrote them; the oldest go.
+    :param rows_per_s: kept at most; a sample of more.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, rows_per_s: int) -> None:
+        self.folder = folder
+        self._segment_bytes, self._most_bytes = max(most_bytes // _SEGMENTS, 1), most_bytes
+        self._budget = max(int(rows_per_s * FLUSH_INTERVAL_S), 2)
+        self._pending: deque[Row] = deque()
+        self._lost = 0
+        self._writing = threading.Lock()
+        self._file: int | None = None
+        self._written = 0
+        self._epoch_ns = 0
+        self._drains = 0
+        self._warned = False
+        self._throttle = CgroupThrottle()
+        self._throttled: deque[tuple[int, int]] = deque(
+            [(time.perf_counter_ns(), self._throttle.throttled_ns())], 256
+        )
+        threading.Thread(target=self._run, name="latfix-record", daemon=True).start()
+
+    def add(self, row: Row) -> None:
+        """Take a row; some hundred nanoseconds."""
+        if len(self._pending) < _MOST_PENDING:
+            self._pending.append(row)
+        else:
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Write what ended until now. A disk that does not take it costs rows, and no request anything."""
+        with self._writing:
+            rows = [self._pending.popleft() for _ in range(len(self._pending))]
+            lost, self._lost = self._lost, 0
+            self._throttled.append((time.perf_counter_ns(), self._throttle.throttled_ns()))
+            if not rows:
+                return
+            try:
+                for text in self._texts(sampled(rows, self._budget, self._drains, lost)):
+                    self._write(text)
+            except OSError as error:
+                self._close()
+                if not self._warned:
+                    _WORDS.warning("%s: latfix cannot record there (%s)", self.folder, error.strerror)
+                self._warned = True
+            self._drains += 1
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(FLUSH_INTERVAL_S)
+            self.flush()
+
+    def _texts(self, rows: Sequence[tuple[Row, int]]) -> Iterator[bytes]:
+        for first in range(0, len(rows), _AT_ONCE):
+            yield "".join(self._line(row, weight) for row, weight in rows[first : first + _AT_ONCE]).encode()
+            time.sleep(0)  # a thread that serves is not to wait for the rest
+
+    def _line(self, row: Row, weight: int) -> str:
+        if self._file is None:  # the wall clock is followed from segment to segment
+            self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+        found = spent(row.before, row.after)
+        return (
+            json.dumps(
+                {
+                    "start_ns": self._epoch_ns + row.before[0],
+                    "latency_ns": found.latency_ns,
+                    "status": row.status,
+                    "route": row.route,
+                    "weight": weight,
+                    "in_flight": row.in_flight,
+                    "cpu_ns": found.cpu_ns,
+                    "runq_ns": found.runq_ns,
+                    "throttled_ns": self._throttled_in(row.before[0], found.runq_ns),
+                    "waited_ns": found.waited_ns,
+                    "gc_ns": found.gc_ns,
+                    "spans_ns": span_times(row.spans),
+                    "features": {
+                        name: float(value)
+                        for name, value in row.features.items()
+                        if isinstance(value, numbers.Real) and math.isfinite(value)
+                    },
+                },
+                separators=(",", ":"),
+            )
+            + "\n"
+        )
+
+    def _throttled_in(self, start_ns: int, runq_ns: int | None) -> int | None:
+        """Of a run-queue delay, what the cgroup's quota may account for."""
+        if not self._throttle.available or runq_ns is None:
+            return None
+        before = next((total for at, total in reversed(self._throttled) if at <= start_ns), self._throttled[0][1])
+        return min(self._throttled[-1][1] - before, runq_ns)
+
+    def _write(self, text: bytes) -> None:
+        if self._file is not None and (self._written >= self._segment_bytes or not os.fstat(self._file).st_nlink):
+            self._close()
+        if self._file is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_room()
+            path = self.folder / f"requests-{time.time_ns()}-{os.getpid()}.jsonl"
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._written = 0
+        view = memoryview(text)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._written += len(text)
+
+    def _make_room(self) -> None:
+        """Remove the oldest segments, so that the folder stays within its bound when this one is full."""
+        now = time.time()
+        sizes = []
+        for path in sorted(self.folder.glob("requests-*.jsonl")):
+            try:
+                found = path.stat()
+            except FileNotFoundError:  # another process removed it
+                continue
+            live = now - found.st_mtime < _LIVE_S and f"-{os.getpid()}." not in path.name
+            sizes.append((path, max(found.st_size, self._segment_bytes) if live else found.st_size))
+        total = sum(size for _, size in sizes)
+        while sizes and (total > self._most_bytes - self._segment_bytes or len(sizes) >= _MOST_FILES):
+            path, size = sizes.pop(0)
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def sampled(rows: Sequence[Row], most: int, turn: int, lost: int = 0) -> list[tuple[Row, int]]:
+    """At most ``most`` of the rows, and how many requests each stands for.
+
+    Half of them are the slowest and those that did not end ok; the other half are spread evenly over the rest.
+
+    :param turn: of this call; where the even spread begins changes with it.
+    :param lost: requests beside these rows that are counted only; they count as the rest does.
+    """
+    if len(rows) <= most and not lost:
+        return [(row, 1) for row in rows]
+    half = most // 2
+    slow = sorted(range(len(rows)), key=lambda k: (_well(rows[k].status), -rows[k].latency_ns))[:half]
+    chosen = dict.fromkeys(slow, 1)
+    rest = [k for k in range(len(rows)) if k not in chosen]
+    kept = min(len(rest), most - half)
+    for place in range(kept):
+        low, high = (len(rest) + lost) * place // kept, (len(rest) + lost) * (place + 1) // kept
+        first, last = len(rest) * place // kept, len(rest) * (place + 1) // kept
+        chosen[rest[first + turn % (last - first)]] = high - low
+    return [(rows[k], chosen[k]) for k in sorted(chosen)]
+
+
+def _well(status: str) -> bool:
+    """Whether a request got its answer; one that asked for something wrong got it too."""
+    return status == "ok" or (status.startswith("4") and status not in ("408", "429", "499"))
+
+
+def span_times(spans: Sequence[SpanRecord]) -> dict[str, int]:
+    """Nanoseconds by name; a moment in several spans at once belongs to the one that began first."""
+    times: dict[str, int] = {}
+    covered = 0
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        times[span.name] = times.get(span.name, 0) + max(span.end_ns - max(span.start_ns, covered), 0)
+        covered = max(covered, span.end_ns)
+    return times

@@ -1,0 +1,130 @@
+"""What to change in a server's own settings, by cause: for services that latfix does not run.
+
+Only where the server is known: by the names of its metrics, by its ``Server`` header, or by the recording's format.
+Settings are named as the servers' documentation names them; none was tried by latfix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from latfix.cause_catalogue import UNEXPLAINED
+from latfix.results.diagnosis import Advice, Diagnosis
+
+#: By server, how its metrics, its header and the formats of its recordings begin.
+_SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "vLLM": (("vllm:",), (), ("vllm", "vLLM")),
+    "Triton": (("nv_inference_",), ("triton",), ("Triton",)),
+    "TGI": (("tgi_",), (), ()),
+    "uvicorn": ((), ("uvicorn",), ()),
+    "gunicorn": ((), ("gunicorn",), ()),
+    "Python": ((), (), ("what latfix.record",)),
+}
+_ASYNC = "what blocks belongs into def instead of async def, or into run_in_threadpool: it holds the event loop"
+_THREADS = "OMP_NUM_THREADS and torch.set_num_threads, so that workers times threads are no more than the cores"
+_COLLECTOR = "gc.collect() and gc.freeze() once the model is loaded; a higher gc.set_threshold"
+_OUTSIDE = "a deadline and a pool of kept connections for what is waited for; latfix.span names it"
+_SPLIT_PROMPTS = (
+    "--max-num-batched-tokens lower, with --enable-chunked-prefill: a prompt then shares steps with streams"
+)
+
+#: By cause, what to change in each server; under "" in any.
+_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "traffic.burst": {
+        "vLLM": "--max-num-seqs higher while its cache has room, else --data-parallel-size",
+        "Triton": "instance_group count higher; a timeout in default_queue_policy, so that late requests do not wait",
+        "TGI": "--max-batch-total-tokens higher while memory has room, else another replica",
+        "uvicorn": "--workers higher, each loads the model; --limit-concurrency answers 503 instead of a long wait",
+        "gunicorn": "--workers or --threads higher",
+    },
+    "traffic.overload": {
+        "vLLM": "another replica (--data-parallel-size): the load is more than one bears",
+        "Triton": "max_queue_size in default_queue_policy to shed; instance_group count, or another server",
+        "TGI": "--max-concurrent-requests lower to shed; another replica",
+        "uvicorn": "--limit-concurrency to shed; --workers, or another machine",
+        "gunicorn": "--workers, or another machine; --backlog lower to shed",
+    },
+    "batching.prefill": {
+        "vLLM": _SPLIT_PROMPTS,
+        "TGI": "--max-batch-prefill-tokens lower; --waiting-served-ratio higher",
+    },
+    "batching.size": {
+        "vLLM": f"--max-num-seqs lower; {_SPLIT_PROMPTS}",
+        "Triton": "max_batch_size or preferred_batch_size lower",
+        "TGI": "--max-batch-size lower",
+    },
+    "batching.window": {"Triton": "dynamic_batching max_queue_delay_microseconds lower"},
+    "input.size": {
+        "vLLM": "--enable-prefix-caching where prompts begin alike; long prompts to a replica of their own",
+        "Triton": "long inputs to a model of their own, or ragged batches (allow_ragged_batch)",
+    },
+    "stall.shared": {"vLLM": _SPLIT_PROMPTS, "uvicorn": _ASYNC, "Python": _ASYNC},
+    "cold.start": {
+        "Triton": "model_warmup in config.pbtxt",
+        "": "requests sent before the service is said to be ready",
+    },
+    "cold.compile": {
+        "Triton": "model_warmup in config.pbtxt",
+        "": "its shapes sent before the service is said to be ready",
+    },
+    "python.gc": {"": _COLLECTOR},
+    "host.contention": {
+        "vLLM": "cores of its own for the engine and the API server; OMP_NUM_THREADS lower",
+        "": _THREADS,
+    },
+    "host.throttle": {"": "a higher CPU limit of the container, or none; threads no more than the limit"},
+    "network.connect": {
+        "uvicorn": "--timeout-keep-alive longer than clients pause",
+        "gunicorn": "--keep-alive longer than clients pause",
+        "": "connections kept alive, by the client and by what is between",
+    },
+    "external.dependency": {"": _OUTSIDE},
+}
+#: A metric of vLLM's that grows only where its cache is short, and what to change then.
+_PREEMPTIONS = "vllm:num_preemptions"
+_MORE_CACHE = "--gpu-memory-utilization higher or --max-num-seqs lower: requests are computed again for want of cache"
+
+
+def with_advice(found: Diagnosis, header: str = "") -> Diagnosis:
+    """A diagnosis with what to change in the server, where one is known; latfix's own replays have fixes instead.
+
+    :param header: ``Server`` of its answers.
+    """
+    metrics = {} if found.service is None else found.service.metrics
+    read = {} if found.source is None else found.source.read
+    server, told_by = _server(metrics, header, str(read.get("format", "")))
+    if not server:
+        return found
+    causes = [cause for cause in found.causes if cause.named and cause.cause != UNEXPLAINED]
+    advice = [
+        Advice(server=server, told_by=told_by, cause=cause.cause, change=change, evidence=cause.evidence)
+        for cause in causes
+        if (change := _change(cause.cause, server))
+    ]
+    for name, values in metrics.items():
+        grown = values["after"] - values["before"]
+        if name.startswith(_PREEMPTIONS) and grown > 0:
+            evidence = f"{name} grew by {grown:g}."
+            advice.append(
+                Advice(server=server, told_by=told_by, cause=_PREEMPTIONS, change=_MORE_CACHE, evidence=evidence)
+            )
+    return replace(found, advice=tuple(advice))
+
+
+def _server(metrics: Mapping[str, Any], header: str, format_: str) -> tuple[str, str]:
+    for server, (names, headers, formats) in _SIGNS.items():
+        metric = next((name for name in metrics if name.startswith(names)), "") if names else ""
+        if metric:
+            return server, f"its metric {metric}"
+        if headers and header.lower().startswith(headers):
+            return server, f"its header Server: {header}"
+        if formats and format_.startswith(formats):
+            return server, f"the recording: {format_}"
+    return "", ""
+
+
+def _change(cause: str, server: str) -> str:
+    known = _SETTINGS.get("external.dependency" if cause.startswith("dependency.") else cause, {})
+    return known.get(server) or known.get("", "")

@@ -1,0 +1,248 @@
+"use strict";
+// What a reader can do with a page beyond reading it. Texts from the data are only ever set as text.
+(() => {
+  const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+  const make = (tag, properties = {}, ...children) => {
+    const node = Object.assign(document.createElement(tag), properties);
+    node.append(...children);
+    return node;
+  };
+  const button = (text, act) => {
+    const node = make("button", { type: "button", textContent: text });
+    node.addEventListener("click", act);
+    return node;
+  };
+
+  // Tables: sorted by a click on a column's title, filtered by words. A sum stays below.
+  const key = (cell) => {
+    const text = cell ? cell.innerText.trim() : "";
+    const number = /[-−+]?\d[\d,]*\.?\d*(e[-+]?\d+)?/.exec(text);
+    return [number ? parseFloat(number[0].replace(/,/g, "").replace("−", "-")) : NaN, text.toLowerCase()];
+  };
+  const compare = (numeric) => ([n, a], [m, b]) => (numeric ? n - m : a < b ? -1 : a > b ? 1 : 0);
+  const sort = (table, column, title) => {
+    const body = table.tBodies[0];
+    const rows = [...body.rows].filter((row) => !row.classList.contains("total"));
+    const numeric = title.classList.contains("num");
+    const was = title.getAttribute("aria-sort");
+    const down = was ? was === "ascending" : numeric;
+    const order = compare(numeric);
+    const keyed = rows.map((row) => [key(row.cells[column]), row]);
+    const absent = ([[n, text]]) => (numeric ? isNaN(n) : text === "");
+    keyed.sort((a, b) => absent(a) - absent(b) || (absent(a) ? 0 : (down ? -1 : 1) * order(a[0], b[0])));
+    for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
+    title.setAttribute("aria-sort", down ? "descending" : "ascending");
+    body.prepend(...keyed.map(([, row]) => row));
+  };
+  const filters = new Map();
+  const filter = (table, words) => {
+    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of table.tBodies[0].rows) {
+      const text = row.innerText.toLowerCase() || row.textContent.toLowerCase();
+      row.hidden = !row.classList.contains("total") && !wanted.every((word) => text.includes(word));
+    }
+  };
+  for (const table of all("table")) {
+    if (table.tBodies[0].rows.length < 2) continue;
+    [...table.tHead.rows[0].cells].forEach((title, column) => {
+      title.classList.add("sorts");
+      title.tabIndex = 0;
+      title.title = "sort";
+      title.addEventListener("click", () => sort(table, column, title));
+      title.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") {
+          event.preventDefault();
+          sort(table, column, title);
+        }
+      });
+    });
+    if (table.tBodies[0].rows.length < 8 || table.classList.contains("narrow")) continue;
+    const field = make("input", { type: "search", placeholder: "rows with …", className: "filter" });
+    field.setAttribute("aria-label", `Filter: ${table.caption ? table.caption.innerText : "table"}`);
+    field.addEventListener("input", () => filter(table, field.value));
+    table.parentElement.before(field);
+    filters.set(table, field);
+  }
+
+  // Causes lead to the requests that they slowed down.
+  const slowest = document.getElementById("slowest");
+  const requests = slowest && slowest.parentElement.querySelector("table");
+  if (requests && filters.has(requests)) {
+    for (const name of all("#causes ~ .scroll tbody th > code")) {
+      if (!requests.tBodies[0].innerText.includes(name.textContent)) continue;
+      const lead = button("requests", () => {
+        filters.get(requests).value = name.textContent;
+        filter(requests, name.textContent);
+        requests.scrollIntoView({ block: "center" });
+      });
+      name.after(" ", lead);
+    }
+  }
+
+  // Commands can be copied, also from a file, where a page may have no clipboard.
+  const copied = async (node) => {
+    try {
+      await navigator.clipboard.writeText(node.textContent);
+      return true;
+    } catch {
+      getSelection().selectAllChildren(node);
+      return document.execCommand("copy");
+    }
+  };
+  for (const code of all("pre > code, dd.command > code")) {
+    const copy = button("copy", async () => {
+      copy.textContent = (await copied(code)) ? "copied" : "press Ctrl-C";
+      setTimeout(() => (copy.textContent = "copy"), 2000);
+    });
+    copy.classList.add("copy");
+    code.after(copy);
+  }
+
+  // Latency over time: hover tells of a request, a drag zooms, a double click shows all again.
+  const source = document.getElementById("points");
+  if (!source || typeof uPlot === "undefined") return;
+  const arms = JSON.parse(source.textContent);
+  const figure = document.getElementById(arms.figure);
+  const picture = figure.querySelector("svg");
+  const stories = new Map(all("details[data-request]").map((node) => [node.dataset.request, node]));
+  const color = (role) => getComputedStyle(document.documentElement).getPropertyValue(`--${role}`).trim();
+  const points = arms.arms
+    .flatMap((arm, k) => arm.at_s.map((at, i) => ({ at, ms: arm.ms[i], id: arm.ids[i], words: arm.words[i], arm: k, failed: arm.failed[i] })))
+    .sort((a, b) => a.at - b.at);
+  const series = arms.arms.flatMap((arm, k) => [
+    { name: arm.label, role: arm.role, of: (point) => point.arm === k && !point.failed },
+    { name: `${arm.label}, not ok`, role: "bad", of: (point) => point.arm === k && point.failed },
+  ]).filter((each) => points.some(each.of));
+  for (const point of points) point.series = series.findIndex((each) => each.of(point));
+  const seen = (point, k) => point.series === k && (!log || point.ms > 0);
+  const columns = () => [points.map((p) => p.at), ...series.map((_, k) => points.map((p) => (seen(p, k) ? p.ms : null)))];
+  const hidden = new Set();
+  const box = make("div", { className: "chart" });
+  const tip = make("div", { className: "tip", hidden: true });
+  tip.setAttribute("role", "status");
+  const digits = (value, n) => value.toLocaleString("en", { maximumSignificantDigits: n });
+  let chart = null;
+  let log = arms.log;
+  let near = null;
+
+  const nearest = (u) => {
+    const { left, top } = u.cursor;
+    let best = null;
+    let least = 24 * 24;
+    points.forEach((point, i) => {
+      if (hidden.has(point.series) || (log && point.ms <= 0)) return;
+      const dx = u.valToPos(point.at, "x") - left;
+      const dy = u.valToPos(point.ms, "y") - top;
+      if (dx * dx + dy * dy < least) {
+        least = dx * dx + dy * dy;
+        best = i;
+      }
+    });
+    return best;
+  };
+  const tell = (u) => {
+    near = u.cursor.left < 0 ? null : nearest(u);
+    tip.hidden = near === null;
+    if (near === null) return;
+    const point = points[near];
+    const more = stories.has(point.id) ? "\nclick: its story" : "";
+    const arm = arms.arms.length > 1 ? `, ${arms.arms[point.arm].label}` : "";
+    tip.textContent = `${point.id}: ${digits(point.ms, 3)} ms at ${digits(point.at, 5)} s${arm}\n${point.words}${more}`;
+    const x = u.valToPos(point.at, "x") + u.over.offsetLeft;
+    const y = u.valToPos(point.ms, "y") + u.over.offsetTop;
+    tip.style.left = `${Math.max(0, Math.min(x + 12, box.clientWidth - tip.offsetWidth))}px`;
+    tip.style.top = `${y + 14}px`;
+  };
+  const lines = (u) => {
+    const context = u.ctx;
+    context.save();
+    context.beginPath();
+    context.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
+    context.clip();
+    arms.arms.forEach((arm, k) => {
+      if (hidden.has(series.findIndex((each) => each.name === arm.label))) return;
+      for (const [values, role] of [[arm.p50_ms, "muted"], [arm.p99_ms, "ink"]]) {
+        context.strokeStyle = color(role);
+        context.lineWidth = 1.6 * devicePixelRatio;
+        context.setLineDash(k ? [6, 4] : []);
+        context.beginPath();
+        values.forEach((value, i) => {
+          if (value === null) return;
+          const y = u.valToPos(value, "y", true);
+          const [from, to] = [arm.edges_s[i], arm.edges_s[i + 1]].map((edge) => u.valToPos(edge, "x", true));
+          if (i && values[i - 1] !== null) context.lineTo(from, y);
+          else context.moveTo(from, y);
+          context.lineTo(to, y);
+        });
+        context.stroke();
+      }
+    });
+    context.restore();
+  };
+  const draw = () => {
+    const zoom = chart && { min: chart.scales.x.min, max: chart.scales.x.max };
+    if (chart) chart.destroy();
+    const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false } };
+    const shown = (u, values) => values.map((value) => (value === null ? "" : digits(value, 6)));
+    chart = new uPlot(
+      {
+        width: box.clientWidth,
+        height: 320,
+        legend: { show: false },
+        cursor: { points: { show: false }, y: false, drag: { x: true, y: false } },
+        scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => [0, (high || 1) * 1.08] } },
+        axes: [{ ...axis, label: "scheduled arrival, s", labelSize: 22, values: shown }, { ...axis, label: "latency, ms", labelSize: 22, size: 62, values: shown }],
+        series: [
+          {},
+          ...series.map((each, k) => ({
+            show: !hidden.has(k),
+            paths: () => null,
+            stroke: color(each.role),
+            points: { show: true, size: each.role === "bad" ? 7 : 4, width: 0, fill: `${color(each.role)}99` },
+          })),
+        ],
+        hooks: { setCursor: [tell], draw: [lines] },
+      },
+      columns(),
+      box,
+    );
+    if (zoom && zoom.max > zoom.min) chart.setScale("x", zoom);
+    let pressed = 0;
+    chart.over.addEventListener("mousedown", (event) => (pressed = event.clientX));
+    chart.over.addEventListener("click", (event) => {
+      if (Math.abs(event.clientX - pressed) > 4) return; // the end of a drag
+      const story = near !== null && stories.get(points[near].id);
+      if (story) {
+        story.open = true;
+        story.scrollIntoView({ block: "start" });
+      }
+    });
+  };
+  const scale = button("", () => {
+    log = !log;
+    scale.textContent = log ? "linear" : "logarithmic";
+    draw();
+  });
+  scale.textContent = log ? "linear" : "logarithmic";
+  const whole = button("all of the time", () => chart.setData(columns()));
+  const tools = make("div", { className: "tools" }, scale, whole);
+  if (series.length > 1) {
+    series.forEach((each, k) => {
+      const toggle = button(each.name, () => {
+        if (!hidden.delete(k)) hidden.add(k);
+        toggle.setAttribute("aria-pressed", String(!hidden.has(k)));
+        draw();
+      });
+      toggle.setAttribute("aria-pressed", "true");
+      toggle.style.borderColor = `var(--${each.role})`;
+      tools.append(toggle);
+    });
+  }
+  const hint = make("p", { className: "soft small", textContent: "Hover over a request for its story, drag over a time to look closer, double-click for all of it. Lines: p50 and p99 of each window." });
+  picture.before(tools, box, hint);
+  picture.classList.add("still");
+  box.append(tip);
+  draw();
+  new ResizeObserver(() => chart.setSize({ width: box.clientWidth, height: 320 })).observe(box);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+})();

@@ -1,0 +1,148 @@
+"""``load_runner(..., record=DIR)``: the rows of the engine on a bounded disk, while it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from latfix.config.workload_toml import WorkloadSpec
+from latfix.errors import InputError
+from latfix.profilers.calibration.cost_cache import unit_costs
+from latfix.profilers.probes.gc_probe import GcPauses
+from latfix.profilers.probes.ring_recorder import RecordedRing
+from latfix.profilers.probes.sampler import Sampler
+from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter
+from latfix.request import PRIORITIES, Request
+from latfix.run_record.live_record import LIVE, SCHEDULE_LINES
+from latfix.run_record.run_meta import RUN_FILE, RunMeta, write_meta
+from latfix.run_record.run_record import SEGMENTS
+from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
+from latfix.runners.engine.engine import Engine
+from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.replay.recorded_replay import host_probes
+from latfix.runners.replay.run_session import versions
+from latfix.runners.service.loaded_service import Service
+
+#: Parts of a full folder; how often it is looked whether one is full.
+_PARTS, _LOOK_S = 8, 1.0
+#: Requests whose line may wait for the disk.
+_MOST_LINES = 100_000
+
+
+class LiveRecord:
+    """Writes a runner's record in parts, from threads of its own, until it is closed.
+
+    :param folder: of the record; parts that other processes left in it count towards ``most_mb`` too.
+    :ivar failure: why nothing is recorded any more; the runner serves on.
+    """
+
+    def __init__(self, folder: Path, spec: WorkloadSpec, service: Service, most_mb: float) -> None:
+        self.folder = folder.absolute()
+        self._spec, self._service = spec, service
+        self._most_bytes = int(most_mb * 1e6)
+        self._lines: deque[tuple[int, Request]] = deque(maxlen=_MOST_LINES)
+        self._costs = unit_costs().flat()
+        self._samples = SampleLog()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="latfix-live-record", daemon=True)
+        self._number = 0
+        self.failure = ""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot record there ({error.strerror}); name another folder") from error
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise InputError(f"{folder}: cannot record there (no right to write); name another folder")
+
+    def begin(self, recorder: RecordedRing, engine: Engine) -> None:
+        """Record from now on."""
+        self._recorder, self._engine = recorder, engine
+        self._thread.start()
+
+    def ended(self, number: int, request: Request) -> None:
+        """A request ended; its row is the recorder's, this is what it asked for."""
+        self._lines.append((number, request))
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        events = self._service.events
+        lines: dict[str, str] = {}
+        probes = host_probes(self._engine, lines)
+        try:
+            with GcPauses(events), Sampler(probes, self._samples, events, name="sampler"):
+                while not self._stop.is_set():
+                    with self._part(lines) as part:
+                        self._fill(part)
+        except OSError as error:
+            self.failure = f"{self.folder}: could not be written ({error.strerror})"
+
+    @contextlib.contextmanager
+    def _part(self, probe_lines: dict[str, str]) -> Iterator[Path]:
+        self._make_room()
+        part = self.folder / f"{time.time_ns()}-{os.getpid()}-{self._number:06d}"
+        self._number += 1
+        (part / SEGMENTS).mkdir(parents=True)
+        write_meta(part, self._meta(probe_lines))
+        for name, value in self._costs.items():
+            self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
+        with SegmentWriter(part, self._recorder, self._service.events, self._samples) as writer:
+            yield part
+            writer.check()
+
+    def _fill(self, part: Path) -> None:
+        """Until the part is full, or the end."""
+        with (part / SEGMENTS / SCHEDULE_LINES).open("a", encoding="utf-8") as file:
+            while True:
+                ended = self._stop.wait(_LOOK_S)
+                for number, request in [self._lines.popleft() for _ in range(len(self._lines))]:
+                    priority = PRIORITIES.index(request.priority)
+                    file.write(json.dumps([number, request.id, priority, dict(request.features)]) + "\n")
+                file.flush()
+                if ended or _size(part) >= self._most_bytes // _PARTS:
+                    return
+
+    def _make_room(self) -> None:
+        parts = sorted(path.parent for path in self.folder.glob(f"*/{RUN_FILE}"))
+        sizes = [_size(part) for part in parts]
+        while parts and sum(sizes) > self._most_bytes - self._most_bytes // _PARTS:
+            shutil.rmtree(parts.pop(0), ignore_errors=True)
+            sizes.pop(0)
+
+    def _meta(self, probe_lines: dict[str, str]) -> RunMeta:
+        spec, service = self._spec, self._service
+        return RunMeta(
+            rows={"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()},
+            state="complete",  # what is here is whole; there is no end that it lacks
+            source={"kind": LIVE, "path": str(self.folder)},
+            pid=os.getpid(),
+            workload=spec.name,
+            workload_folder=str(spec.folder),
+            entry=spec.entry,
+            device=service.models.device,
+            settings=service.settings,
+            objective=spec.objective,
+            versions=versions(),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            calibration=self._costs,
+            probes=probe_lines,
+            threads={role: tuple(ids) for role, ids in self._engine.thread_ids().items()},
+            cores=usable_cores(),
+            t0_ns=self._recorder.t0_ns,
+        )
+
+
+def _size(part: Path) -> int:
+    return sum(path.stat().st_size for path in (part / SEGMENTS).iterdir()) if (part / SEGMENTS).is_dir() else 0

@@ -1,0 +1,203 @@
+"""What the models predict of a simulated service, and the reasons that are found where it departs from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfix.capacity.measured_load import LoadPoint, load_point
+from latfix.capacity.model_departures import Modelled, reasons
+from latfix.capacity.objective import Target
+from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
+from latfix.capacity.sweep_traffic import part_of
+from latfix.results.sweep import Theory
+from latfix.run_record.run_record import RunRecord
+from latfix.runners.sweep.load_forecast import Simulated
+from latfix.runners.sweep.theory import MODELS, theory_of
+from latfix.settings import RunnerSettings
+from latfix.traffic.schedule import Traffic
+
+MakeTraffic = Callable[..., Traffic]
+Simulate = Callable[..., RunRecord]
+MakeTheory = Callable[..., tuple[Theory, dict[float, LoadPoint]]]
+TARGET = Target(percentile=99.0, limit=0.1)
+ONE = RunnerSettings()
+
+
+@pytest.fixture
+def theory(make_traffic: MakeTraffic, simulate: Simulate) -> MakeTheory:
+    """The theory of replays at some multiples of a recorded rate, and what was measured."""
+
+    def made(
+        loads: tuple[float, ...],
+        settings: RunnerSettings = ONE,
+        n: int = 2000,
+        rate: float = 50.0,
+        bursts: float = 1.0,
+        **service: float,
+    ) -> tuple[Theory, dict[float, LoadPoint]]:
+        part = part_of(make_traffic(n, rate, seed=1, bursts=bursts), n)
+        records = {load: simulate(part.at(load), settings=settings, seed=2, **service) for load in loads}
+        points = {load: load_point(record) for load, record in records.items()}
+        replays = [Simulated.of(record, load, points[load]) for load, record in records.items()]
+        found = theory_of(replays, settings, part, TARGET, seed=3)
+        assert found is not None
+        return found, points
+
+    return made
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_batches_of_one_with_independent_arrivals_are_pollaczek_and_khinchine(
+    noise: float, theory: MakeTheory
+) -> None:
+    found, _ = theory((0.2, 1.4), each=0.01, noise=noise)
+    wait = found.loads[1.4].predictions["mg1"].mean_wait_ms
+    scv = found.service.batch_scv
+    assert scv == pytest.approx(noise, abs=0.15)
+    busy = 0.7 * found.service.batch_each_ms / 10
+    exact = busy * (1 + scv) / (2 * (1 - busy)) * found.service.batch_each_ms
+    assert wait == pytest.approx(exact, rel=0.2)
+
+
+@pytest.mark.parametrize("settings", [ONE, RunnerSettings(max_batch_size=4, batch_window_ms=10.0)])
+def test_independent_arrivals_are_predicted_from_low_load(settings: RunnerSettings, theory: MakeTheory) -> None:
+    found, points = theory((0.5, 1.2), settings, 2000, 50.0, fixed=0.004, each=0.006, noise=0.3)
+    for model in ("mg1", "kingman", "replay"):
+        answer, high = found.loads[1.2].predictions[model], points[1.2]
+        assert answer.mean_wait_ms == pytest.approx(1e3 * float(high.wait.mean()), rel=0.4), model
+        assert answer.percentile_ms == pytest.approx(1e3 * float(np.quantile(high.latency, 0.99)), rel=0.4), model
+        assert not answer.fitted
+
+
+def test_models_differ_as_their_assumptions_do(
+    theory: MakeTheory,
+) -> None:
+    found, points = theory((1.0,), each=0.01, bursts=3.5, n=1500)
+    waits = {name: answer.mean_wait_ms or 0.0 for name, answer in found.loads[1.0].predictions.items()}
+    # Constant service halves M/M/1's wait; bursts make up for it.
+    assert waits["mg1"] == pytest.approx(waits["mm1"] / 2, rel=0.05)
+    assert waits["kingman"] > 1.5 * waits["mg1"]
+    measured = 1e3 * float(points[1.0].wait.mean())
+    assert waits["replay"] == waits["replay_own"] == pytest.approx(measured, abs=0.2)
+    assert {name for name, answer in found.loads[1.0].predictions.items() if answer.fitted} == set(MODELS)
+
+
+def test_the_replay_knows_the_policy_and_each_requests_work(
+    theory: MakeTheory,
+) -> None:
+    settings = RunnerSettings(max_batch_size=4, batch_window_ms=15.0, workers=2)
+    found, points = theory((0.5, 1.6), settings, 800, 60.0, 3.0, fixed=0.005, each=0.01)
+    answer, high = found.loads[1.6].predictions["replay"], points[1.6]
+    assert answer.mean_wait_ms == pytest.approx(1e3 * float(high.wait.mean()), rel=0.05)
+    assert answer.percentile_ms == pytest.approx(1e3 * float(np.quantile(high.latency, 0.99)), rel=0.05)
+
+
+def test_more_than_it_can_serve_is_told(theory: MakeTheory) -> None:
+    found, _ = theory((0.4, 2.6), each=0.01, n=500)
+    assert found.capacity == pytest.approx(100, rel=0.02)
+    over = found.loads[2.6]
+    assert all(over.predictions[name].mean_wait_ms is None for name in ("mm1", "mg1", "kingman"))
+    assert over.predictions["mg1"].why_not == "it cannot keep up with this rate"
+    assert over.reasons[0].id == "overload" and math.isinf(over.relaxation)
+
+
+def test_batches_are_measured_where_half_of_the_largest_was_seen(
+    theory: MakeTheory,
+) -> None:
+    found, _ = theory((0.04, 1.2, 3.8), RunnerSettings(max_batch_size=8), 600, fixed=0.02, each=0.002)
+    assert found.service.measured_at_loads != (0.04,), "at the lowest load there are batches of one alone"
+    assert found.service.batch_fixed_ms == pytest.approx(20, rel=0.05)
+    assert found.service.batch_each_ms == pytest.approx(2, rel=0.2)
+
+
+def test_settings_that_the_models_do_not_know_are_told(
+    theory: MakeTheory,
+) -> None:
+    for settings in (
+        RunnerSettings(batching="adaptive"),
+        RunnerSettings(schedule="shortest"),
+        RunnerSettings(max_queue=5),
+    ):
+        found, _ = theory((0.5,), settings, 200, each=0.01)
+        assert all(answer.why_not and answer.mean_ms is None for answer in found.loads[0.5].predictions.values())
+
+
+def test_where_nothing_can_be_simulated_there_is_no_theory(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    part = part_of(make_traffic(200, 10.0), 200)
+    record = simulate(part.at(1.0), each=0.01, lost=1.0)
+    point = load_point(record)
+    assert not len(point.batches.size) and point.achieved == 0
+    assert theory_of([Simulated.of(record, 1.0, point)], ONE, part, TARGET, seed=0) is None
+
+
+def test_what_failures_took_is_no_service(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    some = load_point(simulate(make_traffic(400, 10.0), each=0.01, lost=0.5))
+    assert 150 < len(some.batches.size) == some.requests["ok"] < 250
+
+
+def test_a_line_through_batches_is_never_negative_and_credits_nothing_unseen() -> None:
+    sizes = np.arange(1, 9)
+    assert fit_batch_service(sizes, 0.02 + 0.002 * sizes).fixed == pytest.approx(0.02)
+    assert fit_batch_service(sizes, 0.03 - 0.002 * sizes).each == 0.0
+    same = fit_batch_service([4, 4, 4], [0.04, 0.05, 0.03])
+    assert (same.fixed, same.each, same.scv) == pytest.approx((0.0, 0.01, 1 / 24))
+    assert mean_and_scv([]) == (0.0, 0.0)
+    assert mean_and_scv([1.0, 3.0]) == pytest.approx((2.0, 0.25))
+    assert relaxation_time(0.25, 1.0) == pytest.approx(4.0) and math.isinf(relaxation_time(2.0, 2.0))
+
+
+def told(point: LoadPoint, low: LoadPoint, settings: RunnerSettings = ONE, **known: float) -> dict[str, str]:
+    """Reasons by id, of a service whose batches at low load are known and whose waits the models have as measured."""
+    size, took = low.batches.size, low.batches.service
+    wait = known.get("wait", float(point.wait.mean()))
+    modelled = Modelled(
+        waits={"mg1": wait / 2, "kingman": wait},
+        index=known.get("index", 1.0),
+        window=1.0,
+        relaxation=known.get("relaxation", 0.1),
+        capacity=100.0,
+        batch=fit_batch_service(size, took),
+        measured_at=0.25,
+    )
+    return {reason.id: reason.text for reason in reasons(point, 1.0, low, modelled, settings)}
+
+
+def test_a_quiet_independent_service_departs_for_no_reason(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    low, high = (load_point(simulate(make_traffic(1500, rate), each=0.01)) for rate in (10.0, 40.0))
+    assert told(high, low) == {}
+    bursts = told(high, low, index=3.5)["bursts"]
+    assert "burstier than independent ones: index of dispersion 3.5" in bursts and "(Kingman)" in bursts
+
+
+def test_service_that_changes_with_load_is_named_where_waits_are_off_as_it_is(
+    make_traffic: MakeTraffic, simulate: Simulate
+) -> None:
+    low, slower, faster = (
+        load_point(simulate(make_traffic(1000, rate), each=each))
+        for rate, each in ((10.0, 0.01), (40.0, 0.014), (40.0, 0.008))
+    )
+    found = told(slower, low, wait=0.001)
+    assert "take 40% longer here" in found["service"]
+    assert "neither padding nor waiting for a core" in found["service"]
+    assert "shorter here" in told(faster, low, wait=0.5)["service"]
+    longer = replace(faster, wait=faster.wait + 0.05)
+    found = told(longer, low, wait=0.002)
+    assert set(found) == {"unexplained"} and "threads may wake late" in found["unexplained"]
+
+
+def test_the_window_is_named_where_it_matters(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    settings = RunnerSettings(max_batch_size=8, batch_window_ms=50.0)
+    low = load_point(simulate(make_traffic(1000, 5.0), each=0.01, settings=settings))
+    assert "the batch window of 50 ms holds a request's batch open" in told(low, low, settings)["window"]
+
+
+def test_lost_requests_and_a_short_look_are_named(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+    low = load_point(simulate(make_traffic(1000, 10.0), each=0.01))
+    short = load_point(simulate(make_traffic(150, 90.0), each=0.01, lost=0.1))
+    found = told(short, low, relaxation=1.0)
+    assert "were lost" in found["lost"] and "the queue started empty" in found["unsettled"]

@@ -1,0 +1,160 @@
+"""Rows of ``latfix.record`` as a diagnosis: simulated services whose causes are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings import service_log
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions, recorded_at
+from latfix.profilers.service_log.request_counters import Reading
+from latfix.profilers.service_log.row_writer import Row, sampled
+from latfix.results.diagnosis import Diagnosis
+
+_EPOCH = 1_800_000_000 * 10**9
+_MS = 1_000_000
+_PLAIN: dict[str, Any] = {
+    "status": "ok", "route": "f", "weight": 1, "cpu_ns": None, "runq_ns": None, "throttled_ns": None,
+    "waited_ns": None, "gc_ns": 0, "spans_ns": {}, "features": {},
+}  # fmt: skip
+
+
+def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows by their times, with the requests in flight that each would have met."""
+    order = sorted(rows, key=lambda row: row["start_ns"])
+    ends = np.sort([row["start_ns"] + row["latency_ns"] for row in rows])
+    lines = []
+    for number, row in enumerate(order, 1):
+        inside = number - int(np.searchsorted(ends, row["start_ns"], side="right"))
+        whole = {**_PLAIN, "in_flight": inside, **row, "start_ns": _EPOCH + row["start_ns"]}
+        lines.append(json.dumps(whole) + "\n")
+    (folder / "requests-1-1.jsonl").write_text("".join(lines))
+
+
+def _diagnosis(folder: Path, rows: Sequence[dict[str, Any]]) -> Diagnosis:
+    _write(folder, rows)
+    return diagnose_recording(folder, ReadOptions())
+
+
+def _one_server(arrivals: Sequence[int], order: Any, service: Any) -> list[dict[str, Any]]:
+    """A lock that one request holds at a time; ``order`` picks the next among those that wait."""
+    waiting: list[int] = []
+    rows, free, k = [], 0, 0
+    arrivals = sorted(arrivals)
+    while k < len(arrivals) or waiting:
+        if not waiting:
+            free = max(free, arrivals[k])
+        while k < len(arrivals) and arrivals[k] <= free:
+            waiting.append(arrivals[k])
+            k += 1
+        start = waiting.pop(order(len(waiting)))
+        free += int(service())
+        latency = free - start
+        rows.append(
+            {"start_ns": start, "latency_ns": latency, "cpu_ns": _MS, "waited_ns": latency - _MS, "runq_ns": 0}
+        )
+    return rows
+
+
+def _arrivals(generator: np.random.Generator) -> list[int]:
+    singles = np.cumsum(generator.exponential(20 * _MS, 1500)).astype(int).tolist()
+    bursts = [at + k * 1000 for at in singles[::100] for k in range(30)]
+    return [*singles, *bursts]
+
+
+def test_bursts_in_front_of_one_server_are_named(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    rows = _one_server(_arrivals(generator), lambda _: 0, lambda: generator.normal(5, 0.2) * _MS)
+    assert _diagnosis(tmp_path, rows).verdict == "traffic.burst"
+
+
+def test_waits_in_no_order_are_not_taken_for_a_dependency(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    rows = _one_server(_arrivals(generator), generator.integers, lambda: generator.normal(5, 0.2) * _MS)
+    found = _diagnosis(tmp_path, rows)
+    assert found.verdict in ("traffic.burst", "inconclusive")
+    assert sum(cause.tail_share for cause in found.causes if cause.cause == "external.dependency") < 0.1
+
+
+@pytest.mark.parametrize("apart_ms", [2, 20], ids=["many in flight", "mostly alone"])
+def test_a_slow_dependency_is_named_whatever_is_in_flight(tmp_path: Path, apart_ms: float) -> None:
+    generator = np.random.default_rng(3)
+    rows: list[dict[str, Any]] = []
+    for start in np.cumsum(generator.exponential(apart_ms * _MS, 3000)).astype(int).tolist():
+        waited = int((80 if generator.random() < 0.03 else 3) * _MS * generator.normal(1, 0.05))
+        rows.append({"start_ns": start, "latency_ns": waited + _MS, "cpu_ns": _MS, "waited_ns": waited, "runq_ns": 0})
+    assert _diagnosis(tmp_path, rows).verdict == "external.dependency"
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ({"runq_ns": 50 * _MS, "throttled_ns": 0}, "host.contention"),
+        ({"runq_ns": 50 * _MS, "throttled_ns": 49 * _MS}, "host.throttle"),
+        ({"runq_ns": 50 * _MS}, "host.contention"),
+        ({"gc_ns": 50 * _MS}, "python.gc"),
+        ({"spans_ns": {"db": 50 * _MS}, "waited_ns": 50 * _MS}, "dependency.db"),
+        ({"cpu_ns": 55 * _MS}, "inconclusive"),
+        ({}, "inconclusive"),
+    ],
+)
+def test_what_was_measured_is_named_and_nothing_else(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
+    generator = np.random.default_rng(4)
+    rows: list[dict[str, Any]] = []
+    for k in range(3000):
+        slow = k % 40 == 7
+        latency = int(5 * _MS * generator.normal(1, 0.02)) + slow * 50 * _MS
+        rows.append({"start_ns": 60 * _MS * k, "latency_ns": latency, **(row if slow else dict.fromkeys(row, 0))})
+        rows[-1]["spans_ns"] = row.get("spans_ns", {}) if slow else {}
+    assert _diagnosis(tmp_path, rows).verdict == cause
+
+
+def test_what_no_row_knows_is_not_shown_as_zero(tmp_path: Path) -> None:
+    rows = [{"start_ns": 60 * _MS * k, "latency_ns": 5 * _MS + k} for k in range(300)]
+    found = _diagnosis(tmp_path, rows)
+    assert not {"host.contention", "external.dependency", "cpu"} & found.stages_ms.keys()
+    assert any("not known" in note for note in found.notes)
+
+
+def _reading(at_ns: int) -> Reading:
+    return (at_ns, 0, b"", 0, 0, 1)
+
+
+def test_percentiles_and_counts_of_a_sample_are_those_of_all(tmp_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    latencies = (generator.lognormal(0, 1, 20_000) * 5 * _MS).astype(int).tolist()
+    kept: list[dict[str, Any]] = []
+    for turn in range(20):
+        part = range(1000 * turn, 1000 * turn + 1000)
+        every = [Row(_reading(0), _reading(latencies[k]), "ok", "", k, (), {}) for k in part]
+        kept += [
+            {"start_ns": 10 * _MS * row.in_flight, "latency_ns": row.latency_ns, "weight": weight}
+            for row, weight in sampled(every, 200, turn)
+        ]
+    found = _diagnosis(tmp_path, kept)
+    assert found.requests["ok"] == 20_000
+    for q, key in ((50, "p50"), (90, "p90"), (99, "p99"), (99.9, "p99_9")):
+        assert found.latency_ms[key] == pytest.approx(np.percentile(latencies, q) / _MS, rel=0.06 if q < 99 else 0.01)
+
+
+def test_only_the_last_seconds_are_read_where_asked(tmp_path: Path) -> None:
+    _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
+    found = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
+    assert found.requests["ok"] == 10
+
+
+def test_a_folder_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+    _write(tmp_path, [{"start_ns": k, "latency_ns": _MS} for k in range(3)])
+    (file,) = tmp_path.iterdir()
+    first, *_ = file.read_text().splitlines()
+    file.write_text(first + "\n" + '{"start_ns": -1}\n' * 5)
+    with pytest.raises(InputError, match=r"\.jsonl:2: "):
+        diagnose_recording(tmp_path, ReadOptions())
+    assert not service_log.knows(b'{"start_ns": 1, "latency_ns": 2}\n')

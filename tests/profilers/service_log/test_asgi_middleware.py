@@ -1,0 +1,91 @@
+"""HTTP requests of an ASGI application as rows: routes, ends, and what is never kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import latfix
+from latfix.profilers.recordings import service_log
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.service_log.recorder import flush
+from latfix.stages import Status
+
+fastapi = pytest.importorskip("fastapi")
+testclient = pytest.importorskip("starlette.testclient")
+
+
+def _app(folder: Path) -> Any:
+    app = fastapi.FastAPI()
+    app.add_middleware(latfix.RecordMiddleware, folder=folder)
+
+    def user(name: str) -> dict[str, str]:
+        with latfix.span("db"):
+            time.sleep(0.01)
+        return {"name": name}
+
+    async def score(values: list[float]) -> float:
+        await asyncio.sleep(0)
+        if not values:
+            raise fastapi.HTTPException(503)
+        return sum(values) / (values[0] - 1)
+
+    app.get("/users/{name}")(user)
+    app.post("/score")(score)
+    return app
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Any:
+    return testclient.TestClient(_app(tmp_path), raise_server_exceptions=False)
+
+
+def _table(folder: Path) -> RequestTable:
+    flush()
+    return service_log.read(sorted(folder.iterdir()))
+
+
+def test_rows_have_routes_and_no_values(tmp_path: Path, client: Any) -> None:
+    assert client.get("/users/secret-name?token=secret-token", headers={"x": "secret-header"}).status_code == 200
+    assert client.post("/score", json=[0.25, 0.5]).status_code == 200
+    table = _table(tmp_path)
+    assert table.routes == ("/score", "/users/{name}")
+    assert "secret" not in "".join(file.read_text() for file in tmp_path.iterdir())
+    assert np.nanmax(table.features["request_bytes"]) == len("[0.25,0.5]")
+
+
+def test_a_span_in_a_thread_of_the_framework_is_the_requests(tmp_path: Path, client: Any) -> None:
+    client.get("/users/a")
+    table = _table(tmp_path)
+    assert 0.01e9 <= table.parts["db"][0] <= table.latency_ns[0]
+
+
+def test_ends_are_told_apart(tmp_path: Path, client: Any) -> None:
+    for values in ([2], [1], [], ["x"]):
+        client.post("/score", json=values)
+    client.get("/nothing")
+    statuses = _table(tmp_path).status.tolist()
+    # What a client asked wrongly (422, 404) was answered.
+    assert statuses == [Status.OK, Status.ERROR, Status.SHED, Status.OK, Status.OK]
+
+
+def test_other_kinds_of_connection_pass_through(tmp_path: Path) -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del receive, send
+        seen.append(scope["type"])
+
+    async def nothing(*_: Any) -> Any:
+        return {}
+
+    middleware = latfix.RecordMiddleware(app, tmp_path)
+    asyncio.run(middleware({"type": "lifespan"}, nothing, nothing))
+    assert seen == ["lifespan"]
+    flush()
+    assert not list(tmp_path.iterdir())

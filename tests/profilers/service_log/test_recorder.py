@@ -1,0 +1,244 @@
+"""Functions and blocks recorded as requests, and what a diagnosis says of what was planted in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import latfix
+from latfix.errors import InputError
+from latfix.profilers.recordings import service_log
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
+from latfix.profilers.service_log.recorder import flush
+from latfix.results.diagnosis import Diagnosis
+from latfix.stages import Status
+
+
+def _nothing() -> None:
+    """A request that takes no time."""
+
+
+def _nap() -> None:
+    time.sleep(0.001)
+
+
+def _table(folder: Path) -> RequestTable:
+    flush()
+    return service_log.read(sorted(folder.iterdir()))
+
+
+def _diagnosis(folder: Path) -> Diagnosis:
+    flush()
+    return diagnose_recording(folder, ReadOptions())
+
+
+def _burn(milliseconds: float) -> None:
+    end = time.thread_time_ns() + milliseconds * 1e6
+    while time.thread_time_ns() < end:
+        pass
+
+
+def test_a_function_is_what_it_was_and_every_call_is_a_row(tmp_path: Path) -> None:
+    @latfix.record(tmp_path, features=lambda x: {"size": x})
+    def double(x: int) -> int:
+        """Twice."""
+        if x < 0:
+            raise ValueError("negative")
+        return 2 * x
+
+    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+    assert [double(x) for x in range(5)] == [0, 2, 4, 6, 8]
+    with pytest.raises(ValueError, match="negative"):
+        double(-1)
+    table = _table(tmp_path)
+    assert table.status.tolist() == [Status.OK] * 5 + [Status.ERROR]
+    assert table.features["size"].tolist() == [0, 1, 2, 3, 4, -1]
+    assert (table.latency_ns > 0).all()
+
+
+def test_coroutines_and_blocks_of_one_event_loop_are_kept_apart(tmp_path: Path) -> None:
+    @latfix.record(tmp_path)
+    async def wait(name: str, seconds: float) -> None:
+        with latfix.span(name):
+            await asyncio.sleep(seconds)
+
+    async def block(seconds: float) -> None:
+        async with latfix.record(tmp_path, route="block"):
+            with latfix.span("inside"):
+                await asyncio.sleep(seconds)
+
+    async def everything() -> None:
+        late = asyncio.create_task(wait("late", 60))
+        await asyncio.gather(wait("a", 0.2), wait("b", 0.1), block(0.15))
+        late.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await late
+
+    asyncio.run(everything())
+    table = _table(tmp_path)
+    assert sorted(table.status.tolist()) == [Status.OK] * 3 + [CANCELLED]
+    assert set(table.routes) == {"wait", "block"}
+    for name in ("a", "b", "inside"):
+        (waited,) = (column for column in (table.parts[name],))
+        assert (waited > 0).sum() == 1
+        assert (waited[waited > 0] > 0.5 * table.latency_ns[waited > 0]).all()
+
+
+def test_blocks_nest_and_spans_go_to_the_innermost(tmp_path: Path) -> None:
+    with latfix.record(tmp_path, route="outer"):
+        with latfix.record(tmp_path, route="inner"), latfix.span("db"):
+            pass
+        time.sleep(0.01)
+    table = _table(tmp_path)
+    outer, inner = (table.routes.index(name) for name in ("outer", "inner"))
+    assert table.route is not None
+    assert (table.parts["db"][table.route == inner] > 0).all()
+    assert (table.parts["db"][table.route == outer] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda folder: latfix.record(folder)(generator), "generator"),
+        (lambda _: latfix.record(print), "expected the folder"),  # type: ignore[arg-type]
+        (lambda folder: latfix.record(folder, most_mb=0), "most_mb"),
+        (lambda folder: latfix.record(folder, rows_per_s=True), "rows_per_s"),
+        (lambda _: latfix.record("/proc/latfix"), "cannot record there"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path, given: Callable[[Path], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        given(tmp_path / "log")
+
+
+def generator() -> Any:
+    """Returns before its work is done."""
+    yield 1
+
+
+def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
+    work = latfix.record(tmp_path)(_nothing)
+    work()
+    child = os.fork()
+    if not child:
+        work()
+        flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(_table(tmp_path)) == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_line_that_is_still_written_is_no_error(tmp_path: Path) -> None:
+    work = latfix.record(tmp_path)(_nothing)
+    for _ in range(3):
+        work()
+    flush()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    table = service_log.read([file])
+    assert len(table) == 2
+    assert not [note for note in table.notes if "left out" in note]
+
+
+def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
+    work = latfix.record(tmp_path, rows_per_s=10)(_nothing)
+    for _ in range(5000):
+        work()
+    found = _diagnosis(tmp_path)
+    assert found.source is not None
+    assert found.requests["ok"] == found.source.read["requests"] == 5000
+    assert found.source.read["rows"] < 1000
+    assert any("sample" in note for note in found.notes)
+    assert "queue" not in found.stages_ms
+
+
+def test_a_slow_dependency_is_named(tmp_path: Path) -> None:
+    @latfix.record(tmp_path)
+    def handle(k: int) -> None:
+        _burn(2)
+        time.sleep(0.06 if k % 8 == 0 else 0.001)
+
+    for k in range(300):
+        handle(k)
+        time.sleep(0.002)
+    assert _diagnosis(tmp_path).verdict == "external.dependency"
+
+
+def test_a_declared_dependency_is_named_by_its_name(tmp_path: Path) -> None:
+    @latfix.record(tmp_path)
+    def handle(k: int) -> None:
+        _burn(2)
+        with latfix.span("feature_store"):
+            time.sleep(0.06 if k % 8 == 0 else 0.001)
+
+    for k in range(300):
+        handle(k)
+        time.sleep(0.002)
+    assert _diagnosis(tmp_path).verdict == "dependency.feature_store"
+
+
+def test_collections_are_named(tmp_path: Path) -> None:
+    kept = [[k] for k in range(1_500_000)]
+
+    @latfix.record(tmp_path)
+    def handle(k: int) -> None:
+        _burn(2)
+        if k % 8 == 0:
+            gc.collect()
+
+    for k in range(200):
+        handle(k)
+        time.sleep(0.002)
+    del kept
+    found = _diagnosis(tmp_path)
+    assert "python.gc" in [cause.cause for cause in found.causes if cause.named]
+    assert found.verdict in ("python.gc", "host.contention")  # the latter where others have this machine's cores
+
+
+def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None:
+    one_at_a_time = threading.Lock()
+
+    @latfix.record(tmp_path)
+    def handle() -> None:
+        with one_at_a_time:
+            time.sleep(0.005)
+
+    with ThreadPoolExecutor(40) as pool:
+        for k in range(200):
+            for _ in range(30 if k % 40 == 20 else 1):
+                pool.submit(handle)
+            time.sleep(0.02)
+    found = _diagnosis(tmp_path)
+    outside = sum(cause.tail_share for cause in found.causes if cause.cause == "external.dependency")
+    assert outside < 0.25
+
+
+def test_what_ran_when_a_process_was_killed_costs_only_the_last_rows(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        work = latfix.record(tmp_path)(_nap)
+        while True:
+            work()
+    while not list(tmp_path.glob("*.jsonl")):
+        time.sleep(0.01)
+    time.sleep(0.6)
+    while_it_runs = len(_table(tmp_path))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert while_it_runs > 0
+    assert len(_table(tmp_path)) >= while_it_runs

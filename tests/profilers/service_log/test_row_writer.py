@@ -1,0 +1,91 @@
+"""Rows on their way to the disk: what a sample keeps, how much the folder holds, and that counts stay right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.profilers.service_log.row_writer import Row, RowWriter, sampled, span_times
+from latfix.spans import SpanRecord
+
+
+def _row(latency_ns: int, status: str = "ok", start_ns: int = 0) -> Row:
+    return Row((start_ns, 0, b"", 0, 0, 1), (start_ns + latency_ns, 0, b"", 0, 0, 1), status, "f", 1, (), {})
+
+
+def _rows(count: int, seed: int = 0) -> list[Row]:
+    latencies = np.random.default_rng(seed).lognormal(15, 1, count).astype(int)
+    return [_row(int(latency)) for latency in latencies]
+
+
+def _percentiles(pairs: list[tuple[Row, int]]) -> list[float]:
+    latencies = np.repeat([row.latency_ns for row, _ in pairs], [weight for _, weight in pairs])
+    return [float(np.percentile(latencies, q)) for q in (50, 90, 99, 99.9)]
+
+
+def test_few_rows_are_all_kept() -> None:
+    rows = _rows(10)
+    assert sampled(rows, 10, 0) == [(row, 1) for row in rows]
+
+
+@pytest.mark.parametrize(("count", "lost"), [(11, 0), (97, 0), (5000, 0), (5000, 321)])
+def test_weights_sum_to_the_requests_that_came(count: int, lost: int) -> None:
+    kept = sampled(_rows(count), 10, 3, lost)
+    assert len(kept) <= 10
+    assert sum(weight for _, weight in kept) == count + lost
+
+
+def test_slow_and_lost_requests_stand_for_themselves() -> None:
+    rows = [*_rows(1000), _row(1, "error"), _row(2, "503"), _row(3, "404")]
+    kept = sampled(rows, 100, 0)
+    alone = {id(row) for row, weight in kept if weight == 1}
+    slowest = sorted(rows, key=lambda row: -row.latency_ns)[:48]
+    assert all(id(row) in alone for row in (*slowest, rows[1000], rows[1001]))
+
+
+def test_percentiles_are_those_of_all_requests() -> None:
+    drains = [_rows(2000, seed) for seed in range(40)]
+    kept = [pair for turn, rows in enumerate(drains) for pair in sampled(rows, 100, turn)]
+    assert len(kept) == 40 * 100
+    everything = _percentiles([(row, 1) for rows in drains for row in rows])
+    p50, p90, p99, p999 = (got / want for got, want in zip(_percentiles(kept), everything, strict=True))
+    assert p999 == pytest.approx(1, rel=1e-3)  # all that are that slow are kept
+    assert p99 == pytest.approx(1, rel=0.02)
+    assert p90 == pytest.approx(1, rel=0.1)
+    assert p50 == pytest.approx(1, rel=0.1)
+
+
+def test_segments_rotate_and_the_oldest_go(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path, 64_000, 10_000)
+    for start in range(0, 4000, 100):
+        for k in range(start, start + 100):
+            writer.add(_row(1000, start_ns=k))
+        writer.flush()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) > 8
+    assert sum(file.stat().st_size for file in files) <= 64_000
+    starts = [json.loads(line)["start_ns"] for file in files for line in file.read_text().splitlines()]
+    assert len(starts) < 4000
+    assert starts == sorted(starts)
+    assert starts[-1] - starts[0] == len(starts) - 1  # a stretch without holes: the latest
+
+
+def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "log", 1_000_000, 1000)
+    writer.add(_row(1))
+    writer.flush()
+    for file in (tmp_path / "log").iterdir():
+        file.unlink()
+    (tmp_path / "log").rmdir()
+    writer.add(_row(2))
+    writer.flush()
+    (file,) = (tmp_path / "log").iterdir()
+    assert json.loads(file.read_text())["latency_ns"] == 2
+
+
+def test_moments_in_two_spans_count_once() -> None:
+    spans = [SpanRecord("b", 10, 30), SpanRecord("a", 0, 20), SpanRecord("a", 40, 50)]
+    assert span_times(spans) == {"a": 30, "b": 10}

@@ -1,0 +1,79 @@
+"""Advice in a server's own settings: only where the server is known, and only for what was named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from latfix.cause_catalogue import CATALOGUE
+from latfix.profilers.services.server_advice import _SETTINGS, _SIGNS, with_advice
+from latfix.results.diagnosis import CauseSummary, Diagnosis, ServiceFigures, Source
+
+#: Causes that only logs of requests tell.
+_OF_LOGS = {"batching.prefill", "stall.shared"}
+
+
+def _cause(cause: str, *, named: bool = True) -> CauseSummary:
+    return CauseSummary(
+        cause=cause,
+        tail_ms=1.0,
+        tail_share=0.5,
+        own_ms=1.0,
+        propagated_ms=0.0,
+        ci95_ms=(0.5, 1.5),
+        named=named,
+        evidence_class="measured",
+        requests=1,
+        evidence="seen.",
+        whatif_ms={},
+        fixes=(),
+    )
+
+
+def _found(*causes: CauseSummary, format_: str = "", metrics: Any = None) -> Diagnosis:
+    found = Diagnosis.from_json(
+        {"schema": Diagnosis.SCHEMA, "workload": "w", "device": "", "verdict": "", "sentence": ""}
+    )
+    service = ServiceFigures(connections=1, connect_ms=None, servers=None, metrics=metrics or {})
+    source = Source(kind="requests", path="p", read={"format": format_} if format_ else {})
+    return replace(found, causes=causes, service=service, source=source)
+
+
+@pytest.mark.parametrize(
+    ("told", "server"),
+    [
+        ({"metrics": {"vllm:num_requests_running": {"before": 0, "after": 1, "most": 1}}}, "vLLM"),
+        ({"metrics": {"nv_inference_count": {"before": 0, "after": 1, "most": 1}}}, "Triton"),
+        ({"format_": "Triton trace.json"}, "Triton"),
+        ({"format_": "vllm bench serve --save-detailed"}, "vLLM"),
+    ],
+)
+def test_the_server_is_known_by_what_it_shows(told: dict[str, Any], server: str) -> None:
+    (advice,) = with_advice(_found(_cause("traffic.burst"), **told)).advice
+    assert (advice.server, advice.cause, advice.evidence) == (server, "traffic.burst", "seen.")
+    assert advice.told_by
+
+
+def test_a_header_tells_too_and_an_unknown_server_gets_none() -> None:
+    found = _found(_cause("python.gc"))
+    assert with_advice(found, "uvicorn").advice[0].server == "uvicorn"
+    assert not with_advice(found, "nginx").advice
+    assert not with_advice(found).advice
+
+
+def test_only_what_is_named_is_treated() -> None:
+    found = _found(_cause("traffic.burst", named=False), _cause("unexplained"), format_="Triton trace.json")
+    assert not with_advice(found).advice
+
+
+def test_preemptions_are_evidence_of_their_own() -> None:
+    metrics = {"vllm:num_preemptions_total": {"before": 2.0, "after": 7.0, "most": 7.0}}
+    (advice,) = with_advice(_found(metrics=metrics)).advice
+    assert "grew by 5" in advice.evidence
+
+
+def test_the_table_names_causes_and_servers_that_there_are() -> None:
+    assert _SETTINGS.keys() <= CATALOGUE.keys() | _OF_LOGS
+    assert {server for row in _SETTINGS.values() for server in row} <= {"", *_SIGNS}

@@ -1,0 +1,191 @@
+"""Pages in headless Chromium: no error, no request, tables sort and filter, the chart tells of requests."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latfix.profilers.drilldown.explain import tell_slowest
+from latfix.reports.html.pages import write_comparison_report, write_run_report
+from latfix.results.comparison import compare_records
+from latfix.results.diagnosis import Diagnosis
+from latfix.run_record.run_record import RunRecord
+from tests.reports.conftest import make_session
+
+Session = tuple[RunRecord, Diagnosis]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+#: Runs ``look`` once the page is drawn, and adds what it returns to the page.
+PROBE = """<script>addEventListener("load", () => {
+const over = document.querySelector(".u-over"), tip = document.querySelector(".tip");
+const box = over && over.getBoundingClientRect();
+const send = (kind, x, y) =>
+  over.dispatchEvent(new MouseEvent(kind, { clientX: box.left + x, clientY: box.top + y, bubbles: true }));
+const look = () => { %s };
+let told;
+try { told = look(); } catch (error) { told = { error: String(error.stack) }; }
+const node = Object.assign(document.createElement("pre"), { id: "told", textContent: JSON.stringify(told) });
+document.body.append(node);
+});</script>"""
+#: What a reader would do, and what it saw.
+LOOK = """
+const rows = (table) => [...table.tBodies[0].rows].filter((row) => !row.hidden);
+const cells = (table, k) => rows(table).map((row) => row.cells[k].innerText);
+const table = document.querySelector("#slowest").parentElement.querySelector("table");
+const titles = table.tHead.rows[0].cells;
+const seen = { dark: matchMedia("(prefers-color-scheme: dark)").matches };
+seen.background = getComputedStyle(document.body).backgroundColor;
+titles[1].click();
+seen.down = cells(table, 1);
+titles[1].click();
+seen.up = cells(table, 1);
+titles[0].click();
+seen.ids = cells(table, 0);
+const field = table.parentElement.previousElementSibling;
+field.value = seen.ids[0];
+field.dispatchEvent(new Event("input"));
+seen.filtered = cells(table, 0);
+seen.still = getComputedStyle(document.querySelector("#over-time svg")).display;
+send("mouseenter", 0, 0);
+seen.tips = [];
+for (let x = 5; x < box.width; x += 10)
+  for (let y = 5; y < box.height; y += 15) {
+    send("mousemove", x, y);
+    if (!tip.hidden) seen.tips.push(tip.textContent);
+  }
+const [scale, whole] = document.querySelectorAll(".tools button");
+seen.scales = [scale.textContent];
+scale.click();
+seen.scales.push(scale.textContent);
+whole.click();
+seen.copies = document.querySelectorAll(".copy").length;
+seen.scripts = [...document.scripts].length;
+seen.width = document.documentElement.scrollWidth - innerWidth;
+return seen;
+"""
+
+
+def browse(page: Path, script: str | None = None, *options: str) -> tuple[str, str]:
+    """The page's text after its scripts ran, and what the browser logged.
+
+    :param script: what to do on the page; runs in a copy without the policy.
+    """
+    if script is not None:
+        source = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
+        page = page.with_name("looked-at.html")
+        page.write_text(source + PROBE % script, encoding="utf-8")
+    command = [
+        str(CHROMIUM),
+        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'profile'}"),
+        *("--enable-logging=stderr", "--log-level=0", "--virtual-time-budget=3000", "--timeout=60000"),
+        *options,
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, done.stderr
+
+
+def told(page: Path, script: str, *options: str) -> Any:
+    """What a script returned."""
+    text, _ = browse(page, script, "--window-size=1280,2400", *options)
+    (found,) = re.findall('<pre id="told">(.*?)</pre>', text, flags=re.DOTALL)
+    return json.loads(html.unescape(found))
+
+
+def console(log: str) -> list[str]:
+    """What pages wrote to the console."""
+    return [line for line in log.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the page of a session."""
+
+    def write(name: str, **values: Any) -> Path:
+        page = tmp_path / "report.html"
+        write_run_report(page, *make_session(name), **values)
+        return page
+
+    return write
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [(1, False), (0, True)])
+def test_a_reader_sorts_filters_and_hovers_in_both_color_schemes(
+    report: Callable[..., Path], scheme: int, dark: bool
+) -> None:
+    seen = told(report("ordinary"), LOOK, f"--blink-settings=preferredColorScheme={scheme}")
+    assert "error" not in seen, seen
+    assert seen["dark"] is dark
+    assert (seen["background"] == "rgb(18, 22, 28)") is dark
+    numbers = [float(text.replace(",", "")) for text in seen["down"]]
+    assert numbers == sorted(numbers, reverse=True) and len(numbers) == 20
+    assert seen["up"] == seen["down"][::-1]
+    assert seen["ids"] == sorted(seen["ids"])
+    assert seen["filtered"] and all(seen["ids"][0] in name for name in seen["filtered"])
+    assert seen["still"] == "none", "the script's chart takes the picture's place"
+    assert len(set(seen["tips"])) > 50
+    assert all(re.match(r"request-\d+: [\d.,]+ ms at [\d.]+ s\n.*(queue|compute)", tip) for tip in seen["tips"])
+    assert sorted(seen["scales"]) == ["linear", "logarithmic"]
+    assert seen["copies"] >= 1
+    assert seen["width"] <= 0, "the page is not wider than the window"
+
+
+@pytest.mark.parametrize("name", ["ordinary", "zero", "one", "all errors", "hostile"])
+def test_no_error_and_no_request(report: Callable[..., Path], name: str) -> None:
+    text, log = browse(report(name))
+    assert console(log) == []
+    assert "u-over" in text or 'id="points"' not in text
+    assert "alert(" not in re.sub("(?s)<script.*?</script>", "", text).replace('&lt;script&gt;alert("1")', "")
+
+
+def test_what_a_page_may_not_do_is_said_on_the_console(report: Callable[..., Path]) -> None:
+    page = report("ordinary")
+    source = page.read_text(encoding="utf-8")
+    page.write_text(source.replace("</main>", "<script>document.title = 1</script><img src='x.png'></main>"))
+    assert len(console(browse(page)[1])) >= 2, "the policy holds, and the test above would see it"
+
+
+def test_a_point_leads_to_its_story(report: Callable[..., Path]) -> None:
+    record, diagnosis = make_session("ordinary")
+    page = report("ordinary", stories=tell_slowest(record, diagnosis.ledger))
+    look = """
+send("mouseenter", 0, 0);
+let found = false;
+for (let x = 0; x < box.width && !found; x += 4)
+  for (let y = 0; y < 120 && !found; y += 6) {
+    send("mousemove", x, y);
+    found = tip.textContent.includes("its story") && !tip.hidden;
+    if (!found) continue;
+    send("mousedown", x, y);
+    send("click", x, y);
+  }
+return { found, open: document.querySelectorAll("details[data-request][open]").length === 1 };
+"""
+    assert told(page, look) == {"found": True, "open": True}
+
+
+def test_both_arms_of_a_comparison_can_be_hidden(tmp_path: Path) -> None:
+    base, new = make_session("ordinary")[0], make_session("untrusted")[0]
+    write_comparison_report(tmp_path / "report.html", compare_records(base, new), base, new)
+    look = """
+const buttons = [...document.querySelectorAll(".tools button[aria-pressed]")];
+buttons[0].click();
+return { names: buttons.map((b) => b.textContent), pressed: buttons.map((b) => b.getAttribute("aria-pressed")) };
+"""
+    seen = told(tmp_path / "report.html", look)
+    assert seen["names"][0].lower().startswith("base") and seen["pressed"][0] == "false"
+    assert set(seen["pressed"][1:]) == {"true"}
+    assert console(browse(tmp_path / "report.html")[1]) == []

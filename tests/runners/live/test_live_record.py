@@ -1,0 +1,114 @@
+"""``load_runner(record=...)``: a record that reads as a run's, while the service runs and later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import latfix
+from latfix.errors import InputError
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.run_record.live_record import live_parts, load_live
+from latfix.run_record.run_record import RunRecord
+
+MakeRunner = Callable[..., latfix.Runner]
+
+
+def _serve(runner: latfix.Runner, count: int, payload: Callable[[int], Any] = lambda _: None) -> None:
+    for k in range(count):
+        try:
+            runner.infer_sync({"id": f"r{k}", "value": k if k % 50 else -1, "payload": payload(k)})
+        except latfix.RequestFailed:
+            assert k % 50 == 0
+
+
+def test_every_request_is_there_with_what_it_asked_for(make_runner: MakeRunner, tmp_path: Path) -> None:
+    runner = make_runner(load={"record": tmp_path / "log"}, warmup_requests=0)
+    _serve(runner, 200)
+    runner.close()
+    record = RunRecord.load(tmp_path / "log")
+    assert record.counts()["ok"] == 196
+    assert record.counts()["error"] == 4
+    assert not record.partial
+    assert record.traffic.ids == [f"r{k}" for k in range(200)]
+    assert record.traffic.features["value"].tolist() == [k if k % 50 else -1 for k in range(200)]
+    assert "negative" in record.errors[50]
+    assert (np.diff(record.requests["arrival_ns"]) > 0).all()
+    assert set(record.batches["batch_id"]) >= set(record.requests["batch_id"][record.requests["status"] == 0])
+    assert "process.rss_bytes" in set(record.samples["series"])
+
+
+def test_it_is_read_while_the_service_runs(make_runner: MakeRunner, tmp_path: Path) -> None:
+    runner = make_runner(load={"record": tmp_path / "log"})
+    _serve(runner, 20)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and (
+        not live_parts(tmp_path / "log") or not any((tmp_path / "log").glob("*/segments/requests.bin"))
+    ):
+        time.sleep(0.05)
+    time.sleep(1.5)
+    found = diagnose_recording(tmp_path / "log", ReadOptions())
+    assert found.source is not None
+    assert found.source.kind == "live"
+    assert found.requests["ok"] == 19
+    assert runner.serving
+
+
+def test_a_slow_dependency_is_named_from_the_record(make_runner: MakeRunner, tmp_path: Path) -> None:
+    def outside(seconds: float) -> Callable[[], None]:
+        def prepare() -> None:
+            with latfix.span("feature_store"):
+                time.sleep(seconds)
+
+        return prepare
+
+    runner = make_runner(load={"record": tmp_path / "log"}, batch_window_ms=0.0)
+    for k in range(300):
+        runner.infer_sync({"value": 1, "payload": {"prepare": outside(0.08 if k % 20 == 3 else 0.001)}})
+    runner.close()
+    assert diagnose_recording(tmp_path / "log", ReadOptions(percentile=95)).verdict == "external.dependency"
+
+
+def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: MakeRunner, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    runner = make_runner(load={"record": folder, "record_mb": 3})
+    number = 0
+    for _ in range(8):
+        futures = [runner.submit({"value": 1, "number": number + k}) for k in range(400)]
+        number += 400
+        wait(futures)
+        time.sleep(1.1)
+    runner.close()
+    parts = live_parts(folder)
+    assert len(parts) > 1
+    record = load_live(folder)
+    assert len(record.traffic) < number
+    assert record.traffic.features["number"].max() == number - 1
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4e6
+    late = load_live(folder, last_s=1.0)
+    assert 0 < len(late.traffic) < len(record.traffic)
+
+
+def test_warm_up_is_not_in_it(make_runner: MakeRunner, tmp_path: Path) -> None:
+    runner = make_runner(
+        load={"record": tmp_path / "log"}, traffic=[{"arrival_s": 0.0, "value": 1}], warmup_requests=5
+    )
+    _serve(runner, 3)
+    runner.close()
+    assert len(RunRecord.load(tmp_path / "log").traffic) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"record": "/proc/nowhere"}, "cannot record there"), ({"record": "log", "record_mb": 0}, "record_mb")],
+)
+def test_what_cannot_be_recorded_is_refused(make_runner: MakeRunner, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make_runner(load=arguments)
