@@ -83,9 +83,11 @@ class LiveRecord:
         probes = host_probes(self._engine, lines)
         try:
             with GcPauses(events), Sampler(probes, self._samples, events, name="sampler"):
-                while not self._stop.is_set():
+                while True:
                     with self._part(lines) as part:
                         self._fill(part)
+                    if self._stop.is_set():  # only now: a service that ends at once has a record too
+                        break
         except OSError as error:
             self.failure = f"{self.folder}: could not be written ({error.strerror})"
 

@@ -301,7 +301,12 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
     ]
     for name, reader, period, missing in (
         ("cgroup", cgroup_reader(), 0.1, "cgroup: no cpu.stat with throttling; host.throttle is not seen"),
-        ("neighbors", neighbor_reader(), 0.1, "neighbors: no control group with a quota is seen beside this one"),
+        (
+            "neighbor-groups",
+            neighbor_reader(),
+            0.1,
+            "neighbor-groups: no control group with a quota is seen beside this one",
+        ),
         ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
         ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
     ):
