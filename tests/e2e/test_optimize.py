@@ -189,7 +189,7 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path
 
 def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     """One passes, and one that takes two sides is open; that is its own exit code. It goes on from a plan."""
-    workload = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic(40, 0.4), runner=WINDOW)
+    workload = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic(80, 0.8), runner=WINDOW)
     plan = tmp_path / "plan.toml"
     write_plan(Plan(workload="w", fixes=(PlannedFix(id="batch.window", settings={"batch_window_ms": 0.0}),)), plan)
     gates = ("--gate", "error_rate<=0", "--gate", "p99<=baseline*1.0")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.probes.ring_recorder import RingRecorder
+from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.stages import STAGES, Status
 
 NAMES = ("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns")
@@ -59,7 +60,7 @@ def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
     for number in range(3 * recorder.slots):
         slot = _begin(recorder, 100 * (number + 1))
         if number % 2:
-            recorder.account("prepare", slot, tuple(range(1, 14)))
+            recorder.account("prepare", slot, tuple(range(1, 1 + len(THREAD_ACCOUNT) + len(PROCESS_ACCOUNT))))
             _end(recorder, slot, [number + 1] * 8)
             (row,) = recorder.recent()
             assert row["prepare_cpu_ns"] == 1 and row["compute_ns"] == number + 1
