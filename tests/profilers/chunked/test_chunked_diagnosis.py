@@ -115,9 +115,7 @@ def _close(path: str, whole: Any, chunks: Any, diagnosis: Diagnosis) -> bool:
         return re.sub(r"-?[\d,]+(\.\d+)?( [mµ]?s\b)?", "#", whole) == re.sub(
             r"-?[\d,]+(\.\d+)?( [mµ]?s\b)?", "#", chunks
         )
-    if (
-        path.endswith(".named") and whole is not chunks
-    ):  # an interval may end at the limit
+    if path.endswith(".named") and whole is not chunks:  # an interval may end at the limit
         ends = (cause.ci95_ms[0] for cause in diagnosis.causes if path == f"causes.{cause.cause}.named")
         return all(abs(end / (0.05 * diagnosis.excess_ms) - 1.0) < 0.15 for end in ends)
     if whole is None or chunks is None or isinstance(whole, bool):
