@@ -118,8 +118,12 @@ _CLIENTS = {"httpx": _httpx, "aiohttp": _aiohttp}
 def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
     """In a process of its own, as latfix's replay is."""
     script = f"from benchmarks.http_replay import _child; _child({name!r}, {port}, {arrival_ns.tolist()!r})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    if done.returncode:  # more requests open than it copes with
+    most_s = 10.0 + 3 * float(arrival_ns[-1]) / 1e9
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=most_s
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # more requests open than it copes with
         return {**dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "cpu_us"), math.nan), "failed": True}
     found = json.loads(done.stdout.splitlines()[-1])
     return _row(np.array(found["late"]), found["cpu_us"])
