@@ -108,17 +108,17 @@ def decide(
 
 
 def with_causes(decision: Decision, seed: int) -> Comparison | None:
-    """The comparison, with what each cause added where a gate on a percentile failed.
+    """The comparison, with what each cause added where a gate on a percentile did not pass.
 
     :param seed: of the diagnoses' intervals.
     """
     comparison = decision.comparison
-    if comparison is None or all(result.passed is not False for result in comparison.gates):
+    if comparison is None or all(result.passed is True for result in comparison.gates):
         return comparison
-    failed = {result.gate.metric for result in comparison.gates if result.passed is False}
+    open_ = {result.gate.metric for result in comparison.gates if result.passed is not True}
     why = []
     for change in comparison.why:
-        if change.metric in failed and change.metric in QUANTILES:
+        if change.metric in open_ and change.metric in QUANTILES:
             before, after = (_by_cause(change.metric, arm, seed) for arm in decision.arms)
             change = replace(
                 change, causes_ms={name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
