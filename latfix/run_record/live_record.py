@@ -8,6 +8,9 @@ features. Old parts go. Numbers of requests and batches go on from part to part 
 from __future__ import annotations
 
 import json
+import os
+import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,22 @@ from latfix.traffic.schedule import Traffic
 
 LIVE = "live"
 SCHEDULE_LINES = "schedule.jsonl"
+_PART = re.compile(r"\d{19}-\d+-\d{6,}")
+
+
+def part_name(number: int) -> str:
+    """Of this process's part with a number, begun now."""
+    return f"{time.time_ns()}-{os.getpid()}-{number:06d}"
+
+
+def part_folders(folder: Path) -> list[Path]:
+    """Parts of all processes that wrote there, oldest first; whatever else lies beside them is none."""
+    return sorted(path for path in folder.glob("*-*-*") if _PART.fullmatch(path.name))
 
 
 def live_parts(folder: Path) -> list[Path]:
     """Parts of the process that wrote last, oldest first; none where the folder is no such record."""
-    parts = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}") if (path.parent / SEGMENTS).is_dir())
+    parts = [part for part in part_folders(folder) if (part / RUN_FILE).exists() and (part / SEGMENTS).is_dir()]
     metas = [(part, read_meta(part)) for part in parts]
     live = [(part, meta) for part, meta in metas if meta.source.get("kind") == LIVE]
     return [part for part, meta in live if meta.pid == live[-1][1].pid]

@@ -12,6 +12,7 @@ import logging
 import math
 import numbers
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ _MOST_PENDING = 100_000
 _AT_ONCE = 16
 #: Segments of a full folder, and files that a folder holds at most.
 _SEGMENTS, _MOST_FILES = 16, 200
+#: Of their names; a user's own file that lies beside them is not touched.
+_SEGMENT = re.compile(r"requests-\d{19}-\d+\.jsonl")
 #: A file that was written to so lately may be another process's, and grow to a whole segment.
 _LIVE_S = 60.0
 _WORDS = logging.getLogger("latfix")
@@ -172,7 +175,7 @@ class RowWriter:
         """Remove the oldest segments, so that the folder stays within its bound when this one is full."""
         now = time.time()
         sizes = []
-        for path in sorted(self.folder.glob("requests-*.jsonl")):
+        for path in sorted(path for path in self.folder.glob("requests-*.jsonl") if _SEGMENT.fullmatch(path.name)):
             try:
                 found = path.stat()
             except FileNotFoundError:  # another process removed it

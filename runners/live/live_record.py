@@ -21,8 +21,8 @@ from latfix.profilers.probes.ring_recorder import RecordedRing
 from latfix.profilers.probes.sampler import Sampler
 from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter
 from latfix.request import PRIORITIES, Request
-from latfix.run_record.live_record import LIVE, SCHEDULE_LINES
-from latfix.run_record.run_meta import RUN_FILE, RunMeta, write_meta
+from latfix.run_record.live_record import LIVE, SCHEDULE_LINES, part_folders, part_name
+from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import SEGMENTS
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.engine.engine import Engine
@@ -94,7 +94,7 @@ class LiveRecord:
     @contextlib.contextmanager
     def _part(self, probe_lines: dict[str, str]) -> Iterator[Path]:
         self._make_room()
-        part = self.folder / f"{time.time_ns()}-{os.getpid()}-{self._number:06d}"
+        part = self.folder / part_name(self._number)
         self._number += 1
         (part / SEGMENTS).mkdir(parents=True)
         write_meta(part, self._meta(probe_lines))
@@ -117,7 +117,7 @@ class LiveRecord:
                     return
 
     def _make_room(self) -> None:
-        parts = sorted(path.parent for path in self.folder.glob(f"*/{RUN_FILE}"))
+        parts = part_folders(self.folder)
         sizes = [_size(part) for part in parts]
         while parts and sum(sizes) > self._most_bytes - self._most_bytes // _PARTS:
             shutil.rmtree(parts.pop(0), ignore_errors=True)

@@ -78,6 +78,8 @@ def test_a_slow_dependency_is_named_from_the_record(make_runner: MakeRunner, tmp
 
 def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: MakeRunner, tmp_path: Path) -> None:
     folder = tmp_path / "log"
+    (run := folder / "2026-11-01-run" / "segments").mkdir(parents=True)
+    (run.parent / "run.json").write_text("{}")
     runner = make_runner(load={"record": folder, "record_mb": 3})
     number = 0
     for _ in range(8):
@@ -91,6 +93,7 @@ def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: Mak
     record = load_live(folder)
     assert len(record.traffic) < number
     assert record.traffic.features["number"].max() == number - 1
+    assert run.exists(), "a run that lies beside the parts is nobody's to remove"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4e6
     late = load_live(folder, last_s=1.0)
     assert 0 < len(late.traffic) < len(record.traffic)
