@@ -40,7 +40,10 @@ def split_output(output: Any, size: int) -> list[Any]:
 
     if isinstance(output, torch.Tensor):
         if output.dim() == 0 or output.shape[0] != size:
-            raise ValueError(f"the model returned shape {tuple(output.shape)} for a batch of {size}")
+            raise ValueError(
+                f"the model returned shape {tuple(output.shape)} for a batch of {size}; expected {size} in the first "
+                "dimension: have the model, or an adapter around it, put the batch first"
+            )
         return list(output.unbind(0))
     if isinstance(output, dict):
         columns = {key: split_output(item, size) for key, item in output.items()}
