@@ -365,6 +365,9 @@ class Optimizer:
                 f"The final replay is of the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
                 f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
             )
+        # What helps the first requests of a process is proved on its first requests.
+        cold = {fix.id for fix in FIXES if fix.cold}
+        lead_in = None if {step.fix for step in kept} <= cold else bench.lead_in(traffic)
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
         unseen = [step for step in kept if not step.verified]
         seen: list[Mapping[str, Any]] = []
@@ -378,6 +381,7 @@ class Optimizer:
             left_s=bench.left_s,
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             at_once=not bench.room.on_device,
+            lead_in=lead_in,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
         )
         outcome.notes += proof.notes
