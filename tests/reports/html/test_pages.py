@@ -303,7 +303,7 @@ def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path,
 
 def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimization) -> None:
     final = improved.ratio["p99"]
-    half = replace(final, value=0.5, ci95=(0.4, 0.6))
+    half = replace(final, value=0.5, lo=0.4, hi=0.6)
     steps = [("batch.size",), ("batch.size", "host.priority"), ("batch.size", "host.priority", "gc.freeze")]
     status = ["kept", "undecided", "kept"]
     seen = tuple(
