@@ -310,7 +310,7 @@ def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimiza
         Candidate(fixes=fixes, settings={}, status=each, replayed={"p99": half})
         for fixes, each in zip(steps, status, strict=True)
     )
-    told = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen))}
+    told = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen, rounds=3))}
     assert told[steps[0]].value == 0.5 and told[steps[0]].ci95 == (0.4, 0.6)
     assert told[steps[1]].value == 0.25 and told[steps[1]].ci95 is None
     assert told[steps[2]].value == final.value
