@@ -87,8 +87,8 @@ class PredictionError(Document):
     :param steps: how many were both predicted and replayed alone.
     :param final: the predicted ratio of all kept fixes together, on the whole traffic.
     :param final_error: how far that was from the measured one, as a share.
-    :param at_pace: ``final`` with batches as quick as they were in that replay: from this to the measured ratio is the
-        simulation's error, the rest is what the machine, or a restart, made of the batches' time.
+    :param at_pace: ``final`` with batches as quick as they were in that replay: from this to the measured ratio is
+        the simulation's error, the rest is what the machine, or a restart, made of the batches' time.
     """
 
     median: float | None
