@@ -109,5 +109,6 @@ FIX = Fix(
     risk="a single large request takes longer on an idle machine",
     needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores),
     sets=_sets,
+    variables=("OMP_NUM_THREADS",),  # where a plan was edited: the same, for a process as a whole
     verify=_verify,
 )
