@@ -6,13 +6,13 @@ A variable may have a process load a library, which is code; a plan or a search'
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from latfix.config.plan import PLAN_FILE, Plan, read_plan
 from latfix.errors import InputError
-from latfix.runners.fixes import FIXES
+from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.host.malloc_libraries import ALLOCATORS, preload_name
 from latfix.runners.host.process_setup import preloaded
 from latfix.settings import RunnerSettings
@@ -30,14 +30,17 @@ def with_plan(settings: RunnerSettings, path: Path) -> tuple[RunnerSettings, Pla
     return settings.with_overrides(plan.settings()), plan
 
 
-def check_environment(variables: Mapping[str, Any], settings: RunnerSettings, where: Path | str) -> None:
+def check_environment(
+    variables: Mapping[str, Any], settings: RunnerSettings, where: Path | str, fixes: Iterable[Fix] = FIXES
+) -> None:
     """Refuse a variable that no fix sets, and a library that is neither an allocator found here nor preloaded anyhow.
 
     :param settings: those of the workload, whose own environment is as trustworthy as its code.
     :param where: the file that the variables come from, or what they were passed to.
+    :param fixes: those that the variables may be of.
     :raises InputError: there is one.
     """
-    known = {name for fix in FIXES for name in fix.environment}
+    known = {name for fix in fixes for name in fix.environment}
     for name, value in variables.items():
         if settings.env.get(name) == value:
             continue

@@ -203,7 +203,7 @@ def _chosen(
         if entry.fix not in known:
             raise InputError(f"{file}: found fix {shown(entry.fix)}, which this version of latfix does not know")
         settings = validate_settings(entry.settings, TomlFile(file), "settings")
-        check_environment(settings.get("env", {}), first, file)
+        check_environment(settings.get("env", {}), first, file, (known[entry.fix],))
         choices.append(Choice(known[entry.fix], settings))
     return tuple(choices)
 
