@@ -18,7 +18,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
-from latfix.runners.fixes.apply_plan import check_environment
+from latfix.runners.fixes.shared.apply_plan import check_environment
 from latfix.runners.optimize.alternatives import Alternative
 from latfix.runners.optimize.configuration import Choice, Configuration
 from latfix.runners.optimize.measurement import SEARCH_FOLDER

@@ -48,16 +48,17 @@ class Child:
     def __init__(self, job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
         self._parent = parent
         self._home = Path.cwd()  # user code may change it
+        self._commands = commands
         self._stop = threading.Event()
-        self._commands = commands_of(commands, self._stop)
         self._service = Service(Path(job["folder"]), job["entry"], RunnerSettings(**job["settings"]))
         self._warmed = False
 
     def run(self) -> None:
         """Load, report ``ready``, and serve commands until ``exit`` or the parent is gone."""
+        commands = commands_of(self._commands, self._stop)  # an interrupt while it loads counts, too
         self._service.load()
         self._parent.send({"event": "ready", **self._ready()})
-        for command in self._commands:
+        for command in commands:
             action = command["do"]
             result = getattr(self, f"do_{action}")(command)
             self._parent.send({"event": "done", "do": action, **result})
