@@ -6,8 +6,11 @@ lock: one that C code held is seen on the next line that Python gets to, so that
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -48,11 +51,11 @@ class StackLog:
 
     def look(self, now_ns: int) -> None:
         """Log where each thread is; nothing of one that is in no code but latfix's."""
-        frames = sys._current_frames()
-        for ident, series in self._series.items():
-            key = self._key(frames.get(ident))
-            if key and (number := self._number(key)) is not None:
-                self._samples.add(now_ns, series, number)
+        with running_frames() as frames:
+            for ident, series in self._series.items():
+                key = self._key(frames.get(ident))
+                if key and (number := self._number(key)) is not None:
+                    self._samples.add(now_ns, series, number)
 
     def _key(self, frame: FrameType | None) -> Key:
         found: list[tuple[CodeType, int]] = []
@@ -74,6 +77,23 @@ class StackLog:
                 tuple(f"{code.co_filename[-_LONGEST:]}:{line} {code.co_qualname}" for code, line in key)
             )
         return number
+
+
+@contextmanager
+def running_frames() -> Iterator[dict[int, FrameType]]:
+    """What each thread runs, by its identifier; frames are to be walked within.
+
+    CPython 3.11 makes the objects of frames only when they are asked for, and a collection that this sets off may let
+    another thread go on: it leaves the frame whose object is being made, which then refers to freed memory
+    (python/cpython#106883). So nothing is collected meanwhile.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield sys._current_frames()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def is_users(file: str) -> bool:

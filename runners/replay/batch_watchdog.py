@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
+from latfix.profilers.code_lines.stack_samples import running_frames
 from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.engine.engine import Engine
 from latfix.runners.replay.pipe_protocol import STALL_S
@@ -98,9 +99,12 @@ class BatchWatchdog:
 
     def _candidates(self, begun_before_ns: int) -> list[Stuck]:
         """Work that began before a time and has not ended."""
+        with running_frames() as frames:
+            return self._begun(begun_before_ns, frames)
+
+    def _begun(self, begun_before_ns: int, frames: Mapping[int, FrameType]) -> list[Stuck]:
         found = []
         threads = self._engine.thread_ids()
-        frames = sys._current_frames()
         names = {thread.native_id: thread.ident for thread in threading.enumerate()}
 
         def stack_of(native_id: int) -> tuple[tuple[str, ...], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.code_lines.stack_samples import StackLog, is_users
+from latfix.profilers.code_lines.stack_samples import StackLog, is_users, running_frames
 from latfix.profilers.probes.gil_probe import LockProbe
 from latfix.profilers.probes.stage_recorder import SampleLog
 
@@ -47,6 +48,25 @@ def test_the_user_s_frames_are_kept_innermost_first() -> None:
     (stack,) = log.stacks
     assert stack[0].startswith(f"{__file__}:") and stack[0].endswith(" prepare_features")
     assert samples_of(samples) == ['[70, "stack.prepare.3", 0]', '[90, "stack.prepare.3", 0]']
+
+
+def test_nothing_is_collected_while_frames_are_walked() -> None:
+    """A collection in between lets other threads go on and leave the frames that are looked at (a crash in 3.11)."""
+    seen: list[str] = []
+
+    def look(phase: str, _: dict[str, int]) -> None:
+        seen.append(phase)
+
+    known = gc.get_threshold()
+    with working("latfix-prepare-3"), running_frames() as frames:
+        gc.callbacks.append(look)
+        gc.set_threshold(1)
+        try:
+            kept = [[[frame, frame.f_back]] for frame in frames.values()]
+        finally:
+            gc.set_threshold(*known)
+            gc.callbacks.remove(look)
+    assert kept and not seen and gc.isenabled()
 
 
 def test_threads_of_others_and_those_that_wait_are_left_out() -> None:
