@@ -16,7 +16,7 @@ from latfix.profilers.causes.cause import (
     own_and_behind,
     typical_and_p99,
 )
-from latfix.profilers.evidence.lock_waits import Ints, LockWaits
+from latfix.profilers.evidence.outside.lock_waits import Ints, LockWaits
 from latfix.profilers.evidence.units import Evidence
 
 

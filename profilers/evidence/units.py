@@ -19,11 +19,11 @@ import numpy.typing as npt
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
-from latfix.profilers.evidence.lock_waits import LockWaits, find_lock_waits
-from latfix.profilers.evidence.outside_view import as_served, stage_values
+from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits
+from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
+from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
-from latfix.profilers.evidence.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
 from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord

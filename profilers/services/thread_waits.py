@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from latfix.profilers.evidence.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
 from latfix.profilers.probes.kept_files import KeptOpen
 
 #: By machine: the numbers of futex and futex_waitv; those of the waits of an event loop (epoll_wait, epoll_pwait[2]).

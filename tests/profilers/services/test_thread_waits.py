@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.evidence.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
 from latfix.profilers.services.thread_waits import ThreadWaits
 
 #: Three wait for one lock, two in a queue for work, one runs Python beside the main thread, which does so too.

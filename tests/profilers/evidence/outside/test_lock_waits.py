@@ -7,9 +7,9 @@ import pytest
 
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.intervals import NO_INTERVALS
-from latfix.profilers.evidence.lock_waits import find_lock_waits
+from latfix.profilers.evidence.outside.lock_waits import find_lock_waits
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.test_outside_view import MS, N, arrivals, recorded, samples
+from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, samples
 
 BEFORE, AFTER = 4 * MS, 3 * MS
 

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
-from latfix.profilers.evidence.outside_view import CPU, EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS, RUN_QUEUE, Counter
+from latfix.profilers.evidence.outside.outside_view import (
+    CPU,
+    EPOLL,
+    FUTEX,
+    INTERPRETER,
+    ONE_ADDRESS,
+    RUN_QUEUE,
+    Counter,
+)
 from latfix.run_record.schema import Columns
 
 Ints = npt.NDArray[np.int64]
