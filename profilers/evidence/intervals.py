@@ -58,6 +58,9 @@ class Intervals:
         return np.asarray(before[np.maximum(k - 1, 0)] + inside, dtype=np.int64)
 
 
+NO_INTERVALS = Intervals(start=np.empty(0, np.int64), end=np.empty(0, np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Quantities that grow evenly within each of a thread's units, which follow one another.

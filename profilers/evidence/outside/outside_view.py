@@ -38,6 +38,9 @@ _PUT_OFF_NS, _PUT_OFF_TICK_NS = 39_500_000, 6_000_000
 _MOST_ANSWERS, _SHARP, _PUT_OFF_IDLE = 0.3, 0.1, 0.8
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
+#: Threads in ``futex`` by place of the code, most of them at one address, at the interpreter's lock; threads that
+#: wait for events as an event loop does. What is zero is left out, but the last.
+FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
