@@ -1,4 +1,4 @@
-"""A speedscope file: where the time of mean requests goes, and what each worker did when.
+"""A speedscope file: where the time of mean requests goes, in which Python, and what each worker did when.
 
 Format: https://www.speedscope.app/file-format-schema.json. Frames come last, since they are known only then.
 """
@@ -6,13 +6,19 @@ Format: https://www.speedscope.app/file-format-schema.json. Frames come last, si
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 
 from latfix import __version__
 from latfix.formatting import visible
+from latfix.profilers.chunked.chunk_ledgers import Scale
+from latfix.profilers.code_lines.slow_lines import stack_times
+from latfix.profilers.code_lines.stack_samples import SERIES
+from latfix.profilers.evidence.units import gather
+from latfix.profilers.probes.gil_probe import PERIOD_S
+from latfix.reports.charts.flame_graph import frame_name
 from latfix.reports.exports.chrome_trace import BATCH_PARTS
 from latfix.reports.exports.hdr_log import places_of
 from latfix.run_record.chunked_record import RecordSource
@@ -29,7 +35,8 @@ def speedscope(source: RecordSource) -> Iterator[str]:
     head: dict[str, object] = {"$schema": _SCHEMA, "exporter": f"latfix {__version__}", "activeProfileIndex": 0}
     head["name"] = visible(source.meta.workload, limit=200)
     yield f'{json.dumps(head)[:-1]},"profiles":['
-    for number, profile in enumerate(chain(_means(source, frames), _workers(source, frames))):
+    parts = (_means, _python, _workers, _looks)
+    for number, profile in enumerate(chain.from_iterable(part(source, frames) for part in parts)):
         yield from chain([",\n"] if number else [], profile)
     yield f'],\n"shared":{{"frames":{json.dumps([{"name": frame} for frame in frames])}}}}}\n'
 
@@ -56,8 +63,54 @@ def _means(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
         means = (sums // max(number, 1)).tolist()
         labels = [stage_label(stage, outside=source.meta.is_http) for stage in STAGES]
         stacks = [[_place(frames, "request"), _place(frames, label)] for label in labels]
-        known = {"type": "sampled", "name": title, "unit": "nanoseconds", "startValue": 0, "endValue": sum(means)}
-        yield [json.dumps({**known, "samples": stacks, "weights": means})]
+        yield _sampled(title, stacks, means)
+
+
+def _python(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
+    """A profile each of the sampled Python of slow and of typical units, by nanoseconds; none of a very large run."""
+    stacks = source.meta.stacks
+    if not stacks or len(source) > Scale().limit:
+        return
+    times = stack_times(gather(source.stretch(0, len(source))), stacks)
+    for unit in dict.fromkeys(time.unit for time in times):
+        for word, means in (
+            ("slow", [(time.slow_ms, time.frames) for time in times if time.unit == unit]),
+            ("typical", [(time.typical_ms, time.frames) for time in times if time.unit == unit]),
+        ):
+            samples = [_stack(source, frames, names) for spent, names in means if spent]
+            weights = [round(spent * 1e6) for spent, _ in means if spent]
+            yield _sampled(f"Python of {word} {unit}", samples, weights)
+
+
+def _looks(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
+    """A profile each of the Python that a thread was seen in, over time: a look stands for what is since the last."""
+    stacks, period = source.meta.stacks, int(PERIOD_S * 1e9)
+    seen: dict[str, list[tuple[int, int]]] = {}
+    for rows in source.table("samples") if stacks else ():
+        for t, series, value in zip(*(rows[name].tolist() for name in ("t_ns", "series", "value")), strict=True):
+            if series.startswith(SERIES) and value in range(len(stacks)):
+                seen.setdefault(series.removeprefix(SERIES), []).append((t, int(value)))
+    for thread, looks in seen.items():
+        samples: list[list[int]] = []
+        weights: list[int] = []
+        last = 0
+        for t, stack in looks:
+            begun = max(last, t - period)
+            samples += [[], _stack(source, frames, stacks[stack])]
+            weights += [begun - last, max(t - begun, 0)]
+            last = max(last, t)
+        yield _sampled(f"Python of {visible(thread, limit=40)} over time", samples, weights)
+
+
+def _stack(source: RecordSource, frames: dict[str, int], names: Sequence[str]) -> list[int]:
+    """A stack as speedscope has it, from the outermost frame."""
+    known = (visible(frame_name(name, source.meta.workload_folder), limit=300) for name in reversed(names))
+    return [_place(frames, name) for name in known]
+
+
+def _sampled(title: str, stacks: list[list[int]], weights: list[int]) -> list[str]:
+    known = {"type": "sampled", "name": title, "unit": "nanoseconds", "startValue": 0, "endValue": sum(weights)}
+    return [json.dumps({**known, "samples": stacks, "weights": weights})]
 
 
 def _answered(source: RecordSource, names: tuple[str, ...]) -> Iterator[Columns]:

@@ -30,6 +30,7 @@ from latfix.reports.charts.chart_data import (
     stage_profile,
     windows,
 )
+from latfix.reports.charts.flame_graph import flame_graph
 from latfix.reports.comparison_rows import (
     Change,
     comparison_change,
@@ -129,7 +130,8 @@ def write_run_report(
     """
     advice, active = cause_advice(diagnosis), active_causes(diagnosis)
     weighed = any(map(weight_words, diagnosis.workers))
-    absent = {name for name in ("windows", "workers", "lines") if not getattr(diagnosis, name)}
+    absent = {name for name in ("windows", "workers") if not getattr(diagnosis, name)}
+    absent |= set() if diagnosis.lines or diagnosis.stacks else {"lines"}
     anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic", "method")
     fixable = any(entry.fixes for entry in advice)
     arrivals = _arrivals("this run", record, "after")
@@ -177,6 +179,11 @@ def write_run_report(
         ],
         lines=[[visible(cell, limit=300) for cell in row] for row in line_rows(diagnosis)],
         lines_words=LINES_WORDS,
+        flames=[
+            (unit, flame)
+            for unit in dict.fromkeys(time.unit for time in diagnosis.stacks)
+            if (flame := flame_graph(f"flame-{unit}", unit, diagnosis.stacks, record.meta.workload_folder))
+        ],
         slowest=slow_rows(record, diagnosis.ledger),
         stories=[story_values(story) for story in stories],
         traffic_chart=_traffic_chart(record),
@@ -290,11 +297,6 @@ def _steps(found: Optimization) -> dict[str, Any]:
     tried = [step for step in rows if step.status != "skipped"]
     judged = [step for step in tried if step.p99.value is not None or step.status != "no_gain"]
     untried = untried_of(found.steps)
-    groups = {
-        "no time left": untried.for_time,
-        "not installed": untried.to_install,
-        "nothing to change here": untried.inapplicable,
-    }
     replayed = any(step.p99.value is not None for step in judged)
     figures = ["mean", "p99", "p99, ms", "predicted", "accuracy"] if replayed else []
     return {
@@ -304,7 +306,7 @@ def _steps(found: Optimization) -> dict[str, Any]:
         "tried": judged,
         "not_replayed": [[step.fix, step.reason] for step in tried if step not in judged],
         "skipped": [[fix, reason] for fix, reason in untried.reasons.items()],
-        "untried": "; ".join(f"{len(fixes)} {why}" for why, fixes in groups.items() if fixes),
+        "untried": untried.words,
     }
 
 

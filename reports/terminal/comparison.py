@@ -181,13 +181,9 @@ def _untried(untried: Untried, *, verbose: bool) -> Iterator[Text]:
     """Fixes that were not tried, in one line; with ``verbose`` each with its reason."""
     if not untried.reasons:
         return
-    groups = [(untried.for_time, "no time left"), (untried.to_install, "not installed")]
-    groups.append((untried.inapplicable, "nothing to change here"))
-    told = "; ".join(f"{len(fixes)} {why}" for fixes, why in groups if fixes)
     number = len(untried.reasons)
-    yield Text(
-        f"\nNot tried: {number} fix{'' if number == 1 else 'es'} ({told}){'' if verbose else '; -v lists them'}"
-    )
+    told = f"{number} fix{'' if number == 1 else 'es'} ({untried.words})"
+    yield Text(f"\nNot tried: {told}{'' if verbose else '; -v lists them'}")
     if verbose:
         for fix, reason in untried.reasons.items():
             yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(reason))

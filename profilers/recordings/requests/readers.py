@@ -18,6 +18,7 @@ from latfix.profilers.recordings.requests.formats import (
     aiperf,
     engine_spans,
     guidellm,
+    har,
     jaeger_spans,
     mapped_log,
     otlp_spans,
@@ -217,6 +218,7 @@ def _beside(table: RequestTable, steps: EngineSteps) -> RequestTable:
 
 #: Formats that are read into a table of requests.
 _TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    har.NAME: (har.knows, _plain(har.read)),
     aiperf.NAME: (aiperf.knows, _plain(aiperf.read)),
     vllm_bench.NAME: (vllm_bench.knows, _plain(vllm_bench.read)),
     guidellm.NAME: (guidellm.knows, _plain(guidellm.read)),
