@@ -7,36 +7,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
 from latfix import __version__
 from latfix.formatting import visible
-from latfix.profilers.chunked.chunk_ledgers import Scale
-from latfix.profilers.code_lines.slow_lines import stack_times
-from latfix.profilers.code_lines.stack_samples import SERIES
-from latfix.profilers.evidence.units import gather
-from latfix.profilers.probes.gil_probe import PERIOD_S
 from latfix.reports.charts.flame_graph import frame_name
 from latfix.reports.exports.chrome_trace import BATCH_PARTS
 from latfix.reports.exports.hdr_log import places_of
+from latfix.results.diagnosis import StackTime
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.schema import Columns
 from latfix.stages import STAGES, Status, stage_label
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _TAIL = 0.99
+#: Series of samples that say in which stack a thread was seen.
+_SEEN = "stack."
 
 
-def speedscope(source: RecordSource) -> Iterator[str]:
-    """The document, in pieces."""
+def speedscope(source: RecordSource, stacks: Sequence[StackTime] = ()) -> Iterator[str]:
+    """The document, in pieces.
+
+    :param stacks: time in sampled stacks, of slow and of typical work.
+    """
     frames: dict[str, int] = {}
     head: dict[str, object] = {"$schema": _SCHEMA, "exporter": f"latfix {__version__}", "activeProfileIndex": 0}
     head["name"] = visible(source.meta.workload, limit=200)
     yield f'{json.dumps(head)[:-1]},"profiles":['
-    parts = (_means, _python, _workers, _looks)
-    for number, profile in enumerate(chain.from_iterable(part(source, frames) for part in parts)):
+    python = chain(_python(source, frames, stacks), _looks(source, frames))
+    for number, profile in enumerate(chain(_means(source, frames), _workers(source, frames), python)):
         yield from chain([",\n"] if number else [], profile)
     yield f'],\n"shared":{{"frames":{json.dumps([{"name": frame} for frame in frames])}}}}}\n'
 
@@ -66,30 +67,28 @@ def _means(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
         yield _sampled(title, stacks, means)
 
 
-def _python(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
-    """A profile each of the sampled Python of slow and of typical units, by nanoseconds; none of a very large run."""
-    stacks = source.meta.stacks
-    if not stacks or len(source) > Scale().limit:
-        return
-    times = stack_times(gather(source.stretch(0, len(source))), stacks)
-    for unit in dict.fromkeys(time.unit for time in times):
-        for word, means in (
-            ("slow", [(time.slow_ms, time.frames) for time in times if time.unit == unit]),
-            ("typical", [(time.typical_ms, time.frames) for time in times if time.unit == unit]),
-        ):
-            samples = [_stack(source, frames, names) for spent, names in means if spent]
-            weights = [round(spent * 1e6) for spent, _ in means if spent]
-            yield _sampled(f"Python of {word} {unit}", samples, weights)
+def _python(source: RecordSource, frames: dict[str, int], stacks: Sequence[StackTime]) -> Iterator[list[str]]:
+    """A profile each of the sampled Python of slow and of typical units, by nanoseconds."""
+    for unit in dict.fromkeys(time.unit for time in stacks):
+        some = [time for time in stacks if time.unit == unit]
+        samples = [_stack(source, frames, time.frames) for time in some]
+        yield _sampled(f"Python of slow {unit}", samples, [round(time.slow_ms * 1e6) for time in some])
+        yield _sampled(f"Python of typical {unit}", samples, [round(time.typical_ms * 1e6) for time in some])
 
 
 def _looks(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
-    """A profile each of the Python that a thread was seen in, over time: a look stands for what is since the last."""
-    stacks, period = source.meta.stacks, int(PERIOD_S * 1e9)
+    """A profile each of the Python that a thread was seen in, over time.
+
+    A look stands for what is since the last one, as far as that is usual between two.
+    """
+    stacks = source.meta.stacks
     seen: dict[str, list[tuple[int, int]]] = {}
     for rows in source.table("samples") if stacks else ():
         for t, series, value in zip(*(rows[name].tolist() for name in ("t_ns", "series", "value")), strict=True):
-            if series.startswith(SERIES) and value in range(len(stacks)):
-                seen.setdefault(series.removeprefix(SERIES), []).append((t, int(value)))
+            if series.startswith(_SEEN) and value in range(len(stacks)):
+                seen.setdefault(series.removeprefix(_SEEN), []).append((t, int(value)))
+    gaps = [later - sooner for looks in seen.values() for (sooner, _), (later, _) in pairwise(looks)]
+    period = int(np.median(gaps)) if gaps else 0
     for thread, looks in seen.items():
         samples: list[list[int]] = []
         weights: list[int] = []

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.profilers.chunked.record_chunks import WholeRecord
+from latfix.profilers.code_lines.slow_lines import stack_times
+from latfix.profilers.evidence.units import gather
 from latfix.reports.ci.ci_summary import Summary
 from latfix.reports.ci.gitlab_code_quality import code_quality
 from latfix.reports.ci.markdown import plain_markdown
@@ -242,7 +244,8 @@ def test_the_profile_has_the_python_that_was_seen() -> None:
         meta=record.meta.updated(stacks=[stack], workload_folder="/w"),
     )
     # WHEN
-    document = json.loads(whole("".join(speedscope(WholeRecord(record)))))
+    times = stack_times(gather(record), record.meta.stacks)
+    document = json.loads(whole("".join(speedscope(WholeRecord(record), times))))
     jsonschema.Draft202012Validator(PROFILE).validate(document)
     # THEN each look stands for the time since the one before, callers first, and gaps are empty
     profiles = {profile["name"]: profile for profile in document["profiles"]}
