@@ -267,7 +267,8 @@ def comparison_answer(found: Comparison) -> Answer:
 
 def sweep_answer(rows: SweepRows) -> Answer:
     """Of a sweep."""
-    found, lines = rows.found, []
+    found = rows.found
+    lines: list[Line] = []
     if rows.judged and found.best is None:
         for setting in rows.settings:
             if setting.found.largest is not None:

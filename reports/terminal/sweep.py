@@ -93,7 +93,7 @@ def _summary(rows: SweepRows) -> FittedTable:
             failed = Text.assemble(safe(found.label), "  ", safe(f"failed: {found.failure}", "red", limit=200))
             lines.append(failed)
             continue
-        judged = [largest_words(found.largest), _status(setting)] if rows.judged else []
+        judged: list[Cell] = [largest_words(found.largest), _status(setting)] if rows.judged else []
         lines.append([safe(found.label, limit=80), *judged, setting.knee_words(), rate(found.most_achieved_rps)])
     return FittedTable(columns, lines)
 

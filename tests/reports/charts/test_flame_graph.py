@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,7 +17,7 @@ def stack(slow_ms: float, typical_ms: float, *frames: str, unit: str = "compute"
     return StackTime(unit=unit, frames=frames, slow_ms=slow_ms, typical_ms=typical_ms, looks=9)
 
 
-def rectangles(drawn: str) -> dict[str, tuple[float, float, bool]]:
+def rectangles(drawn: str) -> dict[str, tuple[Any, Any, bool]]:
     """By what a frame tells: left edge, width, and whether slow units are slow for it."""
     root = ElementTree.fromstring(drawn)
     found = {}
