@@ -272,8 +272,9 @@ def sweep_answer(rows: SweepRows) -> Answer:
     if rows.judged and found.best is None:
         for setting in rows.settings:
             if setting.found.largest is not None:
-                words = f"{setting.found.label}: {largest_words(setting.found.largest)}, {setting.status}"
-                lines.append(Line(label="largest" if not lines else "", words=words))
+                known = largest_words(setting.found.largest)
+                words = known if known.startswith(setting.status) else f"{known}, {setting.status}"
+                lines.append(Line(label="largest" if not lines else "", words=f"{setting.found.label}: {words}"))
     knee = rows.best_setting()
     knee = knee if knee is not None and knee.found.knee is not None else rows.top_knee()
     if knee is not None:

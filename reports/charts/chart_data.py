@@ -245,10 +245,10 @@ def _by_span(at: npt.NDArray[np.int64], values: Floats, edges: Floats, *, rises:
 
 
 def event_spans(record: RunRecord) -> dict[str, list[tuple[float, float]]]:
-    """By kind of event the longest of them: begin and length in seconds."""
+    """By kind of event the longest of them: begin and length in seconds; spans that the user declared are none."""
     kinds = record.events["kind"].astype(str)
     found = {}
-    for kind in np.unique(kinds).tolist():
+    for kind in np.unique(kinds[kinds != "span"]).tolist():
         rows = np.flatnonzero((kinds == kind) & (record.events["t_ns"] >= 0))
         rows = rows[np.argsort(record.events["duration_ns"][rows], kind="stable")[-_EVENTS:]]
         begin, length = (record.events[name][rows] / 1e9 for name in ("t_ns", "duration_ns"))

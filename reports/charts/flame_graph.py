@@ -37,20 +37,23 @@ class _Frame:
             frame.typical_ms += time.typical_ms
 
 
-def flame_graph(name: str, unit: str, times: Sequence[StackTime], workload_folder: str) -> Markup | None:
-    """The stacks of one kind of unit; ``None`` where slow ones were not looked into.
+def flame_graphs(times: Sequence[StackTime], workload_folder: str) -> dict[str, Markup]:
+    """A graph of each kind of unit that slow ones were looked into, the one with most time first.
 
     :param workload_folder: whose files are named from there on.
     """
-    root = _Frame(f"slow {unit}")
+    roots: dict[str, _Frame] = {}
     for time in times:
-        if time.unit == unit and time.slow_ms > 0:
+        if time.slow_ms > 0:
+            root = roots.setdefault(time.unit, _Frame(f"slow {time.unit}"))
             root.add([frame_name(frame, workload_folder) for frame in reversed(time.frames)], time)
-    if not root.slow_ms:
-        return None
+    return {unit: _graph(unit, root) for unit, root in sorted(roots.items(), key=lambda each: -each[1].slow_ms)}
+
+
+def _graph(unit: str, root: _Frame) -> Markup:
     drawn = list(_drawn(root, 0.0, 0, _WIDTH / root.slow_ms))
     height = _ROW * (1 + max(depth for _, _, depth, _ in drawn))
-    label = f"Python of slow {unit} by sampled stacks"
+    name, label = f"flame-{unit}", f"Python of slow {unit} by sampled stacks"
     head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-labelledby="{}-title"><title id="{}-title">{}</title>')
     body = Markup("").join(_rectangle(*each) for each in drawn)
     return head.format(int(_WIDTH), height, name, name, label) + body + Markup("</svg>")
@@ -74,7 +77,8 @@ def _rectangle(frame: _Frame, left: float, depth: int, width: float) -> Markup:
     grown = frame.slow_ms - frame.typical_ms >= _GROWN * frame.slow_ms
     told = f"{visible(frame.name, limit=300)}: {significant(frame.slow_ms)} ms in a slow one, "
     place, _, function = frame.name.rpartition(" ")
-    words = visible(f"{function} {place.rpartition('/')[2]}".strip(), limit=max(int(width / _LETTER) - 1, 1))
+    name = f"{function} {place.rpartition('/')[2]}" if depth else frame.name
+    words = visible(name.strip(), limit=max(int(width / _LETTER) - 1, 1))
     text = Markup('<text x="{:.1f}" y="{}" font-size="11" style="fill: var(--ink)">{}</text>')
     return Markup(
         '<g><title>{}</title><rect x="{:.1f}" y="{}" width="{:.1f}" height="{}" style="fill: var(--{});'

@@ -145,7 +145,7 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
             few = f"fewer than {_BEYOND} requests are slower: not to be relied on"
             axes.axvspan(min(supported, 1.0), end, color=INK["muted"], alpha=0.15, linewidth=0, label=few)
         if len(curves) > 1 or supported > end:
-            axes.legend(loc="upper left")
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.1)
 
     return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
 
@@ -297,6 +297,7 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
         )
         above, below = above + np.maximum(values, 0.0), below + np.minimum(values, 0.0)
     axes.set_ylabel("ms a request")
+    number_axis(axes.yaxis)
     axes.axhline(0, color=INK["muted"], linewidth=0.8)
     p50 = [window.p50_ms for window in windows]
     if causes:

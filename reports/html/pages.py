@@ -34,7 +34,7 @@ from latfix.reports.charts.chart_data import (
     stage_profile,
     windows,
 )
-from latfix.reports.charts.flame_graph import flame_graph
+from latfix.reports.charts.flame_graph import flame_graphs
 from latfix.reports.comparison_rows import (
     Change,
     comparison_change,
@@ -201,11 +201,7 @@ def write_run_report(
         ],
         lines=[[visible(cell, limit=300) for cell in row] for row in line_rows(diagnosis)],
         lines_words=LINES_WORDS,
-        flames=[
-            (unit, flame)
-            for unit in dict.fromkeys(time.unit for time in diagnosis.stacks)
-            if (flame := flame_graph(f"flame-{unit}", unit, diagnosis.stacks, record.meta.workload_folder))
-        ],
+        flames=list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items()),
         slowest=slow_rows(record, diagnosis.ledger),
         stories=[story_values(story) for story in stories],
         traffic_chart=_traffic_chart(record),

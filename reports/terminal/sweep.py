@@ -107,7 +107,8 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
     full = _full_bar(setting, rows)
     columns = [Column("load"), Column("offered/s", given_up=4), Column("served/s", given_up=3)]
     columns += [Column("busy", given_up=2), Column(f"{rows.percentile} ms"), Column("95 %", given_up=1)]
-    columns += [Column(right=False), Column(right=False, given_up=5)]
+    full_bar = f"full bar: {significant(_BAR_LIMITS, 2)}x the limit" if rows.judged else rows.percentile
+    columns += [Column(right=False), Column(full_bar, right=False, given_up=5)]
     loads: list[SweepPoint | PredictedLoad] = [*setting.points, *setting.unreplayed()]
     lines: list[Sequence[Cell]] = []
     for each in sorted(loads, key=lambda one: one.load):
@@ -130,7 +131,6 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
         )
     yield FittedTable(columns, lines)
     if rows.judged:
-        yield Text(f"a full bar is {significant(_BAR_LIMITS)} times the limit", style="dim")
         yield Text.assemble(
             "largest load ",
             (largest_words(setting.found.largest), "bold"),

@@ -39,7 +39,7 @@ def watch(
     from rich.text import Text
 
     from latfix.cli.shared.diagnose_flow import check_percentile
-    from latfix.cli.shared.metrics_endpoint import metrics_endpoint
+    from latfix.reports.exports.metrics_endpoint import metrics_endpoint
     from latfix.reports.exports.openmetrics import openmetrics
     from latfix.reports.watch_view import watch_line, watch_panel
 

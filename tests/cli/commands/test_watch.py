@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 import latfix
-from latfix.cli.shared.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
+from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
 from latfix.profilers.service_log.recorder import flush
 
 HOSTILE = '"}\\ <b>\x1b[31m'

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latfix.reports.charts.flame_graph import flame_graph, frame_name
+from latfix.reports.charts.flame_graph import flame_graphs, frame_name
 from latfix.results.diagnosis import StackTime
 
 
@@ -35,22 +35,20 @@ def test_callers_are_as_wide_as_what_they_called() -> None:
         stack(10.0, 10.0, "/v/lib/python3.11/site-packages/torch/f.py:7 linear", "/w/m.py:3 forward"),
         stack(50.0, 5.0, "/w/m.py:80 finish", unit="finish"),
     ]
-    drawn = flame_graph("flame", "compute", times, "/w")
-    assert drawn is not None
-    assert rectangles(drawn) == {
+    drawn = flame_graphs(times, "/w")
+    assert list(drawn) == ["finish", "compute"], "the most time first"
+    assert rectangles(drawn["compute"]) == {
         "slow compute: 40.0 ms in a slow one, 10.0 in a typical one": (0, pytest.approx(999.4), True),
         "m.py:3 forward: 40.0 ms in a slow one, 10.0 in a typical one": (0, pytest.approx(999.4), True),
         "m.py:9 lookup: 30.0 ms in a slow one, 0 in a typical one": (0, pytest.approx(749.4), True),
         "torch/f.py:7 linear: 10.0 ms in a slow one, 10.0 in a typical one": (750, pytest.approx(249.4), False),
     }
-    assert flame_graph("flame", "prepare", times, "/w") is None
 
 
 @given(st.text(), st.text(min_size=1))
 def test_names_from_outside_stay_text(frame: str, home: str) -> None:
-    drawn = flame_graph("flame", "compute", [stack(5.0, 1.0, frame, f"{home}/x.py:1 {frame}")], home)
-    assert drawn is not None
-    tags = {node.tag for node in ElementTree.fromstring(drawn).iter()}
+    drawn = flame_graphs([stack(5.0, 1.0, frame, f"{home}/x.py:1 {frame}")], home)
+    tags = {node.tag for node in ElementTree.fromstring(drawn["compute"]).iter()}
     assert tags == {"svg", "title", "g", "rect", "text"}
 
 
