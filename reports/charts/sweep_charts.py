@@ -58,7 +58,8 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
             y = [_percentile(point) for point in some]
             values += y
             label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
-            axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8, label=label)
+            axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8)
+            axes.plot([], [], color=_color(place), marker="o", markersize=6, linewidth=1.8, label=label)
             for point in some:
                 _interval(axes, point, _color(place))
             _foretold(axes, setting, _color(place))

@@ -35,7 +35,7 @@ def write_sweep_report(path: Path, found: Sweep) -> None:
         kind="latfix sweep",
         heading=found.workload,
         facts=" · ".join(filter(None, facts)),
-        contents=contents_of(anchors),
+        contents=contents_of(anchors) | ({"front": "Latency and throughput"} if front else {}),
         rows=rows,
         found=found,
         words=sweep_rows,

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 import latfix
-from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
 from latfix.profilers.service_log.recorder import flush
+from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
 
 HOSTILE = '"}\\ <b>\x1b[31m'
 Cli = Callable[..., tuple[int, str, str]]
