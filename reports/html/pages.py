@@ -151,7 +151,6 @@ def write_run_report(
         "slowest",
         "traffic",
         "machine",
-        "method",
     )
     machine_panels = machine_series(record)
     absent |= set() if machine_panels else {"machine"}
@@ -163,7 +162,7 @@ def write_run_report(
         kind="latfix diagnosis",
         heading=diagnosis.workload,
         facts=_facts(diagnosis.device, record),
-        contents=contents_of(anchor for anchor in anchors if anchor not in absent),
+        contents=contents_of(anchor for anchor in (*anchors, "method") if anchor not in absent),
         diagnosis=diagnosis,
         answer=diagnosis_answer(diagnosis, workload=_without_path(workload_argument(record.meta))),
         notes=_run_notes(record, diagnosis),
