@@ -140,18 +140,7 @@ def write_run_report(
     weighed = any(map(weight_words, diagnosis.workers))
     absent = {name for name in ("windows", "workers") if not getattr(diagnosis, name)}
     absent |= set() if diagnosis.lines or diagnosis.stacks else {"lines"}
-    anchors = (
-        "causes",
-        "advice",
-        "latency",
-        "windows",
-        "stages",
-        "workers",
-        "lines",
-        "slowest",
-        "traffic",
-        "machine",
-    )
+    anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic")
     machine_panels = machine_series(record)
     absent |= set() if machine_panels else {"machine"}
     fixable = any(entry.fixes for entry in advice)
@@ -162,7 +151,7 @@ def write_run_report(
         kind="latfix diagnosis",
         heading=diagnosis.workload,
         facts=_facts(diagnosis.device, record),
-        contents=contents_of(anchor for anchor in (*anchors, "method") if anchor not in absent),
+        contents=contents_of(anchor for anchor in (*anchors, "machine", "method") if anchor not in absent),
         diagnosis=diagnosis,
         answer=diagnosis_answer(diagnosis, workload=_without_path(workload_argument(record.meta))),
         notes=_run_notes(record, diagnosis),
