@@ -13,10 +13,6 @@ from latfix.runners.host.cpu_topology import read_topology
 _TREATS = ("host.slowdown", "host.contention", "input.size")
 
 
-def _domains_there(context: Context) -> str:
-    return placement_for(context, "locality", read_topology()).obstacle
-
-
 def _sets(context: Context) -> Change:
     """With no more threads an operator than the domain has cores for each worker on it."""
     placed = placement_for(context, "locality", read_topology()).workers
@@ -47,7 +43,12 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.2,
     risk="cores of other domains stand idle where there are fewer workers than domains",
-    needs=(at_default("pin", "pin = {} already"), on_host(), _domains_there, in_tail(*_TREATS)),
+    needs=(
+        at_default("pin", "pin = {} already"),
+        on_host(),
+        lambda context: placement_for(context, "locality", read_topology()).obstacle,
+        in_tail(*_TREATS),
+    ),
     sets=_sets,
     verify=_verify,
 )

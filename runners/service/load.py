@@ -110,6 +110,10 @@ class LoadedModels:
 
         return facts_of(found)
 
+    def pool_counts(self) -> tuple[int, int]:
+        """Tensors that buffer pools had room for so far, and those that they made room for."""
+        return sum(pool.hits for pool in self.pools), sum(pool.misses for pool in self.pools)
+
     def settle(self) -> None:
         """Wait until what was put into streams of the devices has run: others must find it done."""
         for accelerator in {

@@ -33,10 +33,6 @@ def placement_for(context: Context, how: Pinning, topology: Topology) -> Placeme
     )
 
 
-def _cores_there(context: Context) -> str:
-    return placement_for(context, "workers", read_topology()).obstacle
-
-
 def _quiet_neighbors(context: Context) -> str:
     others = others_share(context.record)
     if others > _CROWDED:
@@ -103,7 +99,13 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.25,
     risk="a core that others also use cannot be left; fewer threads for an operator where cores are few",
-    needs=(at_default("pin", "pin = {} already"), on_host(), _cores_there, in_tail(*_TREATS), _quiet_neighbors),
+    needs=(
+        at_default("pin", "pin = {} already"),
+        on_host(),
+        lambda context: placement_for(context, "workers", read_topology()).obstacle,
+        in_tail(*_TREATS),
+        _quiet_neighbors,
+    ),
     sets=_sets,
     verify=_verify,
 )
