@@ -23,12 +23,14 @@ demo: setup
 # Tests share the cores; those that measure time ("alone") come after them, one by one, out of the files that have any.
 # Compiled modules are kept in any case: each of some two hundred processes would compile latfix again.
 unexport PYTHONDONTWRITEBYTECODE
+# Three share two cores: every fourth second a test waits for a process or a clock.
+SHARED := -n 3 --dist worksteal
 # A second thread of linear algebra only spins where tests share the cores.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 test: setup
-	$(PYTEST) -n 2 --dist worksteal -m "not alone and not slow"
+	$(PYTEST) $(SHARED) -m "not alone and not slow"
 	$(PYTEST) -m "alone and not slow" $(ALONE)
 
 test-all:
@@ -36,7 +38,7 @@ test-all:
 	$(MAKE) test-alone
 
 test-shared: setup
-	$(PYTEST) -n 2 --dist worksteal -m "not alone"
+	$(PYTEST) $(SHARED) -m "not alone"
 
 test-alone: setup
 	$(PYTEST) -m alone $(ALONE)

@@ -59,7 +59,7 @@ def answers(model: Any, workload: Any, requests: Sequence[Request]) -> list[dict
 
 def predictor(model: Any, workload: Any) -> Callable[[list[Request]], list[Any]]:
     def predict(requests: list[Request]) -> list[Any]:
-        groups = [requests[i : i + 10] for i in range(0, len(requests), 10)]
+        groups = [requests[i : i + 50] for i in range(0, len(requests), 50)]
         return [answer for group in groups for answer in answers(model, workload, group)]
 
     return predict
@@ -255,7 +255,7 @@ def test_training_writes_weights_that_the_adapter_can_load(
 ) -> None:
     from safetensors.torch import load_file
 
-    monkeypatch.setattr(train, "STEPS", 3)
+    monkeypatch.setattr(train, "STEPS", 1)
     made = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -11,30 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import (
-    DeviceOption,
-    DurationOption,
-    GateOption,
-    JsonOption,
-    LimitOption,
-    MapOption,
-    ProfileOption,
-    SeedOption,
-    SkipOption,
-    SpeedOption,
-    TrafficOption,
-    TrafficOptions,
-    check_device,
-    check_seed,
-    load_traffic,
-)
-from latfix.cli.shared.output_options import (
-    AnnotationsOption,
-    JUnitOption,
-    MarkdownOption,
-    Outputs,
-    VerboseOption,
-)
+from latfix.cli.shared import options
+from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
@@ -53,36 +31,29 @@ _WARM = 10
 def gate(
     base: Annotated[str, typer.Argument(metavar="BASE", help="What to compare with.", show_default=False)],
     head: Annotated[str, typer.Argument(metavar="HEAD", help="What is to be judged.", show_default=False)],
+    *,
     workload: Annotated[
         str,
         typer.Option(
             "--workload", metavar="W", help="Of plans: their workload. Of other folders: the workload's place inside."
         ),
     ] = "",
-    gate: GateOption = None,
+    gate: options.GateOption = None,
     budget: Annotated[str, typer.Option("--budget", help="Time for all rounds: 90s, 5m, 1h.")] = "5m",
     undecided: Annotated[
         str, typer.Option("--undecided", metavar="fail|pass", help="Exit with 1 or 0 where a gate is undecided.")
     ] = "",
-    traffic: TrafficOption = None,
-    profile: ProfileOption = "",
-    mapping: MapOption = None,
-    speed: SpeedOption = 1.0,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    skip_bad_lines: SkipOption = False,
+    traffic: options.TrafficOption = None,
+    profile: options.ProfileOption = "",
+    replayed: options.AtOwnPace,
+    seed: options.SeedOption = 0,
+    device: options.DeviceOption = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Keep the records and a report there; nowhere without."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier gate's folder.")] = False,
-    json_file: JsonOption = None,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    annotations: AnnotationsOption = False,
-    verbose: VerboseOption = False,
+    written: OutputOptions,
 ) -> int:
     """Replay two services in turns until gates are decided.
 
@@ -98,24 +69,21 @@ def gate(
         raise InputError(f"--undecided: found {undecided!r}; expected fail or pass")
     gates = [parse_gate(text) for text in gate or ()]
     check(gates)
-    options = TrafficOptions(
-        mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, speed=speed, duration=duration, limit=limit
-    )
-    options.check()
-    budget_s, overrides = parse_budget(budget), {**check_device(device)}
+    replayed.check()
+    budget_s, overrides = parse_budget(budget), options.check_device(device)
     sides = [_side(text, workload, traffic, profile) for text in (base, head)]
     for spec, _ in sides:
         check_runs(spec)
-    schedule = load_traffic(sides[0][0], options)
-    outputs = Outputs.open("gate", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    schedule = options.load_traffic(sides[0][0], replayed)
+    outputs = Outputs.open("gate", written)
     name = sides[1][0].name
     with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
         arms = [
             _arm(label, spec, settings.with_overrides(overrides), folder)
             for label, (spec, settings) in zip(("base", "head"), sides, strict=True)
         ]
-        decision = _rounds((arms[0], arms[1]), schedule, folder, gates, budget_s, check_seed(seed))
-        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided], verbose)
+        decision = _rounds((arms[0], arms[1]), schedule, folder, gates, budget_s, options.check_seed(seed))
+        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
@@ -214,11 +182,8 @@ def _median_ms(found: Round) -> str:
     return f"p50 {significant(before)} -> {milliseconds(after)}"
 
 
-def _conclude(
-    decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int, verbose: bool
-) -> int:
+def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int) -> int:
     """Write, show, and return the exit code."""
-    from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_comparison_report
@@ -235,11 +200,7 @@ def _conclude(
         comparison = replace(comparison, records=records)
         write_json(out / "comparison.json", comparison.to_json())
         write_comparison_report(out / "report.html", comparison, last.base, last.new)
-    console = outputs.console()
-    if not outputs.to_stdout:
-        console.print(render_comparison(comparison, folder=out, verbose=verbose))
-    else:
-        show_gates(console, comparison.gates)
+    outputs.show(lambda: render_comparison(comparison, folder=out, verbose=outputs.verbose), comparison.gates)
     outputs.write(comparison.to_json(), workload=name, interrupted=decision.interrupted)
     if decision.interrupted:
         return EXIT_INTERRUPTED

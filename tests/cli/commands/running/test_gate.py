@@ -75,7 +75,7 @@ def test_a_service_that_is_twice_as_slow_fails(cli: Cli, starter: Path, tmp_path
     out, junit = tmp_path / "out", tmp_path / "gates.xml"
 
     code, shown, err = cli(
-        "gate", starter.parent, slower.parent, "--workload", "svc", "--gate", "p50<=baseline*1.1", "--budget", "15s",
+        "gate", starter.parent, slower.parent, "--workload", "svc", "--gate", "p50<=baseline*1.1", "--budget", "8s",
         "--out", out, "--junit", junit,
     )  # fmt: skip
 
