@@ -230,15 +230,15 @@ def service_settings(
 
     :raises InputError: the plan cannot be read, or it is no device.
     """
-    from latfix.config.plan import read_plan
-
     settings = spec.settings
     fixes: tuple[PlannedFix, ...] = ()
     if plan is not None:
-        applied = read_plan(plan)
+        from latfix.runners.fixes.shared.apply_plan import with_plan
+
+        settings, applied = with_plan(settings, plan)
         if strange := applied.strange_to(spec.name):
             typer.echo(f"warning: {strange}", err=True)
-        settings, fixes = settings.with_overrides(applied.settings()), applied.fixes
+        fixes = applied.fixes
     return settings.with_overrides(check_device(device)), fixes
 
 

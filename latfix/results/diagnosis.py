@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, milliseconds, percent, share, significant
@@ -163,12 +163,12 @@ class Ledger:
     :param ids: ``n`` ids of the requests in their traffic; empty where they are not known.
     """
 
-    request: npt.NDArray[np.int64]
-    latency_ns: npt.NDArray[np.int64]
+    request: Ints
+    latency_ns: Ints
     reference_ns: int
     causes: tuple[str, ...]
-    own_ns: npt.NDArray[np.int64]
-    propagated_ns: npt.NDArray[np.int64]
+    own_ns: Ints
+    propagated_ns: Ints
     classes: tuple[EvidenceClass, ...]
     ids: tuple[str, ...] = ()
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.profilers.code_lines.stack_samples import SERIES
 from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
 from latfix.results.diagnosis import CodeLine
-
-Ints = npt.NDArray[np.int64]
 
 #: Units that run the user's Python, by the role of the thread that they are on.
 _UNITS = {"prepare": ("prepare",), "worker": ("collate", "compute", "finish")}

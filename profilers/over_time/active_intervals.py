@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import share, significant
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.results.diagnosis import Activity
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 from latfix.traffic.periodicity import find_period

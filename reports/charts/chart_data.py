@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, Status
 from latfix.statistics.censored import Outcomes, outcomes_of
 
-Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 #: Points that a scatter draws at most; the slowest are always among them.
@@ -59,7 +59,7 @@ class Windows:
     p99_ms: Floats
 
 
-def measured_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
+def measured_ok(record: RunRecord) -> Bools:
     """Rows of the requests over which percentiles are taken."""
     return np.asarray(record.measured & (record.requests["status"] == Status.OK))
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
+from latfix.arrays import Floats
 from latfix.formatting import milliseconds, percentile_label, significant, tick, visible
-from latfix.reports.charts.chart_data import Floats, Scatter, Windows
+from latfix.reports.charts.chart_data import Scatter, Windows
 from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis
 from latfix.reports.comparison_rows import Share, StepRow
 from latfix.reports.diagnosis_rows import CauseRow

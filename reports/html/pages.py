@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.arrays import Floats
 from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
@@ -22,7 +23,6 @@ from latfix.formatting import (
 from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
 from latfix.reports.charts import run_charts
 from latfix.reports.charts.chart_data import (
-    Floats,
     arrival_rate,
     in_flight,
     percentile_curve,

@@ -91,7 +91,7 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
 
     :raises InputError: it is none of them.
     """
-    from latfix.config.plan import PLAN_FILE, read_plan
+    from latfix.config.plan import PLAN_FILE
     from latfix.config.workload_toml import SPEC_FILE, load_spec
 
     if text.startswith(("http://", "https://")):
@@ -104,10 +104,13 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     if not workload:
         raise InputError(f"{text}: found no workload there; expected --workload beside a plan or another folder")
     if path.suffix == ".toml" or holds[PLAN_FILE]:
-        spec, plan = load_spec(workload, traffic=traffic, profile=profile), read_plan(path)
+        from latfix.runners.fixes.shared.apply_plan import with_plan
+
+        spec = load_spec(workload, traffic=traffic, profile=profile)
+        settings, plan = with_plan(spec.settings, path)
         if strange := plan.strange_to(spec.name):
             typer.echo(f"warning: {strange}", err=True)
-        return spec, spec.settings.with_overrides(plan.settings())
+        return spec, settings
     spec = load_spec(str(path / workload), traffic=traffic, profile=profile)
     return spec, spec.settings
 
