@@ -13,28 +13,13 @@ import pytest
 from latfix.cli.commands.running.sweep import parse_numbers, parse_variants
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
+from tests.adapters import sleeper
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
 #: Serves a batch in 6 ms and 2 ms for each member: 125 a second one by one.
-SLEEPER = """
-import time
-import torch
-from latfix import Request, Workload
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        time.sleep(0.006 + 0.002 * len(x))
-        return x * 2
-
-class Sleeper(Workload):
-    def load(self, device):
-        return Model()
-
-    def prepare(self, request):
-        return torch.zeros(4)
-"""
+SLEEPER = sleeper("0.006 + 0.002 * len(x)")
 
 
 def test_numbers() -> None:

@@ -17,29 +17,14 @@ from latfix.cli.shared.optimize_flow import planned_fixes
 from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.results.optimization_step import Step
 from latfix.runners.fixes import FIXES
+from tests.adapters import sleeper
 
 pytestmark = pytest.mark.slow
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
-STEADY = """
-import time
-import torch
-from latfix import Request, Workload
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        time.sleep(0.002)
-        return x * 2
-
-class Steady(Workload):
-    def load(self, device):
-        return Model()
-
-    def prepare(self, request):
-        return torch.full((4,), float(request.features["value"]))
-"""
+STEADY = sleeper("0.002")
 WINDOW = {"max_batch_size": 8, "batch_window_ms": 80.0, "warmup_requests": 4}
 
 

@@ -109,7 +109,7 @@ def by_loop(line: Line, batch_of: Ints, scale: Floats) -> Floats:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_it_is_the_recursion(seed: int) -> None:
     line, batch_of = run_of(seed)
     scales = np.random.default_rng(seed).random((4, KINDS))
@@ -118,7 +118,7 @@ def test_it_is_the_recursion(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_as_it_was_it_gives_the_waits_that_were(seed: int) -> None:
     line, batch_of = run_of(seed)
     known = line.recorded
@@ -131,7 +131,7 @@ def test_as_it_was_it_gives_the_waits_that_were(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_derivatives_are_finite_differences(seed: int) -> None:
     line, _ = run_of(seed)
     assert line.recorded is not None
@@ -168,7 +168,7 @@ def small_steps(line: Line, steps: int) -> Floats:
     return divided
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10_000))
 def test_blame_is_that_of_brute_force_and_sums(seed: int) -> None:
     line, _ = run_of(seed, n=30, unit=1000.0)
