@@ -194,21 +194,6 @@ def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: Wri
     assert code == 3, (out, err)
 
 
-def test_wrong_options_are_told_before_anything_runs(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
-    workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
-    for options, words in (
-        (("--budget", "soon"), "--budget"),
-        (("--fix", "batch.windw"), "did you mean 'batch.window'?"),
-        (("--no-fix", "everything"), "which is no fix"),
-        (("--gate", "p99"), "--gate"),
-        (("--plan", tmp_path / "none.toml"), "none.toml"),
-    ):
-        code, out, err = cli("optimize", workload, *options, "--out", tmp_path / "o")
-        assert code == 2 and not out, err
-        assert words in err and err.count("\n") == 1, err
-        assert not (tmp_path / "o").exists()
-
-
 def test_a_plan_that_others_went_before_holds_them_too(tmp_path: Path) -> None:
     """What was in the settings already is part of what was measured."""
     started = (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from latfix.profilers.attribution.wait_attribution import Line, blame_waits, waits_at
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
+from tests.profilers.attribution.test_wait_attribution import small_steps
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -152,20 +153,6 @@ def test_derivatives_are_finite_differences(seed: int) -> None:
         there, end_there, _ = served(extra, held)
         assert (end_there - ended) / step == pytest.approx(end_moves[:, column], rel=1e-3, abs=0.6)
         assert there.shape == opened.shape
-
-
-def small_steps(line: Line, steps: int) -> Floats:
-    """The same division by brute force: each cause a little further in turn."""
-    n = len(line.handed)
-    scale, divided = np.zeros(KINDS), np.zeros((n, KINDS))
-    before = waits_at(line, scale[None])[0]
-    for step in range(steps):
-        for k in np.roll(np.arange(KINDS), step):
-            scale[k] = (step + 1) / steps
-            after = waits_at(line, scale[None])[0]
-            divided[:, k] += after - before
-            before = after
-    return divided
 
 
 @settings(max_examples=5)
