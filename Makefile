@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # A bare torch pulls gigabytes of CUDA libraries; without a GPU they are of no use.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
+# What is imported is compiled then; all 13,000 modules would take longer than the download.
+PIP := --quiet --no-compile
 
 .PHONY: demo test test-all test-shared test-alone lint format setup clean
 
@@ -13,8 +15,8 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "latfix needs Python 3.11 or later")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install $(PIP) $(TORCH)
+	$(BIN)/python -m pip install $(PIP) --editable '.[dev]'
 	touch $@
 
 demo: setup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,8 @@ from latfix.errors import InputError
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
     from latfix.run_record.run_record import RunRecord
+    from latfix.runners.gate.served_arm import ServedArm
+    from latfix.runners.http_target.http_session import HttpReplay
     from latfix.traffic.schedule import Traffic
 
 _SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
@@ -141,11 +143,26 @@ def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percen
 def replay_of(
     workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
 ) -> Callable[[Path], RunRecord]:
-    """See that the address answers and that the traffic can be sent there; the replay of it into a folder.
+    """:func:`checked_replay` into a folder, shown as it goes on."""
+    from latfix.cli.shared.replay_progress import progress_of
+    from latfix.runners.http_target import http_session
+
+    replay = checked_replay(workload, options, spec, traffic, seed=seed)
+
+    def into(folder: Path) -> RunRecord:
+        with progress_of(spec.name, traffic, folder) as progress:
+            return http_session.run(folder, replay, on_event=progress.on_event)
+
+    return into
+
+
+def checked_replay(
+    workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
+) -> HttpReplay:
+    """See that the address answers and that the traffic can be sent there.
 
     :raises InputError: in one line, what is wrong.
     """
-    from latfix.cli.shared.replay_progress import progress_of
     from latfix.profilers.services.process_watch import ProcessWatch
     from latfix.runners.http_target import http_session
     from latfix.runners.http_target.address import Trust, check_method, check_timeout, parse_address, parse_headers
@@ -179,12 +196,28 @@ def replay_of(
         seed=seed,
     )
     replay.check()
+    return replay
 
-    def into(folder: Path) -> RunRecord:
-        with progress_of(spec.name, traffic, folder) as progress:
-            return http_session.run(folder, replay, on_event=progress.on_event)
 
-    return into
+def served_arm(
+    label: str, command: str, address: str, options: AddressOptions, spec: WorkloadSpec, folder: Path, warm: Traffic
+) -> ServedArm:
+    """One side of a gate: a command that serves an address.
+
+    :param folder: where its output is collected.
+    :param warm: what it is sent before each replay.
+    :raises InputError: the address, or an option of it, is none.
+    """
+    from latfix.runners.gate.served_arm import ServedArm
+    from latfix.runners.http_target import http_session
+    from latfix.runners.http_target.address import Trust, parse_address
+
+    place, trust = parse_address(address), Trust(cacert=options.cacert, insecure=options.insecure)
+
+    def make(traffic: Traffic, pid: int) -> HttpReplay:
+        return checked_replay(address, replace(options, pid=pid), spec, traffic, seed=0)
+
+    return ServedArm(label, command, folder / f"{label}.log", warm, lambda: http_session.reach(place, trust), make)
 
 
 #: Rounds of a comparison where nobody says how many, and at most.

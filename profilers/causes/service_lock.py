@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.causes.cause import (
     Cause,
     Claim,
@@ -16,7 +17,7 @@ from latfix.profilers.causes.cause import (
     own_and_behind,
     typical_and_p99,
 )
-from latfix.profilers.evidence.outside.lock_waits import Ints, LockWaits
+from latfix.profilers.evidence.outside.lock_waits import LockWaits
 from latfix.profilers.evidence.units import Evidence
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from latfix.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

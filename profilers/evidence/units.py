@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
@@ -25,7 +26,6 @@ from latfix.profilers.evidence.outside.standstills import Standstills, find_stan
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
 from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status

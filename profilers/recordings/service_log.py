@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Ints
 from latfix.errors import input_error
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.profilers.recordings.requests.formats.mapped_log import status_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, Ints, RequestTable
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object, open_text
 from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source
@@ -232,7 +232,7 @@ def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints
     return {name: part for name, part in parts.items() if part.any()}, waited
 
 
-def _by_itself(times: Mapping[str, Ints]) -> npt.NDArray[np.bool_]:
+def _by_itself(times: Mapping[str, Ints]) -> Bools:
     """Which requests waited for no other request: they met none, or hardly any that came later waited too.
 
     Any other that was idle may have stood behind a lock or in a pool, for one that was served.

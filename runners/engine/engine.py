@@ -334,20 +334,19 @@ class Engine:
         if expires and start > expires:
             self.done(slot, Outcome(Status.TIMEOUT, None, "deadline passed before prepare"), start)
             return
+        failure = ""
         try:
             inputs = self.adapter.prepare(request)
             elements, length = elements_and_length(tensors_of(inputs), 0)
         except USER_ERRORS as error:
-            spent = difference(counters.snapshot(), before)
-            process = time.process_time_ns() - process
-            recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
-            self.log_spans(spans, slot, "prepare")
-            message = f"prepare raised {describe(error)}"
-            self.done(slot, Outcome(Status.ERROR, None, message), time.perf_counter_ns())
-            return
+            failure = f"prepare raised {describe(error)}"
         spent = difference(counters.snapshot(), before)
         process = time.process_time_ns() - process
         recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
+        if failure:
+            self.log_spans(spans, slot, "prepare")
+            self.done(slot, Outcome(Status.ERROR, None, failure), time.perf_counter_ns())
+            return
         recorder.input_elements[slot] = elements
         recorder.input_length[slot] = length
         recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)

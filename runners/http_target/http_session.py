@@ -82,7 +82,7 @@ class HttpReplay:
         """What the replaying process is told."""
         address = self.address
         return {
-            "address": f"{address.scheme}://{address.host_header}{address.target}",
+            "address": address.url,
             "family": int(self.endpoint.family),
             "place": list(self.endpoint.place),
             "method": self.method,
@@ -171,7 +171,7 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
     place = address.at("/metrics") if asked is None else parse_address(asked)
     text = _got(place, headers, trust)
     if text is not None and parse_metrics(text):
-        return f"{place.scheme}://{place.host_header}{place.target}"
+        return place.url
     if asked is not None:
         raise InputError(f"--metrics: found no metrics at {place.shown}; expected Prometheus' text format, or off")
     return None
@@ -179,9 +179,7 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
 
 def server_header(address: Address, headers: Mapping[str, str], trust: Trust) -> str:
     """What the service calls itself in its answers (``Server``); empty where it does not."""
-    request = urllib.request.Request(
-        f"{address.scheme}://{address.host_header}{address.target}", headers=dict(headers), method="HEAD"
-    )
+    request = urllib.request.Request(address.url, headers=dict(headers), method="HEAD")
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
             return str(answer.headers.get("Server", ""))[:_LONGEST_NAME]
@@ -193,9 +191,7 @@ def server_header(address: Address, headers: Mapping[str, str], trust: Trust) ->
 
 def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:
     """The text of a page; ``None`` where there is none."""
-    request = urllib.request.Request(
-        f"{address.scheme}://{address.host_header}{address.target}", headers=dict(headers)
-    )
+    request = urllib.request.Request(address.url, headers=dict(headers))
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
             return str(answer.read(LONGEST_TEXT).decode("utf-8", "replace"))

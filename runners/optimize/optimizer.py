@@ -240,11 +240,6 @@ class Optimizer:
                 f"The search held one service on the device at a time: {why}. Each was started anew before its "
                 "replays, which takes longer."
             )
-        if waiting := len(outcome.for_time):
-            outcome.notes.append(
-                f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger --budget "
-                "tries them, or the same command with --resume and this folder."
-            )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options

@@ -202,9 +202,7 @@ def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: Wri
     meta = json.loads((tmp_path / "o" / "baseline" / "run.json").read_text())
     assert meta["settings"]["batch_window_ms"] == 0.0
     assert document["verdict"] == "inconclusive", "nothing was tried: that tells nothing of the service"
-    assert any("--budget tries them" in note for note in document["notes"])
-    assert "there was no time left" in " ".join((out + err).split())
-    assert re.search(r"Not tried: \d+ fixes \(\d+ no time left", " ".join(out.split()))
+    assert re.search(r"Not tried: \d+ fixes \(\d+ no time left: a larger --budget tries them", " ".join(out.split()))
     if late := [note for note in document["notes"] if "was too late" in note]:
         pytest.skip(late[0])  # then latfix rightly judges nothing
     assert [gate["passed"] for gate in document["gates"]] == [True, None]

@@ -41,6 +41,10 @@ def report(
     seed: SeedOption = 0,
     drill_down: DrillDown,
     out: OutOption = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Write the page's pictures into it, an SVG file each."),
+    ] = None,
     written: OutputOptions,
 ) -> int:
     """Show a recorded run or any other result again.
@@ -53,6 +57,7 @@ def report(
 
     check_seed(seed)
     check_percentile(percentile)
+    _make_folder(figures)
     drill_down.check_slowest()
     run = run.parent if run.name == "run.json" else run
     if (file := saved_document(run)) is not None:
@@ -67,7 +72,7 @@ def report(
             if value is not None:
                 raise InputError(f"{option}: found {file}, which is shown as it is; expected the folder of a run")
         outputs = Outputs.open("report", written)
-        return _show_again(file, outputs, out)
+        return _show_again(file, outputs, out, figures)
     gates = parse_gates(gate, baseline, history, record=False)
     record = open_record(run)
     drill_down.check_record(record)
@@ -75,7 +80,9 @@ def report(
     folder = open_folder(out) if out is not None else run
     with outputs.in_any_case(record.meta.workload, gates.texts):
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
-        return conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)
+        code = conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)
+    _write_figures(folder / "report.html", figures)
+    return code
 
 
 def saved_document(path: Path) -> Path | None:
@@ -87,7 +94,25 @@ def saved_document(path: Path) -> Path | None:
     return next((path / name for name in _DOCUMENTS if (path / name).is_file()), None)
 
 
-def _show_again(file: Path, outputs: Outputs, out: Path | None) -> int:
+def _make_folder(figures: Path | None) -> None:
+    """See that pictures can be written, before anything takes time."""
+    if figures is not None:
+        try:
+            figures.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--figures: found {figures}, which cannot be made ({error.strerror}); expected a folder"
+            ) from error
+
+
+def _write_figures(page: Path, figures: Path | None) -> None:
+    if figures is not None:
+        from latfix.reports.html.figure_files import write_figures
+
+        write_figures(page, figures)
+
+
+def _show_again(file: Path, outputs: Outputs, out: Path | None, figures: Path | None) -> int:
     """Show a document, and write its page: beside it where it is in a result's folder, and into ``out``."""
     from latfix.results import read_result
     from latfix.runners.replay.run_session import open_folder
@@ -96,6 +121,10 @@ def _show_again(file: Path, outputs: Outputs, out: Path | None) -> int:
     folder = file.parent if file.name in _DOCUMENTS else None
     where = open_folder(out) if out is not None else folder
     written = where is not None and _write_page(result, where / "report.html", file.parent)
+    if figures is not None and (where is None or not written):
+        raise InputError(f"--figures: found {file}, of which there is no page; expected a result's folder, or --out")
+    if where is not None:
+        _write_figures(where / "report.html", figures)
     outputs.show(lambda: _rendered(result, where if written else None, verbose=outputs.verbose))
     outputs.write(result.to_json(), workload=str(getattr(result, "workload", "")))
     return EXIT_OK

@@ -5,24 +5,28 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared import options
+from latfix.cli.shared import address_flow, options
 from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
     from latfix.runners.gate.decide import Decision
-    from latfix.runners.gate.paired_rounds import Round
-    from latfix.runners.replay.arm import Arm
+    from latfix.runners.gate.paired_rounds import Round, Side
+    from latfix.runners.gate.served_arm import ServedArm
     from latfix.settings import RunnerSettings
     from latfix.traffic.schedule import Traffic
 
+    _Arms = Callable[[Path], tuple[Side, Side]]
+
+_LABELS = ("base", "head")
 _UNDECIDED = {"": EXIT_INCONCLUSIVE, "fail": EXIT_GATE_FAILED, "pass": EXIT_OK}
 #: A service is warm when it is timed: so many requests are sent first, where the workload sends fewer.
 _WARM = 10
@@ -48,6 +52,11 @@ def gate(
     replayed: options.AtOwnPace,
     seed: options.SeedOption = 0,
     device: options.DeviceOption = None,
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="URL", help="BASE and HEAD are commands that start what answers there."),
+    ] = "",
+    service: address_flow.ComparedOptions,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Keep the records and a report there; nowhere without."),
@@ -57,11 +66,10 @@ def gate(
 ) -> int:
     """Replay two services in turns until gates are decided.
 
-    BASE and HEAD are workloads, plans of one workload (--workload), or folders that hold it in the same place, as two
-    git worktrees do.
+    BASE and HEAD are workloads, plans of one workload (--workload), folders that hold it in the same place, as two
+    git worktrees do, or commands that serve an address (--address).
     """
     from latfix.cli.commands.running.optimize import parse_budget
-    from latfix.config.workload_toml import check_runs
     from latfix.gates.syntax import parse_gate
     from latfix.runners.gate.decide import check
 
@@ -71,19 +79,67 @@ def gate(
     check(gates)
     replayed.check()
     budget_s, overrides = parse_budget(budget), options.check_device(device)
-    sides = [_side(text, workload, traffic, profile) for text in (base, head)]
+    if address:
+        given = {"--workload": workload or None, "--profile": profile or None, "--device": device}
+        address_flow.refuse_others(address, given)
+        name, schedule, arms = _served((base, head), address, service, traffic, replayed)
+    else:
+        service.refuse(base)
+        sides = [_side(text, workload, traffic, profile) for text in (base, head)]
+        name, schedule, arms = _hosted(sides, replayed, overrides)
+    outputs = Outputs.open("gate", written)
+    with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
+        decision = _rounds(arms(folder), schedule, folder, gates, budget_s, options.check_seed(seed))
+        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
+
+
+def _hosted(
+    sides: Sequence[tuple[WorkloadSpec, RunnerSettings]],
+    replayed: options.TrafficOptions,
+    overrides: Mapping[str, Any],
+) -> tuple[str, Traffic, _Arms]:
+    """What is judged, by its name, the traffic, and both services, which collect their output in a folder."""
+    from latfix.config.workload_toml import check_runs
+    from latfix.runners.replay.arm import Arm
+
     for spec, _ in sides:
         check_runs(spec)
-    schedule = options.load_traffic(sides[0][0], replayed)
-    outputs = Outputs.open("gate", written)
-    name = sides[1][0].name
-    with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
-        arms = [
-            _arm(label, spec, settings.with_overrides(overrides), folder)
-            for label, (spec, settings) in zip(("base", "head"), sides, strict=True)
-        ]
-        decision = _rounds((arms[0], arms[1]), schedule, folder, gates, budget_s, options.check_seed(seed))
-        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
+
+    def arms(folder: Path) -> tuple[Arm, Arm]:
+        one, other = (
+            Arm(label, spec, _warmed(settings.with_overrides(overrides)), (), folder / f"{label}.log")
+            for label, (spec, settings) in zip(_LABELS, sides, strict=True)
+        )
+        return one, other
+
+    return sides[1][0].name, options.load_traffic(sides[0][0], replayed), arms
+
+
+def _warmed(settings: RunnerSettings) -> RunnerSettings:
+    return settings.with_overrides({"warmup_requests": max(settings.warmup_requests, _WARM)})
+
+
+def _served(
+    commands: tuple[str, str],
+    address: str,
+    service: address_flow.AddressOptions,
+    traffic: Path | None,
+    replayed: options.TrafficOptions,
+) -> tuple[str, Traffic, _Arms]:
+    """The same of commands that serve an address."""
+    from latfix.traffic.transforms import limit
+
+    spec = address_flow.spec_of(address, service, traffic, None)
+    schedule = options.load_traffic(spec, replayed)
+
+    def arms(folder: Path) -> tuple[ServedArm, ServedArm]:
+        one, other = (
+            address_flow.served_arm(label, command, address, service, spec, folder, limit(schedule, _WARM))
+            for label, command in zip(_LABELS, commands, strict=True)
+        )
+        return one, other
+
+    return spec.name, schedule, arms
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
@@ -140,15 +196,8 @@ class _records:
             self._temporary.cleanup()
 
 
-def _arm(label: str, spec: WorkloadSpec, settings: RunnerSettings, folder: Path) -> Arm:
-    from latfix.runners.replay.arm import Arm
-
-    warm = settings.with_overrides({"warmup_requests": max(settings.warmup_requests, _WARM)})
-    return Arm(label, spec, warm, (), folder / f"{label}.log")
-
-
 def _rounds(
-    arms: tuple[Arm, Arm], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
+    arms: tuple[Side, Side], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
 ) -> Decision:
     """Rounds until decided; both processes are gone at the end."""
     from latfix.cli.shared.replay_progress import ReplayLines, unwatched

@@ -112,7 +112,8 @@ def check_objective(text: str) -> str | None:
     """
     known = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p99.9": "p99_9"}
     if text and text not in known:
-        raise InputError(f"--objective: found {text!r}; expected one of {', '.join(known)}")
+        more = " (for throughput: mean, and a --speed that the service cannot follow)" if text == "throughput" else ""
+        raise InputError(f"--objective: found {text!r}; expected one of {', '.join(known)}{more}")
     return known.get(text)
 
 

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Ints,
-    Left,
-    Parts,
-    TailFigures,
-    own_and_behind,
-    typical_and_p99,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
 from latfix.profilers.causes.service_lock import beyond_usual
 from latfix.profilers.evidence.units import Evidence

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
 from latfix.profilers.evidence.outside.outside_view import (
     CPU,
@@ -25,9 +25,6 @@ from latfix.profilers.evidence.outside.outside_view import (
     Counter,
 )
 from latfix.run_record.schema import Columns
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 #: A thread is still busy with an answer for so long after its last byte came.
 _AFTER_NS = 2_000_000

@@ -12,16 +12,12 @@ import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
 from latfix.stages import OUTSIDE_STAGES, Status
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: Servers that are tried for; requests that must have waited, and not have waited, for either to be compared.
 _MOST_SERVERS, _LEAST = 16, 20
