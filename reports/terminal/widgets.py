@@ -241,10 +241,10 @@ def add_figures(table: Table, *titles: str) -> None:
 
 
 def title_line(workload: object, device: object, sentence: str, style: str, *, limit: int = 600) -> Text:
-    """``ranker on cpu: p99 is …``"""
+    """``ranker on cpu: p99 is …``; a recording of requests knows no device."""
     return Text.assemble(
         safe(workload, "bold", limit=60),
-        (" on ", "dim"),
+        (" on " if device else "", "dim"),
         safe(device, limit=40),
         (": ", "dim"),
         safe(sentence, f"bold {style}", limit=limit),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.errors import InputError, LatfixError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
@@ -31,6 +31,8 @@ from latfix.traffic.schedule import Traffic
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
+#: How answers begin that say that the address or the request is wrong, and not the service.
+_NOT_ACCEPTED = ("HTTP 3", "HTTP 4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +234,11 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             folder.fail(str(error) or "interrupted while starting")
             raise
         record = replay_into(process, folder, on_event=on_event)
-    if record.meta.failure or (record.errors and not len(record.latencies_ns())):
-        why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
-        raise InputError(f"{replay.address.shown}: {why}; what was recorded is in {path}")
+    failure = record.meta.failure
+    first = "" if len(record.latencies_ns()) else next(iter(record.errors.values()), "")
+    if failure or first:
+        why = failure or f"no request ended ok; the first failure: {first}"
+        asked_wrongly = bool(failure) or first.startswith(_NOT_ACCEPTED)
+        error = InputError if asked_wrongly else RunnerError
+        raise error(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

@@ -75,6 +75,10 @@ async def refusing(_body: Any, write: Write) -> None:
     await answer(write, {"error": "no such route"}, "404 Not Found")
 
 
+async def failing(_body: Any, write: Write) -> None:
+    await answer(write, {"error": "boom"}, "500 Internal Server Error")
+
+
 async def unstable(_body: Any, write: Write) -> None:
     COUNTED["requests"] += 1
     if COUNTED["requests"] % 5 == 0:
@@ -113,6 +117,7 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "sleeping": sleeping,
     "sized": sized,
     "refusing": refusing,
+    "failing": failing,
     "unstable": unstable,
     "stream": stream,
     "stream_stalls": stream,

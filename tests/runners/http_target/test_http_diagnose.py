@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latfix.cli.app import main
-from latfix.errors import EXIT_INPUT
+from latfix.errors import EXIT_INPUT, EXIT_RUNNER
 from latfix.run_record.run_record import RunRecord
 from tests.runners.http_target.conftest import Planted
 
@@ -147,6 +147,16 @@ def test_a_route_that_is_not_there_ends_the_replay_early(
     assert main(["diagnose", service.at(), "--traffic", str(traffic), "--out", str(out)]) == EXIT_INPUT
     assert "HTTP 404 Not Found" in capsys.readouterr().err.splitlines()[-1]
     assert len(RunRecord.load(out).requests["index"]) < 1000
+
+
+@pytest.mark.slow
+def test_a_service_that_answers_nothing_well_failed(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic = write_traffic(tmp_path / "t.jsonl", 20, 0.01, payload={})
+    service = planted("failing")
+    assert main(["diagnose", service.at(), "--traffic", str(traffic), "--out", str(tmp_path / "run")]) == EXIT_RUNNER
+    assert "HTTP 500 Internal Server Error" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
