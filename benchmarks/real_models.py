@@ -6,7 +6,7 @@
 For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
 the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
 with the answers of the model as it is. Results: ``benchmarks/results/real_models.json``, after each workload; plans
-lie beside the runs, in ``--runs``.
+lie beside the runs, in ``--runs``; a plan that is there already is not searched for again.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """What ``latfix optimize`` says, how long it took, and the settings of its plan; or how it failed."""
     run, file = options.runs / name, options.runs / f"{name}.json"
     options.runs.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    started, known = time.monotonic(), file.exists()
     latfix = str(Path(sys.executable).with_name("latfix"))
     command = [latfix, "optimize", str(HERE / "models" / name), "--budget", options.budget]
     command += ["--duration", str(options.duration), "--out", str(run), "--json", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    minutes = (time.monotonic() - started) / 60
+    ended = None if known else subprocess.run(command, capture_output=True, text=True, check=False)
+    minutes = None if ended is None else (time.monotonic() - started) / 60
     if not file.exists():
-        return {"minutes": minutes, "failed": ended.stderr.strip()[-500:]}
+        return {"minutes": minutes, "failed": ended.stderr.strip()[-500:] if ended else ""}
     told = json.loads(file.read_text(encoding="utf-8"))
     kept = {key: told[key] for key in ("verdict", "ratio", "prediction_error")}
     kept["steps"] = [{key: step.get(key) for key in ("fix", "status", "reason")} for step in told["steps"]]
@@ -107,7 +107,7 @@ def arms(name: str, options: argparse.Namespace, plan: dict[str, Any] | None) ->
 
 def show(name: str, found: dict[str, Any]) -> None:
     """One table: milliseconds, ratios of p99, accuracy."""
-    print(f"\n{name}: {found.get('verdict', 'failed')} in {found['minutes']:.1f} min, {found.get('fixes', [])}")
+    print(f"\n{name}: {found.get('verdict', 'failed')} in {found['minutes'] or 0:.1f} min, {found.get('fixes', [])}")
     error = (found.get("prediction_error") or {}).get("p99", {}).get("final_error")
     print(f"  error of the predicted p99: {'unknown' if error is None else f'{error:.0%}'}")
     print(f"  {'':<16}{'p50':>9}{'p99':>9}{'mean':>9}  {'accuracy':>8}  p99 over as it is")

@@ -432,7 +432,9 @@ def prediction_words(found: Optimization) -> str:
             each.append(f"{key} off by {100 * (error.median or 0.0):.2g} % in the median of {error.steps}")
         measured = ratio_of(found.ratio.get(key)).value
         if finite(error.final) is not None and measured is not None:
-            together.append(f"{key} {ratio(error.final)} foretold, {ratio(measured)} measured")
+            known = finite(error.at_pace)
+            paced = "" if known is None else f" ({ratio(known)} at the pace that batches had)"
+            together.append(f"{key} {ratio(error.final)} foretold{paced}, {ratio(measured)} measured")
     words = [
         f"Configurations that were replayed: {'; '.join(each)}." if each else "",
         f"All kept fixes together, in the final replay: {'; '.join(together)}." if together else "",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from latfix.formatting import NONE, finite, interval, key_label, milliseconds, ratio, shown, significant, speed_words
 from latfix.reports.comparison_rows import Ratio, ratio_of, shares_of
 from latfix.reports.vocabulary import STEP_STATUS, Severity
-from latfix.results.optimization import Candidate, Optimization
+from latfix.results.optimization import Optimization
 
 #: Kept fixes that are told as the reason.
 _TOLD = 3
@@ -110,8 +110,8 @@ class FrontRow:
     """One configuration that was measured: accuracy × latency × throughput.
 
     :param fixes: none for the service as it is.
-    :param ratio: of what is judged, over the service as it is where it was replayed at the end, else over what stood
-        before it in the search.
+    :param ratio: of what is judged, over the service as it is: the final replay's for what the search ended with; for
+        others that of the search's slow stretches, without an interval where it is a product of several.
     :param accuracy: ``None`` where nothing in it changes answers, or it was not measured.
     :param best: no other configuration is at least as good in all three, and better in one.
     """
@@ -159,7 +159,7 @@ def front_rows(found: Optimization) -> list[FrontRow]:
 
     Those of which nothing is as good in accuracy, latency and throughput together are marked.
     """
-    rows = [_candidate(each, found) for each in found.candidates if each.fixes]
+    rows = list(_candidates(found))
     if not rows:
         return []
     rows.sort(key=_place)
@@ -180,18 +180,27 @@ def front_rows(found: Optimization) -> list[FrontRow]:
     ]
 
 
-def _candidate(each: Candidate, found: Optimization) -> FrontRow:
-    kept = each.status == "kept" and found.rounds > 0
-    estimate = found.ratio.get(found.judged) if kept else each.replayed.get(found.judged)
-    return FrontRow(
-        fixes=each.fixes,
-        status=each.status,
-        ratio=ratio_of(estimate),
-        predicted=finite(each.predicted.get(found.judged)),
-        accuracy=finite(found.after.accuracy if kept else each.accuracy),
-        throughput_rps=finite(found.after.throughput_rps if kept else each.throughput_rps),
-        compute=finite(each.compute),
-    )
+def _candidates(found: Optimization) -> Iterator[FrontRow]:
+    """Each was compared with what stood then: the ratios of those kept before it are part of its own."""
+    shown = [each for each in found.candidates if each.fixes]
+    last = max((place for place, each in enumerate(shown) if each.status == "kept"), default=None)
+    standing = 1.0
+    for place, each in enumerate(shown):
+        proved = place == last and found.rounds > 0
+        own = ratio_of(each.replayed.get(found.judged))
+        if own.value is not None and standing != 1.0:
+            own = Ratio(value=standing * own.value, ci95=None)
+        if each.status == "kept" and own.value is not None:
+            standing = own.value
+        yield FrontRow(
+            fixes=each.fixes,
+            status=each.status,
+            ratio=ratio_of(found.ratio.get(found.judged)) if proved else own,
+            predicted=finite(each.predicted.get(found.judged)),
+            accuracy=finite(found.after.accuracy if proved else each.accuracy),
+            throughput_rps=finite(found.after.throughput_rps if proved else each.throughput_rps),
+            compute=finite(each.compute),
+        )
 
 
 def _place(row: FrontRow) -> tuple[bool, float]:

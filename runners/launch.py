@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from latfix.config.plan import read_plan
 from latfix.errors import EXIT_INPUT, EXIT_OK, InputError
+from latfix.runners.fixes.shared.apply_plan import with_plan
 from latfix.runners.host.process_setup import process_environment
 from latfix.runners.host.start_environment import command_line
 from latfix.settings import RunnerSettings
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     plan, *command = arguments
     command = command[1:] if command[:1] == ["--"] else command
     try:
-        settings = RunnerSettings().with_overrides(read_plan(Path(plan)).settings())
+        settings, _ = with_plan(RunnerSettings(), Path(plan))
         if not command:
             print(command_line(process_environment(settings, {}), ["COMMAND"]))
             return EXIT_OK

@@ -87,12 +87,15 @@ class PredictionError(Document):
     :param steps: how many were both predicted and replayed alone.
     :param final: the predicted ratio of all kept fixes together, on the whole traffic.
     :param final_error: how far that was from the measured one, as a share.
+    :param at_pace: ``final`` with batches as quick as they were in that replay: from this to the measured ratio is
+        the simulation's error, the rest is what the machine, or a restart, made of the batches' time.
     """
 
     median: float | None
     steps: int
     final: float | None = field(default=None, metadata=json_key(omit_empty=True))
     final_error: float | None = field(default=None, metadata=json_key(omit_empty=True))
+    at_pace: float | None = field(default=None, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,16 @@ class Untried:
     for_time: tuple[str, ...]
     to_install: tuple[str, ...]
     inapplicable: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """How many of each, and what to do about those that apply."""
+        groups = (
+            (self.for_time, "no time left: a larger --budget tries them, or the same command with --resume"),
+            (self.to_install, "not installed"),
+            (self.inapplicable, "nothing to change here"),
+        )
+        return "; ".join(f"{len(fixes)} {why}" for fixes, why in groups if fixes)
 
 
 def untried_of(steps: Sequence[TriedFix]) -> Untried:

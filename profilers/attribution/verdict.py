@@ -13,7 +13,7 @@ from latfix.formatting import milliseconds, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
-from latfix.profilers.evidence.outside_view import CPU, Counter, late_acknowledgements
+from latfix.profilers.evidence.outside.outside_view import CPU, Counter, late_acknowledgements
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
@@ -30,6 +30,8 @@ _NOISE_MS = 0.1
 #: Where nothing is named, a tail up to this many times the median, beside chance, is near it.
 _NEAR = 2.0
 _MOSTLY = 0.5
+#: So many times what is named, another cause is told of though it is uncertain.
+_MUCH_LARGER = 2.0
 _CHANCE = "traffic.burst"
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
@@ -177,7 +179,19 @@ def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, ab
         return Verdict(word=STEADY, sentence=f"{opening}: steady, {_noise(causes, tail)}.")
     if top is None:
         return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_noise(causes, tail)}.")
-    return Verdict(word=top.cause, sentence=f"{opening}: {_share(top, tail)}.")
+    return Verdict(word=top.cause, sentence=f"{opening}: {_share(top, tail)}{_larger(causes, top)}.")
+
+
+def _larger(causes: tuple[CauseSummary, ...], top: CauseSummary) -> str:
+    """A cause that is much more of the tail than the one that is named, but not for certain; empty without one."""
+    largest = max((cause for cause in causes if cause.cause != UNEXPLAINED), key=lambda cause: cause.tail_ms)
+    if largest.tail_ms <= _MUCH_LARGER * top.tail_ms:
+        return ""
+    low, high = (milliseconds(max(end, 0.0)) for end in largest.ci95_ms)
+    return (
+        f"; more, {100 * largest.tail_share:.0f} %, may be {CATALOGUE[largest.cause].happened}, but somewhere from "
+        f"{low} to {high}: too uncertain to be named"
+    )
 
 
 def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:

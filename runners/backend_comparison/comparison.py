@@ -122,7 +122,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     from latfix.runners.backend_comparison.throughput import serve
     from latfix.runners.model_files.file_workload import FileWorkload
     from latfix.runners.service.adapter_file import check_inputs, load_adapter
-    from latfix.runners.service.load import resolve_device
+    from latfix.runners.service.load import load_module, resolve_device
 
     settings = RunnerSettings(**job["settings"])
     torch.manual_seed(settings.seed)
@@ -133,7 +133,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     started = time.perf_counter()
     adapter = load_adapter(Path(job["folder"]), job["entry"])
     batch = _batch_size(adapter, job["batch"], asked=job["asked"])
-    model = _loaded(adapter)
+    model = load_module(adapter, "cpu")
     load_s = time.perf_counter() - started
     check_inputs(adapter, traffic)
     if isinstance(adapter, FileWorkload):  # measured like those of the other backends
@@ -173,23 +173,6 @@ def _batch_size(adapter: Any, wanted: int, *, asked: bool) -> int:
     if asked:
         raise InputError(f"--batch: found {wanted}; {adapter.layout.file} takes batches of {most} at most")
     return int(most)
-
-
-def _loaded(adapter: Any) -> Any:
-    import torch
-
-    from latfix.runners.calls.model_call import USER_ERRORS, describe
-
-    try:
-        model = adapter.load("cpu")
-    except LatfixError:
-        raise
-    except USER_ERRORS as error:
-        raise RunnerError(f"{type(adapter).__name__}.load('cpu') raised {describe(error)}") from error
-    if not isinstance(model, torch.nn.Module):
-        found = type(model).__name__
-        raise RunnerError(f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module")
-    return model.eval()
 
 
 def _prepared(adapter: Any, traffic: Traffic) -> tuple[list[str], list[Any]]:

@@ -16,8 +16,6 @@ from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, 
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 
 Tensors = Sequence[torch.Tensor]
-#: Why a TorchScript module cannot be exported.
-SCRIPTED = "torch.export takes Python modules, and TorchScript is none; give the model that it was made from"
 
 
 class ReplacedModel(torch.nn.Module):

@@ -26,6 +26,8 @@ _BRINGS: dict[str, str] = {
     "openvino": "it took the mean latency of the sample vision to x0.63",
     "tensorrt": "it may compute in 0.7 of the time, a guess that nobody has measured",
 }
+#: Why a TorchScript module cannot be exported.
+SCRIPTED = "torch.export takes Python modules, and TorchScript is none; give the model that it was made from"
 _CHECK_DRIVER = "check the NVIDIA driver (nvidia-smi), then "
 
 

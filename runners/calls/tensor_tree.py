@@ -80,6 +80,19 @@ def map_tensors(
     return value
 
 
+def map_plain(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with the tensors in plain tuples, lists and dicts changed; a model's own kinds of these stay."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(map_plain(item, change) for item in value)
+    if type(value) is dict:
+        return {key: map_plain(item, change) for key, item in value.items()}
+    return value
+
+
 def move(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
     """``value`` with its tensors on ``device`` and its floating-point ones in ``dtype``."""
 

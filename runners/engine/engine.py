@@ -25,6 +25,7 @@ from latfix.profilers.probes.thread_counters import (
 )
 from latfix.request import PRIORITIES, Request
 from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.same_failure import SameFailure
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
@@ -80,6 +81,7 @@ class Engine:
         self.settings = settings
         self.recorder = recorder
         self.events = events
+        self.failures = SameFailure()
         self.request_of = request_of
         self.throttle = CgroupThrottle()
         self.pool = PoolDelays()
@@ -230,6 +232,7 @@ class Engine:
                 self.steering.ended(end_ns - self.recorder.handed[slot], self._pending)
         self.recorder.request_done(slot, outcome.status, end_ns)
         if outcome.status == Status.ERROR:
+            self.failures.add(outcome.error, end_ns)
             self.events.add(
                 "error",
                 end_ns,
@@ -331,20 +334,19 @@ class Engine:
         if expires and start > expires:
             self.done(slot, Outcome(Status.TIMEOUT, None, "deadline passed before prepare"), start)
             return
+        failure = ""
         try:
             inputs = self.adapter.prepare(request)
             elements, length = elements_and_length(tensors_of(inputs), 0)
         except USER_ERRORS as error:
-            spent = difference(counters.snapshot(), before)
-            process = time.process_time_ns() - process
-            recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
-            self.log_spans(spans, slot, "prepare")
-            message = f"prepare raised {describe(error)}"
-            self.done(slot, Outcome(Status.ERROR, None, message), time.perf_counter_ns())
-            return
+            failure = f"prepare raised {describe(error)}"
         spent = difference(counters.snapshot(), before)
         process = time.process_time_ns() - process
         recorder.account("prepare", slot, (*spent, process, *self.memory.growth(memory, spent)))
+        if failure:
+            self.log_spans(spans, slot, "prepare")
+            self.done(slot, Outcome(Status.ERROR, None, failure), time.perf_counter_ns())
+            return
         recorder.input_elements[slot] = elements
         recorder.input_length[slot] = length
         recorder.bucket_length[slot] = bucket = bucket_length(request, self.settings.batch_key, elements)

@@ -157,6 +157,7 @@ class Fix:
         comparing. ``making_gpu_s`` where that differs on a GPU.
     :param needs: its preconditions, in the order in which they are checked.
     :param sets: the settings that it changes, or how they follow from the context.
+    :param variables: of the process, those that ``sets`` may set where it follows from the context.
     :param options: of a number, all changes that the forecast may choose from, in the place of ``sets``.
     :param verify: looks for its effect.
     :param set_up: what must be measured before it can be decided.
@@ -181,6 +182,7 @@ class Fix:
     needs: tuple[Condition, ...] = ()
     sets: Mapping[str, Any] | Callable[[Context], Change]
     verify: Callable[[Applied], Verified]
+    variables: tuple[str, ...] = ()
     set_up: SetUp | None = None
     after: str = ""
     options: Callable[[Context], Sequence[Change]] | None = None
@@ -196,6 +198,11 @@ class Fix:
     def changes(self, context: Context) -> Sequence[Change]:
         """Every change that may be chosen, where it applies."""
         return [self.change(context)] if self.options is None else self.options(context)
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """Variables of the process that it may set."""
+        return (*self.variables, *({} if callable(self.sets) else self.sets.get("env", {})))
 
     @property
     def expected_compute(self) -> float:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.host.pin import placement_for
 from latfix.runners.fixes.host.threads import operator_threads
 from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
-from latfix.runners.host.cpu_placement import domain_of
+from latfix.runners.host.cpu_placement import domain_of, plan_placement
 from latfix.runners.host.cpu_topology import read_topology
 
 _TREATS = ("host.slowdown", "host.contention", "input.size")
 
 
-def _domains_there(context: Context) -> str:
-    return placement_for(context, "locality", read_topology()).obstacle
-
-
 def _sets(context: Context) -> Change:
     """With no more threads an operator than the domain has cores for each worker on it."""
-    placed = placement_for(context, "locality", read_topology()).workers
+    placed = plan_placement(read_topology(), context.settings, "locality").workers
     cores = min(max(len(own) // placed.count(own), 1) for own in placed)
     threads = context.settings.intra_op_threads or operator_threads(context.record) or cores
     return {"pin": "locality", **({"intra_op_threads": cores} if threads > cores else {})}
@@ -47,7 +42,12 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.2,
     risk="cores of other domains stand idle where there are fewer workers than domains",
-    needs=(at_default("pin", "pin = {} already"), on_host(), _domains_there, in_tail(*_TREATS)),
+    needs=(
+        at_default("pin", "pin = {} already"),
+        on_host(),
+        lambda context: plan_placement(read_topology(), context.settings, "locality").obstacle,
+        in_tail(*_TREATS),
+    ),
     sets=_sets,
     verify=_verify,
 )

@@ -32,11 +32,11 @@ class Placement:
     obstacle: str = ""
 
 
-def plan_placement(topology: Topology, settings: RunnerSettings) -> Placement:
-    """Place workers, prepare threads and latfix's own by ``settings.pin``."""
+def plan_placement(topology: Topology, settings: RunnerSettings, pin: Pinning | None = None) -> Placement:
+    """Place workers, prepare threads and latfix's own by ``settings.pin``, or as if it were ``pin``."""
     return place(
         topology,
-        settings.pin,
+        pin or settings.pin,
         workers=settings.workers,
         prepare=settings.prepare_threads,
         threads=settings.intra_op_threads,
@@ -147,13 +147,14 @@ class Places:
 
     def worker(self, number: int) -> int:
         """Take the place of a worker; returns how many threads its operators may use, 0 for any number."""
-        cores = self.placement.workers[number] if number < len(self.placement.workers) else ()
-        self._take(cores)
-        return min(len(cores), self._threads or len(cores))
+        return self._stand(self.placement.workers, number)
 
     def prepare(self, number: int) -> int:
         """Take the place of a prepare thread; returns how many threads its operators may use, 0 for any number."""
-        cores = self.placement.prepare[number] if number < len(self.placement.prepare) else ()
+        return self._stand(self.placement.prepare, number)
+
+    def _stand(self, places: tuple[Cores, ...], number: int) -> int:
+        cores = places[number] if number < len(places) else ()
         self._take(cores)
         return min(len(cores), self._threads or len(cores))
 

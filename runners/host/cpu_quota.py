@@ -1,9 +1,12 @@
-"""How many cores this process may use at once."""
+"""How many cores this process may use at once, and what else a machine is known by."""
 
 from __future__ import annotations
 
 import os
+import platform
+from typing import Any
 
+from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.runners.host.kernel_files import System
 
@@ -16,3 +19,14 @@ def usable_cores(system: System | None = None) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = ControlGroups((system or System()).root).cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def machine_facts() -> dict[str, Any]:
+    """The machine, for a run's record and to decide whether two runs can be compared."""
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from latfix.profilers.probes.control_groups import ControlGroups
+from latfix.runners.host.kernel_files import System
 
 #: Bits of the effective capability set (``capability.h``).
 CAP_IPC_LOCK = 14
@@ -30,8 +31,7 @@ def status_field(name: str, status: Path = Path("/proc/self/status")) -> str:
 
 def status_bytes(name: str) -> int:
     """A field of ``/proc/self/status`` that is given in kB, as bytes; 0 where there is none."""
-    value = status_field(name).partition(" ")[0]
-    return int(value) * 1024 if value.isdigit() else 0
+    return System().fields("/proc/self/status").get(name, 0) * 1024
 
 
 def current_nice() -> int:
@@ -67,11 +67,7 @@ def lockable_bytes() -> int | None:
 
 def available_bytes() -> int:
     """Memory that can be taken without swapping, within the cgroup's limit; 0 where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    free = System().fields("/proc/meminfo").get("MemAvailable", 0) * 1024
     known = [left for left in (free or None, ControlGroups().memory_left()) if left is not None]
     return max(min(known), 1) if known else 0
 

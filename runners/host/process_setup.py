@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latfix.runners.host.kernel_files import System
 from latfix.runners.host.privileges import available_bytes, lockable_bytes, mib, status_bytes
 from latfix.settings import RunnerSettings
 
@@ -45,6 +46,7 @@ _HUGE_PAGE = 2 << 20
 _MIB = 1 << 20
 #: The share of the available memory that prefaulting may take.
 _MOST_OF_AVAILABLE = 0.8
+_SYSTEM = System()
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
@@ -230,13 +232,9 @@ def autogroup_nice() -> int | None:
     return None
 
 
-def huge_page_mode(sysfs: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
+def huge_page_mode(system: System = _SYSTEM) -> str:
     """What the kernel does about huge pages by itself: ``always``, ``madvise``, ``never``; empty for none at all."""
-    try:
-        text = sysfs.read_text()
-    except OSError:
-        return ""
-    return text.partition("[")[2].partition("]")[0]
+    return system.chosen("/sys/kernel/mm/transparent_hugepage/enabled") or ""
 
 
 def glibc_version() -> tuple[int, int] | None:
@@ -250,10 +248,5 @@ def glibc_version() -> tuple[int, int] | None:
 
 def memory_facts() -> dict[str, Any]:
     """Huge and locked bytes of this process, as the kernel counts them; it walks the page tables for it."""
-    facts: dict[str, Any] = {"locked_bytes": status_bytes("VmLck"), "huge_bytes": 0, "page_bytes": mmap.PAGESIZE}
-    try:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return facts
-    huge = next((line.split()[1] for line in lines if line.startswith("AnonHugePages:")), "0")
-    return {**facts, "huge_bytes": int(huge) * 1024}
+    huge = System().fields("/proc/self/smaps_rollup").get("AnonHugePages", 0) * 1024
+    return {"locked_bytes": status_bytes("VmLck"), "huge_bytes": huge, "page_bytes": mmap.PAGESIZE}

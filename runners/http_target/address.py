@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
@@ -64,16 +64,14 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """As it is requested, with the values of the query."""
+        return f"{self.scheme}://{self.host_header}{self.target}"
+
     def at(self, target: str) -> Address:
         """Another path of the same service."""
-        return Address(
-            scheme=self.scheme,
-            host=self.host,
-            port=self.port,
-            target=target,
-            shown=f"{self.scheme}://{self.host_header}{target}",
-            authorization=self.authorization,
-        )
+        return replace(self, target=target, shown=f"{self.scheme}://{self.host_header}{target}")
 
 
 def parse_address(text: str) -> Address:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -100,7 +101,7 @@ class Connection:
         else:
             failure = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failure:
-                raise OSError(failure, _words(failure))
+                raise OSError(failure, os.strerror(failure))
             self._connected()
 
     def readable(self, now_ns: int) -> bool:
@@ -188,9 +189,3 @@ class Connection:
         self.wants_write = False
         if not self.sent_ns and self.slot >= 0:
             self.sent_ns = _clock()
-
-
-def _words(number: int) -> str:
-    import os
-
-    return os.strerror(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import urllib.error
@@ -31,8 +32,7 @@ from latfix.traffic.schedule import Traffic
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
-#: How answers begin that say that the address or the request is wrong, and not the service.
-_NOT_ACCEPTED = ("HTTP 3", "HTTP 4")
+_SERVICE_S_OWN = re.compile(r": HTTP 5\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class HttpReplay:
         """What the replaying process is told."""
         address = self.address
         return {
-            "address": f"{address.scheme}://{address.host_header}{address.target}",
+            "address": address.url,
             "family": int(self.endpoint.family),
             "place": list(self.endpoint.place),
             "method": self.method,
@@ -171,7 +171,7 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
     place = address.at("/metrics") if asked is None else parse_address(asked)
     text = _got(place, headers, trust)
     if text is not None and parse_metrics(text):
-        return f"{place.scheme}://{place.host_header}{place.target}"
+        return place.url
     if asked is not None:
         raise InputError(f"--metrics: found no metrics at {place.shown}; expected Prometheus' text format, or off")
     return None
@@ -179,9 +179,7 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
 
 def server_header(address: Address, headers: Mapping[str, str], trust: Trust) -> str:
     """What the service calls itself in its answers (``Server``); empty where it does not."""
-    request = urllib.request.Request(
-        f"{address.scheme}://{address.host_header}{address.target}", headers=dict(headers), method="HEAD"
-    )
+    request = urllib.request.Request(address.url, headers=dict(headers), method="HEAD")
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
             return str(answer.headers.get("Server", ""))[:_LONGEST_NAME]
@@ -193,9 +191,7 @@ def server_header(address: Address, headers: Mapping[str, str], trust: Trust) ->
 
 def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:
     """The text of a page; ``None`` where there is none."""
-    request = urllib.request.Request(
-        f"{address.scheme}://{address.host_header}{address.target}", headers=dict(headers)
-    )
+    request = urllib.request.Request(address.url, headers=dict(headers))
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
             return str(answer.read(LONGEST_TEXT).decode("utf-8", "replace"))
@@ -208,6 +204,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
 
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
     :raises InputError: no request was served, so that nothing was measured.
+    :raises RunnerError: none was, and the service says that it is its own fault (HTTP 5xx).
     :raises LatfixError: it failed; what was recorded is kept.
     """
     planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
@@ -234,11 +231,8 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             folder.fail(str(error) or "interrupted while starting")
             raise
         record = replay_into(process, folder, on_event=on_event)
-    failure = record.meta.failure
-    first = "" if len(record.latencies_ns()) else next(iter(record.errors.values()), "")
-    if failure or first:
-        why = failure or f"no request ended ok; the first failure: {first}"
-        asked_wrongly = bool(failure) or first.startswith(_NOT_ACCEPTED)
-        error = InputError if asked_wrongly else RunnerError
-        raise error(f"{replay.address.shown}: {why}; what was recorded is in {path}")
+    if record.meta.failure or (record.errors and not len(record.latencies_ns())):
+        why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
+        own = _SERVICE_S_OWN.search(why) is not None
+        raise (RunnerError if own else InputError)(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

@@ -9,7 +9,6 @@ import gc
 import hashlib
 import json
 import os
-import platform
 import re
 import resource
 import subprocess
@@ -20,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import EXIT_RUNNER, LatfixError, RunnerError
-from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.errors import RunnerError
 from latfix.run_record.run_record import SCHEDULE
-from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.host.cpu_quota import machine_facts, usable_cores
 from latfix.runners.http_target.address import Trust, parse_address
 from latfix.runners.http_target.body_template import BodyTemplate
 from latfix.runners.http_target.connection import Endpoint
@@ -32,7 +30,7 @@ from latfix.runners.http_target.replay_loop import ReplayLoop
 from latfix.runners.http_target.request_bodies import Body, default_body
 from latfix.runners.http_target.request_log import RequestLog
 from latfix.runners.replay.open_loop import give_priority_back, take_priority
-from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, die_with_parent, first_message
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
 from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.schedule import Traffic
 
@@ -52,32 +50,9 @@ class Replayer:
         self._job, self._parent = job, parent
         self._stop = threading.Event()
 
-    def listen(self, commands: LineReader) -> None:
-        """Serve commands until ``exit`` or the parent is gone; an interrupt ends the replay from another thread."""
-        waiting: list[dict[str, Any]] = []
-        arrived = threading.Condition()
-
-        def read() -> None:
-            while not commands.ended:
-                for command in commands.read():
-                    if command["do"] == "interrupt":
-                        self._stop.set()
-                        continue
-                    with arrived:
-                        waiting.append(command)
-                        arrived.notify()
-            self._stop.set()
-            with arrived:
-                waiting.append({"do": "exit"})
-                arrived.notify()
-
-        threading.Thread(target=read, name="latfix-commands", daemon=True).start()
-        while True:
-            with arrived:
-                arrived.wait_for(lambda: bool(waiting))
-                command = waiting.pop(0)
-            if command["do"] == "exit":
-                return
+    def serve(self, commands: LineReader) -> None:
+        """Serve commands until ``exit`` or the parent is gone; an interrupt ends the replay."""
+        for command in commands_of(commands, self._stop):
             self._parent.send({"event": "done", "do": command["do"], **self.replay(Path(command["folder"]))})
 
     def replay(self, folder: Path) -> dict[str, Any]:
@@ -143,7 +118,7 @@ class Replayer:
                 "bodies_made_late": loop.rendered_late,
             },
             "probes": {"replayer": priority, **watch.lines()},
-            **({"failure": f"given up: every answer was {loop.hopeless}"} if loop.hopeless else {}),
+            **({"failure": loop.hopeless} if loop.hopeless else {}),
         }
 
     def _body(self, traffic: Traffic) -> Body:
@@ -204,8 +179,11 @@ class _Watched:
         lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
         if job["pid"] is not None:
             throttling = "" if told.get("throttling") else "; its control group tells no throttling"
+            calls = "" if told.get("shows_calls") else "; what its threads wait for needs the right to trace it"
             ended = "" if told.get("alive", True) else "; it ended during the run"
-            lines["process"] = f"process: {job['pid']} {told.get('process', '')}, every 5 ms{throttling}{ended}"
+            lines["process"] = (
+                f"process: {job['pid']} {told.get('process', '')}, every 5 ms" + throttling + calls + ended
+            )
             lines["nvml"] = str(told.get("nvml", ""))
         if job["metrics"] is not None:
             failed = f", {told.get('failed')} failed ({told.get('metrics_error')})" if told.get("failed") else ""
@@ -241,41 +219,15 @@ def _allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def machine() -> dict[str, Any]:
-    """The machine that the client runs on."""
-    return {
-        "cpu": cpu_model(),
-        "cores": usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "os": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def main() -> int:
-    """``python -m … PARENT_PID COMMAND_FD EVENT_FD``; the job is the first command."""
-    parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
-    die_with_parent(parent_pid)
-    for fd in (command_fd, event_fd):
-        os.set_inheritable(fd, False)
-    parent, commands = LineWriter(event_fd), LineReader(command_fd)
-    try:
-        job = first_message(commands)
-        if job is not None:
-            parent.send({"event": "ready", "load_s": 0.0, "device": "http", "machine": machine()})
-            Replayer(job, parent).listen(commands)
-    except LatfixError as error:
-        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
-        return error.exit_code
-    except OSError as error:
-        message = f"{error.filename or 'the replay'}: {error.strerror}; check it and run again"
-        parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
-        return EXIT_RUNNER
-    return 0
+def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
+    parent.send({"event": "ready", "load_s": 0.0, "device": "http", "machine": machine_facts()})
+    Replayer(job, parent).serve(commands)
 
 
 if __name__ == "__main__":
-    code = main()
+    code = serve_parent(
+        _work, lambda error: f"{error.filename or 'the replay'}: {error.strerror}; check it and run again"
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import shutil
@@ -24,11 +23,10 @@ from latfix.request import PRIORITIES, Request
 from latfix.run_record.live_record import LIVE, SCHEDULE_LINES, part_folders, part_name
 from latfix.run_record.run_meta import RunMeta, write_meta
 from latfix.run_record.run_record import SEGMENTS
-from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.runners.engine.engine import Engine
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.recorded_replay import host_probes
-from latfix.runners.replay.run_session import versions
+from latfix.runners.replay.run_session import begun_meta
 from latfix.runners.service.loaded_service import Service
 
 #: Parts of a full folder; how often it is looked whether one is full.
@@ -124,20 +122,12 @@ class LiveRecord:
             sizes.pop(0)
 
     def _meta(self, probe_lines: dict[str, str]) -> RunMeta:
-        spec, service = self._spec, self._service
-        return RunMeta(
-            rows={"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()},
+        return begun_meta(
+            self._spec,
+            self._service.settings,
             state="complete",  # what is here is whole; there is no end that it lacks
             source={"kind": LIVE, "path": str(self.folder)},
-            pid=os.getpid(),
-            workload=spec.name,
-            workload_folder=str(spec.folder),
-            entry=spec.entry,
-            device=service.models.device,
-            settings=service.settings,
-            objective=spec.objective,
-            versions=versions(),
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            device=self._service.models.device,
             calibration=self._costs,
             probes=probe_lines,
             threads={role: tuple(ids) for role, ids in self._engine.thread_ids().items()},

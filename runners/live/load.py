@@ -14,6 +14,7 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.profilers.probes.stage_recorder import EventLog
+from latfix.runners.fixes.shared.apply_plan import check_environment
 from latfix.runners.host.start_environment import warn_unless_in_effect
 from latfix.runners.live.live_record import LiveRecord
 from latfix.runners.live.runner import Runner, WhenFull, no_traffic
@@ -116,6 +117,8 @@ def _settings(spec: WorkloadSpec, plan: Plan | None, overrides: Mapping[str, Any
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise InputError(f"load_runner: found settings = {shown(overrides)}; expected a mapping of settings by name")
     settings = spec.settings
+    if plan is not None:
+        check_environment(plan.environment(), settings, "load_runner: plan")
     # A plan that was not read from a file is as unchecked as the overrides are.
     for changes in ({} if plan is None else plan.settings(), overrides):
         table = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}

@@ -184,7 +184,7 @@ class Runner:
         rest is of now: what batches were, compilations and pool misses in requests, the collector, memory, where
         threads are, and ``environment`` by variable. Takes some tens of milliseconds.
         """
-        hits, misses = self._pool_counts()
+        hits, misses = self._service.models.pool_counts()
         self._facts.end()
         return {
             **self._facts.found,
@@ -256,7 +256,7 @@ class Runner:
         """Count from here on."""
         self._requests = dict.fromkeys(("ok", "error", "timeout", "shed", "cancelled"), 0)
         self._recorder.forget()
-        self._compiled, self._pooled = self._service.compiles.count, self._pool_counts()
+        self._compiled, self._pooled = self._service.compiles.count, self._service.models.pool_counts()
         self._facts.begin()
 
     def _send(self, given: Request | Mapping[str, Any]) -> Call:
@@ -319,10 +319,6 @@ class Runner:
     def _count(self, ended: str) -> None:
         with self._counting:
             self._requests[ended] += 1
-
-    def _pool_counts(self) -> tuple[int, int]:
-        pools = self._service.models.pools
-        return sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
 
     def _watch(self) -> None:
         collector = self._service.collector

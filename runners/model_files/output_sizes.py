@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from latfix.config.model_input_rules import is_batch
 from latfix.config.model_output_rules import ALL, OutputRule
 from latfix.errors import InputError
+from latfix.formatting import did_you_mean
 from latfix.request import FeatureValue
 from latfix.runners.model_files.opened_model import OpenedModel
 from latfix.traffic.feature_expressions import Expression
@@ -32,8 +32,7 @@ def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str
     cuts: dict[str, Cut] = {}
     for name, rule in rules.items():
         if model.outputs and name not in (*model.outputs, ALL):
-            near = difflib.get_close_matches(name, model.outputs, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else "remove it"
+            advice = did_you_mean(name, model.outputs, "remove it")
             expected = f"one of {model.file.name}'s: {', '.join(model.outputs)}"
             raise InputError(f"{rule.where}: found output {name!r}; expected {expected}; {advice}")
         if rule.shape is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from latfix.runners.calls.tensor_tree import map_plain
 from latfix.settings import Attention
 
 if TYPE_CHECKING:
@@ -38,21 +39,12 @@ def in_channels_last(model: torch.nn.Module) -> int:
     changed = sum(p.dim() == 4 and not p.is_contiguous(memory_format=last) for p in model.parameters())
     model.to(memory_format=last)  # type: ignore[call-overload]
 
+    def laid_out(tensor: torch.Tensor) -> torch.Tensor:
+        images = tensor.dim() == 4 and tensor.is_floating_point()
+        return tensor.contiguous(memory_format=last) if images else tensor
+
     def enter(_: Any, args: Any, kwargs: Any) -> Any:
-        return _laid_out(args), _laid_out(kwargs)
+        return map_plain(args, laid_out), map_plain(kwargs, laid_out)
 
     model.register_forward_pre_hook(enter, with_kwargs=True)
     return changed
-
-
-def _laid_out(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        images = value.dim() == 4 and value.is_floating_point()
-        return value.contiguous(memory_format=torch.channels_last) if images else value
-    if type(value) in (tuple, list):
-        return type(value)(_laid_out(item) for item in value)
-    if type(value) is dict:
-        return {key: _laid_out(item) for key, item in value.items()}
-    return value

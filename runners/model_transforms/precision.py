@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from latfix.errors import InputError
+from latfix.formatting import did_you_mean
+from latfix.runners.calls.tensor_tree import map_plain
 from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, uses_torchao
 from latfix.settings import Precision
 
@@ -116,11 +117,10 @@ def kept_modules(model: torch.nn.Module, keep: Collection[str]) -> set[int]:
     names = dict(model.named_modules(remove_duplicate=False))
     for name in keep:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            todo = f"; did you mean {near[0]!r}?" if near else ""
+            near = did_you_mean(name, names)
             raise InputError(
                 f"keep_precision: found {name!r}, which is no module of {type(model).__name__}; expected names as"
-                f" named_modules() gives them{todo}"
+                f" named_modules() gives them{f'; {near}' if near else ''}"
             )
     return {id(part) for name in keep for part in names[name].modules()}
 
@@ -259,12 +259,4 @@ def _bridge(module: torch.nn.Module, *, inner: torch.dtype, outer: torch.dtype) 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """``value`` with the floating-point tensors in plain tuples, lists and dicts in ``dtype``."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(cast_floats(item, dtype) for item in value)
-    if type(value) is dict:
-        return {key: cast_floats(item, dtype) for key, item in value.items()}
-    return value
+    return map_plain(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)

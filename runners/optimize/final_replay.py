@@ -64,6 +64,7 @@ def prove(
     left_s: Callable[[], float],
     judged: str | None = None,
     at_once: bool = False,
+    lead_in: Traffic | None = None,
     look: Callable[[RunRecord], None] | None = None,
 ) -> Proof:
     """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
@@ -74,6 +75,7 @@ def prove(
     :param out: where the records go, a folder a replay.
     :param left_s: seconds of the budget that are left; as long as the longest round so far there is another.
     :param at_once: both processes of a round may load at the same time, before its replays.
+    :param lead_in: what each process serves before its replay, untimed.
     :param look: called with the first replay of ``after`` while its process is still there.
     """
     proof, late, number, took = Proof(judged=judged), list[_Pair](), 0, 0.0
@@ -88,7 +90,9 @@ def prove(
                     arm.start()
             records = {}
             for arm in (before, after) if number % 2 else (after, before):
-                records[arm.label] = arm.replay(out / f"{arm.label}-{number}", traffic, watch, seed=seed)
+                name = f"{arm.label}-{number}"
+                _lead_in(arm, out / f"{name}-lead-in", lead_in, watch, seed)
+                records[arm.label] = arm.replay(out / name, traffic, watch, seed=seed)
                 if look is not None and arm is after and number == 1:
                     look(records[arm.label])
                 arm.restart()
@@ -113,6 +117,11 @@ def prove(
         count = len(proof.rounds)
         proof.level = look_level(count, max(proof.most, count), last=True)
     return proof
+
+
+def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: int) -> None:
+    if part is not None:
+        arm.replay(folder, part, watch, seed=seed)
 
 
 def _on_time(pair: _Pair) -> bool:

@@ -18,11 +18,13 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
+from latfix.runners.fixes.shared.apply_plan import check_environment
 from latfix.runners.optimize.alternatives import Alternative
 from latfix.runners.optimize.configuration import Choice, Configuration
 from latfix.runners.optimize.measurement import SEARCH_FOLDER
 from latfix.runners.optimize.screening_decision import compare_windows
 from latfix.runners.optimize.search import Search, Trial
+from latfix.settings import RunnerSettings
 
 JOURNAL_FILE = "search.json"
 #: No measured time is longer: some 30 years.
@@ -149,7 +151,7 @@ class Journal(Document):
         """
         file = folder / JOURNAL_FILE
         try:
-            ways = [_way(each, file, known) for each in self.ways]
+            ways = [_way(each, file, known, search.first) for each in self.ways]
             trials = [
                 _trial(each, file, self.seed, known, search.first) for each in self.trials if each.status not in _OPEN
             ]
@@ -193,12 +195,16 @@ def _choices(choices: Sequence[Choice]) -> tuple[_Choice, ...]:
     return tuple(_Choice(fix=choice.fix.id, settings=choice.change) for choice in choices)
 
 
-def _chosen(entries: Sequence[_Choice], file: Path, known: Mapping[str, Fix]) -> tuple[Choice, ...]:
+def _chosen(
+    entries: Sequence[_Choice], file: Path, known: Mapping[str, Fix], first: RunnerSettings
+) -> tuple[Choice, ...]:
     choices = []
     for entry in entries:
         if entry.fix not in known:
             raise InputError(f"{file}: found fix {shown(entry.fix)}, which this version of latfix does not know")
-        choices.append(Choice(known[entry.fix], validate_settings(entry.settings, TomlFile(file), "settings")))
+        settings = validate_settings(entry.settings, TomlFile(file), "settings")
+        check_environment(settings.get("env", {}), first, file, (known[entry.fix],))
+        choices.append(Choice(known[entry.fix], settings))
     return tuple(choices)
 
 
@@ -208,20 +214,20 @@ def _status(status: str, file: Path) -> str:
     return status
 
 
-def _way(entry: _Way, file: Path, known: Mapping[str, Fix]) -> Alternative:
+def _way(entry: _Way, file: Path, known: Mapping[str, Fix], first: RunnerSettings) -> Alternative:
     return Alternative(
-        choices=_chosen(entry.choices, file, known),
+        choices=_chosen(entry.choices, file, known, first),
         cost=None if entry.cost is None else BatchCost.from_json(entry.cost),
         status=_status(entry.status, file),
         reason=entry.reason,
     )
 
 
-def _trial(entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], first: Any) -> Trial:
+def _trial(entry: _Replayed, file: Path, seed: int, known: Mapping[str, Fix], first: RunnerSettings) -> Trial:
     folder = file.parent / SEARCH_FOLDER
     pairs = [(RunRecord.load(folder / one), RunRecord.load(folder / other)) for one, other in entry.pairs]
     return Trial(
-        configuration=Configuration(first, _chosen(entry.choices, file, known)),
+        configuration=Configuration(first, _chosen(entry.choices, file, known, first)),
         status=_status(entry.status, file),
         reason=entry.reason,
         score=float("inf") if entry.score is None else entry.score,

@@ -18,6 +18,7 @@ from latfix.runners.measure.compute_pace import blend, offered, passes_s
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
+    LEAD_IN_S,
     SHORTEST_S,
     Floats,
     first_window,
@@ -409,7 +410,7 @@ class Bench:
     @property
     def least_round_s(self) -> float:
         """About how long a round of the final replay takes at least: both arms, each on a fresh process."""
-        return 2 * (self._start_s + SHORTEST_S + DRAIN_S)
+        return 2 * (self._start_s + LEAD_IN_S + SHORTEST_S + DRAIN_S)
 
     def final_traffic(self, seconds: float) -> Traffic:
         """What the final replay is of: the whole traffic, where :data:`WANTED_ROUNDS` of it fit, or its slowest
@@ -417,5 +418,6 @@ class Bench:
 
         :param seconds: for all rounds.
         """
-        wanted, most = (seconds / (2 * rounds) - self._start_s - DRAIN_S for rounds in (WANTED_ROUNDS, VARIES_FROM))
+        fixed = self._start_s + LEAD_IN_S + DRAIN_S
+        wanted, most = (seconds / (2 * rounds) - fixed for rounds in (WANTED_ROUNDS, VARIES_FROM))
         return slowest_stretch(self.traffic, self.baseline, wanted, self._latency, most_s=most)

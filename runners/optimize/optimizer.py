@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import FIXES, Applied, Fix
-from latfix.runners.optimize.configuration import Obstacle
+from latfix.runners.optimize.configuration import Configuration, Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
-from latfix.runners.optimize.screening_windows import busiest_stretch, window_bounds
+from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
@@ -81,7 +82,8 @@ class Outcome:
     :param layers: what measuring the layers told, where quantizing all of them cost too much accuracy.
     :param answers: what answers are compared as, and whether the service as it is answers otherwise in a batch.
     :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
-        with compute as it was measured; empty without a forecast.
+        with compute as it was measured; empty without a forecast. ``at_pace`` the same with batches as quick as they
+        were in the final replay.
     :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
     :param trials: configurations that were replayed in the search; ``candidates`` all that were looked at closely.
     :param floor_ms: see :class:`latfix.results.optimization.Optimization`.
@@ -105,6 +107,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     forecast_error: float | None = None
     foretold: Mapping[str, float] = field(default_factory=dict)
+    at_pace: Mapping[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=dict)
     trials: Sequence[Trial] = ()
     candidates: Sequence[Candidate] = ()
@@ -149,6 +152,7 @@ class Outcome:
             if self.final is not None and key in self.foretold and not self.final.ratio[key].lost:
                 measured = self.final.ratio[key].value
                 found[key] |= {"final": self.foretold[key], "final_error": abs(self.foretold[key] / measured - 1.0)}
+                found[key] |= {"at_pace": self.at_pace.get(key)}
         return found
 
 
@@ -186,7 +190,7 @@ class Optimizer:
         self._watch = watch
         self._say = say
         self._show = show
-        self._foretell: Callable[[Bounds], Mapping[str, float]] = lambda _: {}
+        self._foretell: Callable[[Bounds, Sequence[tuple[RunRecord, RunRecord]]], Mapping[str, float]] = lambda *_: {}
         started = time.monotonic() if options.started is None else options.started
         left_s = started + options.budget_s - time.monotonic()
         self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=left_s)
@@ -230,16 +234,11 @@ class Optimizer:
             planner, best = search.planner, search.best
             outcome.shares = planner.shares(best)
             if planner.knows(best):
-                self._foretell = lambda within: planner.predict(best, within).ratio
+                self._foretell = partial(_foretold, planner, best)
         if why := self._bench.room.alone:
             outcome.notes.append(
                 f"The search held one service on the device at a time: {why}. Each was started anew before its "
                 "replays, which takes longer."
-            )
-        if waiting := len(outcome.for_time):
-            outcome.notes.append(
-                f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger --budget "
-                "tries them, or the same command with --resume and this folder."
             )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
@@ -359,12 +358,15 @@ class Optimizer:
         seconds = min(_FINAL_SHARE * self._options.budget_s, bench.left_s())
         traffic = bench.final_traffic(seconds)
         bounds = [] if traffic is self._traffic else [window_bounds(traffic)]
-        outcome.foretold = self._foretell(bounds)
+        outcome.foretold = self._foretell(bounds, ())
         for begin, end in bounds:
             outcome.notes.append(
                 f"The final replay is of the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
                 f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
             )
+        # What helps the first requests of a process is proved on its first requests.
+        cold = {fix.id for fix in FIXES if fix.cold}
+        earlier = None if {step.fix for step in kept} <= cold else lead_in(self._traffic, bench.baseline, traffic)
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
         unseen = [step for step in kept if not step.verified]
         seen: list[Mapping[str, Any]] = []
@@ -378,6 +380,7 @@ class Optimizer:
             left_s=bench.left_s,
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             at_once=not bench.room.on_device,
+            lead_in=earlier,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
         )
         outcome.notes += proof.notes
@@ -389,10 +392,18 @@ class Optimizer:
         if unseen and seen:
             outcome.steps = _verified(outcome.steps, unseen, seen[0], *proof.rounds[0])
         outcome.before, outcome.after = proof.rounds[-1]
+        outcome.at_pace = self._foretell(bounds, proof.rounds)
         outcome.final = proof.compare(seed=self._options.seed, accuracy=(outcome.accuracy, outcome.final_accuracy))
         outcome.after_diagnosis = diagnose(
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
+
+
+def _foretold(
+    planner: Planner, best: Configuration, within: Bounds, rounds: Sequence[tuple[RunRecord, RunRecord]]
+) -> Mapping[str, float]:
+    """Ratios of the best configuration over the first settings; with ``rounds`` at the pace of their batches."""
+    return planner.in_hindsight(best, rounds, within) if rounds else planner.predict(best, within).ratio
 
 
 def _verified(

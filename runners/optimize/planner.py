@@ -77,11 +77,23 @@ class Planner:
         :param within: stretches of the schedule that count, in nanoseconds; all of it where there are none.
         """
         cost = self.costs[way(configuration)]
-        then, now = (
-            self._simulated(self.serving(each), within) for each in (configuration, Configuration(self.first))
-        )
-        ratio = {key: then[key] / now[key] if now[key] > 0 else 1.0 for key in now}
+        ratio = self._ratio(self.serving(Configuration(self.first)), self.serving(configuration), within)
         return Prediction(ratio=ratio, compute=None if cost is None else (0.0, cost.typical))
+
+    def in_hindsight(
+        self, configuration: Configuration, rounds: Sequence[tuple[RunRecord, RunRecord]], within: Bounds
+    ) -> dict[str, float]:
+        """Ratios over the first settings with batches as quick as they were in replays of both.
+
+        :param within: the stretch of the schedule that was replayed; all of it where there is none.
+        """
+        begin = within[0][0] if within else 0.0
+        sides = []
+        for records, made in zip(zip(*rounds, strict=True), (Configuration(self.first), configuration), strict=True):
+            serving = made.serving(self.costs[way(made)])
+            shown = [pace for record in records if (pace := self.forecast.pace_of(record, serving, begin)) > 0]
+            sides.append(replace(serving, pace=statistics.geometric_mean(shown or [1.0])))
+        return self._ratio(sides[0], sides[1], within)
 
     def serving(self, configuration: Configuration) -> Serving:
         """For the forecast, at the pace that replays showed of this way to run the model, or of the first one."""
@@ -162,6 +174,10 @@ class Planner:
 
     def _composed(self, measured: Sequence[Choice], chosen: Mapping[int, Choice]) -> Configuration:
         return compose(self.first, [*measured, *(chosen[key] for key in sorted(chosen))], self.obstacle)
+
+    def _ratio(self, before: Serving, after: Serving, within: Bounds) -> dict[str, float]:
+        now, then = self._simulated(before, within), self._simulated(after, within)
+        return {key: then[key] / now[key] if now[key] > 0 else 1.0 for key in now}
 
     def _simulated(self, serving: Serving, within: Bounds) -> dict[str, float]:
         key = (serving, tuple(within))

@@ -1,14 +1,17 @@
-"""Messages between parent and runner process: one JSON object a line, on two pipes of their own."""
+"""Messages between parent and a process that replays: one JSON object a line, on two pipes of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from latfix.errors import EXIT_RUNNER
+from latfix.errors import EXIT_RUNNER, LatfixError
 
 #: How long a runner may show no sign of progress with requests in flight before it is given up.
 STALL_S = 300.0
@@ -61,9 +64,48 @@ def die_with_parent(parent_pid: int) -> None:
             os._exit(EXIT_RUNNER)
 
 
-def first_message(commands: LineReader) -> dict[str, Any] | None:
-    """The job, which the parent sends before any command; ``None`` where the parent is gone."""
-    while not commands.ended:
-        for message in commands.read():
-            return message
-    return None
+def commands_of(reader: LineReader, stop: threading.Event) -> Iterator[dict[str, Any]]:
+    """Commands until ``exit`` or the parent is gone, which sets ``stop``; so does an interrupt, at once."""
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def listen() -> None:
+        while not reader.ended:
+            for command in reader.read():
+                if command["do"] == "interrupt":
+                    stop.set()
+                else:
+                    stop.clear()  # here, so that an interrupt that follows at once is not forgotten
+                    waiting.put(command)
+        stop.set()
+        waiting.put({"do": "exit"})
+
+    threading.Thread(target=listen, name="latfix-commands", daemon=True).start()
+    return iter(waiting.get, {"do": "exit"})
+
+
+def serve_parent(
+    work: Callable[[dict[str, Any], LineReader, LineWriter], None], words: Callable[[OSError], str]
+) -> int:
+    """Be the process ``python -m … PARENT_PID COMMAND_FD EVENT_FD``; returns its exit code.
+
+    :param work: called with the job, which the parent sends before any command.
+    :param words: what the parent is told of an error of the system.
+    """
+    parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
+    die_with_parent(parent_pid)
+    for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
+        os.set_inheritable(fd, False)
+    parent, commands = LineWriter(event_fd), LineReader(command_fd)
+    try:
+        job: list[dict[str, Any]] = []
+        while not (job or commands.ended):
+            job = commands.read()
+        if job:
+            work(job[0], commands, parent)
+    except LatfixError as error:
+        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
+        return error.exit_code
+    except OSError as error:
+        parent.send({"event": "failed", "message": words(error), "exit_code": EXIT_RUNNER})
+        return EXIT_RUNNER
+    return 0

@@ -92,8 +92,7 @@ class RecordedReplay:
         import torch
 
         service, recorder = self._service, self._recorder
-        pools = service.models.pools
-        hits = sum(pool.hits for pool in pools), sum(pool.misses for pool in pools)
+        pooled = service.models.pool_counts()
         compiled = service.compiles.count
         calibration = unit_costs().flat() | device_costs(service.models.device, allocator_conf(os.environ))
         accelerator = service.models.instances[0].accelerator
@@ -151,8 +150,8 @@ class RecordedReplay:
                 if times
             },
             "compilations_in_run": service.compiles.count - compiled,
-            "pool_hits": sum(pool.hits for pool in pools) - hits[0],
-            "pool_misses": sum(pool.misses for pool in pools) - hits[1],
+            "pool_hits": service.models.pool_counts()[0] - pooled[0],
+            "pool_misses": service.models.pool_counts()[1] - pooled[1],
             "device_clocks": _clocks(engine),
             "sent": cost["sent"],
             "t0_ns": recorder.t0_ns,
@@ -399,6 +398,10 @@ class _StatusLines:
                 )
                 self._stop.set()
             self._watch()
+            hopeless = self._engine.failures.given_up(completed, time.perf_counter_ns())
+            if hopeless:
+                self.stalled = self.stalled or hopeless
+                self._stop.set()
             if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
                 self._stop.set()
             elapsed = time.perf_counter_ns() - self._recorder.t0_ns

@@ -283,26 +283,35 @@ def _disk_error(path: Path, error: OSError) -> LatfixError:
 
 def _first_meta(replay: Replay) -> RunMeta:
     spec, traffic = replay.spec, replay.traffic
+    return begun_meta(
+        spec,
+        replay.settings,
+        device=replay.settings.device,
+        fixes=replay.fixes,
+        plan=replay.plan,
+        seed=replay.seed,
+        scheduled=len(traffic),
+        traffic=dict(traffic.metadata),
+        traffic_arguments=tuple(traffic_arguments(spec, traffic.metadata.get("mapping", {}))),
+        traffic_sha256=schedule_digest(traffic),
+        waited_before=waited_before(),
+        origin=run_origin(spec.folder),
+    )
+
+
+def begun_meta(spec: WorkloadSpec, settings: RunnerSettings, **more: Any) -> RunMeta:
+    """``run.json`` of what this process begins to record now, with what else is known of it."""
     return RunMeta(
         rows={"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()},
         pid=os.getpid(),
         workload=spec.name,
         workload_folder=str(spec.folder),
         entry=spec.entry,
-        device=replay.settings.device,
-        settings=replay.settings,
-        fixes=replay.fixes,
-        plan=replay.plan,
+        settings=settings,
         objective=spec.objective,
-        seed=replay.seed,
-        scheduled=len(traffic),
-        traffic=dict(traffic.metadata),
-        traffic_arguments=tuple(traffic_arguments(spec, traffic.metadata.get("mapping", {}))),
-        traffic_sha256=schedule_digest(traffic),
         versions=versions(),
-        waited_before=waited_before(),
         started=_now(),
-        origin=run_origin(spec.folder),
+        **more,
     )
 
 

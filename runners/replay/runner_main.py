@@ -12,8 +12,6 @@ import faulthandler
 import gc
 import math
 import os
-import platform
-import queue
 import signal
 import sys
 import threading
@@ -24,22 +22,15 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import EXIT_RUNNER, LatfixError
-from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.profilers.gpu.device_ids import device_index
 from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.calls.model_call import describe
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
-from latfix.runners.host.cpu_quota import usable_cores
+from latfix.runners.host.cpu_quota import machine_facts
 from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.measure.compute_pace import measure_pace
 from latfix.runners.measure.layer_sensitivity import measure as measure_sensitivity
-from latfix.runners.replay.pipe_protocol import (
-    STACKS_SIGNAL,
-    LineReader,
-    LineWriter,
-    die_with_parent,
-    first_message,
-)
+from latfix.runners.replay.pipe_protocol import STACKS_SIGNAL, LineReader, LineWriter, commands_of, serve_parent
 from latfix.runners.replay.recorded_replay import RecordedReplay
 from latfix.runners.service.load import pool_applies
 from latfix.runners.service.loaded_service import Service
@@ -58,20 +49,17 @@ class Child:
         self._parent = parent
         self._home = Path.cwd()  # user code may change it
         self._commands = commands
-        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._service = Service(Path(job["folder"]), job["entry"], RunnerSettings(**job["settings"]))
         self._warmed = False
 
     def run(self) -> None:
         """Load, report ``ready``, and serve commands until ``exit`` or the parent is gone."""
-        threading.Thread(target=self._listen, name="latfix-commands", daemon=True).start()
+        commands = commands_of(self._commands, self._stop)  # an interrupt while it loads counts, too
         self._service.load()
         self._parent.send({"event": "ready", **self._ready()})
-        while (command := self._queue.get()) is not None:
+        for command in commands:
             action = command["do"]
-            if action == "exit":
-                return
             result = getattr(self, f"do_{action}")(command)
             self._parent.send({"event": "done", "do": action, **result})
 
@@ -84,17 +72,6 @@ class Child:
             "evaluates": models.adapter.has_evaluate(),
             "machine": machine(models.device),
         }
-
-    def _listen(self) -> None:
-        while not self._commands.ended:
-            for command in self._commands.read():
-                if command["do"] == "interrupt":
-                    self._stop.set()
-                else:
-                    self._stop.clear()  # here, so that an interrupt that follows at once is not forgotten
-                    self._queue.put(command)
-        self._stop.set()
-        self._queue.put(None)
 
     def _warm(self, traffic: Traffic) -> None:
         if not self._warmed:
@@ -193,47 +170,33 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     import torch
 
     return {
-        "cpu": cpu_model(),
-        "cores": usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "os": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
+        **machine_facts(),
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(device_index(device) or 0) if torch.cuda.is_available() else None,
     }
 
 
-def main() -> int:
-    """``python -m … PARENT_PID COMMAND_FD EVENT_FD``; the job is the first command."""
-    parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
-    die_with_parent(parent_pid)
-    for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
-        os.set_inheritable(fd, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    faulthandler.register(STACKS_SIGNAL)
-    parent, commands = LineWriter(event_fd), LineReader(command_fd)
+def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
     try:
-        job = first_message(commands)
-        if job is not None:
-            Child(job, commands, parent).run()
-    except LatfixError as error:
-        parent.send({"event": "failed", "message": error.message, "exit_code": error.exit_code})
-        return error.exit_code
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        todo = "free space and run again" if full else "check it and run again"
-        message = f"{where}the runner could not write its record ({error.strerror}); {todo}"
-        parent.send({"event": "failed", "message": message, "exit_code": EXIT_RUNNER})
-        return EXIT_RUNNER
+        Child(job, commands, parent).run()
+    except (LatfixError, OSError):
+        raise
     except Exception as error:  # one line for the parent; runner.log has the traceback
         parent.send({"event": "failed", "message": f"the runner failed: {describe(error)}", "exit_code": EXIT_RUNNER})
         raise
-    return 0
+
+
+def _disk_words(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    todo = "free space and run again" if full else "check it and run again"
+    return f"{where}the runner could not write its record ({error.strerror}); {todo}"
 
 
 if __name__ == "__main__":
-    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    faulthandler.register(STACKS_SIGNAL)
+    code = serve_parent(_work, _disk_words)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # worker threads of an interrupted run may still be inside the model

@@ -9,6 +9,7 @@ import numpy as np
 
 from latfix.runners.selftest.case import CLEAN_START, INTENSITIES, ITEMS, Draft, steady_gaps
 from latfix.runners.selftest.faults.background import Phases
+from latfix.runners.selftest.faults.cpu_hogs import cores
 from latfix.runners.selftest.faults.cpu_quota import unavailable as no_quota
 from latfix.runners.selftest.faults.injectors import supported
 
@@ -171,8 +172,6 @@ def _collector(draft: Draft) -> None:
 
 def _hogs(draft: Draft) -> None:
     """Processes on the runner's own cores: one, two or three a core, all at once."""
-    from latfix.runners.selftest.faults.cpu_hogs import cores
-
     phases = _phases(draft, 0.25, 1.6)
     draft.hogs += [phases] * ((level(draft) + 1) * len(cores()))
 
@@ -185,8 +184,6 @@ def _threads(draft: Draft) -> None:
 
 def _bursts(draft: Draft) -> None:
     """Two processes a core in short bursts: whoever holds the interpreter lock then may lose its core with it."""
-    from latfix.runners.selftest.faults.cpu_hogs import cores
-
     on_s, period_s = ((0.03, 1.2), (0.045, 0.8), (0.06, 0.5))[level(draft)]
     draft.hogs += [_phases(draft, on_s, period_s)] * (2 * len(cores()))
     draft.env.setdefault("PYTHON_MS", f"{0.3 * draft.typical_ms:.3f}")
@@ -299,6 +296,6 @@ _ON_DEVICES = ("gpu.clocks", "transfer.copy", "transfer.sync", "dispatch.launch"
 NOT_INJECTABLE: Mapping[str, str] = {
     "host.steal": "only a hypervisor can take the core",
     **dict.fromkeys(_ON_DEVICES, "the self-test's service computes on the CPU"),
-    "network.connect": "the self-test's service is no server",
+    **dict.fromkeys(("network.connect", "service.lock", "service.loop"), "the self-test's service is no server"),
     "observer": "latfix does not slow itself down on purpose",
 }

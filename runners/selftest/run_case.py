@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.config.workload_toml import WorkloadSpec, read_spec
+from latfix.config.workload_toml import read_spec
 from latfix.errors import InputError, LatfixError
 from latfix.files.atomic_write import write_json
 from latfix.run_record.run_record import RunRecord
@@ -195,14 +195,9 @@ def _replay(case: Case, draft: Draft, pace: Pace, log: Path) -> Replay:
         f"{_PREFIX}KINDS": ",".join(f"{kind}={ms:.3f}" for kind, ms in draft.kinds.items()),
         **{f"{_PREFIX}{name}": value for name, value in draft.env.items()},
     }
-    spec = service_spec()
+    spec = read_spec(SERVICE)
     settings = spec.settings.with_overrides({**draft.overrides, "env": env})
     return Replay(spec=spec, traffic=draft.traffic(), settings=settings, seed=case.seed)
-
-
-def service_spec() -> WorkloadSpec:
-    """The packaged service."""
-    return read_spec(SERVICE)
 
 
 def measure_pace(*, seconds: float = 2.0) -> Pace:

@@ -110,6 +110,10 @@ class LoadedModels:
 
         return facts_of(found)
 
+    def pool_counts(self) -> tuple[int, int]:
+        """Tensors that buffer pools had room for so far, and those that they made room for."""
+        return sum(pool.hits for pool in self.pools), sum(pool.misses for pool in self.pools)
+
     def settle(self) -> None:
         """Wait until what was put into streams of the devices has run: others must find it done."""
         for accelerator in {
@@ -278,7 +282,11 @@ def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
     return activation_dtype(settings.precision) if settings.backend == "torch" else None
 
 
-def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
+def load_module(adapter: Workload, device: str) -> Any:
+    """The adapter's model, in eval mode.
+
+    :raises RunnerError: ``load`` failed, or returned no module.
+    """
     import torch
 
     try:
@@ -290,7 +298,11 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
     if not isinstance(model, torch.nn.Module):
         found = type(model).__name__
         raise RunnerError(f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module")
-    model.eval()
+    return model.eval()
+
+
+def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
+    model = load_module(adapter, device)
     if settings.backend != "torch":
         return model
     try:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from latfix.config.plan import Plan, read_plan
+from latfix.config.plan import Plan
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError
+from latfix.runners.fixes.shared.apply_plan import with_plan
 from latfix.settings import RunnerSettings
 
 #: The workload without any change.
@@ -49,9 +50,9 @@ def idea_of_plan(base: Idea, path: Path) -> tuple[Idea, Plan]:
 
     :raises InputError: it cannot be read.
     """
-    plan = read_plan(path)
+    settings, plan = with_plan(base.settings, path)
     fixes = tuple(fix.id for fix in plan.fixes)
-    return idea_of_changes(f"plan {path}", base, plan.settings(), fixes), plan
+    return replace(base, name=f"plan {path}", settings=settings, fixes=fixes), plan
 
 
 def together(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

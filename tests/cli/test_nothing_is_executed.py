@@ -17,6 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import latfix
+from latfix.config.plan import read_plan
+from latfix.errors import InputError
 from latfix.runners.optimize.journal import Journal
 from tests.cli.conftest import batches_of, refused, serve_one_by_one, write_run
 from tests.conftest import Canary
@@ -174,3 +177,35 @@ def test_a_pickle_in_the_place_of_a_segment(sound: Path, tmp_path: Path, cli: Cl
     shutil.copytree(sound / "killed", tmp_path / "run")
     (tmp_path / "run" / "segments" / name).write_bytes(canary.pickle)
     assert cli("report", tmp_path / "run", "--json", "-")[0] in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LD_PRELOAD", "/tmp/libjemalloc.so.2"),
+        ("LD_AUDIT", "/tmp/a.so"),
+        ("PYTHONPATH", "/tmp"),
+        ("BASH_ENV", "a.sh"),
+    ],
+)
+def test_a_plan_cannot_have_a_process_load_code(
+    write_workload: WriteWorkload, tmp_path: Path, cli: Cli, variable: str, value: str
+) -> None:
+    """Wherever a plan is applied, only variables that fixes set act, and of libraries only allocators found here."""
+    folder = write_workload(tmp_path / "w")
+    plan = tmp_path / "plan.toml"
+    text = PLAN.format(canary=tmp_path / "canary")
+    plan.write_text(text.replace("{ GLIBC_TUNABLES", f'{{ {variable} = "{value}", GLIBC_TUNABLES'))
+    gate = ("--gate", "p99<=baseline*1.1", "--workload", folder)
+    for arguments in (
+        ("diagnose", folder, "--plan", plan),
+        ("try", folder, "--plan", plan),
+        ("gate", plan, plan, *gate),
+    ):
+        refused(cli(*arguments), f"plan.toml:8: found {variable} = {value!r} in env; expected ")
+    launched = [sys.executable, "-m", "latfix.runners.launch", str(plan), "touch", str(tmp_path / "launched")]
+    done = subprocess.run(launched, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and variable in done.stderr
+    with pytest.raises(InputError, match=f"found {variable} = "):
+        latfix.load_runner(folder, plan=read_plan(plan), warm=False)
+    assert not (tmp_path / "launched").exists()

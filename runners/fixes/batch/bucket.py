@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from latfix.queueing.length_buckets import alike, padding_share
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared
 from latfix.runners.fixes.shared.queue_evidence import lengths
 
@@ -79,10 +79,6 @@ def _unlike_requests(context: Context) -> str:
     return ""
 
 
-def _sets(context: Context) -> Change:
-    return {"batch_order": "length", "batch_key": bucket_key(context.record)}
-
-
 def _verify(applied: Applied) -> Verified:
     """That padding fell between two replays may be chance; that no batch is mixed any more is not."""
     key = applied.settings.batch_key
@@ -117,6 +113,6 @@ FIX = Fix(
         at_default("batch_order", "batches are ordered by length already"),
         _unlike_requests,
     ),
-    sets=_sets,
+    sets=lambda context: {"batch_order": "length", "batch_key": bucket_key(context.record)},
     verify=_verify,
 )

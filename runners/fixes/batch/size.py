@@ -39,10 +39,6 @@ def _wanted(context: Context) -> int:
     return 1 if current > 1 else 4
 
 
-def _sets(context: Context) -> Change:
-    return {"max_batch_size": _wanted(context)}
-
-
 def _options(context: Context) -> list[Change]:
     current = context.settings.max_batch_size
     most = min(max(2 * current, 8), _LARGEST)
@@ -70,7 +66,7 @@ FIX = Fix(
     changes_outputs=True,
     mates_only=True,
     needs=(at_default("batching", "batching is {}, which moves its limit by itself"),),
-    sets=_sets,
+    sets=lambda context: {"max_batch_size": _wanted(context)},
     options=_options,
     verify=_verify,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, not_scripted, replaced, torch_runs_it
 from latfix.runners.model_transforms.torch_compile import compiler_missing
@@ -19,10 +19,6 @@ NOT_SCRIPTED = not_scripted("the compiler does not see into it")
 def compiler_there(_: Context) -> str:
     """There must be a compiler for the kernels."""
     return compiler_missing()
-
-
-def _sets(context: Context) -> Change:
-    return {"compile": "dynamic", "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)}
 
 
 def _verify(applied: Applied) -> Verified:
@@ -61,6 +57,6 @@ FIX = Fix(
         NOT_SCRIPTED,
         compiler_there,
     ),
-    sets=_sets,
+    sets=lambda context: {"compile": "dynamic", "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)},
     verify=_verify,
 )

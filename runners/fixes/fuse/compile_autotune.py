@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Change, Context, Fix
+from latfix.runners.fixes.fix import Context, Fix
 from latfix.runners.fixes.fuse.compile import COMPILING_S, NOT_SCRIPTED, compiler_there
 from latfix.runners.fixes.fuse.compile import FIX as COMPILE
 from latfix.runners.fixes.shared.conditions import on_gpu
@@ -12,10 +12,6 @@ from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_
 def _not_tuned(context: Context) -> str:
     compiled = context.settings.compile
     return "" if compiled in ("off", "dynamic") else f"the model is compiled already, with {compiled}"
-
-
-def _sets(context: Context) -> Change:
-    return {"compile": "max-autotune", "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)}
 
 
 FIX = Fix(
@@ -34,6 +30,6 @@ FIX = Fix(
         NOT_SCRIPTED,
         compiler_there,
     ),
-    sets=_sets,
+    sets=lambda context: {"compile": "max-autotune", "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)},
     verify=COMPILE.verify,
 )

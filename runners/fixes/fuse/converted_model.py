@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.runners.backends.replaced_model import SCRIPTED
-from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.backends.requirements import SCRIPTED, backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu, on_host
 from latfix.runners.fixes.shared.model_facts import facts, made_of, not_scripted, own_operators, replaced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import on_gpu
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
 
@@ -21,10 +21,6 @@ def _can_capture(context: Context) -> str:
     if waits := context.record.meta.device_waits:
         return f"the model's code waits for the device at {', '.join(waits)}, which cannot be captured"
     return ""
-
-
-def _sets(context: Context) -> Change:
-    return {"cuda_graphs": True, "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)}
 
 
 def _verify(applied: Applied) -> Verified:
@@ -52,6 +48,6 @@ FIX = Fix(
     risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",
     changes_outputs=True,
     needs=(on_gpu("the model runs on the CPU, which has no graphs to capture"), _can_capture, torch_runs_it),
-    sets=_sets,
+    sets=lambda context: {"cuda_graphs": True, "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)},
     verify=_verify,
 )

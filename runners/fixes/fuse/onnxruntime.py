@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.fix import Fix
 from latfix.runners.fixes.fuse.converted_model import CONVERTING_S, converted, convertible, reads_file
 from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.fixes.shared.model_facts import COMPUTE
-
-
-def _verify(applied: Applied) -> Verified:
-    return converted(applied, "onnxruntime")
-
 
 FIX = Fix(
     id="fuse.onnxruntime",
@@ -26,5 +21,5 @@ FIX = Fix(
         *convertible("onnxruntime", ("default",)),
     ),
     sets={"backend": "onnxruntime"},
-    verify=_verify,
+    verify=lambda applied: converted(applied, "onnxruntime"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import CONTENDED, operator_threads, worker_threads
 from latfix.runners.fixes.shared.conditions import LITTLE, on_host, tail_share
 from latfix.stages import Status
@@ -53,10 +53,6 @@ def _cores_stand_idle(context: Context) -> str:
     return ""
 
 
-def _sets(context: Context) -> Change:
-    return {"intra_op_threads": _wanted(context)}
-
-
 def _verify(applied: Applied) -> Verified:
     (threads, said), before = worker_threads(applied), operator_threads(applied.without)
     busy, were = applied.both(_busy_cores)
@@ -80,6 +76,6 @@ FIX = Fix(
     relief=0.2,
     risk="beside a busy neighbor the threads wait for each other's cores, which raises the tail several times",
     needs=(on_host(), _cores_stand_idle),
-    sets=_sets,
+    sets=lambda context: {"intra_op_threads": _wanted(context)},
     verify=_verify,
 )

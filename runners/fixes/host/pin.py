@@ -11,30 +11,13 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
 from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
-from latfix.runners.host.cpu_placement import Placement, place
-from latfix.runners.host.cpu_topology import Topology, read_topology
-from latfix.settings import Pinning
+from latfix.runners.host.cpu_placement import plan_placement
+from latfix.runners.host.cpu_topology import read_topology
 
 _TREATS = ("host.contention", "host.slowdown")
 #: The share of the machine that other programs keep busy, beyond which a worker that cannot leave its core waits
 #: there for longer than it gains.
 _CROWDED = 0.3
-
-
-def placement_for(context: Context, how: Pinning, topology: Topology) -> Placement:
-    """Where the service's threads would be placed."""
-    settings = context.settings
-    return place(
-        topology,
-        how,
-        workers=settings.workers,
-        prepare=settings.prepare_threads,
-        threads=settings.intra_op_threads,
-    )
-
-
-def _cores_there(context: Context) -> str:
-    return placement_for(context, "workers", read_topology()).obstacle
 
 
 def _quiet_neighbors(context: Context) -> str:
@@ -67,7 +50,7 @@ def _growth(record: RunRecord, series: str) -> tuple[float, float]:
 
 def _sets(context: Context) -> Change:
     """Pinned to fewer cores than an operator has threads, they would take turns on them."""
-    cores = min(len(own) for own in placement_for(context, "workers", read_topology()).workers)
+    cores = min(len(own) for own in plan_placement(read_topology(), context.settings, "workers").workers)
     threads = context.settings.intra_op_threads or operator_threads(context.record)
     return {"pin": "workers", **({"intra_op_threads": cores} if threads > cores else {})}
 
@@ -103,7 +86,13 @@ FIX = Fix(
     treats=_TREATS,
     relief=0.25,
     risk="a core that others also use cannot be left; fewer threads for an operator where cores are few",
-    needs=(at_default("pin", "pin = {} already"), on_host(), _cores_there, in_tail(*_TREATS), _quiet_neighbors),
+    needs=(
+        at_default("pin", "pin = {} already"),
+        on_host(),
+        lambda context: plan_placement(read_topology(), context.settings, "workers").obstacle,
+        in_tail(*_TREATS),
+        _quiet_neighbors,
+    ),
     sets=_sets,
     verify=_verify,
 )

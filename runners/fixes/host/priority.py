@@ -7,7 +7,7 @@ import resource
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import in_tail, refusals
 from latfix.runners.host.privileges import current_nice, least_nice
 
@@ -28,10 +28,6 @@ def _permitted(context: Context) -> str:
 
 def _limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NICE)[0] if hasattr(resource, "RLIMIT_NICE") else 0
-
-
-def _sets(_: Context) -> Change:
-    return {"nice": max(least_nice(), _WANTED)}
 
 
 def _verify(applied: Applied) -> Verified:
@@ -73,6 +69,6 @@ FIX = Fix(
     gentle=True,
     risk="other programs on the machine wait for it",
     needs=(_permitted, in_tail("host.contention")),
-    sets=_sets,
+    sets=lambda _: {"nice": max(least_nice(), _WANTED)},
     verify=_verify,
 )

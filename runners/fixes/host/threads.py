@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import LITTLE, need, on_host, tail_share
 
 #: What an operator's threads that wait for a core look like.
@@ -87,10 +87,6 @@ def _wanted(context: Context) -> int:
     return 1
 
 
-def _sets(context: Context) -> Change:
-    return {"intra_op_threads": _wanted(context)}
-
-
 def _verify(applied: Applied) -> Verified:
     (threads, said), before = worker_threads(applied), operator_threads(applied.without)
     wanted = applied.settings.intra_op_threads or 1
@@ -108,6 +104,7 @@ FIX = Fix(
     relief=0.3,
     risk="a single large request takes longer on an idle machine",
     needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores),
-    sets=_sets,
+    sets=lambda context: {"intra_op_threads": _wanted(context)},
+    variables=("OMP_NUM_THREADS",),  # where a plan was edited: the same, for a process as a whole
     verify=_verify,
 )

@@ -28,10 +28,6 @@ def _share(workers: int, cores: int) -> Change:
     return {"workers": workers, "intra_op_threads": max(cores // workers, 1), "shared_model": False}
 
 
-def _sets(context: Context) -> Change:
-    return _share(context.cores, context.cores)
-
-
 def _options(context: Context) -> list[Change]:
     """As many workers as cores, and half, a quarter, …, as long as they are more than now; at most three."""
     counts = [context.cores >> k for k in range(context.cores.bit_length())]
@@ -52,7 +48,7 @@ FIX = Fix(
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
     needs=(on_host(), _room_for_more),
-    sets=_sets,
+    sets=lambda context: _share(context.cores, context.cores),
     options=_options,
     verify=_verify,
 )

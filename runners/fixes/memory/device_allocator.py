@@ -13,7 +13,7 @@ from latfix.profilers.gpu.alloc_conf import merged_conf, read_conf
 from latfix.runners.fixes.fix import Applied, Bench, Change, Context, Fix, SetUp, Verified
 from latfix.runners.fixes.memory.allocation_replay import recorded_choice
 from latfix.runners.fixes.shared.device_memory_facts import TREATS, calls, not_in_effect, trouble
-from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, conf_environment, standing_conf
+from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, conf_environment, standing_conf
 from latfix.runners.replay.arm import Arm
 
 
@@ -72,6 +72,7 @@ FIX = Fix(
     risk="with expandable segments tensors cannot be shared with other processes; other settings hold more memory",
     needs=(trouble, _better_setting),
     sets=_sets,
+    variables=(ALLOC_CONF, OLDER_CONF),
     set_up=SetUp(due=lambda context: not trouble(context), measure=_measure, shown=lambda choice: choice.said),
     verify=_verify,
 )

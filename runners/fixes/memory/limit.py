@@ -19,7 +19,7 @@ from latfix.runners.fixes.shared.device_memory_facts import (
     room_bytes,
     trouble,
 )
-from latfix.runners.gpu_memory.caching_allocator import conf_environment, standing_conf
+from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, conf_environment, standing_conf
 from latfix.runners.host.privileges import mib
 
 #: Of what the process could have, the share that it keeps to: the rest is the neighbors' to grow by.
@@ -98,5 +98,6 @@ FIX = Fix(
         _gives_back,
     ),
     sets=_sets,
+    variables=(ALLOC_CONF, OLDER_CONF),
     verify=_verify,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.memory.allocator import on_glibc, preloaded
 from latfix.runners.fixes.shared.conditions import at_default, need, refusals
 from latfix.runners.fixes.shared.run_evidence import fewer_faults
@@ -46,10 +46,6 @@ def _growth_fits(context: Context) -> str:
     return ""
 
 
-def _sets(context: Context) -> Change:
-    return {"prefault_mb": _wanted_mib(context.record)}
-
-
 def _verify(applied: Applied) -> Verified:
     memory = applied.record.meta.memory
     touched, kept = memory.prefaulted_bytes, memory.prefault_kept_bytes
@@ -80,6 +76,6 @@ FIX = Fix(
         ),
         _growth_fits,
     ),
-    sets=_sets,
+    sets=lambda context: {"prefault_mb": _wanted_mib(context.record)},
     verify=_verify,
 )

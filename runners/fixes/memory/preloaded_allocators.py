@@ -22,6 +22,7 @@ def preload_fix(allocator: Allocator) -> Fix:
         risk="resident memory grows to its peak and stays there",
         needs=(_none_preloaded, kept_already, partial(_installed, allocator), many_faults),
         sets=partial(_sets, allocator),
+        variables=(*allocator.environment, "LD_PRELOAD"),
         verify=partial(_verify, allocator),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
+from latfix.runners.fixes.fix import Context, Fix
 from latfix.runners.fixes.quantize.reduced_precision import available, capability, computed_in, new_in_half
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
@@ -30,10 +30,6 @@ def _native(context: Context) -> str:
     return new_in_half(context)
 
 
-def _verify(applied: Applied) -> Verified:
-    return computed_in(applied, "bf16", "bfloat16")
-
-
 FIX = Fix(
     id="quantize.bf16",
     title="weights and activations in bfloat16",
@@ -45,5 +41,5 @@ FIX = Fix(
     accepted=0.9,
     needs=(available("bf16"), _native),
     sets={"precision": "bf16"},
-    verify=_verify,
+    verify=lambda applied: computed_in(applied, "bf16", "bfloat16"),
 )

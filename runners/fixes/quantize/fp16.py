@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Fix, Verified
+from latfix.runners.fixes.fix import Fix
 from latfix.runners.fixes.quantize.reduced_precision import available, computed_in, new_in_half
 from latfix.runners.fixes.shared.model_facts import COMPUTE
-
-
-def _verify(applied: Applied) -> Verified:
-    return computed_in(applied, "fp16", "float16")
-
 
 FIX = Fix(
     id="quantize.fp16",
@@ -22,5 +17,5 @@ FIX = Fix(
     accepted=0.9,
     needs=(available("fp16"), new_in_half),
     sets={"precision": "fp16"},
-    verify=_verify,
+    verify=lambda applied: computed_in(applied, "fp16", "float16"),
 )

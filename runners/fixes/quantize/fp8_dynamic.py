@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Fix
 from latfix.runners.fixes.quantize.reduced_precision import (
     COMPILING_S,
     available,
@@ -12,15 +12,6 @@ from latfix.runners.fixes.quantize.reduced_precision import (
     with_compiler,
 )
 from latfix.runners.fixes.shared.model_facts import COMPUTE, fast_layers
-
-
-def _sets(context: Context) -> Change:
-    return {"precision": "fp8_dynamic", **compiled_too(context)}
-
-
-def _verify(applied: Applied) -> Verified:
-    return products_in(applied, "fp8")
-
 
 FIX = Fix(
     id="quantize.fp8_dynamic",
@@ -33,6 +24,6 @@ FIX = Fix(
     accepted=0.6,
     making_gpu_s=COMPILING_S,
     needs=(available("fp8_dynamic"), own_layers, with_compiler, fast_layers("fp8_dynamic")),
-    sets=_sets,
-    verify=_verify,
+    sets=lambda context: {"precision": "fp8_dynamic", **compiled_too(context)},
+    verify=lambda applied: products_in(applied, "fp8"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
+from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, overtaking
 
@@ -36,10 +36,6 @@ def _class_starves(context: Context) -> str:
     return ""
 
 
-def _sets(context: Context) -> Change:
-    return {"ageing_ms": choose_ageing_ms(context.record, context.settings, context.settings.schedule)}
-
-
 def _verify(applied: Applied) -> Verified:
     """Without ageing nobody is taken up while a higher class waits, except to fill a batch of its like."""
     now, before = applied.both(lambda record: overtaking(Waits.of(record)).lower_first)
@@ -63,6 +59,6 @@ FIX = Fix(
     gentle=True,
     risk="requests of a higher class wait for lower ones that have waited long",
     needs=(at_default("ageing_ms", "waiting requests gain a class every {:g} ms already"), _class_starves),
-    sets=_sets,
+    sets=lambda context: {"ageing_ms": choose_ageing_ms(context.record, context.settings, context.settings.schedule)},
     verify=_verify,
 )

@@ -1,1 +1,1 @@
-"""What fixes share: preconditions, and what records and services show of an effect."""
+"""What fixes share: preconditions, what records and services show of an effect, and a plan of them applied."""

@@ -10,15 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from latfix.runners.host.cpu_topology import Cores, allowed_cores
 from latfix.runners.selftest.faults.background import Phases, spin
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog
 
 
-def cores() -> list[int]:
+def cores() -> Cores:
     """The cores that this process, and the runner with it, may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return allowed_cores() or tuple(range(os.cpu_count() or 1))
 
 
 class Hogs:

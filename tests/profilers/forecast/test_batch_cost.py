@@ -32,15 +32,23 @@ def test_never_beyond_what_was_seen_by_more_than_a_tenth() -> None:
 
 
 def test_few_batches_give_one_ratio_for_all() -> None:
-    cost = fit_cost(SINGLES[:3], [10.0, 20.0, 40.0], [5.0, 14.0, 32.0])
-    assert cost == BatchCost(least=0.5, most=0.8, typical=0.7)
-    assert cost.ratio(SINGLES[0]) == cost.ratio(columns(16, 1e6, 1e5, ())) == 0.7
+    cost = fit_cost(SINGLES[:2], [10.0, 20.0], [5.0, 16.0])
+    assert cost == BatchCost(least=0.5, most=0.8, typical=0.65)
+    assert cost.ratio(SINGLES[0]) == cost.ratio(columns(16, 1e6, 1e5, ())) == 0.65
+
+
+def test_three_batches_tell_small_ones_from_large_ones() -> None:
+    """Two workers: one request takes longer on half of the cores, a full batch no longer."""
+    one, two, full = columns(1, 100, 100, ()), columns(2, 200, 100, ()), columns(8, 800, 100, ())
+    cost = fit_cost([one, two, full], [10.0, 18.0, 60.0], [17.0, 26.0, 60.0])
+    assert cost is not None
+    assert cost.ratio(one) == pytest.approx(1.7, rel=0.1) and cost.ratio(full) == pytest.approx(1.0, rel=0.1)
 
 
 def test_batches_that_failed_are_left_out() -> None:
     after = [NAN, *(0.5 * each for each in BEFORE[1:])]
     cost = fit_cost(SINGLES, [*BEFORE[:-1], NAN], after)
-    assert cost is not None and (cost.least, cost.most) == (0.5, 0.5) and not cost.before
+    assert cost is not None and (cost.least, cost.most) == (0.5, 0.5)
     assert fit_cost(SINGLES[:2], [NAN, 1.0], [1.0, NAN]) is None
     assert fit_cost([], [], []) is None
 

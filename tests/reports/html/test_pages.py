@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ import pytest
 from latfix.errors import InputError
 from latfix.formatting import milliseconds, significant, visible
 from latfix.reports.comparison_rows import pairing_words
+from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
+from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Candidate, Optimization, TriedFix
@@ -84,6 +87,9 @@ def checked(path: Path) -> Page:
     assert ("html", "lang", "en") in page.attributes
     assert "prefers-color-scheme: dark" in source
     assert "@media print" in source
+    for picture in figures_of(source).values():
+        ElementTree.fromstring(picture)
+        assert "var(--" not in picture
     return page
 
 
@@ -298,6 +304,21 @@ def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path,
     assert "412 → 412" not in text and "[1.00, 1.00]" not in text
     assert "batch.size: p99 2.0 times faster (foretold, not replayed)" in text
     assert "latfix optimize ranker --fix batch.size" in text and "The plan changes nothing." in text
+
+
+def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimization) -> None:
+    final = improved.ratio["p99"]
+    half = replace(final, value=0.5, lo=0.4, hi=0.6)
+    steps = [("batch.size",), ("batch.size", "host.priority"), ("batch.size", "host.priority", "gc.freeze")]
+    status = ["kept", "undecided", "kept"]
+    seen = tuple(
+        Candidate(fixes=fixes, settings={}, status=each, replayed={"p99": half})
+        for fixes, each in zip(steps, status, strict=True)
+    )
+    told = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen, rounds=3))}
+    assert told[steps[0]].value == 0.5 and told[steps[0]].ci95 == (0.4, 0.6)
+    assert told[steps[1]].value == 0.25 and told[steps[1]].ci95 is None
+    assert told[steps[2]].value == final.value
 
 
 def test_a_command_on_a_page_has_no_path_of_the_machine(tmp_path: Path, ordinary: Session) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from latfix.runners.host import process_setup
+from latfix.runners.host.kernel_files import System
 from latfix.runners.host.privileges import (
     CAP_SYS_NICE,
     available_bytes,
@@ -244,10 +245,11 @@ def test_elsewhere_it_says_that_there_is_no_such_thing(monkeypatch: pytest.Monke
 
 
 def test_the_kernels_mode_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "enabled"
+    file = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
+    file.parent.mkdir(parents=True)
     file.write_text("always [madvise] never\n")
-    assert huge_page_mode(file) == "madvise"
-    assert huge_page_mode(tmp_path / "nothing") == ""
+    assert huge_page_mode(System(tmp_path)) == "madvise"
+    assert huge_page_mode(System(tmp_path / "nothing")) == ""
 
 
 def test_capabilities_and_fields_are_read(tmp_path: Path) -> None:

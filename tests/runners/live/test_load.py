@@ -206,15 +206,17 @@ def test_environment_that_is_not_in_effect_is_warned_of_and_in_the_evidence(
     make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "_warned", set())
-    path = _plan(
-        tmp_path / "plan.toml", env={"LATFIX_TEST_SET": "1", "PATH": environment.environment_at_start()["PATH"]}
-    )
-    with pytest.warns(EnvironmentWarning, match="LATFIX_TEST_SET: the process started without it") as caught:
+    monkeypatch.setattr(environment, "environment_at_start", lambda: {"OMP_WAIT_POLICY": "ACTIVE"})
+    path = _plan(tmp_path / "plan.toml", env={"MALLOC_CONF": "", "OMP_WAIT_POLICY": "ACTIVE"})
+    with pytest.warns(EnvironmentWarning, match="MALLOC_CONF: the process started without it") as caught:
         runner = make_runner(load={"plan": path})
     assert caught[0].filename == __file__.replace("test_load", "conftest"), "it points to who called load_runner"
-    assert len(caught) == 1 and "PATH:" not in str(caught[0].message)
+    assert len(caught) == 1 and "OMP_WAIT_POLICY:" not in str(caught[0].message)
     said = runner.evidence()["environment"]
-    assert {name: entry["in_effect"] for name, entry in said.items()} == {"LATFIX_TEST_SET": False, "PATH": True}
+    assert {name: entry["in_effect"] for name, entry in said.items()} == {
+        "MALLOC_CONF": False,
+        "OMP_WAIT_POLICY": True,
+    }
     assert runner.infer_sync({"value": 1}) == 2.0
 
 

@@ -377,7 +377,15 @@ def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str
         return {"env": {name: str(factor)}}
 
     options = {"relief": 0.5, "risk": "none", "title": name, **more}
-    return Fix(id=f"a.{name}", treats=(treats,), needs=(lambda _: obstacle,), sets=change, verify=verify, **options)
+    return Fix(
+        id=f"a.{name}",
+        treats=(treats,),
+        needs=(lambda _: obstacle,),
+        sets=change,
+        variables=(name,),
+        verify=verify,
+        **options,
+    )
 
 
 def diagnosed(tail: Mapping[str, float]) -> Diagnosis:

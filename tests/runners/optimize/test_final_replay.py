@@ -97,7 +97,7 @@ Run = Callable[..., Proof]
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs the final replay in a world, with so many seconds of budget."""
 
-    def start(world: World, budget_s: float = 1e6) -> Proof:
+    def start(world: World, budget_s: float = 1e6, lead_in: Traffic | None = None) -> Proof:
         monkeypatch.setattr(proof_module, "time", SimpleNamespace(monotonic=lambda: world.now))
         before, after = (cast(Arm, FakeArm(label, world)) for label in ("before", "after"))
         return prove(
@@ -109,6 +109,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             seed=0,
             left_s=lambda: budget_s - world.now,
             at_once=True,
+            lead_in=lead_in,
         )
 
     return start
@@ -122,6 +123,18 @@ def test_rounds_alternate_on_fresh_processes(run: Run) -> None:
     assert names[:6] == ["before-1", "after-1", "after-2", "before-2", "before-3", "after-3"]
     assert all(fresh for _, fresh in world.replayed)
     assert len(set(names)) == len(names)
+
+
+def test_what_leads_to_a_stretch_is_served_first_and_not_judged(run: Run) -> None:
+    world = World(ratio=0.3)
+    proof = run(world, lead_in=_traffic())
+    assert world.replayed[:4] == [
+        ("before-1-lead-in", True),
+        ("before-1", False),
+        ("after-1-lead-in", True),
+        ("after-1", False),
+    ]
+    assert [record.folder.name for record in proof.rounds[0]] == ["before-1", "after-1"]
 
 
 def test_a_large_gain_ends_it_at_the_first_look(run: Run) -> None:

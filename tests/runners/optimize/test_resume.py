@@ -104,6 +104,7 @@ CHOICE = (*KEPT, "choices", 0)
         ((*CHOICE, "settings"), {"workers": "two"}, "workers = 'two'"),
         ((*CHOICE, "settings"), {"batch_window_ms": [1]}, "batch_window_ms = "),
         ((*CHOICE, "settings"), [], "settings = "),
+        ((*CHOICE, "settings"), {"env": {"LD_PRELOAD": "/tmp/x.so"}}, "LD_PRELOAD = '/tmp/x.so'"),
         ((*KEPT, "score"), "nan", "score = "),
         ((*KEPT, "prediction"), [], "prediction = "),
         ((*KEPT, "pairs"), [["none", "none"]], "none"),
@@ -118,7 +119,7 @@ CHOICE = (*KEPT, "choices", 0)
         (("seed",), True, "seed = True"),
         (("found",), 3, "found = 3"),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_a_journal_of_another_version_or_an_edited_one_is_one_line(
     search: Any, world: Any, tmp_path: Path, where: tuple[Any, ...], value: object, said: str

@@ -14,6 +14,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.optimize.screening_windows import (
     join,
+    lead_in,
     replay_s,
     screening_windows,
     settling_part,
@@ -23,6 +24,7 @@ from latfix.runners.optimize.screening_windows import (
 from latfix.runners.replay.run_session import schedule_digest
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import slice_time
 from tests.records import build_record
 
 SECOND = 10**9
@@ -226,3 +228,14 @@ def test_a_backlog_is_cut_where_it_would_take_the_budget() -> None:
             part, each_s = settling_part(traffic, record, window, 2.0), int(took[0]) / 1e9
             assert len(part) == pytest.approx(min(2.0 / each_s, len(window)), abs=1)
     assert replay_s(traffic, record, traffic) == pytest.approx(150.0)
+
+
+def test_what_leads_to_a_stretch_ends_where_it_begins_and_is_sent_in_time() -> None:
+    traffic = traffic_at([0.5 * k for k in range(120)])
+    baseline = record_of(traffic, 1.0)
+    baseline.batches["d2h_end_ns"] = baseline.batches["close_ns"] + SECOND // 4
+    stretch = slice_time(traffic, 30.0, 40.0)
+    part = lead_in(traffic, baseline, stretch, 2.0)
+    assert part is not None and part.ids == [f"r{k}" for k in range(60 - len(part), 60)] and len(part) in (8, 9)
+    assert part.duration_s - part.start_s <= 2.0
+    assert lead_in(traffic, baseline, slice_time(traffic, 0.0, 10.0), 2.0) is None

@@ -64,6 +64,7 @@ def test_a_way_and_numbers_are_replayed_together_as_foretold(search: Any, world:
     assert step.prediction.ratio["p99"] == pytest.approx(0.3)
     assert step.comparison.ratio["mean"].value == pytest.approx(0.3, rel=0.02)
     assert outcome.prediction_errors()["p99"]["median"] < 0.05 and outcome.foretold["p99"] == pytest.approx(0.3)
+    assert outcome.at_pace["p99"] == pytest.approx(0.3, rel=0.02)
     assert set(outcome.shares) == {"a.FAST", "a.LIMIT"}
     assert {label for label, _, _ in world.replays} == {"before", "trial-1", "after"}
 
