@@ -81,7 +81,7 @@ def gate(
     budget_s, overrides = parse_budget(budget), options.check_device(device)
     if address:
         given = {"--workload": workload or None, "--profile": profile or None, "--device": device}
-        address_flow.refuse_others(address, given)
+        options.refuse_given(given, f"found {address}, which latfix does not run; leave it out for an address")
         name, schedule, arms = _served((base, head), address, service, traffic, replayed)
     else:
         service.refuse(base)
