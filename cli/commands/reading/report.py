@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 #: Documents that commands write into their folders, beside those of a run.
 _DOCUMENTS = tuple(
-    f"{name}.json" for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation")
+    f"{name}.json"
+    for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation", "diagnosis")
 )
+#: Diagnoses whose page needs the rows of a run.
+_REPLAYED = ("replay", "http")
 
 
 def report(
@@ -164,7 +167,7 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
 
     match result:
         case Diagnosis():
-            return diagnosis.render_diagnosis(result, folder=None, verbose=verbose)
+            return diagnosis.render_diagnosis(result, folder=folder, verbose=verbose)
         case Comparison():
             return comparison.render_comparison(result, folder=folder, verbose=verbose)
         case Optimization():
@@ -192,6 +195,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
     :param folder: where the result is from.
     """
     from latfix.reports.html.pages import write_comparison_report, write_optimization_report
+    from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.results import read_result
     from latfix.results.comparison import Comparison
@@ -201,6 +205,11 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
 
     if isinstance(result, Sweep):
         write_sweep_report(page, result)
+        return True
+    if isinstance(result, Diagnosis):
+        if result.source is None or result.source.kind in _REPLAYED:
+            return False
+        write_recording_report(page, result)
         return True
     if isinstance(result, Comparison):
         base, new = (_record(result, name, folder) for name in ("base", "new"))
