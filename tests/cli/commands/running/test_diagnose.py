@@ -143,7 +143,7 @@ def test_a_folder_instead_of_the_file(bench: Bench) -> None:
     [
         ("no/such/folder", "no such folder or sample"),
         ("recomender", "did you mean 'recommender'"),
-        ("", ""),
+        ("", "found an empty text"),
         ("a" * 5000, "no such folder"),
         ("w/adapter.py", "found a file"),
         ("model.pt2", "no such file"),
