@@ -99,11 +99,14 @@ def one_thread() -> None:
         torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def few_random_orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+_SHUFFLES = change_points._SHUFFLES
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """When a cause was active is the matter of few tests; for the others a fifth of its random orders will do."""
-    if "over_time" not in request.node.nodeid and "change_points" not in request.node.nodeid:
-        monkeypatch.setattr(change_points, "_SHUFFLES", 19)
+    matters = "over_time" in item.nodeid or "change_points" in item.nodeid
+    change_points._SHUFFLES = _SHUFFLES if matters else 19
 
 
 @pytest.fixture(scope="session", autouse=True)
