@@ -60,8 +60,10 @@ class _LazyCommands(TyperGroup):
         module, _, attribute = COMMANDS[name][0].partition(":")
         found = getattr(import_module(f"latfix.cli.commands.{module}"), attribute)
         if not isinstance(found, typer.Typer):
+            from latfix.cli.shared.options import one_by_one
+
             alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(name)(found)
+            alone.command(name)(one_by_one(found))
             found = alone
         return name, typer.main.get_command(found), rest
 

@@ -203,6 +203,20 @@ _KNOWN: tuple[KnownCause, ...] = (
         behind="one that waited for the interpreter lock",
     ),
     KnownCause(
+        "service.lock",
+        "modelled",
+        "waited for a lock that another request of the service held",
+        happened="waiting for a lock that another request of the service held",
+        behind="one that waited for a lock of the service",
+    ),
+    KnownCause(
+        "service.loop",
+        "measured",
+        "a call held the service's event loop",
+        happened="a call holding the service's event loop, so that nobody was answered",
+        behind="one that a call in the service's event loop held up",
+    ),
+    KnownCause(
         "external.dependency",
         "measured",
         "waited for something outside: network, database, disk",

@@ -34,7 +34,7 @@ from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.chunked.run_intervals import cut_tail, latency_intervals_ms
 from latfix.profilers.chunked.run_totals import RunTotals
 from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
-from latfix.profilers.code_lines.slow_lines import slow_lines
+from latfix.profilers.code_lines.slow_lines import slow_lines, stack_times
 from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence
@@ -268,6 +268,7 @@ class _Findings:
         weighty = {cause.cause for cause in causes if worth_a_course(cause)}
         numbers = {cause: k for cause, k in _NUMBER.items() if cause in weighty}
         windows = totals.windows.windows(numbers) if totals.windows is not None else ()
+        stacks = stack_times(evidence, self.source.meta.stacks)
         return {
             "reference_gap_ms": gap / 1e6,
             "quiet_requests": totals.quiet,
@@ -284,7 +285,8 @@ class _Findings:
             "pieces": self.chunks,
             "workers": totals.workers.rows(self.source.notes()),
             "incident": self._incident(),
-            "lines": slow_lines(evidence, self.source.meta.stacks, self.source.meta.workload_folder),
+            "lines": slow_lines(stacks, self.source.meta.workload_folder),
+            "stacks": stacks,
         }
 
     def _incident(self) -> Incident | None:

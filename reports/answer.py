@@ -35,6 +35,7 @@ from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_ke
 from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
 from latfix.reports.plan_rows import best_seen, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import side_effect_words
+from latfix.reports.sweep_rows import SweepRows, largest_words
 from latfix.reports.vocabulary import Severity, cause_words, change_severity, diagnosis_severity, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
@@ -215,7 +216,7 @@ def _sure(change: Change, rounds: int) -> Iterator[Line]:
     words = speed_range(step.ci95)
     if words:
         doubt = "" if step.decisive or _around_one(step) else "; so few restarts may differ by as much"
-        yield Line(label="how sure", words=f"{words} (95 %, {_rounds(rounds)}){doubt}")
+        yield Line(label="how sure", words=f"{words} (95 %, {rounds_words(rounds)}){doubt}")
     if change.judged != "mean" and (mean := change.ratio("mean")).value is not None:
         said = speed_range(mean.ci95)
         yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({said})' if said else ''}")
@@ -255,13 +256,34 @@ def comparison_answer(found: Comparison) -> Answer:
     lines.append(_side_effects(change))
     lines += _merge(gate_rows(found.gates), f"{key_label(change.judged)}<=baseline*1.1")
     if found.more_rounds:
-        more = _rounds(found.more_rounds)
+        more = rounds_words(found.more_rounds)
         lines.append(Line(label="next", words=f"about {more} more of both on fresh processes would decide it"))
     return Answer(
         headline=change_headline(change, found.verdict),
         severity=change_severity(found.verdict),
         lines=tuple(lines),
     )
+
+
+def sweep_answer(rows: SweepRows) -> Answer:
+    """Of a sweep."""
+    found = rows.found
+    lines: list[Line] = []
+    if rows.judged and found.best is None:
+        for setting in rows.settings:
+            if setting.found.largest is not None:
+                known = largest_words(setting.found.largest)
+                words = known if known.startswith(setting.status) else f"{known}, {setting.status}"
+                lines.append(Line(label="largest" if not lines else "", words=f"{setting.found.label}: {words}"))
+    knee = rows.best_setting()
+    knee = knee if knee is not None and knee.found.knee is not None else rows.top_knee()
+    if knee is not None:
+        lines.append(Line(label="knee", words=f"{knee.knee_words()} with {knee.found.label}"))
+    example = "" if not rows.judged else "--at-least RPS"
+    if rows.gate is not None or example:
+        gates = [] if rows.gate is None else [rows.gate]
+        lines += _merge(gates, "") if gates else [Line(label="merge?", words=f"no gate was given: {example}")]
+    return Answer(headline=rows.sentence(), severity=rows.severity(), lines=tuple(lines))
 
 
 def trial_answer(found: Trial) -> Answer:
@@ -278,11 +300,11 @@ def trial_answer(found: Trial) -> Answer:
         headline = f"No idea is proved better by {name}; {leads.name} looks best: {gain}"
     lines = []
     if words := speed_range(step.ci95):
-        lines.append(Line(label="how sure", words=f"{words} (95 %, {_rounds(found.rounds)})"))
+        lines.append(Line(label="how sure", words=f"{words} (95 %, {rounds_words(found.rounds)})"))
     lines += [*_idea_lines(leads), _side_effects(comparison_change(leads.comparison))]
     more = leads.comparison.more_rounds
     if best is None and more:
-        lines.append(Line(label="next", words=f"about {_rounds(more)} more would decide it: a larger --budget"))
+        lines.append(Line(label="next", words=f"about {rounds_words(more)} more would decide it: a larger --budget"))
     return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
 
 
@@ -305,7 +327,8 @@ def _idea_lines(idea: TriedIdea) -> Iterator[Line]:
         yield Line(label="accuracy", words=f"{significant(idea.accuracy)}, {said}")
 
 
-def _rounds(number: int) -> str:
+def rounds_words(number: int) -> str:
+    """``1 round``, ``3 rounds``."""
     return "1 round" if number == 1 else f"{number} rounds"
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import NONE, count, from_ns, share, significant
 from latfix.results.diagnosis import Ledger
@@ -362,7 +362,7 @@ def rows_told(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]) -> 
     return told
 
 
-def _places(ledger: Ledger, indexes: npt.NDArray[np.int64]) -> dict[int, int]:
+def _places(ledger: Ledger, indexes: Ints) -> dict[int, int]:
     """Where in the ledger requests are, by index."""
     found = np.flatnonzero(np.isin(ledger.request, indexes))
     return dict(zip(ledger.request[found].tolist(), found.tolist(), strict=True))

@@ -23,6 +23,7 @@ from latfix.profilers.allocator_lab.compare_policies import policy_of
 from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory
 from latfix.profilers.allocator_lab.torch_caching import parse_settings
+from latfix.statistics import change_points
 
 # Examples take as long as the machine lets them; a property that needs more of them says so.
 settings.register_profile("latfix", deadline=None, max_examples=50)
@@ -95,6 +96,13 @@ def one_thread() -> None:
     """Operators on one thread: more would spin where tests share the cores; and a test may have set others."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def few_random_orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a cause was active is the matter of few tests; for the others a fifth of its random orders will do."""
+    if "over_time" not in request.node.nodeid and "change_points" not in request.node.nodeid:
+        monkeypatch.setattr(change_points, "_SHUFFLES", 19)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,51 +15,10 @@ from latfix.errors import InputError
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
     from latfix.run_record.run_record import RunRecord
+    from latfix.runners.gate.served_arm import ServedArm
+    from latfix.runners.http_target.http_session import HttpReplay
     from latfix.traffic.schedule import Traffic
 
-_PANEL = "A service behind an address"
-BodyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--body",
-        metavar="JSON|FILE",
-        help="""A template of requests' bodies: --body '{"inputs": "{payload}"}'.""",
-        rich_help_panel=_PANEL,
-    ),
-]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar='"NAME: VALUE"', help="Sent with every request; $NAME is from the environment."),
-]
-MethodOption = Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, GET or DELETE.")]
-ModelOption = Annotated[
-    str, typer.Option("--model", help="To ask an OpenAI-compatible server for; its first by default.")
-]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="Give a request up after so long.")
-]
-SloOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--slo",
-        metavar="EXPR",
-        help='What counts as good: "latency<2000ms", "ttft<500ms", "gap<50ms"; goodput is over all.',
-    ),
-]
-KeepAliveOption = Annotated[
-    bool, typer.Option("--keep-alive/--no-keep-alive", help="Reuse connections, or open one for each request.")
-]
-CaOption = Annotated[str, typer.Option("--cacert", metavar="FILE", help="Certificates to trust.")]
-InsecureOption = Annotated[bool, typer.Option("--insecure", help="Trust any certificate.")]
-PidOption = Annotated[
-    int | None, typer.Option("--pid", help="The service's process on this machine: watch its threads and children.")
-]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics", metavar="URL", help="Where the service tells of itself; /metrics of its own by default."
-    ),
-]
 _SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
 
@@ -67,48 +26,78 @@ _SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)
 class AddressOptions:
     """What the command line says of a service behind an address."""
 
-    body: str | None = None
-    header: tuple[str, ...] = ()
-    method: str = "POST"
-    model: str = ""
-    timeout: float = 60.0
-    slo: tuple[str, ...] = ()
-    keep_alive: bool = True
-    cacert: str = ""
-    insecure: bool = False
-    pid: int | None = None
-    metrics: str | None = None
+    body: Annotated[
+        str | None,
+        typer.Option(
+            "--body",
+            metavar="JSON|FILE",
+            help="""A template of requests' bodies: --body '{"inputs": "{payload}"}'.""",
+            rich_help_panel="A service behind an address",
+        ),
+    ] = None
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", metavar='"NAME: VALUE"', help="Sent with every request; $NAME is from the environment."
+        ),
+    ] = None
+    method: Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, GET or DELETE.")] = "POST"
+    model: Annotated[
+        str, typer.Option("--model", help="To ask an OpenAI-compatible server for; its first by default.")
+    ] = ""
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give a request up after so long.")
+    ] = 60.0
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo",
+            metavar="EXPR",
+            help='What counts as good: "latency<2000ms", "ttft<500ms", "gap<50ms"; goodput is over all.',
+        ),
+    ] = None
+    keep_alive: Annotated[
+        bool, typer.Option("--keep-alive/--no-keep-alive", help="Reuse connections, or open one for each request.")
+    ] = True
+    cacert: Annotated[str, typer.Option("--cacert", metavar="FILE", help="Certificates to trust.")] = ""
+    insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.")] = False
+    pid: Annotated[
+        int | None,
+        typer.Option("--pid", help="The service's process on this machine: watch its threads and children."),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", metavar="URL", help="Where the service tells of itself; /metrics of its own by default."
+        ),
+    ] = None
 
     def refuse(self, workload: str) -> None:
         """Refuse options that only an address has a use for.
 
         :raises InputError: naming the first that was given.
         """
-        for name, value in _given(self).items():
-            raise InputError(
-                f"{name}: found {value!r} and {workload}; expected an address such as http://host/predict"
-            )
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
+                shown = tuple(value) if isinstance(value, list) else value
+                raise InputError(
+                    f"--{one.name.replace('_', '-')}: found {shown!r} and {workload}; expected an address such as "
+                    "http://host/predict"
+                )
 
 
-def _given(options: AddressOptions) -> Mapping[str, Any]:
-    """What differs from the defaults, by option."""
-    plain = AddressOptions()
-    names = AddressOptions.__slots__
-    found = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
-    return {
-        option: value
-        for (option, value), name in zip(found.items(), names, strict=True)
-        if value != getattr(plain, name)
-    }
+#: What a comparison of two addresses has options for.
+ComparedOptions = Annotated[AddressOptions, {"slo", "keep_alive", "cacert", "insecure", "pid", "metrics"}]
 
 
-def check_slo(expressions: tuple[str, ...]) -> dict[str, float]:
+def check_slo(expressions: Sequence[str] | None) -> dict[str, float]:
     """Limits in milliseconds by what they are on.
 
     :raises InputError: an expression is none.
     """
     limits: dict[str, float] = {}
-    for text in expressions:
+    for text in expressions or ():
         match = _SLO.fullmatch(text)
         if match is None:
             raise InputError(f'--slo: found {text!r}; expected latency, ttft or gap, as in "ttft<500ms"')
@@ -154,18 +143,33 @@ def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percen
 def replay_of(
     workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
 ) -> Callable[[Path], RunRecord]:
-    """See that the address answers and that the traffic can be sent there; the replay of it into a folder.
+    """:func:`checked_replay` into a folder, shown as it goes on."""
+    from latfix.cli.shared.replay_progress import progress_of
+    from latfix.runners.http_target import http_session
+
+    replay = checked_replay(workload, options, spec, traffic, seed=seed)
+
+    def into(folder: Path) -> RunRecord:
+        with progress_of(spec.name, traffic, folder) as progress:
+            return http_session.run(folder, replay, on_event=progress.on_event)
+
+    return into
+
+
+def checked_replay(
+    workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
+) -> HttpReplay:
+    """See that the address answers and that the traffic can be sent there.
 
     :raises InputError: in one line, what is wrong.
     """
-    from latfix.cli.shared.replay_progress import progress_of
     from latfix.profilers.services.process_watch import ProcessWatch
     from latfix.runners.http_target import http_session
     from latfix.runners.http_target.address import Trust, check_method, check_timeout, parse_address, parse_headers
     from latfix.runners.http_target.body_template import read_template
 
     address = parse_address(workload)
-    headers = parse_headers(options.header, address)
+    headers = parse_headers(options.header or (), address)
     method, timeout = check_method(options.method), check_timeout(options.timeout)
     template = None if options.body is None else read_template(options.body)
     if options.pid is not None:
@@ -192,12 +196,28 @@ def replay_of(
         seed=seed,
     )
     replay.check()
+    return replay
 
-    def into(folder: Path) -> RunRecord:
-        with progress_of(spec.name, traffic, folder) as progress:
-            return http_session.run(folder, replay, on_event=progress.on_event)
 
-    return into
+def served_arm(
+    label: str, command: str, address: str, options: AddressOptions, spec: WorkloadSpec, folder: Path, warm: Traffic
+) -> ServedArm:
+    """One side of a gate: a command that serves an address.
+
+    :param folder: where its output is collected.
+    :param warm: what it is sent before each replay.
+    :raises InputError: the address, or an option of it, is none.
+    """
+    from latfix.runners.gate.served_arm import ServedArm
+    from latfix.runners.http_target import http_session
+    from latfix.runners.http_target.address import Trust, parse_address
+
+    place, trust = parse_address(address), Trust(cacert=options.cacert, insecure=options.insecure)
+
+    def make(traffic: Traffic, pid: int) -> HttpReplay:
+        return checked_replay(address, replace(options, pid=pid), spec, traffic, seed=0)
+
+    return ServedArm(label, command, folder / f"{label}.log", warm, lambda: http_session.reach(place, trust), make)
 
 
 #: Rounds of a comparison where nobody says how many, and at most.

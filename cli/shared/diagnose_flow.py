@@ -190,7 +190,6 @@ def conclude(
     interrupted: bool = False,
     failure: str = "",
     drill_down: DrillDown | None = None,
-    verbose: bool = False,
 ) -> int:
     """Write ``diagnosis.json`` and ``report.html``, judge the gates, record, print, and return the exit code.
 
@@ -221,14 +220,14 @@ def conclude(
     told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)
+    told_as = None if workload is None else workload_argument(record.meta, typed=workload)
     console = outputs.console()
-    if not outputs.to_stdout:
-        told_as = None if workload is None else workload_argument(record.meta, typed=workload)
-        if told is not None:
-            console.print(told.render())
-        console.print(render_diagnosis(diagnosis, folder=where, workload_argument=told_as, verbose=verbose))
-    else:
-        show_gates(console, results)
+    if told is not None and not outputs.to_stdout:
+        console.print(told.render())
+    verbose = outputs.verbose
+    outputs.show(
+        lambda: render_diagnosis(diagnosis, folder=where, workload_argument=told_as, verbose=verbose), results
+    )
     outputs.write(
         document if told is None else {**document, "requests_explained": told.to_json()},
         failure=failure,
@@ -289,15 +288,3 @@ def _failure(diagnosis: Diagnosis, shown: RunRecord) -> str:
         return ""
     first = next(iter(shown.errors.values()), "none ended in time")
     return f"{diagnosis.workload}: no request ended ok; the first failure: {first}"
-
-
-def show_gates(console: object, results: Sequence[GateResult]) -> None:
-    """Print one line a gate."""
-    from rich.console import Console
-    from rich.text import Text
-
-    assert isinstance(console, Console)
-    styles = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("UNDECIDED", "yellow")}
-    for result in results:
-        word, style = styles[result.passed]
-        console.print(Text.assemble("gate ", (f"{result.gate.text}  ", "bold"), (word, style), f"  {result.reason}"))

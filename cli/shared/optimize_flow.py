@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfix.cli.shared.diagnose_flow import show_gates, writing_into
+from latfix.cli.shared.diagnose_flow import writing_into
 from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, RunnerError
 
@@ -42,7 +42,6 @@ def optimize_into(
     started_from: Sequence[PlannedFix] = (),
     plan: str = "",
     resume: Path | None = None,
-    verbose: bool = False,
 ) -> int:
     """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
 
@@ -74,7 +73,7 @@ def optimize_into(
             progress.say(f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it.")
             outputs.interrupted(spec.name, gates.texts)
             return EXIT_INTERRUPTED
-        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan, verbose=verbose)
+        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
 
 
 def _conclude(
@@ -85,8 +84,6 @@ def _conclude(
     outputs: Outputs,
     started_from: Sequence[PlannedFix],
     plan: str,
-    *,
-    verbose: bool,
 ) -> int:
     """Judge the gates, write, show, record, and return the exit code."""
     from latfix.files.atomic_write import write_json
@@ -109,15 +106,10 @@ def _conclude(
             before=outcome.before or outcome.baseline,
             after=outcome.after,
         )
-    console = outputs.console()
-    if not outputs.to_stdout:
-        console.print(
-            render_optimization(
-                found, folder=folder, workload_argument=workload_argument(outcome.baseline.meta), verbose=verbose
-            )
-        )
-    else:
-        show_gates(console, results)
+    typed = workload_argument(outcome.baseline.meta)
+    outputs.show(
+        lambda: render_optimization(found, folder=folder, workload_argument=typed, verbose=outputs.verbose), results
+    )
     outputs.write(
         document,
         beside={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},

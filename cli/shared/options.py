@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -48,20 +49,6 @@ ProfileOption = Annotated[
     str,
     typer.Option("--profile", metavar="NAME", help="A profile of the workload: [profile.NAME] in its workload.toml."),
 ]
-MapOption = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="FEATURE=EXPR", help='Derive a feature: --map "tokens=min(input_tokens/16,256)".'),
-]
-SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help="Leave malformed lines out, and count them.")]
-SpeedOption = Annotated[float, typer.Option("--speed", help="Replay this many times as fast as recorded.")]
-ToDurationOption = Annotated[
-    float | None, typer.Option("--to-duration", metavar="SECONDS", help="Replay so fast that it takes SECONDS.")
-]
-DurationOption = Annotated[
-    float | None, typer.Option("--duration", help="Replay only the first SECONDS (after scaling).")
-]
-LimitOption = Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")]
-RepeatOption = Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")]
 RoundsOption = Annotated[
     int,
     typer.Option("--rounds", metavar="N", help="Replay N times, each in a fresh process: how far restarts differ."),
@@ -96,22 +83,30 @@ DeviceOption = Annotated[
 class TrafficOptions:
     """How the recorded traffic is to be replayed."""
 
-    mapping: tuple[str, ...] = ()
-    skip_bad_lines: bool = False
-    speed: float = 1.0
-    to_duration: float | None = None
-    duration: float | None = None
-    limit: int | None = None
-    repeat: int = 1
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", metavar="FEATURE=EXPR", help='Derive a feature: --map "tokens=min(input_tokens/16,256)".'
+        ),
+    ] = None
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave malformed lines out, and count them.")
+    ] = False
+    speed: Annotated[float, typer.Option("--speed", help="Replay this many times as fast as recorded.")] = 1.0
+    to_duration: Annotated[
+        float | None, typer.Option("--to-duration", metavar="SECONDS", help="Replay so fast that it takes SECONDS.")
+    ] = None
+    duration: Annotated[
+        float | None, typer.Option("--duration", help="Replay only the first SECONDS (after scaling).")
+    ] = None
+    limit: Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")] = None
+    repeat: Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")] = 1
 
     def given(self) -> dict[str, object]:
         """By option what the user gave that only a replay can do; ``None`` where nothing was."""
-        values = {
+        return {
             "--speed": self.speed if self.speed != 1.0 else None,
             "--repeat": self.repeat if self.repeat != 1 else None,
-        }
-        return {
-            **values,
             "--to-duration": self.to_duration,
             "--duration": self.duration,
             "--limit": self.limit,
@@ -137,13 +132,51 @@ class TrafficOptions:
             raise InputError(f"--repeat: found {self.repeat}; expected a whole number from 1 to 100000")
 
 
+#: The same of commands that choose the pace themselves: of options given to a command without some of them.
+AtOwnPace = Annotated[TrafficOptions, {"to_duration", "repeat"}]
+AtOwnLoad = Annotated[TrafficOptions, {"speed", "to_duration", "repeat"}]
+AsRecorded = Annotated[TrafficOptions, {"speed", "to_duration", "repeat", "duration", "limit"}]
+
+
+def one_by_one(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command of which each parameter that is a dataclass of options is those options, one by one.
+
+    ``Annotated[Group, {"name", ...}]`` leaves some of a group out: they keep their defaults.
+    """
+    hints, groups = get_type_hints(command, include_extras=True), dict[str, tuple[Any, list[str]]]()
+    single = dict[str, inspect.Parameter]()
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint, left_out = hints[name], set[str]()
+        if get_origin(hint) is Annotated and is_dataclass(get_args(hint)[0]):
+            hint, left_out = get_args(hint)
+        if not is_dataclass(hint):
+            single[name] = parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+            continue
+        own = get_type_hints(hint, include_extras=True)
+        shown = {one.name: one.default for one in fields(hint) if one.name not in left_out}
+        groups[name] = hint, list(shown)
+        for each, default in shown.items():
+            single[each] = inspect.Parameter(
+                each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=own[each]
+            )
+
+    def call(**values: Any) -> Any:
+        given = {name: group(**{each: values.pop(each) for each in shown}) for name, (group, shown) in groups.items()}
+        return command(**values, **given)
+
+    call.__doc__ = command.__doc__
+    call.__signature__ = inspect.signature(command).replace(parameters=list(single.values()))  # type: ignore[attr-defined]
+    call.__annotations__ = {name: parameter.annotation for name, parameter in single.items()}
+    return call
+
+
 def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     """The schedule to replay: read, mapped, repeated, scaled and cut, in that order."""
     from latfix.traffic.derived_features import parse_map_option
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.transforms import limit, repeat, scale_time, scale_to_duration, slice_time
 
-    mapping = {**spec.traffic_map, **parse_map_option(options.mapping)}
+    mapping = {**spec.traffic_map, **parse_map_option(options.mapping or ())}
     traffic = read_traffic(spec.traffic, mapping=mapping, skip_bad_lines=options.skip_bad_lines)
     if not len(traffic):
         raise InputError(f"{spec.traffic}: found no request; expected at least one")

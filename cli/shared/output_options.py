@@ -10,38 +10,45 @@ import contextlib
 import datetime
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import Target
+from latfix.cli.shared.options import JsonOption, Target
 from latfix.errors import InputError, LatfixError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
+    from latfix.gates.evaluate import GateResult
     from latfix.reports.ci.ci_summary import Summary
 
 #: GitHub's runner names a file in it, whose Markdown it shows on the run's page; at most so many bytes a step.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _MOST_BYTES = 1_000_000
 
-JUnitOption = Annotated[
-    str | None, typer.Option("--junit", metavar="FILE", help="Write the gates as JUnit XML, one testcase each.")
-]
-MarkdownOption = Annotated[
-    str | None,
-    typer.Option("--markdown", metavar="FILE", help="Write a summary for a pull request; - for standard output."),
-]
-AnnotationsOption = Annotated[
-    bool,
-    typer.Option("--annotations", help="Annotate a GitHub Actions run, and add the summary to the step's page."),
-]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show every figure, cause and fix on the terminal.")
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Where a result goes beside its folder."""
+
+    json_file: JsonOption = None
+    junit: Annotated[
+        str | None, typer.Option("--junit", metavar="FILE", help="Write the gates as JUnit XML, one testcase each.")
+    ] = None
+    markdown: Annotated[
+        str | None,
+        typer.Option("--markdown", metavar="FILE", help="Write a summary for a pull request; - for standard output."),
+    ] = None
+    annotations: Annotated[
+        bool,
+        typer.Option("--annotations", help="Annotate a GitHub Actions run, and add the summary to the step's page."),
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every figure, cause and fix on the terminal.")
+    ] = False
 
 
 @dataclass(slots=True)
@@ -58,32 +65,26 @@ class Outputs:
     markdown: Target
     step_summary: Target
     annotations: bool = False
+    verbose: bool = False
     started: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
     _written: bool = False
 
     @classmethod
-    def open(
-        cls,
-        command: str,
-        *,
-        json_file: str | None = None,
-        junit: str | None = None,
-        markdown: str | None = None,
-        annotations: bool = False,
-    ) -> Outputs:
+    def open(cls, command: str, given: OutputOptions) -> Outputs:
         """Check that every target can be written.
 
         :raises InputError: one cannot, or two are the same.
         """
-        see_that_they_differ({"--json": json_file, "--junit": junit, "--markdown": markdown})
-        page = (os.environ.get(STEP_SUMMARY) or None) if annotations else None
+        see_that_they_differ({"--json": given.json_file, "--junit": given.junit, "--markdown": given.markdown})
+        page = (os.environ.get(STEP_SUMMARY) or None) if given.annotations else None
         return cls(
             command=command,
-            json=Target.open("--json", json_file),
-            junit=Target.open("--junit", junit),
-            markdown=Target.open("--markdown", markdown),
+            json=Target.open("--json", given.json_file),
+            junit=Target.open("--junit", given.junit),
+            markdown=Target.open("--markdown", given.markdown),
             step_summary=Target.open(f"--annotations: {STEP_SUMMARY}", page, append=True),
-            annotations=annotations,
+            annotations=given.annotations,
+            verbose=given.verbose,
         )
 
     @property
@@ -96,6 +97,18 @@ class Outputs:
         from rich.console import Console
 
         return Console(file=sys.stderr if self.to_stdout else sys.stdout)
+
+    def show(self, render: Callable[[], RenderableType], gates: Sequence[GateResult] = ()) -> None:
+        """Show the result; where standard output carries a document, a line a gate instead, beside it."""
+        from rich.text import Text
+
+        if not self.to_stdout:
+            self.console().print(render())
+            return
+        styles = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("UNDECIDED", "yellow")}
+        for one in gates:
+            name = (f"{one.gate.text}  ", "bold")
+            self.console().print(Text.assemble("gate ", name, styles[one.passed], f"  {one.reason}"))
 
     def write(
         self,

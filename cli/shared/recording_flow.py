@@ -60,14 +60,12 @@ def asked(step: str | None, percentile: float | None, seed: int, traffic: Traffi
         percentile=percentile,
         seed=seed,
         step=step or "",
-        mapping=traffic.mapping,
+        mapping=tuple(traffic.mapping or ()),
         skip_bad_lines=traffic.skip_bad_lines,
     )
 
 
-def diagnose(
-    path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None, verbose: bool
-) -> int:
+def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
     """Diagnose a recording; writes ``diagnosis.json`` and ``report.html``, prints, and returns the exit code.
 
     :raises InputError: it is none, or is damaged, cut off or empty.
@@ -75,13 +73,12 @@ def diagnose(
     from latfix.profilers.recordings.detect import diagnose_recording
 
     with outputs.in_any_case(path.name, gates.texts):
-        diagnosis = diagnose_recording(path, options)
-        return conclude(diagnosis, outputs, gates, out=out, verbose=verbose)
+        return conclude(diagnose_recording(path, options), outputs, gates, out=out)
 
 
-def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None, verbose: bool) -> int:
+def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
     """What follows a diagnosis that has no record of latfix's own behind it."""
-    from latfix.cli.shared.diagnose_flow import show_gates, writing_into
+    from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.recording_page import write_recording_report
@@ -95,11 +92,7 @@ def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path 
     with writing_into(folder):
         write_json(folder / "diagnosis.json", document)
         write_recording_report(folder / "report.html", diagnosis)
-    console = outputs.console()
-    if not outputs.to_stdout:
-        console.print(render_diagnosis(diagnosis, folder=folder, verbose=verbose))
-    else:
-        show_gates(console, results)
+    outputs.show(lambda: render_diagnosis(diagnosis, folder=folder, verbose=outputs.verbose), results)
     outputs.write(document)
     return exit_code(results) if results else EXIT_OK
 

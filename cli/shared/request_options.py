@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
     from latfix.run_record.chunked_record import RecordFile
     from latfix.run_record.run_record import RunRecord
     from latfix.traffic.schedule import Traffic
-
-RequestOption = Annotated[
-    list[str] | None,
-    typer.Option("--request", metavar="ID", help="Tell this request's story, entry by entry; may be repeated."),
-]
-SlowestOption = Annotated[
-    int | None,
-    typer.Option("--slowest", metavar="N", help="List the N slowest requests and what each waited behind."),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,26 +41,35 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillDown:
-    """What was asked for; nothing by default.
+    """What was asked for; nothing by default."""
 
-    :param requests: ids of the traffic.
-    :param slowest: how many of the slowest measured requests; ``None`` for none.
-    """
+    request: Annotated[
+        list[str] | None,
+        typer.Option("--request", metavar="ID", help="Tell this request's story, entry by entry; may be repeated."),
+    ] = None
+    slowest: Annotated[
+        int | None,
+        typer.Option("--slowest", metavar="N", help="List the N slowest requests and what each waited behind."),
+    ] = None
 
-    requests: tuple[str, ...] = ()
-    slowest: int | None = None
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """Ids of the traffic, each once."""
+        return tuple(dict.fromkeys(self.request or ()))
 
-    @classmethod
-    def parse(cls, requests: Sequence[str] | None, slowest: int | None) -> DrillDown:
-        """Of the options' values.
+    def given(self) -> dict[str, object]:
+        """By option what the user gave."""
+        return {"--request": self.request, "--slowest": self.slowest}
 
-        :raises InputError: ``--slowest`` is out of range.
+    def check_slowest(self) -> None:
+        """Refuse a number of slowest requests that is out of range.
+
+        :raises InputError: it is.
         """
-        if slowest is not None:
+        if self.slowest is not None:
             from latfix.profilers.drilldown.selection import check_slowest
 
-            check_slowest(slowest)
-        return cls(requests=tuple(dict.fromkeys(requests or ())), slowest=slowest)
+            check_slowest(self.slowest)
 
     def check(self, traffic: Traffic) -> None:
         """Refuse ids that a traffic does not have, before it is replayed.

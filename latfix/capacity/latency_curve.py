@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.statistics.change_points import rising_level
-
-Floats = npt.NDArray[np.float64]
 
 #: Loads that are simulated lie so far apart, and nearer where the percentile grows by more between two of them.
 _STEP, _RISE = math.log(1.4), 0.25

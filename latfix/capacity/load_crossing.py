@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.capacity.latency_curve import LatencyCurve
-
-Floats = npt.NDArray[np.float64]
 
 #: Standard deviations in advance: of the error where the simulation was calibrated, and of its step when load grows
 #: by a factor of e; both a share of the service's time. They count as much as so many replays.

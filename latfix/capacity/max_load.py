@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from latfix.arrays import Floats
 from latfix.capacity.load_crossing import LoadErrors, quantiles
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.files.json_documents import Document
 
-Floats = npt.NDArray[np.float64]
 Status = Literal["found", "above", "below", "undecided"]
 #: An interval; an end that was not measured is ``None``.
 OpenInterval = tuple[float | None, float | None]

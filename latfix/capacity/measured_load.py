@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.capacity.objective import Percentile, SlowShare, Target, percentile_of, slow_share
 from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
@@ -22,8 +22,6 @@ from latfix.statistics.distributions import normal_quantile
 if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: A backlog that grows for good holds at the end at least this share of all requests.
 _BACKLOG_SHARE = 0.1
@@ -200,7 +198,7 @@ def _share(record: RunRecord, begin: str, end: str) -> float:
     return float(np.maximum(batches[end][some] - batches[begin][some], 0).sum()) / 1e9
 
 
-def _waits(record: RunRecord, ok: npt.NDArray[np.bool_]) -> Floats:
+def _waits(record: RunRecord, ok: Bools) -> Floats:
     """Seconds before prepare and from the queue's entrance to the closing of the batch, for some requests."""
     rows, batches = record.requests, record.batches
     entered = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[ok]

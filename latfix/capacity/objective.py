@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.statistics.block_bootstrap import block_length, evidence
 from latfix.statistics.distributions import score_interval, student_t
 from latfix.statistics.percentiles import independent_draws, quantile_of
-
-Floats = npt.NDArray[np.float64]
 
 #: Fewer requests beyond the percentile than this, and the point is called short.
 TAIL_REQUESTS = 10

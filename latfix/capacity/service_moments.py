@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from latfix.arrays import Floats
 
 #: Weights follow the fitted level, not the noise of each batch.
 _PASSES = 4

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.capacity.objective import TAIL_REQUESTS, Target
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import fano_factor
 from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
 from latfix.traffic.value_parsers import MAX_SECONDS
-
-Floats = npt.NDArray[np.float64]
 
 #: The share of the budget that the first round over the loads asked for may take.
 _GRID_SHARE = 0.5
@@ -230,7 +228,7 @@ def burstiness(traffic: Traffic) -> Burstiness:
     )
 
 
-def index_of_dispersion(arrival_ns: npt.NDArray[np.int64], window_s: float) -> float:
+def index_of_dispersion(arrival_ns: Ints, window_s: float) -> float:
     """Variance over mean of the counts in windows; 1 for independent arrivals. NaN for fewer than eight windows."""
     seconds = (arrival_ns - arrival_ns[0]) / 1e9
     windows = int(float(seconds[-1]) / window_s + 1e-9)

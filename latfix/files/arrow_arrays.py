@@ -15,22 +15,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.files.parquet_reader import ROW_GROUP
 
 
-def whole_numbers(values: npt.NDArray[np.int64]) -> Any:
+def whole_numbers(values: Ints) -> Any:
     """An Arrow int64 array."""
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def numbers(values: npt.NDArray[np.float64]) -> Any:
+def numbers(values: Floats) -> Any:
     """An Arrow float64 array, null where NaN."""
     absent = np.isnan(values)
     buffers = [_validity(~absent), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.float64(), len(values), buffers)
 
 
-def seconds(nanoseconds: npt.NDArray[np.int64]) -> Any:
+def seconds(nanoseconds: Ints) -> Any:
     """An Arrow array of decimals with nine places: ``nanoseconds`` (0 or more) as exact seconds."""
     words = np.zeros((len(nanoseconds), 2), dtype="<i8")  # 128 bits, low word first
     words[:, 0] = nanoseconds
@@ -60,7 +61,7 @@ def read_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.concatenate(parts)
 
 
-def read_validity(column: Any) -> npt.NDArray[np.bool_]:
+def read_validity(column: Any) -> Bools:
     """Which values of an Arrow column are there."""
     parts = [np.zeros(0, dtype=bool)]
     for chunk in column.chunks:
@@ -73,7 +74,7 @@ def read_validity(column: Any) -> npt.NDArray[np.bool_]:
     return np.concatenate(parts)
 
 
-def _validity(present: npt.NDArray[np.bool_]) -> Any:
+def _validity(present: Bools) -> Any:
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
 
 

@@ -161,7 +161,10 @@ def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
         return replace(_result(held, None, reason), value=None)
     shown = _comparison(held)
     if bounds is not None:
-        shown += f", {_interval_name(held)} {gate.show(bounds[0])} to {gate.show(bounds[1])}"
+        bounded = f"{_interval_name(held)} {gate.show(bounds[0])} to {gate.show(bounds[1])}"
+        shown += (
+            f", {bounded}" if bounds[0] > 0 or math.isfinite(bounds[1]) else ", bounded by so few replays on no side"
+        )
     if gate.is_latency and held.subject.lost:
         counted = "are not in it" if gate.metric == "mean" else "count as slower"
         shown += f"; {held.subject.lost} of {held.subject.total} requests did not end ok and {counted}"

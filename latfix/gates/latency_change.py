@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.files.json_documents import Document, json_key
 from latfix.formatting import key_label
 from latfix.run_record.run_record import RunRecord
@@ -27,8 +27,6 @@ _NAMES: Mapping[str, str] = {
 }
 #: A smaller share of all that moved is not named.
 _LEAST_SHARE = 0.05
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS, interval_bounds
 from latfix.lower_bound import restored
 from latfix.stages import Status
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
 
 Bounds = tuple[float, float]
-Floats = npt.NDArray[np.float64]
 
 #: The 95 % interval of what the requests of these replays show, whatever a restart does.
 _SHOWN = Rule(level=0.05, restart_sd=0.0)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats
+
 #: A member's length lies within this factor of the head's, or within this many elements, so that padding
 #: stays bounded.
 LENGTH_RATIO = 1.5
@@ -23,7 +25,7 @@ def alike(length: int, head: int) -> bool:
     return longer <= shorter * LENGTH_RATIO or longer - shorter <= LENGTH_SLACK
 
 
-def padded_elements(batches: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+def padded_elements(batches: Mapping[str, npt.NDArray[Any]]) -> Floats:
     """Elements of each batch as padded, in the measure of its members' own elements.
 
     An adapter's ``collate`` may add tensors of its own (masks, lengths). What batches of one, which hold no

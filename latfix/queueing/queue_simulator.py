@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Waiting
 from latfix.queueing.length_buckets import alike
 from latfix.queueing.replay_lanes import lindley
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 #: When the last of these requests is finished, if their batch closes at that moment.
 Finish = Callable[[Sequence[int], float], float]
 
@@ -238,7 +237,7 @@ class Replayed:
     opened: Floats
     closed: Floats
     end: Floats
-    timed: npt.NDArray[np.bool_]
+    timed: Bools
 
     @classmethod
     def of(cls, log: Log, order: Ints) -> Replayed:

@@ -21,15 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.replay_lanes import cycle_starts, lindley
 from latfix.queueing.start_derivatives import Served
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from latfix.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +94,7 @@ class _AtHand:
     stride: int
     ready: Floats
     running: Floats
-    head: npt.NDArray[np.bool_]
+    head: Bools
     opened: Floats
     ended: Floats
 

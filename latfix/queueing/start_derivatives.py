@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latfix.queueing.queue_simulator import Floats, Ints, Policy, Replayed, replay
+from latfix.arrays import Floats, Ints
+from latfix.queueing.queue_simulator import Policy, Replayed, replay
 from latfix.queueing.replay_lanes import cycle_starts, lindley
 
 

@@ -10,16 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.queueing.replay_lanes import Lanes, taken_up
 from latfix.queueing.start_derivatives import Served, serve_each
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 MINUTE_NS = 60e9
 

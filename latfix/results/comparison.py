@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import finite, html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
@@ -26,8 +27,6 @@ from latfix.statistics.group_sequential import Need, needed
 from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, allowance
 
 RATIO_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99")
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,9 +270,9 @@ class _Arm:
     """
 
     waited: Floats
-    status: npt.NDArray[np.int64]
+    status: Ints
 
-    def limited(self, keep: npt.NDArray[np.bool_]) -> _Arm:
+    def limited(self, keep: Bools) -> _Arm:
         return _Arm(self.waited, np.where(keep, self.status, -1))
 
     @property
@@ -292,7 +291,7 @@ class _Arm:
         return Outcomes.of(self.waited[self.recorded], self.status[self.recorded])
 
     @property
-    def recorded(self) -> npt.NDArray[np.bool_]:
+    def recorded(self) -> Bools:
         return np.asarray(self.status >= 0)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
 from latfix.formatting import html_table, interval, milliseconds, percent, share, significant
@@ -163,12 +163,12 @@ class Ledger:
     :param ids: ``n`` ids of the requests in their traffic; empty where they are not known.
     """
 
-    request: npt.NDArray[np.int64]
-    latency_ns: npt.NDArray[np.int64]
+    request: Ints
+    latency_ns: Ints
     reference_ns: int
     causes: tuple[str, ...]
-    own_ns: npt.NDArray[np.int64]
-    propagated_ns: npt.NDArray[np.int64]
+    own_ns: Ints
+    propagated_ns: Ints
     classes: tuple[EvidenceClass, ...]
     ids: tuple[str, ...] = ()
 
@@ -283,6 +283,20 @@ class CodeLine(Document):
     line: int
     function: str
     inside: str
+    slow_ms: float
+    typical_ms: float
+    looks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackTime:
+    """Time in one sampled stack: milliseconds of a slow and of a typical unit of work, as of :class:`CodeLine`.
+
+    :param frames: ``file:line function``, the innermost first.
+    """
+
+    unit: str
+    frames: tuple[str, ...]
     slow_ms: float
     typical_ms: float
     looks: int
@@ -478,6 +492,7 @@ class Diagnosis(Document):
     :param largest: the ten slowest requests explained; ``None`` in documents of earlier versions.
     :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
     :param lines: of the user's code, on which slow work spends longer than typical, the largest difference first.
+    :param stacks: what the lines are from; not in the document.
     :param recorded_ms: p50, p90, p95, p99 of the same requests where imported traffic was recorded; of those that
         ended ok there.
     :param restarts: how runs of this service differ; ``None`` where only this one is known.
@@ -529,6 +544,7 @@ class Diagnosis(Document):
     largest: Slowest | None = field(default=None, metadata=json_key(omit_empty=True))
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     lines: tuple[CodeLine, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    stacks: tuple[StackTime, ...] = field(default=(), metadata=HIDDEN)
     recorded_ms: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     restarts: Restarts | None = field(default=None, metadata=json_key(omit_empty=True))
     source: Source | None = field(default=None, metadata=json_key(omit_empty=True))

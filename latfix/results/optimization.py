@@ -224,6 +224,16 @@ class Untried:
     to_install: tuple[str, ...]
     inapplicable: tuple[str, ...]
 
+    @property
+    def words(self) -> str:
+        """How many of each, and what to do about those that apply."""
+        groups = (
+            (self.for_time, "no time left: a larger --budget tries them, or the same command with --resume"),
+            (self.to_install, "not installed"),
+            (self.inapplicable, "nothing to change here"),
+        )
+        return "; ".join(f"{len(fixes)} {why}" for fixes, why in groups if fixes)
+
 
 def untried_of(steps: Sequence[TriedFix]) -> Untried:
     """The skipped ones of an optimization's steps."""

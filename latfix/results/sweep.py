@@ -80,6 +80,7 @@ class SweptSetting(Document):
     :param most_achieved_rps: the most that it served.
     :param capacity_rps: what it bears by the queueing models.
     :param predicted: loads as simulations have them, put right by the errors seen; those replayed are among them.
+    :param memory_bytes: the most of its process that was resident; ``device_memory_bytes`` reserved on all devices.
     """
 
     id: int
@@ -92,6 +93,8 @@ class SweptSetting(Document):
     capacity_rps: float | None
     service: ServiceMoments | None
     predicted: tuple[PredictedLoad, ...] = ()
+    memory_bytes: int | None = field(default=None, metadata=json_key(omit_empty=True))
+    device_memory_bytes: int | None = field(default=None, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +317,7 @@ class Measured:
     :param began_s: seconds after the sweep began.
     :param fresh: it was the first replay of its process, after the warm-up.
     :param foretold: the percentile in seconds that was predicted before, and its 95 % interval.
+    :param costs: ``memory_bytes`` and ``device_memory_bytes`` of the process, at most, until its end.
     """
 
     setting: int
@@ -324,6 +328,7 @@ class Measured:
     began_s: float
     fresh: bool
     foretold: tuple[float, float, float] | None = None
+    costs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

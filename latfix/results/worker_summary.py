@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.files.json_documents import Document
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
@@ -14,8 +14,6 @@ from latfix.run_record.schema import Columns
 from latfix.stages import Status
 from latfix.statistics.latency_summary import percentile_ns
 from latfix.statistics.quantile_sketch import Distribution
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.files.parquet_reader import PARQUET, ParquetRows, unreadable
 from latfix.files.parquet_types import check_type
 from latfix.files.regular_file import check_regular
@@ -32,7 +33,6 @@ from latfix.run_record.validation import RequestCheck, check_batches, damaged
 from latfix.stages import STAGES
 from latfix.traffic.io.stored_schedule import ScheduleFile
 
-Ints = npt.NDArray[np.int64]
 TableName = Literal["batches", "events", "samples"]
 
 #: Samples this long before and after a stretch belong to it: counters grow from one reading to the next.

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Ints
 from latfix.errors import InputError
 from latfix.files.atomic_write import replacement
 from latfix.files.parquet_reader import PARQUET, ROW_GROUP, ParquetRows, unreadable
@@ -124,7 +125,7 @@ class RunRecord:
         )
 
     @property
-    def measured(self) -> npt.NDArray[np.bool_]:
+    def measured(self) -> Bools:
         """Which rows of ``requests`` count: those that are not warm-up."""
         return np.asarray(self.requests["warmup"] == 0)
 
@@ -135,7 +136,7 @@ class RunRecord:
         status = self.requests["status"][self.measured]
         return status_counts(np.bincount(status, minlength=len(STATUS_NAMES)).tolist())
 
-    def latencies_ns(self) -> npt.NDArray[np.int64]:
+    def latencies_ns(self) -> Ints:
         """Latencies of the measured requests that ended ``ok``, in order of arrival."""
         keep = self.measured & (self.requests["status"] == Status.OK)
         return np.asarray(self.requests["latency_ns"][keep], dtype=np.int64)
@@ -313,9 +314,7 @@ def feature_column(name: str) -> str:
     return f"feature.{name}" if name in taken or name.startswith("feature.") else name
 
 
-def _requests_table(
-    rows: Columns, traffic: Traffic, position: npt.NDArray[np.int64], errors: Mapping[int, str]
-) -> Any:
+def _requests_table(rows: Columns, traffic: Traffic, position: Ints, errors: Mapping[int, str]) -> Any:
     import pyarrow as pa
 
     columns: dict[str, Any] = {
@@ -366,7 +365,7 @@ def request_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
     return columns
 
 
-def request_errors(path: Path, table: Any, index: npt.NDArray[np.int64]) -> dict[int, str]:
+def request_errors(path: Path, table: Any, index: Ints) -> dict[int, str]:
     """Messages of failed requests by schedule index, from an Arrow table of ``requests.parquet``.
 
     :raises InputError: they are no texts.

@@ -191,5 +191,6 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: often a slow one was tried
 #: of a process that serves over HTTP, all of its threads and children together: server.cpu_ns, server.runq_ns,
 #: server.threads, server.minflt, server.majflt, server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
-#: server.processes; metrics.<name>: what it tells under /metrics
+#: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait);
+#: metrics.<name>: what it tells under /metrics
 #: poll.<probe>_ns: how long the probe's own poll took

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from latfix.arrays import Floats, Ints
 
 
 def default_block(n: int) -> int:
@@ -47,14 +46,14 @@ def block_length(values: npt.ArrayLike) -> int:
     return int(max(least, min(_politis_white(ranks(series)), n // 8)))
 
 
-def iter_block_starts(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> Iterator[IntArray]:
+def iter_block_starts(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> Iterator[Ints]:
     """Where the blocks of each resample start: ``ceil(n / block)`` positions a resample."""
     blocks = -(-n // block) if n else 0
     for _ in range(replicates):
         yield rng.integers(0, max(n, 1), size=blocks, dtype=np.int64)
 
 
-def block_counts(n: int, starts: IntArray, block: int) -> IntArray:
+def block_counts(n: int, starts: Ints, block: int) -> Ints:
     """How often each of ``n`` positions is drawn by blocks at ``starts``; sums to ``n``.
 
     The last block is cut so that a resample has as many requests as the original.
@@ -78,7 +77,7 @@ class SortedSample:
     :param order: ``(m,)`` their positions in the series.
     """
 
-    values: FloatArray
+    values: Floats
     order: npt.NDArray[np.intp]
 
     @classmethod
@@ -89,7 +88,7 @@ class SortedSample:
         order = order[: int(np.count_nonzero(~np.isnan(array)))]
         return cls(np.ascontiguousarray(array[order]), order)
 
-    def statistics(self, quantiles: Sequence[float], counts: IntArray | None = None) -> FloatArray:
+    def statistics(self, quantiles: Sequence[float], counts: Ints | None = None) -> Floats:
         """Mean, the quantiles (each in 0..1), and the maximum, of the sample or of a resample of it.
 
         :param counts: how often each position of the series was drawn; ``None``: once each.
@@ -112,14 +111,14 @@ class SortedSample:
         return result
 
 
-def block_sums(each: FloatArray, block: int) -> FloatArray:
+def block_sums(each: Floats, block: int) -> Floats:
     """Sums over consecutive blocks; the last one may be shorter."""
     if not len(each):
         return each
     return np.asarray(np.add.reduceat(each, np.arange(0, len(each), max(block, 1))), dtype=np.float64)
 
 
-def evidence(added: FloatArray) -> float:
+def evidence(added: Floats) -> float:
     """Degrees of freedom of a variance that is known from what each block adds: ``(Σd²)² / Σd⁴``, at least 1.
 
     As in Satterthwaite's formula (1946): where two blocks out of a hundred stand out, two are what is known.
@@ -129,21 +128,21 @@ def evidence(added: FloatArray) -> float:
     return max(1.0, float(squares.sum()) ** 2 / fourth) if fourth > 0 else 1.0
 
 
-def sliding_sums(each: FloatArray, block: int) -> FloatArray:
+def sliding_sums(each: Floats, block: int) -> Floats:
     """Sums over the ``block`` neighbors that begin at each position, wrapped around the end; ``(n,)``."""
     n = len(each)
     running = np.concatenate([[0.0], np.cumsum(np.concatenate([each, each[:block]]))])
     return np.asarray(running[block : block + n] - running[:n], dtype=np.float64)
 
 
-def ranks(series: FloatArray) -> FloatArray:
+def ranks(series: Floats) -> Floats:
     """Ranks from 1, ties averaged. By hand because ``scipy.stats`` takes over a second to import."""
     _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
     upper = np.cumsum(counts)
     return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)
 
 
-def _politis_white(series: FloatArray) -> int:
+def _politis_white(series: Floats) -> int:
     n = len(series)
     covariance = _autocovariance(series, most=min(n - 1, math.ceil(math.sqrt(n)) + 10 + n // 16))
     if covariance[0] <= 0:
@@ -160,7 +159,7 @@ def _politis_white(series: FloatArray) -> int:
     return math.ceil(math.cbrt(2.0 * slope**2 / (4.0 / 3.0 * spectrum**2)) * math.cbrt(n))
 
 
-def _last_significant(correlation: FloatArray, n: int) -> int:
+def _last_significant(correlation: Floats, n: int) -> int:
     """The lag after which a run of lags shows no correlation beyond chance."""
     run = max(5, math.ceil(math.sqrt(math.log10(n))))
     quiet = np.abs(correlation[1:]) < 2.0 * math.sqrt(math.log10(n) / n)
@@ -170,7 +169,7 @@ def _last_significant(correlation: FloatArray, n: int) -> int:
     return len(quiet)
 
 
-def _autocovariance(series: FloatArray, most: int) -> FloatArray:
+def _autocovariance(series: Floats, most: int) -> Floats:
     """Autocovariance at lags ``0..most``, by FFT."""
     n = len(series)
     size = 1 << (n + most).bit_length()

@@ -13,14 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from latfix.statistics.block_bootstrap import (
-    FloatArray,
-    SortedSample,
-    block_counts,
-    block_length,
-    evidence,
-    iter_block_starts,
-)
+from latfix.arrays import Floats, Ints
+from latfix.statistics.block_bootstrap import SortedSample, block_counts, block_length, evidence, iter_block_starts
 from latfix.statistics.control_variate import fit_control
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import student_t
@@ -96,17 +90,17 @@ def arm_ratios(
 class _Round:
     """One round: both arms' series in order of arrival, and the block length."""
 
-    base: FloatArray
-    new: FloatArray
+    base: Floats
+    new: Floats
     block: int
 
-    def counts(self, rng: np.random.Generator, paired: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def counts(self, rng: np.random.Generator, paired: bool) -> tuple[Ints, Ints]:
         first = self._draw(len(self.base), rng)
         if paired and len(self.base) == len(self.new):
             return first, first
         return first, self._draw(len(self.new), rng)
 
-    def _draw(self, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    def _draw(self, n: int, rng: np.random.Generator) -> Ints:
         block = max(1, min(self.block, n))
         return block_counts(n, next(iter_block_starts(n, block=block, replicates=1, rng=rng)), block)
 
@@ -157,7 +151,7 @@ def _rounds(base_blocks: Sequence[npt.ArrayLike], new_blocks: Sequence[npt.Array
     return rounds
 
 
-def _log_ratio(rounds: Sequence[_Round]) -> FloatArray:
+def _log_ratio(rounds: Sequence[_Round]) -> Floats:
     if not rounds:
         return np.full(len(_ORDER), math.nan)
     base = SortedSample.of(np.concatenate([r.base for r in rounds])).statistics(_FRACTIONS)
@@ -165,9 +159,7 @@ def _log_ratio(rounds: Sequence[_Round]) -> FloatArray:
     return _log_quotient(new, base)
 
 
-def _resampled(
-    rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool
-) -> Iterator[FloatArray]:
+def _resampled(rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool) -> Iterator[Floats]:
     base = SortedSample.of(np.concatenate([r.base for r in rounds]))
     new = SortedSample.of(np.concatenate([r.new for r in rounds]))
     for _ in range(replicates):
@@ -178,7 +170,7 @@ def _resampled(
         )
 
 
-def _log_quotient(new: FloatArray, base: FloatArray) -> FloatArray:
+def _log_quotient(new: Floats, base: Floats) -> Floats:
     usable = (new > 0) & (base > 0)
     result = np.full(len(new), math.nan)
     result[usable] = np.log(new[usable]) - np.log(base[usable])
@@ -193,14 +185,14 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
     """
     base_limit = limit_of(key, np.concatenate([r.base for r in rounds]))
     new_limit = limit_of(key, np.concatenate([r.new for r in rounds]))
-    added: list[FloatArray] = []
+    added: list[Floats] = []
     for r in rounds:
         base, new = influence(key, r.base, base_limit, r.block), influence(key, r.new, new_limit, r.block)
         added += [new - base] if len(base) == len(new) else [new, base]
     return evidence(np.concatenate(added))
 
 
-def _half_width(drawn: FloatArray, left_out: FloatArray, freedom: float) -> float:
+def _half_width(drawn: Floats, left_out: Floats, freedom: float) -> float:
     """Half the 95 % interval's width on the logarithm; infinite where unknown."""
     finite = drawn[np.isfinite(drawn)]
     if len(finite) < max(2, len(drawn) // 2):

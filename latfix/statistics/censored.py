@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import AtLeast, in_unit
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
-from latfix.statistics.block_bootstrap import FloatArray
 from latfix.statistics.latency_summary import QUANTILES, percentile_ns, summarize_ms, summary_intervals_ms
 
 if TYPE_CHECKING:
     from latfix.run_record.chunked_record import RecordSource
 
-BoolArray = npt.NDArray[np.bool_]
 #: What stands for a lost request among numbers that must be finite: so many times the slowest answer of both arms.
 _BEYOND_ANY = 2.0
 #: Ranks are sums of floats.
@@ -48,9 +47,9 @@ class Outcomes:
     :param open: ``(n,)`` in flight when the record ends.
     """
 
-    waited_ns: FloatArray
-    answered: BoolArray
-    open: BoolArray
+    waited_ns: Floats
+    answered: Bools
+    open: Bools
 
     @classmethod
     def of(cls, latency_ns: npt.ArrayLike, status: npt.ArrayLike) -> Outcomes:
@@ -78,12 +77,12 @@ class Outcomes:
         return len(self.waited_ns)
 
     @property
-    def ok_ns(self) -> FloatArray:
+    def ok_ns(self) -> Floats:
         """Latencies of those that ended ``ok``, in order of arrival."""
         return self.waited_ns[self.answered]
 
     @property
-    def series_ns(self) -> FloatArray:
+    def series_ns(self) -> Floats:
         """``(n,)`` with infinity for those without an answer."""
         return np.where(self.answered, self.waited_ns, math.inf)
 
@@ -135,7 +134,7 @@ def outcomes_of(source: RunRecord | RecordSource) -> Outcomes:
     return Outcomes.joined([Outcomes.of(rows["latency_ns"][some], rows["status"][some]) for rows, some in kept])
 
 
-def beyond_any(base: Sequence[FloatArray], new: Sequence[FloatArray]) -> tuple[list[FloatArray], list[FloatArray]]:
+def beyond_any(base: Sequence[Floats], new: Sequence[Floats]) -> tuple[list[Floats], list[Floats]]:
     """Two arms' latencies with a finite number beyond any answer of both in place of infinity, for tests by rank.
 
     Whether a percentile of one arm exceeds the other's is told by which requests lie beyond it. By how much it does
@@ -149,9 +148,7 @@ def beyond_any(base: Sequence[FloatArray], new: Sequence[FloatArray]) -> tuple[l
     )
 
 
-def answered_ranks(
-    answered: npt.NDArray[np.int64], censored: npt.NDArray[np.int64], requests: int, percentiles: Iterable[float]
-) -> list[float]:
+def answered_ranks(answered: Ints, censored: Ints, requests: int, percentiles: Iterable[float]) -> list[float]:
     """Where percentiles of all requests stand among those that were answered: fractional ranks, counted from 0.
 
     :param answered: ``(k,)`` requests that ended ``ok``, by cells of ascending latency.
@@ -186,7 +183,7 @@ def answered_ranks(
     return ranks
 
 
-def _interpolated(ascending: FloatArray, rank: float) -> float:
+def _interpolated(ascending: Floats, rank: float) -> float:
     low = min(math.floor(rank + _TINY), len(ascending) - 1)
     high = min(low + 1, len(ascending) - 1)
     return float(ascending[low] + (ascending[high] - ascending[low]) * max(rank - low, 0.0))

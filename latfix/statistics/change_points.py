@@ -9,10 +9,8 @@ price of a cut is what the best cut of the same values in random order gains: a 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from latfix.arrays import Floats, Ints
 
 #: Values beyond which a series must be summed up first.
 MOST_VALUES = 2_000

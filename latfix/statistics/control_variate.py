@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.statistics.block_bootstrap import FloatArray
+from latfix.arrays import Floats
 
 #: Fewer rounds do not show how ratio and control go together.
 _FEWEST = 6
@@ -32,7 +32,7 @@ class Control:
     :param wider: by how much the fit widens an interval of the mean ratio.
     """
 
-    shifts: FloatArray
+    shifts: Floats
     slope: float = 0.0
     wider: float = 1.0
 
@@ -42,7 +42,7 @@ class Control:
         return int(self.slope != 0)
 
 
-def fit_control(each: FloatArray, control: FloatArray) -> Control:
+def fit_control(each: Floats, control: Floats) -> Control:
     """The control fitted to the rounds' log ratios.
 
     :param each: ``(rounds,)``, one statistic's.

@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from latfix.statistics.block_bootstrap import FloatArray
+from latfix.arrays import Floats
 from latfix.statistics.decision import LEVEL, RatioEstimate, judge
 from latfix.statistics.distributions import student_t
 
@@ -134,7 +134,7 @@ def _levels(looks: Sequence[int], shares: Sequence[float], level: float) -> tupl
     grid = np.linspace(-_REACH, _REACH, _GRID)
     step = float(grid[1] - grid[0])
     found: list[float] = []
-    density: FloatArray | None = None
+    density: Floats | None = None
     at, spent = 0, 0.0
     for look, share in zip(looks, shares, strict=True):
         wide = grid * math.sqrt(look)  # a sum's scale grows with the root of the rounds

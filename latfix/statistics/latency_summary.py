@@ -17,15 +17,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
-from latfix.statistics.block_bootstrap import (
-    FloatArray,
-    SortedSample,
-    block_length,
-    block_sums,
-    evidence,
-    sliding_sums,
-)
+from latfix.statistics.block_bootstrap import SortedSample, block_length, block_sums, evidence, sliding_sums
 from latfix.statistics.distributions import normal_quantile, student_t
 from latfix.statistics.percentiles import percentile_interval
 
@@ -78,9 +72,7 @@ def summary_intervals_ms(
     return {key: intervals[key] for key in LATENCY_KEYS}
 
 
-def _mean_interval(
-    series: FloatArray, block: int, seed: int, replicates: int, confidence: float
-) -> tuple[float, float]:
+def _mean_interval(series: Floats, block: int, seed: int, replicates: int, confidence: float) -> tuple[float, float]:
     n = len(series)
     if not n:
         return (math.nan, math.nan)
@@ -92,11 +84,11 @@ def _mean_interval(
     return (max(low, float(series.min())), high)  # no request was faster
 
 
-def _by_key(values: FloatArray, keys: Sequence[str] = LATENCY_KEYS) -> dict[str, float]:
+def _by_key(values: Floats, keys: Sequence[str] = LATENCY_KEYS) -> dict[str, float]:
     return {key: float(value) for key, value in zip(keys, values, strict=True)}
 
 
-def _maximum_low(series: FloatArray, block: int, tail: float) -> float:
+def _maximum_low(series: Floats, block: int, tail: float) -> float:
     """The value that the maximum of a block resample falls below with a chance of ``tail`` at most."""
     n = len(series)
     blocks = -(-n // block)
@@ -109,7 +101,7 @@ def _maximum_low(series: FloatArray, block: int, tail: float) -> float:
     return float(series[slowest[-1]])
 
 
-def _widened(value: float, drawn: FloatArray, widen: float, confidence: float) -> tuple[float, float]:
+def _widened(value: float, drawn: Floats, widen: float, confidence: float) -> tuple[float, float]:
     """Ends of the bootstrap distribution, moved away from the value by a factor, on the logarithm."""
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     if not len(drawn) or value <= 0:
@@ -119,7 +111,7 @@ def _widened(value: float, drawn: FloatArray, widen: float, confidence: float) -
     return (value * math.exp(min(float(lo), 0.0) * widen), value * math.exp(max(float(hi), 0.0) * widen))
 
 
-def limit_of(key: str, series: FloatArray) -> float:
+def limit_of(key: str, series: Floats) -> float:
     """The value of a statistic of a series, NaN left out; NaN where nothing is left."""
     finite = series[~np.isnan(series)]
     if not len(finite):
@@ -129,9 +121,9 @@ def limit_of(key: str, series: FloatArray) -> float:
     return float(finite.mean() if key == "mean" else finite.max())
 
 
-def influence(key: str, series: FloatArray, limit: float, block: int) -> FloatArray:
+def influence(key: str, series: Floats, limit: float, block: int) -> Floats:
     """What each block of a series adds to a statistic beyond its share, up to a factor."""
-    each: FloatArray
+    each: Floats
     if key == "mean":
         each = np.nan_to_num(series / limit - 1.0) if limit > 0 else np.zeros(len(series))
     elif key == "max":

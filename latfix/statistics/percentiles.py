@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import in_unit
-from latfix.statistics.block_bootstrap import FloatArray, block_length, block_sums, evidence, sliding_sums
+from latfix.statistics.block_bootstrap import block_length, block_sums, evidence, sliding_sums
 from latfix.statistics.distributions import score_interval, student_t
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def percentile_grid(outcomes: Outcomes) -> dict[str, float]:
     return {percentile_key(q): float(f"{value / 1e6:.6g}") for q, value in found if math.isfinite(value)}
 
 
-def quantile_of(ascending: FloatArray, q: float) -> float:
+def quantile_of(ascending: Floats, q: float) -> float:
     """A quantile (0..1) of values of which the last may be infinite; infinite where it reaches into those.
 
     Interpolated as in :mod:`latfix.statistics.latency_summary`.
@@ -91,9 +92,7 @@ def quantile_of(ascending: FloatArray, q: float) -> float:
     return low + (high - low) * fraction if math.isfinite(high) else math.inf
 
 
-def percentile_interval(
-    series: FloatArray, values: FloatArray, block: int, q: float, confidence: float = 0.95
-) -> Bounds:
+def percentile_interval(series: Floats, values: Floats, block: int, q: float, confidence: float = 0.95) -> Bounds:
     """Woodruff's interval (1952) of a percentile, in the series' unit.
 
     The share of requests beyond the percentile has an interval of its own (:func:`share_interval`); the latencies at
@@ -111,7 +110,7 @@ def percentile_interval(
     return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
 
 
-def independent_draws(beyond: FloatArray, share: float, block: int) -> tuple[float, FloatArray]:
+def independent_draws(beyond: Floats, share: float, block: int) -> tuple[float, Floats]:
     """How many independent draws a series is worth, and by how much each block exceeds the expected share.
 
     Slow requests come in clusters: the variance of the counts in ``block`` neighbors over that of independent draws
@@ -127,7 +126,7 @@ def independent_draws(beyond: FloatArray, share: float, block: int) -> tuple[flo
     return n / inflation, block_sums(beyond - share, block)
 
 
-def share_interval(share: float, draws: float, added: FloatArray, confidence: float = 0.95) -> Bounds:
+def share_interval(share: float, draws: float, added: Floats, confidence: float = 0.95) -> Bounds:
     """Wilson's interval of a share, with Student's t for as many degrees of freedom as blocks stand out.
 
     :param draws: independent draws behind it.
@@ -136,7 +135,7 @@ def share_interval(share: float, draws: float, added: FloatArray, confidence: fl
     return score_interval(share, draws, student_t(confidence, max(2.0, evidence(added))))
 
 
-def _hill(values: FloatArray) -> float:
+def _hill(values: Floats) -> float:
     """Hill's estimate (1975) of a tail's exponent, from the ``sqrt(n)`` slowest of ascending values; at most 2.
 
     Latencies with an exponent of 1 or more have no mean: 2 leaves room and keeps the result finite.
@@ -148,7 +147,7 @@ def _hill(values: FloatArray) -> float:
     return min(2.0, float((np.log(values[-count:]) - math.log(values[-count - 1])).mean()))
 
 
-def _tail_value(values: FloatArray, share: float, exponent: float) -> float:
+def _tail_value(values: Floats, share: float, exponent: float) -> float:
     """The value that ``share`` of the requests exceed."""
     n = len(values)
     if share * n >= 1.0:

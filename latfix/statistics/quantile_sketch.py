@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.statistics.latency_summary import percentile_ns
 
-Ints = npt.NDArray[np.int64]
-Values = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Values = Ints | Floats
 
 #: Bits of the mantissa that a bin keeps: 1024 bins for every doubling, 0.1 % from one to the next.
 _BITS = 10

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latfix.statistics.block_bootstrap import FloatArray, block_length
+from latfix.arrays import Floats
+from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.control_variate import Control
 from latfix.statistics.decision import Rule
 from latfix.statistics.distributions import normal_quantile, student_t
@@ -69,8 +70,8 @@ class Rounds:
     :param control: what was taken out of the new arm's latencies; ``None``: nothing.
     """
 
-    base: FloatArray
-    new: FloatArray
+    base: Floats
+    new: Floats
     base_rounds: npt.NDArray[np.intp]
     new_rounds: npt.NDArray[np.intp]
     paired: bool
@@ -82,8 +83,8 @@ class Rounds:
     @classmethod
     def of(
         cls,
-        base: Sequence[FloatArray],
-        new: Sequence[FloatArray],
+        base: Sequence[Floats],
+        new: Sequence[Floats],
         *,
         paired: bool,
         control: Control | None = None,
@@ -116,7 +117,7 @@ class Rounds:
         """The logarithm of new over base, all rounds together; NaN where an arm has no latency above 0."""
         return _log_ratio(self.base, self.new, q)
 
-    def log_ratios(self, q: float | None) -> FloatArray:
+    def log_ratios(self, q: float | None) -> Floats:
         """The same of each round, ``(rounds,)``."""
         base = [_part(self.base, self.base_rounds, k) for k in range(self.count)]
         return log_ratios(base, [_part(self.new, self.new_rounds, k) for k in range(self.count)], q)
@@ -196,7 +197,7 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
     return (math.exp(lo), math.exp(hi) if math.isfinite(hi) else math.inf)
 
 
-def between(each: FloatArray, level: float, *, fitted: int = 0) -> tuple[float, float]:
+def between(each: Floats, level: float, *, fitted: int = 0) -> tuple[float, float]:
     """Mean of the rounds' log ratios, and how far chance may have moved it (Student's t, both sides).
 
     :param fitted: degrees of freedom that a control has taken.
@@ -205,7 +206,7 @@ def between(each: FloatArray, level: float, *, fitted: int = 0) -> tuple[float, 
     return float(each.mean()), student_t(1.0 - level, len(each) - 1 - fitted) * spread
 
 
-def allowance(each: FloatArray, rule: Rule, *, amplified: bool = False) -> float:
+def allowance(each: Floats, rule: Rule, *, amplified: bool = False) -> float:
     """What is allowed for restarts in the logarithm of the ratio of a few rounds, to either side.
 
     As if :data:`_KNOWN` degrees of freedom had shown ``rule.restart_sd`` before the rounds added theirs (a
@@ -246,12 +247,12 @@ def _reach(rounds: Rounds, q: float | None, center: float, side: int, level: flo
     return outside
 
 
-def log_ratios(base: Sequence[FloatArray], new: Sequence[FloatArray], q: float | None) -> FloatArray:
+def log_ratios(base: Sequence[Floats], new: Sequence[Floats], q: float | None) -> Floats:
     """The logarithm of new over base of each round, ``(rounds,)``; NaN where an arm has no latency above 0."""
     return np.array([_log_ratio(ours, theirs, q) for ours, theirs in zip(base, new, strict=True)])
 
 
-def _log_ratio(base: FloatArray, new: FloatArray, q: float | None) -> float:
+def _log_ratio(base: Floats, new: Floats, q: float | None) -> float:
     values = []
     for series in (base, new):
         finite = series[~np.isnan(series)]
@@ -261,7 +262,7 @@ def _log_ratio(base: FloatArray, new: FloatArray, q: float | None) -> float:
     return math.log(values[1]) - math.log(values[0]) if min(values) > 0 else math.nan
 
 
-def _scores(base: FloatArray, new: FloatArray, q: float | None) -> tuple[FloatArray, FloatArray]:
+def _scores(base: Floats, new: Floats, q: float | None) -> tuple[Floats, Floats]:
     """Each request's score as a share of its arm; 0 for one without a latency.
 
     Beyond a percentile a request counts 1, short of it 0, with a ramp between the percentiles half as far from
@@ -288,7 +289,7 @@ def _scores(base: FloatArray, new: FloatArray, q: float | None) -> tuple[FloatAr
     return np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
 
 
-def _block(base: FloatArray, new: FloatArray, paired: bool) -> int:
+def _block(base: Floats, new: Floats, paired: bool) -> int:
     if not paired:
         return max(block_length(base), block_length(new))
     usable = (base > 0) & (new > 0)
@@ -297,12 +298,12 @@ def _block(base: FloatArray, new: FloatArray, paired: bool) -> int:
     return block_length(apart)
 
 
-def _piled_up(series: FloatArray) -> bool:
+def _piled_up(series: Floats) -> bool:
     known = int(np.count_nonzero(np.isfinite(series)))
     return known >= _LEAST_SEEN and block_length(series) >= known // 8
 
 
-def _sums(each: FloatArray, starts: npt.NDArray[np.intp]) -> FloatArray:
+def _sums(each: Floats, starts: npt.NDArray[np.intp]) -> Floats:
     """Sums from each start to the next; no stretch is empty."""
     return np.asarray(np.add.reduceat(each, starts), dtype=np.float64)
 
@@ -319,6 +320,6 @@ def _block_starts(lengths: Sequence[int], blocks: Sequence[int]) -> npt.NDArray[
     return np.concatenate(parts).astype(np.intp)
 
 
-def _part(series: FloatArray, starts: npt.NDArray[np.intp], k: int) -> FloatArray:
+def _part(series: Floats, starts: npt.NDArray[np.intp], k: int) -> Floats:
     end = starts[k + 1] if k + 1 < len(starts) else len(series)
     return series[starts[k] : end]

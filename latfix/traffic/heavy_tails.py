@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Gaps = npt.NDArray[np.float64]
+from latfix.arrays import Floats
+
+Gaps = Floats
 
 #: Gaps beyond this number add nothing to the decision but time.
 _MOST_GAPS = 20_000

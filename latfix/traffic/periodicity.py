@@ -6,9 +6,10 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Times = npt.NDArray[np.float64]
+from latfix.arrays import Floats
+
+Times = Floats
 
 #: Bins of the spectrum's time axis; far finer than any period looked for.
 _BINS = 2**18
@@ -70,20 +71,20 @@ def find_period(seconds: Times) -> Period | None:
 
 
 @functools.cache
-def _hann() -> npt.NDArray[np.float64]:
+def _hann() -> Floats:
     return 0.5 - 0.5 * np.cos(2 * np.pi * (np.arange(_BINS) + 0.5) / _BINS)
 
 
-def _spectrum(times: Times, span: float) -> npt.NDArray[np.float64]:
+def _spectrum(times: Times, span: float) -> Floats:
     """Power by whole cycles a span; 1 on average where arrivals are independent."""
     counts = np.bincount(np.minimum((times / span * _BINS).astype(np.int64), _BINS - 1), minlength=_BINS)
     window = _hann()
     centered = (counts - counts.mean()) * window
-    power: npt.NDArray[np.float64] = np.abs(np.fft.rfft(centered)) ** 2 / (len(times) * np.mean(window**2))
+    power: Floats = np.abs(np.fft.rfft(centered)) ** 2 / (len(times) * np.mean(window**2))
     return power
 
 
-def _lines(power: npt.NDArray[np.float64], highest: int) -> list[int]:
+def _lines(power: Floats, highest: int) -> list[int]:
     """Frequencies whose power stands out of their surroundings, the strongest first."""
     strongest = np.argsort(power[MIN_CYCLES : highest + 1])[::-1][:64] + MIN_CYCLES
     lines: list[int] = []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.request import PRIORITIES, FeatureValue, Request
 from latfix.traffic.parsed_fields import NORMAL, fill_ids
 
@@ -30,11 +31,11 @@ class Traffic:
     :param metadata: where it came from and what was done to it, JSON values only.
     """
 
-    arrival_ns: npt.NDArray[np.int64]
+    arrival_ns: Ints
     ids: list[str]
     priority: npt.NDArray[np.int8]
     sessions: list[str | None]
-    deadline_ms: npt.NDArray[np.float64]
+    deadline_ms: Floats
     features: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     payloads: list[Any]
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Traffic:
     @classmethod
     def plain(
         cls,
-        arrival_ns: npt.NDArray[np.int64],
+        arrival_ns: Ints,
         *,
         ids: list[str] | None = None,
         priority: npt.NDArray[np.int8] | None = None,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.errors import InputError
 from latfix.request import PRIORITIES
 from latfix.traffic.heavy_tails import Tail, describe_tail
@@ -192,7 +193,7 @@ def describe(traffic: Traffic) -> TrafficShape:
     )
 
 
-def _rate_over_time(seconds: npt.NDArray[np.float64]) -> RateOverTime:
+def _rate_over_time(seconds: Floats) -> RateOverTime:
     span = float(seconds[-1])
     if span <= 0:
         return RateOverTime(window_s=1.0, rates=(float(len(seconds)),))
@@ -217,7 +218,7 @@ def nice_step(least: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-12))
 
 
-def _gap_summary(gaps: npt.NDArray[np.float64]) -> Gaps | None:
+def _gap_summary(gaps: Floats) -> Gaps | None:
     if not len(gaps):
         return None
     mean = float(gaps.mean())
@@ -240,7 +241,7 @@ def _gap_summary(gaps: npt.NDArray[np.float64]) -> Gaps | None:
     )
 
 
-def _grid_s(arrival_ns: npt.NDArray[np.int64]) -> float | None:
+def _grid_s(arrival_ns: Ints) -> float | None:
     steps = np.diff(np.unique(arrival_ns))
     if not len(steps):
         return None
@@ -248,7 +249,7 @@ def _grid_s(arrival_ns: npt.NDArray[np.int64]) -> float | None:
     return grid / 1e9 if grid >= 1_000_000 else None
 
 
-def _dispersion(seconds: npt.NDArray[np.float64]) -> tuple[Dispersion, ...]:
+def _dispersion(seconds: Floats) -> tuple[Dispersion, ...]:
     """At windows of 1, 3, 10, 30 … mean gaps, as long as there are enough windows."""
     span = float(seconds[-1])
     if span <= 0 or len(seconds) < 2 * _MIN_COUNT_WINDOWS:
@@ -264,7 +265,7 @@ def _dispersion(seconds: npt.NDArray[np.float64]) -> tuple[Dispersion, ...]:
     return tuple(found)
 
 
-def fano_factor(seconds: npt.NDArray[np.float64], window: float, windows: int) -> float:
+def fano_factor(seconds: Floats, window: float, windows: int) -> float:
     """Variance over mean of the counts in windows: the index of dispersion."""
     index = (seconds / window).astype(np.int64)
     counts = np.bincount(index[index < windows], minlength=windows)
@@ -274,7 +275,7 @@ def fano_factor(seconds: npt.NDArray[np.float64], window: float, windows: int) -
 
 def _classify(
     count: int,
-    gaps: npt.NDArray[np.float64],
+    gaps: Floats,
     summary: Gaps | None,
     dispersion: tuple[Dispersion, ...],
     period: Period | None,
@@ -316,9 +317,7 @@ def _poisson_limit(entry: Dispersion) -> float:
     return 1.5 + 4 * math.sqrt(2 / entry.windows)
 
 
-def _is_long_tailed(
-    gaps: npt.NDArray[np.float64], summary: Gaps, dispersion: tuple[Dispersion, ...], tail: Tail | None
-) -> bool:
+def _is_long_tailed(gaps: Floats, summary: Gaps, dispersion: tuple[Dispersion, ...], tail: Tail | None) -> bool:
     if tail is None or summary.cv < _MIN_TAIL_CV or summary.zero_share > 0.5:
         return False
     if tail.heavy_advantage < _MIN_HEAVY_ADVANTAGE or tail.hill > _MAX_TAIL_INDEX:
@@ -326,7 +325,7 @@ def _is_long_tailed(
     return _order_ratio(gaps, dispersion) < _MAX_ORDER_RATIO
 
 
-def _order_ratio(gaps: npt.NDArray[np.float64], dispersion: tuple[Dispersion, ...]) -> float:
+def _order_ratio(gaps: Floats, dispersion: tuple[Dispersion, ...]) -> float:
     """Dispersion over that of the same gaps in random order, at the window where it is largest."""
     random = np.random.default_rng(0)
     shuffled: list[list[float]] = []
@@ -349,7 +348,7 @@ def _feature(name: str, column: npt.NDArray[Any]) -> FeatureSummary:
     return FeatureSummary(name=name, present=len(numbers), numbers=_numbers(numbers), distinct=None, top=())
 
 
-def _numbers(values: npt.NDArray[np.float64]) -> dict[str, float]:
+def _numbers(values: Floats) -> dict[str, float]:
     if not len(values):
         return {}
     return {

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.traffic.parsed_fields import REQUEST_FIELDS
@@ -196,7 +197,7 @@ def synthesize(synthesis: Synthesis, features: Sequence[FeatureSpec] = ()) -> Tr
     )
 
 
-def _arrivals(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def _arrivals(synthesis: Synthesis, random: np.random.Generator) -> Floats:
     if synthesis.kind == "poisson":
         return _poisson(synthesis.rate, synthesis.duration_s, random)
     if synthesis.kind == "gamma":
@@ -206,17 +207,17 @@ def _arrivals(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[
     return _periodic(synthesis, random)
 
 
-def _poisson(rate: float, duration_s: float, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def _poisson(rate: float, duration_s: float, random: np.random.Generator) -> Floats:
     # Given their number, the arrivals of a Poisson process are uniform.
     return random.uniform(0.0, duration_s, random.poisson(rate * duration_s))
 
 
-def _gamma(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def _gamma(synthesis: Synthesis, random: np.random.Generator) -> Floats:
     mean = 1.0 / synthesis.rate
     if synthesis.cv < _CONSTANT_CV:
         return np.arange(0.0, synthesis.duration_s, mean)
     shape = synthesis.cv**-2
-    parts: list[npt.NDArray[np.float64]] = []
+    parts: list[Floats] = []
     reached = 0.0
     while reached < synthesis.duration_s:
         size = int(synthesis.rate * (synthesis.duration_s - reached) * 1.1) + 100
@@ -227,7 +228,7 @@ def _gamma(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np.
     return arrivals[arrivals < synthesis.duration_s]
 
 
-def _bursts(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def _bursts(synthesis: Synthesis, random: np.random.Generator) -> Floats:
     on, off, factor = synthesis.burst_on_s, synthesis.burst_off_s, synthesis.burst_factor
     high = synthesis.rate * factor
     low = max(0.0, (synthesis.rate * (on + off) - high * on) / off)
@@ -248,7 +249,7 @@ def _bursts(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np
     return random.uniform(np.repeat(begins, counts), np.repeat(ends, counts))
 
 
-def _periodic(synthesis: Synthesis, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def _periodic(synthesis: Synthesis, random: np.random.Generator) -> Floats:
     # Thinning (Lewis and Shedler, 1979): candidates at the highest rate, kept in proportion to the rate then.
     highest = synthesis.rate * (1 + synthesis.amplitude)
     candidates = _poisson(highest, synthesis.duration_s, random)

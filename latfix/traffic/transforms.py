@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
@@ -165,7 +165,7 @@ def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffi
     return _noted(denser, "resample_rate", rate_factor=rate_factor, seed=seed)
 
 
-def _take(traffic: Traffic, indices: npt.NDArray[np.int64]) -> Traffic:
+def _take(traffic: Traffic, indices: Ints) -> Traffic:
     positions = indices.tolist()
     return Traffic(
         arrival_ns=traffic.arrival_ns[indices],
@@ -179,7 +179,7 @@ def _take(traffic: Traffic, indices: npt.NDArray[np.int64]) -> Traffic:
     )
 
 
-def _copied_ids(ids: list[str], copies: npt.NDArray[np.int64], mark: str, first: int = 2) -> list[str]:
+def _copied_ids(ids: list[str], copies: Ints, mark: str, first: int = 2) -> list[str]:
     """Ids of copies: the original keeps its own, copy ``k`` gets ``mark`` and a number, none comes twice."""
     numbers = copies.tolist()
     taken = {name for name, copy in zip(ids, numbers, strict=True) if copy == 0}

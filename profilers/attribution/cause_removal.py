@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.ledger import Books
 from latfix.profilers.attribution.wait_attribution import waits_at
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: Replayed requests at a time; bounds the memory of a prediction.
 _AT_ONCE = 2_000_000

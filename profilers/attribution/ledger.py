@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.attribution.lock_attribution import HOLDERS, HOLDS_BLOCKED, LockBlame, LockHolders
 from latfix.profilers.attribution.tail import Doubt
 from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
@@ -18,7 +18,6 @@ from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
 from latfix.profilers.evidence.run_baselines import Reference, quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
-from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
@@ -50,7 +49,7 @@ class Books:
     closure_ns: Ints
     lock_closure_ns: Ints
     line: Line
-    ok: npt.NDArray[np.bool_]
+    ok: Bools
     by_others: Ints
     usual: tuple[Usual, ...]
     spread: Floats
@@ -124,13 +123,13 @@ class _Accounts:
         self.reference = Reference()
         self.usual: list[Usual] = []
         self.spread = np.zeros((len(CAUSES), n))
-        self.own: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
-        self.prepare: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
-        self.finish: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
-        self.batch: npt.NDArray[np.int64] = np.zeros((len(CAUSES), m), np.int64)
+        self.own: Ints = np.zeros((len(CAUSES), n), np.int64)
+        self.prepare: Ints = np.zeros((len(CAUSES), n), np.int64)
+        self.finish: Ints = np.zeros((len(CAUSES), n), np.int64)
+        self.batch: Ints = np.zeros((len(CAUSES), m), np.int64)
         #: Of ``own``, what holders of the interpreter lock owe; and waits for it that nobody is known to have caused.
-        self.locked: npt.NDArray[np.int64] = np.zeros((len(CAUSES), n), np.int64)
-        self.lock_closure: npt.NDArray[np.int64] = np.zeros(n, np.int64)
+        self.locked: Ints = np.zeros((len(CAUSES), n), np.int64)
+        self.lock_closure: Ints = np.zeros(n, np.int64)
 
     def book_unit(self, k: int, name: str, amount: Ints, *, disturbance: bool = False) -> None:
         """Book what a cause took of a unit: all of a disturbance, otherwise what exceeds its quiet median."""
@@ -347,7 +346,7 @@ def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
     return np.asarray(service, dtype=np.int64), np.asarray(np.maximum(fixed + compute + size * finish, 0.0))
 
 
-def _columns(entries: npt.NDArray[np.int64]) -> Floats:
+def _columns(entries: Ints) -> Floats:
     return np.ascontiguousarray(entries.T, dtype=np.float64)
 
 
@@ -424,7 +423,7 @@ def _held_to(waited: Ints, blame: Blame) -> Floats:
     return np.where(more, waited / np.where(more, replayed, 1.0), 1.0)
 
 
-def _finished_before(accounts: _Accounts) -> npt.NDArray[np.int64]:
+def _finished_before(accounts: _Accounts) -> Ints:
     """What the finish of earlier members of the batch, beyond the reference, cost each request."""
     evidence = accounts.evidence
     order = evidence.members.order

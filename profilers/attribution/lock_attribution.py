@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.arrays import Bools, Ints
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, other_threads_ns
 from latfix.profilers.evidence.intervals import Timeline
 from latfix.profilers.evidence.units import Evidence, Unit, places
-from latfix.profilers.evidence.work_model import Bools, Ints
 from latfix.profilers.probes.gil_probe import USUAL_NS, WAIT_SERIES
 
 #: Units in which a thread runs code of the service.

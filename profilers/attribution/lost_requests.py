@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.ledger import Books
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.results.diagnosis import Losses
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord

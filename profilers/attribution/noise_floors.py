@@ -15,16 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats
 from latfix.profilers.attribution.ledger import Books
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.wait_attribution import Line, capacity, waits_at
 from latfix.statistics.latency_summary import percentile_ns
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: From this share of capacity on, waiting is what the load does, and is to be named whatever the arrivals' law.
 BUSY = 0.6

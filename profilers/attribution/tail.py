@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.results.diagnosis import Ledger
 from latfix.statistics.block_bootstrap import block_counts, block_length, iter_block_starts
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: Causes that belong to a process's start, not to a moment drawn at random.
 ONCE = ("cold.start", "cold.compile")

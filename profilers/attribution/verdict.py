@@ -13,7 +13,7 @@ from latfix.formatting import milliseconds, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
-from latfix.profilers.evidence.outside_view import CPU, Counter, late_acknowledgements
+from latfix.profilers.evidence.outside.outside_view import CPU, Counter, late_acknowledgements
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late

@@ -26,15 +26,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.two_stage_queue import MINUTE_NS, Line, has_classes, in_lanes, moving_waits, waits_at
 
 __all__ = ["MINUTE_NS", "Blame", "Line", "blame_waits", "capacity", "waits_at"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: Cells of α at least and at most, and the requests times causes that integrating over them may cost.
 _CELLS, _CELL_BUDGET = (16, 512), 6_000_000

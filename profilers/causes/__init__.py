@@ -8,6 +8,8 @@ from latfix.profilers.causes import (
     external_dependency,
     input_size,
     observer,
+    service_lock,
+    service_loop,
     unexplained,
 )
 from latfix.profilers.causes.batching import padding as batching_padding
@@ -38,6 +40,8 @@ CAUSES: tuple[Cause, ...] = (
     host_contention.CAUSE,
     cold_start.CAUSE,
     python_gil.CAUSE,  # counts times prices; blocked time that external.dependency would take for its own
+    service_loop.CAUSE,  # a service behind an address: what its threads waited for
+    service_lock.CAUSE,
     external_dependency.CAUSE,
     connection_setup.CAUSE,
     memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, EvidenceClass
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.evidence.units import Evidence
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class Claim:
     own: Mapping[str, Ints] = field(default_factory=dict)
     usual: Mapping[str, int] = field(default_factory=dict)
     behind: Ints | None = None
-    doubt: npt.NDArray[np.float64] | None = None
+    doubt: Floats | None = None
 
 
 class Left(Protocol):
@@ -156,6 +154,6 @@ def own_and_behind(figures: TailFigures) -> str:
     return f"{own} of a slow request is its own and {propagated} reached it in a queue or at a lock"
 
 
-def typical_and_p99(values_ns: npt.NDArray[np.int64]) -> str:
+def typical_and_p99(values_ns: Ints) -> str:
     """Median and p99 of nanoseconds, in words."""
     return f"{from_ns(np.median(values_ns))} in the median and {from_ns(np.quantile(values_ns, 0.99))} at p99"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.causes.cause import (
     Cause,
     Claim,
-    Ints,
     Left,
     Parts,
     TailFigures,

@@ -6,18 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Ints,
-    Left,
-    Parts,
-    TailFigures,
-    own_and_behind,
-    typical_and_p99,
-)
+from latfix.arrays import Ints
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside_view import Counter, divided
+from latfix.profilers.evidence.outside.outside_view import Counter, divided
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 

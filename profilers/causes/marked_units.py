@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Ints, Left
+from latfix.arrays import Bools, Ints
+from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Bools
 
 #: A unit is slow from so many of the model's deviations beyond others, and from this share of a typical one.
 _DEVIATIONS, _LEAST_SHARE = 4.0, 0.1

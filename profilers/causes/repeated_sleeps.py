@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats
 from latfix.formatting import from_ns, significant
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Bools, Floats
 
 #: Shorter sleeps are not told from the timers' own slack, and longer waits than so many of one sleep not from chance.
 _LEAST_NS, _MOST_TIMES = 2_000_000, 12

@@ -7,7 +7,7 @@ import numpy as np
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, no_claim, own_and_behind, typical_and_p99
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside_view import CPU, Counter, divided
+from latfix.profilers.evidence.outside.outside_view import CPU, Counter, divided
 from latfix.profilers.evidence.units import Evidence
 
 

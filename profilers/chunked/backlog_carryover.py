@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.results.diagnosis import Ledger
 
 #: Causes whose own part is a wait in the queue.

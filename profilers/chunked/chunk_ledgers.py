@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.attribution.ledger import Books, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, not_idle, sample_of
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.units import Evidence, gather
-from latfix.profilers.evidence.work_model import Ints
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.chunked_record import LARGE, RecordSource
 from latfix.run_record.run_record import RunRecord

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.chunked.run_totals import rows_of
-from latfix.profilers.evidence.work_model import Ints
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.profilers.evidence.work_model import Bools, Ints
+from latfix.arrays import Bools, Ints
 from latfix.run_record.chunked_record import (
     SAMPLES_AROUND_NS,
     RecordSource,

@@ -10,13 +10,13 @@ import math
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.attribution.ledger import Books, doubt_of
 from latfix.profilers.attribution.tail import AT_ONCE, Median, Tail, moved_ms, reaching, resampled_rows
 from latfix.profilers.chunked.chunk_ledgers import Baselines
 from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Floats
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
 from latfix.statistics.distributions import student_t
 from latfix.statistics.latency_summary import QUANTILES

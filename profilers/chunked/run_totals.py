@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.cause_removal import latencies_without
 from latfix.profilers.attribution.tail import ONCE
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import Baselines, ChunkLedger, Scale
 from latfix.profilers.chunked.survey import Survey
-from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Ledger
 from latfix.results.worker_summary import WorkerTally
@@ -328,7 +327,7 @@ class BlockTotals:
                 self.moment_own[k] += np.bincount(moment[struck], own[k, struck], slots)
 
 
-def rows_of(ledger: Ledger, rows: npt.NDArray[np.int64]) -> Ledger:
+def rows_of(ledger: Ledger, rows: Ints) -> Ledger:
     """Some rows of a ledger."""
     return Ledger(
         request=ledger.request[rows],

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.lower_bound import AtLeast
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter
-from latfix.profilers.evidence.work_model import Ints
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.schema import Columns
 from latfix.stages import Status

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.profilers.code_lines.stack_samples import SERIES
 from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
-from latfix.results.diagnosis import CodeLine
-
-Ints = npt.NDArray[np.int64]
+from latfix.results.diagnosis import CodeLine, StackTime
 
 #: Units that run the user's Python, by the role of the thread that they are on.
 _UNITS = {"prepare": ("prepare",), "worker": ("collate", "compute", "finish")}
@@ -35,50 +33,67 @@ class _Looks:
     spent_ns: Ints
 
 
-def slow_lines(evidence: Evidence, stacks: Sequence[Sequence[str]], workload_folder: str) -> tuple[CodeLine, ...]:
-    """The lines that slow units spend longer on than typical ones, the largest difference first.
+def stack_times(evidence: Evidence, stacks: Sequence[Sequence[str]]) -> tuple[StackTime, ...]:
+    """Time in each sampled stack, of slow and of typical units.
 
     :param stacks: of ``run.json``, the innermost frame first.
-    :param workload_folder: whose files are the user's own.
     """
     if not stacks:
         return ()
-    own = [_own_line(stack, workload_folder) for stack in stacks]
-    found = [line for role, units in _UNITS.items() for name in units for line in _of_unit(evidence, role, name, own)]
-    found.sort(key=lambda line: line.typical_ms - line.slow_ms)
-    return tuple(found[:_LINES])
+    return tuple(
+        time for role, units in _UNITS.items() for name in units for time in _of_unit(evidence, role, name, stacks)
+    )
 
 
-def _of_unit(
-    evidence: Evidence, role: str, name: str, own: Sequence[tuple[str, int, str, str]]
-) -> Iterator[CodeLine]:
+def _of_unit(evidence: Evidence, role: str, name: str, stacks: Sequence[Sequence[str]]) -> Iterator[StackTime]:
     unit = evidence.units[name]
     looks = _looks(evidence, role, unit)
     long = unit.wall[unit.wall > 0]
     if not len(looks.row) or not len(long):
         return
+    known = (looks.stack >= 0) & (looks.stack < len(stacks))
     slow = unit.wall >= np.quantile(long, _SLOW)
     typical = (unit.wall > 0) & (unit.wall <= np.quantile(long, _TYPICAL))
-    lines: dict[tuple[str, int, str, str], list[int]] = {}
-    for k, stack in enumerate(looks.stack.tolist()):
-        if 0 <= stack < len(own):
-            lines.setdefault(own[stack], []).append(k)
-    for (file, line, function, inside), places in lines.items():
-        rows, spent = looks.row[places], looks.spent_ns[places]
-        of_slow, of_typical = slow[rows], typical[rows]
-        slow_ms = float(spent[of_slow].sum()) / max(int(slow.sum()), 1) / 1e6
-        typical_ms = float(spent[of_typical].sum()) / max(int(typical.sum()), 1) / 1e6
-        if np.count_nonzero(of_slow) >= _FEWEST and slow_ms - typical_ms >= _LEAST_MS:
-            yield CodeLine(
-                unit=name,
-                file=file,
-                line=line,
-                function=function,
-                inside=inside,
-                slow_ms=slow_ms,
-                typical_ms=typical_ms,
-                looks=int(np.count_nonzero(of_slow)),
-            )
+    means_ms = []
+    for units in (slow, typical):
+        inside = known & units[looks.row]
+        spent = np.bincount(looks.stack[inside], looks.spent_ns[inside], minlength=len(stacks))
+        means_ms.append(spent / max(int(units.sum()), 1) / 1e6)
+    seen = np.bincount(looks.stack[known & slow[looks.row]], minlength=len(stacks))
+    for k in np.unique(looks.stack[known]).tolist():
+        yield StackTime(
+            unit=name,
+            frames=tuple(stacks[k]),
+            slow_ms=float(means_ms[0][k]),
+            typical_ms=float(means_ms[1][k]),
+            looks=int(seen[k]),
+        )
+
+
+def slow_lines(times: Sequence[StackTime], workload_folder: str) -> tuple[CodeLine, ...]:
+    """The lines that slow units spend longer on than typical ones, the largest difference first.
+
+    :param workload_folder: whose files are the user's own.
+    """
+    lines: dict[tuple[str, tuple[str, int, str, str]], list[StackTime]] = {}
+    for time in times:
+        lines.setdefault((time.unit, _own_line(time.frames, workload_folder)), []).append(time)
+    found = [
+        CodeLine(
+            unit=unit,
+            file=file,
+            line=line,
+            function=function,
+            inside=inside,
+            slow_ms=sum(time.slow_ms for time in parts),
+            typical_ms=sum(time.typical_ms for time in parts),
+            looks=sum(time.looks for time in parts),
+        )
+        for (unit, (file, line, function, inside)), parts in lines.items()
+    ]
+    found = [line for line in found if line.looks >= _FEWEST and line.slow_ms - line.typical_ms >= _LEAST_MS]
+    found.sort(key=lambda line: line.typical_ms - line.slow_ms)
+    return tuple(found[:_LINES])
 
 
 def _looks(evidence: Evidence, role: str, unit: Unit) -> _Looks:

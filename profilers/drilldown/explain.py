@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.attribution.ledger import service_line
 from latfix.profilers.drilldown.selection import Chosen, choose_slowest
 from latfix.profilers.drilldown.service_costs import batch_costs, prepare_costs
@@ -18,7 +19,6 @@ from latfix.profilers.drilldown.summary_sentence import closing_sentence
 from latfix.profilers.drilldown.timeline import EventIndex, timeline
 from latfix.profilers.drilldown.wait_chain import Lanes
 from latfix.profilers.evidence.units import gather
-from latfix.profilers.evidence.work_model import Ints
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import BatchFacts, Entry, Story, Wait
 from latfix.run_record.run_record import RunRecord

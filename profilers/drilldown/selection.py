@@ -10,9 +10,9 @@ from heapq import nsmallest
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.errors import InputError
 from latfix.formatting import shown
-from latfix.profilers.evidence.work_model import Ints
 from latfix.run_record.run_record import RunRecord
 
 MOST_SLOWEST = 1000

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Ints
 from latfix.queueing.two_stage_queue import Line
 
 
@@ -33,7 +32,7 @@ class Costs:
     thread: Ints
     typical: Ints
     causes: tuple[str, ...]
-    parts: npt.NDArray[np.int64]
+    parts: Ints
 
     def named(self, rows: Ints) -> tuple[tuple[str, int], ...]:
         """The nonzero parts of some of them together, the largest first."""
@@ -68,7 +67,7 @@ def prepare_costs(evidence: Evidence, line: Line) -> Costs:
     return _costs(unit.end - work, unit.end, evidence.rows["prepare_thread"], typical, extra)
 
 
-def _costs(start: Ints, end: Ints, thread: Ints, typical: Ints, extra: npt.NDArray[np.float64]) -> Costs:
+def _costs(start: Ints, end: Ints, thread: Ints, typical: Ints, extra: Floats) -> Costs:
     parts = np.rint(extra).astype(np.int64)
     parts[-1] = end - start - typical - parts[:-1].sum(axis=0)
     return Costs(

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.evidence.units import Evidence, Unit
-from latfix.profilers.evidence.work_model import Ints
 from latfix.results.request_explanation import Account, Happening, StageTime
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, stage_label

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.drilldown.service_costs import Costs
 from latfix.profilers.evidence.intervals import Intervals
-from latfix.profilers.evidence.work_model import Ints
 from latfix.results.request_explanation import Holder, Others, Wait
 
 #: Holders that are told one by one.

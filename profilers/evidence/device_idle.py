@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.run_record.process_facts import DeviceWork
 
 if TYPE_CHECKING:
     from latfix.profilers.evidence.units import Evidence
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Direction = Literal["in", "out"]
 #: The unit that holds each copy.
 UNIT_OF: Mapping[Direction, str] = {"in": "h2d", "out": "d2h"}

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.run_baselines import Norms
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints, WorkModel, fit_work_model
+from latfix.profilers.evidence.work_model import WorkModel, fit_work_model
 from latfix.queueing.length_buckets import padded_elements
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from latfix.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,9 @@ class Intervals:
         k = np.searchsorted(self.start, t, side="right")
         inside = np.where(k > 0, np.minimum(t, self.end[np.maximum(k - 1, 0)]) - self.start[np.maximum(k - 1, 0)], 0)
         return np.asarray(before[np.maximum(k - 1, 0)] + inside, dtype=np.int64)
+
+
+NO_INTERVALS = Intervals(start=np.empty(0, np.int64), end=np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.units import Evidence
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 #: A reading that lies farther from a batch says nothing about it.
 _FARTHEST_NS = 1_500_000_000
 

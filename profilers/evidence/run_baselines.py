@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from latfix.arrays import Bools, Ints
+
 T = TypeVar("T")
 
 

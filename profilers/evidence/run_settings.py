@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.profilers.evidence.device_idle import DeviceProfile
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.schema import Columns
 from latfix.settings import RunnerSettings
 from latfix.statistics.distributions import normal_quantile
 
-Ints = npt.NDArray[np.int64]
 DEFAULT_MINOR_FAULT_NS = 500.0
 #: Milliseconds that a step of a model takes at most.
 _LONGEST_STEP_MS = 60_000.0

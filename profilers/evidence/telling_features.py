@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import Members, work_designs
 from latfix.profilers.evidence.run_baselines import Norms
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints, error_out_of_fold
+from latfix.profilers.evidence.work_model import error_out_of_fold
 
 _MOST_FEATURES = 3
 #: Features that are tried one by one; of more, those that go best with what sizes leave.

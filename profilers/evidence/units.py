@@ -16,15 +16,16 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
-from latfix.profilers.evidence.outside_view import as_served, stage_values
+from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits
+from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
+from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.run_settings import Setup
-from latfix.profilers.evidence.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -82,6 +83,7 @@ class Evidence:
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
     :param norms: what is usual in the run that these requests are of.
     :param standstills: when a service behind an address answered nobody; none in other runs.
+    :param locks: waits for locks in a service behind an address; ``None`` in other runs.
     :param begins: these requests are the run's first, or all of it.
     """
 
@@ -106,6 +108,7 @@ class Evidence:
     norms: Norms
     begins: bool
     standstills: Standstills
+    locks: LockWaits | None
 
     def usually_blocked(self, unit: str) -> int:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
@@ -213,6 +216,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
+    standstills = _standstills(record, ok, servers)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -234,8 +238,15 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         quiet_batch=quiet_batch,
         norms=norms,
         begins=begins,
-        standstills=_standstills(record, ok, servers),
+        standstills=standstills,
+        locks=None if servers is None else _locks(record, standstills),
     )
+
+
+def _locks(record: RunRecord, standstills: Standstills) -> LockWaits:
+    rows = record.requests
+    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    return find_lock_waits(record.samples, at, rows["arrival_ns"] + rows["latency_ns"], standstills.everyone)
 
 
 def _standstills(record: RunRecord, ok: Bools, servers: int | None) -> Standstills:

@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from latfix.arrays import Bools, Floats, Ints
 
 MIN_SAMPLES = 12
 #: Below this share of explained spread, features tell nothing and the model answers with a constant.

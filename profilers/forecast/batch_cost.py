@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.files.json_documents import Document
-
-Floats = npt.NDArray[np.float64]
 
 #: Fewer batches give one ratio for all.
 _LEAST = 3

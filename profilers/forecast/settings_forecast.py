@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.ledger import Books, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence.expected_work import padded_row
@@ -26,9 +26,6 @@ from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_o
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: More requests than this are not simulated: their first so many stand for the run.
 MOST = 20_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import share, significant
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.results.diagnosis import Activity
 from latfix.statistics.change_points import MOST_VALUES, rate_changes
 from latfix.traffic.periodicity import find_period
@@ -53,7 +53,7 @@ def activity(own_ns: Ints, moment_ns: Ints, *, start_s: float, end_s: float, see
     told = len(intervals) <= _STRETCHES
     rhythm = None if told and covered < _MOSTLY else _rhythm(times, struck >= _STRIKE)
     if rhythm is None and told and covered < _WHOLE and held >= _HELD:
-        text = f"active {_listed(intervals, length)} s of {_seconds(length, length)} s ({share(covered)} of the time)"
+        text = f"active {_listed(intervals, length)} s of {_seconds(end_s, length)} s ({share(covered)} of the time)"
         return Activity(throughout=False, intervals_s=intervals, text=text)
     whole, period, duty = ((start_s, end_s),), None, None
     if rhythm is not None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.statistics.block_bootstrap import FloatArray, ranks
+from latfix.arrays import Floats
+from latfix.statistics.block_bootstrap import ranks
 
 #: Windows that a stretch is put together from; the values, and the share of all, that inside and outside must hold.
 _WINDOWS, _LEAST, _LEAST_SHARE = 24, 4, 0.1
@@ -35,7 +36,7 @@ class Stretch:
     outside: float
 
 
-def raised_stretch(values: FloatArray) -> Stretch | None:
+def raised_stretch(values: Floats) -> Stretch | None:
     """The clearest stretch in which a series in order of time was higher; ``None`` without one."""
     n = len(values)
     if n < 2 * _LEAST:

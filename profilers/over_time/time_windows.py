@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from latfix.arrays import Floats, Ints
 from latfix.lower_bound import AtLeast
-from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.results.diagnosis import Window
 from latfix.statistics.quantile_sketch import Distribution
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.profilers.probes.stage_recorder import StageRecorder
 
 
@@ -137,5 +138,5 @@ class RecordedRing(RingRecorder):
         rows["batch_id"] = self._batch_numbers(rows["batch_id"])
         return rows
 
-    def _batch_numbers(self, batch_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _batch_numbers(self, batch_ids: Ints) -> Ints:
         return np.asarray(self._round[batch_ids] * len(self._round) + batch_ids)

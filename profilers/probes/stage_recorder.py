@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
 from latfix.stages import STAGES, Status
@@ -231,7 +232,7 @@ class StageRecorder:
             self._done.append(slot)
             self.completed += 1
 
-    def arrived(self, at_ns: npt.NDArray[np.int64]) -> None:
+    def arrived(self, at_ns: Ints) -> None:
         """Note when each measured request arrived, 0 for never: also of those that the service has not taken in."""
         self._columns["handed"][self.warmup :] = at_ns
 
@@ -290,18 +291,18 @@ class StageRecorder:
         for resolver in self.resolvers:
             resolver()
 
-    def _rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def _rows(self, slots: Ints) -> npt.NDArray[Any]:
         rows = np.zeros(len(slots), dtype=REQUEST_DTYPE)
         column = {name: values[slots] for name, values in self._columns.items()}
         batch = column["batch_id"]
         known = np.maximum(batch, 0)
         end = column["end"]
 
-        def boundary(stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        def boundary(stamps: Ints) -> Ints:
             # A boundary never reached (shed, failed, timed out) lies at the request's end: stages after it are 0.
             return np.where(stamps == 0, end, np.minimum(stamps, end))
 
-        def of_batch(name: str) -> npt.NDArray[np.int64]:
+        def of_batch(name: str) -> Ints:
             return np.where(batch >= 0, self._batches[name][known], 0)
 
         stamps = [

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Ints
 from latfix.errors import input_error
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.profilers.recordings.requests.formats.mapped_log import status_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, Ints, RequestTable
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object, open_text
+from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.run_record.live_record import live_parts, load_live
 
@@ -34,6 +35,9 @@ _CAUSES = {
     "gc_ns": "python.gc",
 }
 _COUNTERS = ("cpu_ns", "waited_ns", *_CAUSES)
+_WHOLE = (*_TIMES, *_COUNTERS, "thread")
+#: Of requests that began while another was served, those whose thread served that one: an event loop's.
+_INTERLEAVED = 0.2
 
 
 def diagnose(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
@@ -82,7 +86,7 @@ def knows(head: bytes) -> bool:
 class _Columns:
     """Rows as they come."""
 
-    times: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in (*_TIMES, *_COUNTERS)})
+    times: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _WHOLE})
     status: list[str] = field(default_factory=list)
     route: list[str] = field(default_factory=list)
     spans: list[Mapping[str, int]] = field(default_factory=list)
@@ -187,9 +191,23 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
             "rows": kept,
             "processes": processes,
             "in flight at most": int(times["in_flight"].max()),
+            **_served_by(times),
         },
         notes=tuple(notes),
     ).sorted()
+
+
+def _served_by(times: Mapping[str, Ints]) -> dict[str, str]:
+    """Whether requests that overlap are of one thread, as in an event loop; nothing where that cannot be told."""
+    rows = np.flatnonzero(times["thread"] >= 0)
+    rows = rows[np.lexsort((times["start_ns"][rows], times["thread"][rows]))]
+    met = np.count_nonzero(times["in_flight"][rows] > 1)
+    if not met:
+        return {}
+    thread, start = times["thread"][rows], times["start_ns"][rows]
+    same = thread[1:] == thread[:-1]
+    beside = np.count_nonzero(same & (start[1:] < (start + times["latency_ns"][rows])[:-1]))
+    return {"served by": ONE_LOOP if beside > _INTERLEAVED * met else THREADS}
 
 
 def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints], Ints]:
@@ -214,7 +232,7 @@ def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints
     return {name: part for name, part in parts.items() if part.any()}, waited
 
 
-def _by_itself(times: Mapping[str, Ints]) -> npt.NDArray[np.bool_]:
+def _by_itself(times: Mapping[str, Ints]) -> Bools:
     """Which requests waited for no other request: they met none, or hardly any that came later waited too.
 
     Any other that was idle may have stood behind a lock or in a pool, for one that was served.

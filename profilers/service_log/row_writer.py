@@ -133,6 +133,7 @@ class RowWriter:
                     "route": row.route,
                     "weight": weight,
                     "in_flight": row.in_flight,
+                    "thread": row.before[5],
                     "cpu_ns": found.cpu_ns,
                     "runq_ns": found.runq_ns,
                     "throttled_ns": self._throttled_in(row.before[0], found.runq_ns),

@@ -9,6 +9,7 @@ from pathlib import Path
 from latfix.errors import InputError
 from latfix.profilers.probes.control_groups import CgroupThrottle, ControlGroups
 from latfix.profilers.probes.kept_files import KeptOpen
+from latfix.profilers.services.thread_waits import ThreadWaits
 
 Reading = dict[str, float]
 
@@ -32,12 +33,14 @@ class ProcessWatch:
         if not (self._proc / str(pid) / "task" / str(pid) / "schedstat").exists():
             raise InputError(f"--pid: found no schedstat of process {pid}; expected a kernel with CONFIG_SCHED_INFO")
         self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
+        self._waits = ThreadWaits(self._proc, pid)
         self._threads: dict[str, KeptOpen] = {}
         self._last: dict[str, tuple[int, int]] = {}
         self._faults: dict[int, tuple[int, int]] = {}
         self._switches: dict[str, tuple[int, int]] = {}
         self._gone = {"cpu": 0, "runq": 0, "minflt": 0, "majflt": 0, "vcsw": 0, "icsw": 0}
         self.processes: tuple[int, ...] = ()
+        self._counted = 0
         self.look_around()
 
     @property
@@ -51,6 +54,11 @@ class ProcessWatch:
     def throttling(self) -> bool:
         """Whether its control group tells for how long a quota stopped it."""
         return self._throttle.available
+
+    @property
+    def shows_calls(self) -> bool:
+        """Whether it is shown at which lock a thread waits."""
+        return self._waits.shows_calls
 
     @property
     def alive(self) -> bool:
@@ -70,15 +78,20 @@ class ProcessWatch:
         for thread in sorted(found - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
             with contextlib.suppress(OSError):
                 self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
+        self._waits.look_around(self._threads)
+        self._counted = self._count_threads()
 
     def read_fast(self) -> Reading:
-        """On-CPU time and run-queue delay of all threads, throttled time, page faults."""
+        """On-CPU time and run-queue delay of all threads, throttled time, and what threads wait for."""
+        if self._count_threads() != self._counted:
+            self.look_around()
         for thread, file in list(self._threads.items()):
             try:
                 words = file.read().split()
                 self._last[thread] = (int(words[0]), int(words[1]))
             except (OSError, IndexError):  # the thread ended meanwhile
                 self._forget(thread)
+                self._counted = 0
         reading: Reading = {
             "server.cpu_ns": self._gone["cpu"] + sum(cpu for cpu, _ in self._last.values()),
             "server.runq_ns": self._gone["runq"] + sum(runq for _, runq in self._last.values()),
@@ -86,7 +99,7 @@ class ProcessWatch:
         }
         if self._throttle.available:
             reading["server.throttled_ns"] = self._throttle.throttled_ns()
-        return reading
+        return reading | self._waits.read()
 
     def read_slow(self) -> Reading:
         """Page faults, context switches, resident memory, processes; and :meth:`look_around`."""
@@ -111,8 +124,17 @@ class ProcessWatch:
 
     def close(self) -> None:
         """Give the descriptors back."""
+        self._waits.close()
         for file in self._threads.values():
             file.close()
+
+    def _count_threads(self) -> int:
+        """How many there are, as fast as can be told: folders have a link from each folder in them."""
+        found = 0
+        for pid in self.processes:
+            with contextlib.suppress(OSError):
+                found += (self._proc / str(pid) / "task").stat().st_nlink
+        return found
 
     def _forget(self, thread: str) -> None:
         """A thread ended: what it had used stays in the sums."""

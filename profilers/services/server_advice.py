@@ -20,9 +20,15 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "TGI": (("tgi_",), (), ()),
     "uvicorn": ((), ("uvicorn",), ()),
     "gunicorn": ((), ("gunicorn",), ()),
-    "Python": ((), (), ("what latfix.record",)),
+    "Python": ((), ("basehttp", "werkzeug", "waitress", "cherrypy"), ("what latfix.record",)),
 }
 _ASYNC = "what blocks belongs into def instead of async def, or into run_in_threadpool: it holds the event loop"
+_LOCK = "less under the lock, or one for each thread: a model, connection or session of its own, a larger pool"
+_PROCESSES = "more processes instead of threads: Python runs in one thread of a process at a time"
+_THREADED = f"one thread ran and others waited, for a lock or the interpreter's: {_LOCK}; or {_PROCESSES}"
+_STOOD_STILL = f"in an event loop, {_ASYNC}; among threads, {_THREADED}"
+#: What a recording says of how requests were served, and what it then means that they stood still.
+ONE_LOOP, THREADS = "an event loop", "threads"
 _THREADS = "OMP_NUM_THREADS and torch.set_num_threads, so that workers times threads are no more than the cores"
 _COLLECTOR = "gc.collect() and gc.freeze() once the model is loaded; a higher gc.set_threshold"
 _OUTSIDE = "a deadline and a pool of kept connections for what is waited for; latfix.span names it"
@@ -60,7 +66,14 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "vLLM": "--enable-prefix-caching where prompts begin alike; long prompts to a replica of their own",
         "Triton": "long inputs to a model of their own, or ragged batches (allow_ragged_batch)",
     },
-    "stall.shared": {"vLLM": _SPLIT_PROMPTS, "uvicorn": _ASYNC, "Python": _ASYNC},
+    "stall.shared": {"vLLM": _SPLIT_PROMPTS, "uvicorn": _STOOD_STILL, "Python": _STOOD_STILL},
+    "service.loop": {"uvicorn": _ASYNC, "gunicorn": _ASYNC, "Python": _ASYNC},
+    "service.lock": {"": _LOCK},
+    "python.gil": {
+        "uvicorn": f"--workers higher: {_PROCESSES}",
+        "gunicorn": f"--workers higher: {_PROCESSES}",
+        "Python": _PROCESSES,
+    },
     "cold.start": {
         "Triton": "model_warmup in config.pbtxt",
         "": "requests sent before the service is said to be ready",
@@ -101,7 +114,7 @@ def with_advice(found: Diagnosis, header: str = "") -> Diagnosis:
     advice = [
         Advice(server=server, told_by=told_by, cause=cause.cause, change=change, evidence=cause.evidence)
         for cause in causes
-        if (change := _change(cause.cause, server))
+        if (change := _change(cause.cause, server, str(read.get("served by", ""))))
     ]
     for name, values in metrics.items():
         grown = values["after"] - values["before"]
@@ -125,6 +138,8 @@ def _server(metrics: Mapping[str, Any], header: str, format_: str) -> tuple[str,
     return "", ""
 
 
-def _change(cause: str, server: str) -> str:
+def _change(cause: str, server: str, served_by: str) -> str:
+    if cause == "stall.shared" and served_by:
+        return {ONE_LOOP: _ASYNC, THREADS: _THREADED}[served_by]
     known = _SETTINGS.get("external.dependency" if cause.startswith("dependency.") else cause, {})
     return known.get(server) or known.get("", "")

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from latfix.profilers.evidence.outside_view import CPU, RUN_QUEUE, THROTTLED, Counter
+from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, THROTTLED, Counter
 from latfix.results.diagnosis import Goodput, ProcessFigures, ServiceFigures, StreamFigures
 from latfix.run_record.run_record import RunRecord, Throughput
 from latfix.stages import Status

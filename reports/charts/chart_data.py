@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, Status
 from latfix.statistics.censored import Outcomes, outcomes_of
 
-Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 #: Points that a scatter draws at most; the slowest are always among them.
@@ -19,6 +22,30 @@ POINTS = 3000
 _SLOWEST = 1000
 _WINDOWS = 60
 _CURVE = 400
+_SPANS = 240
+_EVENTS = 300
+#: What is drawn of a run's samples: by axis, series with their label and factor. What ends with ``_ns`` counts up.
+_MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
+    "memory, MiB": {
+        "process.rss_bytes": ("process", 2.0**-20),
+        "cuda.allocated_bytes": ("tensors", 2.0**-20),
+        "cuda.reserved_bytes": ("reserved by the allocator", 2.0**-20),
+        "nvml.memory_used_bytes": ("used on the device", 2.0**-20),
+    },
+    "pieces, MiB": {
+        "cuda.inactive_split_bytes": ("free, but in parts of blocks in use", 2.0**-20),
+        "cuda.largest_free_block_bytes": ("largest free block", 2.0**-20),
+    },
+    "cores": {
+        "host.cpu_busy_ns": ("busy on the machine", 1e-9),
+        "process.cpu_ns": ("used by the service", 1e-9),
+        "host.steal_ns": ("taken by the hypervisor", 1e-9),
+    },
+    "GPU, %": {"nvml.gpu_util": ("busy", 1.0), "nvml.others_sm_util": ("busy for others", 1.0)},
+    "clock, MHz": {"nvml.sm_clock_mhz": ("SM", 1.0), "nvml.mem_clock_mhz": ("memory", 1.0)},
+    "power, W": {"nvml.power_w": ("power", 1.0)},
+    "°C": {"nvml.temperature_c": ("temperature", 1.0)},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +86,7 @@ class Windows:
     p99_ms: Floats
 
 
-def measured_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
+def measured_ok(record: RunRecord) -> Bools:
     """Rows of the requests over which percentiles are taken."""
     return np.asarray(record.measured & (record.requests["status"] == Status.OK))
 
@@ -113,20 +140,20 @@ def windows(record: RunRecord) -> Windows:
     return Windows(edges_s=edges, p50_ms=values[0], p99_ms=values[1])
 
 
-def percentile_curve(record: RunRecord) -> tuple[Floats, Floats]:
+def percentile_curve(record: RunRecord) -> tuple[Floats, Floats, int]:
     """Latency in ms against the share of requests that are slower, from all of them down to the slowest answer.
 
-    Requests that were lost are slower than any.
+    Requests that were lost are slower than any. Last, how many requests it rests on.
     """
     outcomes = outcomes_of(record)
     count = len(outcomes)
     latency = np.sort(outcomes.series_ns / 1e6)
     if not count:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(0), np.zeros(0), 0
     slower = np.geomspace(1.0, 1.0 / count, num=min(_CURVE, max(2 * count, 2))) if count > 1 else np.array([1.0])
     rank = np.clip(np.ceil((1 - slower) * count - 1e-9).astype(np.int64), 0, count - 1)
     answered = np.isfinite(latency[rank])
-    return slower[answered], latency[rank][answered]
+    return slower[answered], latency[rank][answered], count
 
 
 def stage_profile(record: RunRecord) -> tuple[list[str], Floats]:
@@ -175,3 +202,56 @@ def in_flight(record: RunRecord) -> tuple[Floats, Floats]:
         return seconds, np.asarray(inside, dtype=np.float64)
     starts = np.linspace(0, len(seconds), 601).astype(np.int64)[:-1]
     return seconds[starts], np.maximum.reduceat(inside, starts).astype(np.float64)
+
+
+def machine_series(record: RunRecord) -> dict[str, list[tuple[str, Floats, Floats]]]:
+    """What was sampled of memory, cores and devices: by axis the lines with label, seconds and values."""
+    last = int((record.requests["arrival_ns"] + record.requests["latency_ns"]).max(initial=0))
+    edges = np.linspace(0, last, _SPANS + 1)
+    names = record.samples["series"].astype(str)
+    rows = np.argsort(names, kind="stable")
+    known, starts = np.unique(names[rows], return_index=True)
+    panels: dict[str, list[tuple[str, Floats, Floats]]] = {}
+    bounds = pairwise([*starts.tolist(), len(rows)])
+    for name, (begin, end) in zip(known.tolist(), bounds, strict=True):
+        device = re.search(r"\.(\d+)\.", name)
+        plain = name.replace(device[0], ".", 1) if device else name
+        for axis, series in _MACHINE.items():
+            if plain in series and last:
+                label, factor = series[plain]
+                at, values = (record.samples[column][rows[begin:end]] for column in ("t_ns", "value"))
+                seconds, drawn = _by_span(at, values * factor, edges, rises=plain.endswith("_ns"))
+                if np.any(drawn):
+                    panels.setdefault(axis, []).append((f"{label}, {device[1]}" if device else label, seconds, drawn))
+    return {axis: panels[axis] for axis in _MACHINE if axis in panels}
+
+
+def _by_span(at: npt.NDArray[np.int64], values: Floats, edges: Floats, *, rises: bool) -> tuple[Floats, Floats]:
+    """Means of spans in which there are samples, at the spans' ends in seconds.
+
+    :param rises: the values count up, and their slope a second is meant.
+    """
+    good = np.isfinite(values) & (at >= 0) & (at <= edges[-1])
+    at, values = at[good], values[good]
+    slot = np.searchsorted(edges, at, side="left")
+    inside = np.bincount(slot, minlength=len(edges) + 1)
+    means = np.bincount(slot, values, minlength=len(edges) + 1) / np.maximum(inside, 1)
+    moments = np.bincount(slot, at, minlength=len(edges) + 1) / np.maximum(inside, 1) / 1e9
+    seen = np.flatnonzero(inside[: len(edges)])
+    if not rises:
+        return moments[seen], means[seen]
+    passed = np.diff(moments[seen])
+    return moments[seen][1:], np.maximum(np.diff(means[seen]) / np.where(passed > 0, passed, np.inf), 0.0)
+
+
+def event_spans(record: RunRecord) -> dict[str, list[tuple[float, float]]]:
+    """By kind of event the longest of them: begin and length in seconds; spans that the user declared are none."""
+    kinds = record.events["kind"].astype(str)
+    found = {}
+    for kind in np.unique(kinds[kinds != "span"]).tolist():
+        rows = np.flatnonzero((kinds == kind) & (record.events["t_ns"] >= 0))
+        rows = rows[np.argsort(record.events["duration_ns"][rows], kind="stable")[-_EVENTS:]]
+        begin, length = (record.events[name][rows] / 1e9 for name in ("t_ns", "duration_ns"))
+        if len(rows):
+            found[kind] = list(zip(begin.tolist(), length.tolist(), strict=True))
+    return found

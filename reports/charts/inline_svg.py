@@ -155,6 +155,26 @@ def beside(axes: Axes, text: str, x: float, y: float, *, gap: int = 6, weight: s
     axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", color=INK["ink"], weight=weight)
 
 
+def whisker(
+    axes: Axes,
+    bounds: tuple[float, float],
+    y: float,
+    within: tuple[float, float],
+    *,
+    color: str,
+    linewidth: float,
+    cap: str = "",
+) -> tuple[float, float]:
+    """An interval as a line; an end beyond ``within`` is an arrow there. Where it is drawn from and to."""
+    low, high = (min(max(bound, within[0]), within[1]) for bound in bounds)
+    axes.plot((low, high), (y, y), color=color, linewidth=linewidth, solid_capstyle="round")
+    for end, bound, arrow in ((low, bounds[0], "<"), (high, bounds[1], ">")):
+        marker = cap if end == bound else arrow
+        if marker:
+            axes.plot([end], [y], color=color, marker=marker, markersize=7, linestyle="none")
+    return low, high
+
+
 def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     """The figure as one ``<svg>`` element.
 

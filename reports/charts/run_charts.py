@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
-from latfix.formatting import milliseconds, percentile_label, significant, tick, visible
-from latfix.reports.charts.chart_data import Floats, Scatter, Windows
-from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis
-from latfix.reports.comparison_rows import Share, StepRow
+from latfix.arrays import Floats
+from latfix.formatting import milliseconds, percentile_label, significant, visible
+from latfix.reports.charts.chart_data import Scatter, Windows
+from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis, whisker
 from latfix.reports.diagnosis_rows import CauseRow
 from latfix.results.diagnosis import Activity, Window
 from latfix.stages import STAGES
@@ -20,11 +20,10 @@ from latfix.stages import STAGES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: How far beyond the points an interval is drawn, as a factor; what goes on has an arrow.
-_REACH = 8.0
+#: Curves go on to p99.99 at least, and are gray from where fewer requests than so many are slower.
+_TO, _BEYOND = 1e-4, 10
 #: How far beyond the longest bar whiskers are drawn.
 _WHISKER = 1.6
-_STATUS_ROLE = {"good": "after", "bad": "bad", "warn": "queue", "calm": "muted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +38,16 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One arm's percentile curve: latency against the share of slower requests."""
+    """One arm's percentile curve: latency against the share of slower requests.
+
+    :param requests: that it rests on.
+    """
 
     label: str
     role: str
     slower: Floats
     latency_ms: Floats
+    requests: int
 
 
 def is_wide(latency_ms: Floats) -> bool:
@@ -129,16 +132,21 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
                 label=visible(curve.label, limit=LABEL),
             )
         axes.set_xscale("log")
-        rarest = min((float(curve.slower.min()) for curve in curves), default=0.01)
-        axes.set_xlim(1.0, max(min(rarest, 0.1), 1e-7) * 0.999)
-        marks = [p for p in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999) if 1 - p / 100 >= rarest * 0.999]
+        rarest = max(min((float(curve.slower.min()) for curve in curves), default=_TO), 1e-7)
+        end = min(rarest, _TO) * 0.999
+        axes.set_xlim(1.0, end)
+        marks = [p for p in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999) if 1 - p / 100 >= end]
         axes.set_xticks([1 - p / 100 for p in marks], [percentile_label(p) if p else "fastest" for p in marks])
         axes.set_xticks([], minor=True)
         axes.set_xlabel("percentile: share of requests at least as fast")
         together = [curve.latency_ms for curve in curves]
         _latency_axis(axes, np.concatenate(together) if together else np.zeros(0))
-        if len(curves) > 1:
-            axes.legend(loc="upper left")
+        supported = _BEYOND / max(min((curve.requests for curve in curves), default=1), 1)
+        if supported > end:
+            few = f"fewer than {_BEYOND} requests are slower: not to be relied on"
+            axes.axvspan(min(supported, 1.0), end, color=INK["muted"], alpha=0.15, linewidth=0, label=few)
+        if len(curves) > 1 or supported > end:
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.1)
 
     return draw(name, "Latency by percentile, " + " and ".join(c.label for c in curves), 3.4, 1, plot)
 
@@ -171,34 +179,41 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
     return draw(name, "Mean milliseconds in each stage by group of requests", 0.42 * len(groups) + 1.2, 1, plot)
 
 
-def cause_bars(name: str, rows: Sequence[CauseRow], *, unit: str = "request", single: bool = False) -> Markup:
-    """Milliseconds of the tail by cause: own and through the queue, with the interval of their sum.
+def cause_waterfall(
+    name: str, rows: Sequence[CauseRow], reference_ms: float, unit: str = "request", *, of: str = ""
+) -> Markup:
+    """From a quiet request to the mean of the tail, cause by cause: own and through the queue, with the interval.
 
-    :param unit: what has a tail; only requests wait in a queue. ``single``: there is one, and no tail.
+    :param reference_ms: zero where there is a single unit, and no tail. ``of`` names the tail.
     """
+    total = reference_ms + sum(row.tail_ms for row in rows)
 
     def plot(panels: list[Axes]) -> None:
         axes = panels[0]
-        position = np.arange(len(rows))[::-1]
+        position = np.arange(len(rows) + 2)[::-1]
         longest = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=1.0)
-        within = (-_WHISKER * longest, _WHISKER * longest)
-        for y, row in zip(position, rows, strict=True):
-            reach = {True: 0.0, False: 0.0}
+        now, reached = reference_ms, total
+        for y, row in zip(position[1:], rows, strict=False):
+            begun, high = now, now
             for value, role in ((row.own_ms, "own"), (row.propagated_ms, "queue")):
-                side = value >= 0
-                axes.barh(y, value, left=reach[side], height=0.6, color=INK[role if side else "relief"])
-                reach[side] += value
-            high = reach[True]
+                axes.barh(y, value, left=now, height=0.6, color=INK[role if value >= 0 else "relief"])
+                now += value
+                high = max(high, now)
+            axes.plot((begun, begun), (y, y + 1), color=INK["muted"], linewidth=0.8)
             if row.ci95_ms is not None and all(np.isfinite(row.ci95_ms)):
-                ends = _whisker(axes, row.ci95_ms, y, within, color=INK["ink"], linewidth=1.2, cap="|")
-                high = max(high, ends[1])
+                within = (min(0.0, begun), max(total, begun) + (_WHISKER - 1) * longest)
+                ends = (begun + row.ci95_ms[0], begun + row.ci95_ms[1])
+                high = max(high, *whisker(axes, ends, y, within, color=INK["ink"], linewidth=1.2, cap="|"))
             beside(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
-        named_rows(axes, position, [row.label for row in rows])
+            reached = max(reached, high)
+        for y, value in ((position[0], reference_ms), (position[-1], total)):
+            axes.barh(y, value, height=0.6, color=INK["muted"])
+            beside(axes, significant(value), value, y)
+        named_rows(axes, position, [f"quiet {unit}", *(row.label for row in rows), f"{of}, mean" if of else unit])
         axes.axvline(0, color=INK["muted"], linewidth=1)
-        low, high = axes.get_xlim()
-        axes.set_xlim(low, high + 0.08 * (high - low))
-        of_tail = f"milliseconds of the tail's excess (mean over tail {unit}s), with 95 % interval"
-        axes.set_xlabel(f"milliseconds of the {unit}" if single else of_tail)
+        axes.set_xlim(min(axes.get_xlim()[0], 0.0), 1.1 * max(reached, 1e-9))
+        axes.set_ylim(-0.6, len(rows) + (1.6 if reference_ms else 0.6))
+        axes.set_xlabel(f"milliseconds, mean of {unit}s" if reference_ms else f"milliseconds of the {unit}")
         number_axis(axes.xaxis)
         for role, words in (("own", "own path"), ("queue", "through the queue"), ("relief", "shortens the tail")):
             if role != "relief" or _shows_relief(rows):
@@ -206,27 +221,7 @@ def cause_bars(name: str, rows: Sequence[CauseRow], *, unit: str = "request", si
         if unit == "request":
             axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, handlelength=0.9, borderaxespad=0.1)
 
-    return draw(name, "Milliseconds of the tail's excess by cause", 0.36 * len(rows) + 1.1, 1, plot)
-
-
-def _whisker(
-    axes: Axes,
-    bounds: tuple[float, float],
-    y: float,
-    within: tuple[float, float],
-    *,
-    color: str,
-    linewidth: float,
-    cap: str = "",
-) -> tuple[float, float]:
-    """An interval as a line; an end beyond ``within`` is an arrow there. Where it is drawn from and to."""
-    low, high = (min(max(bound, within[0]), within[1]) for bound in bounds)
-    axes.plot((low, high), (y, y), color=color, linewidth=linewidth, solid_capstyle="round")
-    for end, bound, arrow in ((low, bounds[0], "<"), (high, bounds[1], ">")):
-        marker = cap if end == bound else arrow
-        if marker:
-            axes.plot([end], [y], color=color, marker=marker, markersize=7, linestyle="none")
-    return low, high
+    return draw(name, "Milliseconds of the tail by cause", 0.36 * (len(rows) + 2) + 1.1, 1, plot)
 
 
 def _shows_relief(rows: Sequence[CauseRow]) -> bool:
@@ -253,89 +248,33 @@ def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floa
     return draw(name, "Arrivals a second and requests in flight over time", 3.4, 2, plot)
 
 
-def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
-    """Each fix's ratio of p99 with its interval, on a logarithmic axis around 1; ``None`` without any ratio."""
-    shown = [step for step in steps if step.p99.value is not None and step.p99.value > 0]
-    if not shown:
-        return None
-
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
-        position = np.arange(len(shown))[::-1]
-        axes.set_xscale("log")
-        axes.axvline(1, color=INK["ink"], linewidth=1)
-        points = [1.0, *(step.p99.value or 1.0 for step in shown)]
-        within, reached = (min(points) / _REACH, max(points) * _REACH), list(points)
-        for y, step in zip(position, shown, strict=True):
-            value, color = step.p99.value or 1.0, INK[_STATUS_ROLE[step.severity]]
-            ends = _whisker(axes, step.p99.ci95 or (value, value), y, within, color=color, linewidth=2.2)
-            axes.plot([value], [y], color=color, marker="o", markersize=7)
-            reached += ends
-            beside(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
-        low, high = min(reached), max(reached)
-        axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
-        axes.set_ylim(-0.6, len(shown) - 0.3)
-        axes.set_yticks(position, [visible(step.fix, limit=LABEL) for step in shown])
-        axes.tick_params(axis="y", labelcolor=INK["ink"])
-        fine = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0)
-        coarse = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-        marks = [m for m in (fine if high < 3 * low else coarse) if low * 0.9 <= m <= high * 1.2]
-        axes.set_xticks(marks, [f"×{tick(m)}" for m in marks])
-        axes.set_xticks([], minor=True)
-        axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
-
-    return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
-
-
-def _signed(value: float) -> str:
-    return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
-
-
-def waterfall(name: str, shares: Sequence[Share]) -> Markup:
-    """Bars from the first p99 to the last, one a fix."""
-
-    def plot(panels: list[Axes]) -> None:
-        axes = panels[0]
-        position = np.arange(len(shares) + 2)[::-1]
-        for y, role, value in (
-            (position[0], "before", shares[0].before_ms),
-            (position[-1], "after", shares[-1].after_ms),
-        ):
-            axes.barh(y, value, color=INK[role], height=0.62)
-            beside(axes, significant(value), value, y, weight="bold")
-        for y, share in zip(position[1:-1], shares, strict=True):
-            role = "muted" if share.ratio is None else "relief" if share.after_ms <= share.before_ms else "bad"
-            low, high = sorted((share.before_ms, share.after_ms))
-            axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
-            axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
-            beside(axes, _signed(share.after_ms - share.before_ms), high, y)
-        named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
-        axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
-        axes.set_xlabel("p99, ms")
-
-    return draw(name, "p99 from before to after, fix by fix", 0.4 * (len(shares) + 2) + 0.8, 1, plot)
-
-
 def causes_over_time(
-    name: str, windows: Sequence[Window], causes: Sequence[str], active: Sequence[tuple[str, Activity]]
+    name: str,
+    windows: Sequence[Window],
+    causes: Sequence[str],
+    active: Sequence[tuple[str, Activity]],
+    events: Mapping[str, Sequence[tuple[float, float]]],
 ) -> Markup:
-    """Mean milliseconds a request by cause in each window, and below it when causes were active.
+    """Mean milliseconds a request by cause in each window, and below it when causes were active and events happened.
 
     :param causes: those to stack, at most eight.
+    :param events: by kind, begin and length in seconds.
     """
+    rows = [(cause, "own", [(a, b - a) for a, b in activity.intervals_s]) for cause, activity in active]
+    rows += [(f"event: {kind}", "muted", list(spans)) for kind, spans in events.items()]
 
     def plot(panels: list[Axes]) -> None:
         _stack_causes(panels[0], windows, causes)
-        if active:
+        if rows:
             axes = panels[1]
-            for y, (_, activity) in enumerate(reversed(active)):
-                bars = [(begin, end - begin) for begin, end in activity.intervals_s]
-                axes.broken_barh(bars, (y - 0.3, 0.6), facecolors=INK["own"], edgecolors=INK["own"], linewidth=1)
-            named_rows(axes, range(len(active)), [cause for cause, _ in reversed(active)])
-            axes.set_ylim(-0.6, len(active) - 0.4)
+            for y, (_, role, bars) in enumerate(reversed(rows)):
+                axes.broken_barh(bars, (y - 0.3, 0.6), facecolors=INK[role], edgecolors=INK[role], linewidth=1)
+            named_rows(axes, range(len(rows)), [label for label, _, _ in reversed(rows)])
+            axes.set_ylim(-0.6, len(rows) - 0.4)
+            axes.set_xlim(windows[0].start_s, windows[-1].end_s)
         panels[-1].set_xlabel("scheduled arrival, s")
 
-    ratios = [2.6, *([0.5 + 0.3 * len(active)] if active else [])]
+    ratios = [2.6, *([0.5 + 0.3 * len(rows)] if rows else [])]
     label = "Causes by window of time, and when each was active"
     return draw(name, label, sum(ratios), len(ratios), plot, height_ratios=ratios)
 
@@ -359,6 +298,7 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
         )
         above, below = above + np.maximum(values, 0.0), below + np.minimum(values, 0.0)
     axes.set_ylabel("ms a request")
+    number_axis(axes.yaxis)
     axes.axhline(0, color=INK["muted"], linewidth=0.8)
     p50 = [window.p50_ms for window in windows]
     if causes:
@@ -366,3 +306,23 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
     elif any(value is not None for value in p50):
         known = [value if value is not None and np.isfinite(value) else np.nan for value in p50]
         axes.stairs(known, edges, baseline=None, color=INK["ink"])
+
+
+def machine_over_time(name: str, panels: Mapping[str, Sequence[tuple[str, Floats, Floats]]]) -> Markup:
+    """Memory, cores and devices over time, a panel an axis.
+
+    :param panels: by axis the lines with label, seconds and values.
+    """
+
+    def plot(drawn: list[Axes]) -> None:
+        for axes, (axis, lines) in zip(drawn, panels.items(), strict=True):
+            for k, (label, seconds, values) in enumerate(lines):
+                axes.plot(seconds, values, color=INK[f"stage-{(k + 1) % 8}"], linewidth=1.6, label=label)
+            axes.set_ylabel(axis)
+            axes.set_ylim(0, None)
+            number_axis(axes.yaxis)
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, handlelength=0.9, borderaxespad=0.1)
+        drawn[-1].set_xlabel("s")
+        number_axis(drawn[-1].xaxis)
+
+    return draw(name, f"Over time: {'; '.join(panels)}", 1.7 * len(panels) + 0.4, len(panels), plot)

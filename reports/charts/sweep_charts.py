@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from latfix.formatting import visible
-from latfix.reports.charts.inline_svg import INK, draw, number_axis
+from latfix.reports.charts.inline_svg import INK, beside, draw, number_axis
 from latfix.reports.sweep_rows import MODEL_WORDS, SettingRow, SweepRows, predicted_ms, wait_ms
 from latfix.results.sweep import SweepPoint
 
@@ -58,7 +58,8 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
             y = [_percentile(point) for point in some]
             values += y
             label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
-            axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8, label=label)
+            axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8)
+            axes.plot([], [], color=_color(place), marker="o", markersize=6, linewidth=1.8, label=label)
             for point in some:
                 _interval(axes, point, _color(place))
             _foretold(axes, setting, _color(place))
@@ -177,6 +178,36 @@ def front(name: str, rows: SweepRows) -> Markup:
         _legend(axes)
 
     return draw(name, f"Throughput against {rows.percentile}, with the front", 4.0, 1, plot)
+
+
+def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
+    """What each setting serves at most and the memory it takes, by rising batch size; ``None`` of fewer than two."""
+    known = [
+        (setting.found, setting.found.device_memory_bytes or setting.found.memory_bytes)
+        for setting in rows.settings
+        if setting.found.most_achieved_rps
+    ]
+    some = [(found, memory / 2**20) for found, memory in known if memory]
+    if len(some) < 2:
+        return None
+    some.sort(key=lambda each: float(each[0].values.get("max_batch_size") or 0))
+
+    def plot(panels: list[Axes]) -> None:
+        axes = panels[0]
+        served = [found.most_achieved_rps or 0.0 for found, _ in some]
+        axes.plot(served, [memory for _, memory in some], color=INK["muted"], linewidth=1, linestyle=":")
+        for place, (found, memory) in enumerate(some):
+            axes.plot([served[place]], [memory], "o", color=_color(place), markersize=8)
+            beside(axes, visible(found.label, limit=_LABEL), served[place], memory, gap=9)
+        where = "reserved on devices" if some[0][0].device_memory_bytes else "resident"
+        axes.set_ylabel(f"memory {where}, MiB")
+        axes.set_xlabel("most served, requests a second (right is better)")
+        axes.set_ylim(0, None)
+        axes.set_xlim(0, 1.3 * max(served))
+        number_axis(axes.xaxis)
+        number_axis(axes.yaxis)
+
+    return draw(name, "Memory by the most that each setting served", 3.0, 1, plot)
 
 
 def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from latfix.reports.exports.otlp_spans import otlp_lines
 from latfix.reports.exports.request_tables import csv_pieces, write_parquet
 from latfix.reports.exports.speedscope import speedscope
 from latfix.results.comparison import Comparison
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Diagnosis, StackTime
 from latfix.results.optimization import Optimization
 from latfix.run_record.chunked_record import RecordSource
 
@@ -31,11 +31,13 @@ class Subject:
     """What is exported: a run's record, a result, or both.
 
     :param path: of the workload as a repository has it, for findings about it.
+    :param stacks: time in sampled stacks, of slow and of typical work.
     """
 
     record: RecordSource | None
     result: Document | None
     path: str = "workload.toml"
+    stacks: Sequence[StackTime] = ()
 
     @property
     def requests(self) -> RecordSource:
@@ -83,7 +85,7 @@ FORMATS: Mapping[str, Format] = {
     "otlp": Format(file="spans.otlp.jsonl", pieces=lambda subject: otlp_lines(subject.requests)),
     "openmetrics": Format(file="metrics.txt", pieces=_metrics, needs=(Diagnosis,)),
     "hdr": Format(file="latency.hlog", pieces=lambda subject: hdr_log(subject.requests)),
-    "speedscope": Format(file="speedscope.json", pieces=lambda subject: speedscope(subject.requests)),
+    "speedscope": Format(file="speedscope.json", pieces=lambda subject: speedscope(subject.requests, subject.stacks)),
     "csv": Format(file="requests.csv", pieces=lambda subject: csv_pieces(subject.requests)),
     "parquet": Format(file="rows.parquet", write=lambda subject, file: write_parquet(subject.requests, file)),
     "markdown": Format(file="summary.md", pieces=lambda subject: [markdown(subject.summary)], needs=_ANY),

@@ -13,15 +13,13 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from latfix import __version__
+from latfix.arrays import Ints
 from latfix.formatting import visible
 from latfix.reports.exports.otlp_spans import started_ns
 from latfix.run_record.chunked_record import RecordSource
 from latfix.stages import STATUS_NAMES
-
-Ints = npt.NDArray[np.int64]
 
 _SECOND = 10**9
 _DIGITS = 3

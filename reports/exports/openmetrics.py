@@ -19,15 +19,22 @@ _EDGES = (*(round(step * 10.0**k, 9) for k in range(-4, 2) for step in (1, 2, 5)
 _Sample = tuple[str, Mapping[str, object], object]
 
 
-def openmetrics(diagnosis: Diagnosis, source: RecordSource | None) -> Iterator[str]:
+def openmetrics(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: float | None = None) -> Iterator[str]:
     """The lines.
 
     :param source: the run's requests; without them there is no histogram.
+    :param window_s: the diagnosis is of the last so many seconds of a service that goes on.
     """
     same = {"workload": diagnosis.workload}
     statuses = {name: number for name, number in diagnosis.requests.items() if number is not None}
-    counts = (("_total", {**same, "status": name}, number) for name, number in statuses.items())
-    yield from _family("requests", "counter", "", "Measured requests by how they ended.", counts)
+    suffix = "_total" if window_s is None else ""
+    counts = [(suffix, {**same, "status": name}, number) for name, number in statuses.items()]
+    if window_s is None:
+        yield from _family("requests", "counter", "", "Measured requests by how they ended.", counts)
+    else:
+        yield from _family("window_requests", "gauge", "", "Requests of the window by how they ended.", counts)
+        words = "What all other figures are of: so many seconds until now."
+        yield from _family("window", "gauge", "seconds", words, [("", same, window_s)])
     if source is not None:
         words = "Latency of measured requests; those that did not end ok are in the last bucket only."
         yield from _family("request_latency", "histogram", "seconds", words, _histogram(source, same))

@@ -1,4 +1,4 @@
-"""A speedscope file: where the time of mean requests goes, and what each worker did when.
+"""A speedscope file: where the time of mean requests goes, in which Python, and what each worker did when.
 
 Format: https://www.speedscope.app/file-format-schema.json. Frames come last, since they are known only then.
 """
@@ -6,30 +6,38 @@ Format: https://www.speedscope.app/file-format-schema.json. Frames come last, si
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 
 import numpy as np
 
 from latfix import __version__
 from latfix.formatting import visible
+from latfix.reports.charts.flame_graph import frame_name
 from latfix.reports.exports.chrome_trace import BATCH_PARTS
 from latfix.reports.exports.hdr_log import places_of
+from latfix.results.diagnosis import StackTime
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.schema import Columns
 from latfix.stages import STAGES, Status, stage_label
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _TAIL = 0.99
+#: Series of samples that say in which stack a thread was seen.
+_SEEN = "stack."
 
 
-def speedscope(source: RecordSource) -> Iterator[str]:
-    """The document, in pieces."""
+def speedscope(source: RecordSource, stacks: Sequence[StackTime] = ()) -> Iterator[str]:
+    """The document, in pieces.
+
+    :param stacks: time in sampled stacks, of slow and of typical work.
+    """
     frames: dict[str, int] = {}
     head: dict[str, object] = {"$schema": _SCHEMA, "exporter": f"latfix {__version__}", "activeProfileIndex": 0}
     head["name"] = visible(source.meta.workload, limit=200)
     yield f'{json.dumps(head)[:-1]},"profiles":['
-    for number, profile in enumerate(chain(_means(source, frames), _workers(source, frames))):
+    python = chain(_python(source, frames, stacks), _looks(source, frames))
+    for number, profile in enumerate(chain(_means(source, frames), _workers(source, frames), python)):
         yield from chain([",\n"] if number else [], profile)
     yield f'],\n"shared":{{"frames":{json.dumps([{"name": frame} for frame in frames])}}}}}\n'
 
@@ -56,8 +64,52 @@ def _means(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
         means = (sums // max(number, 1)).tolist()
         labels = [stage_label(stage, outside=source.meta.is_http) for stage in STAGES]
         stacks = [[_place(frames, "request"), _place(frames, label)] for label in labels]
-        known = {"type": "sampled", "name": title, "unit": "nanoseconds", "startValue": 0, "endValue": sum(means)}
-        yield [json.dumps({**known, "samples": stacks, "weights": means})]
+        yield _sampled(title, stacks, means)
+
+
+def _python(source: RecordSource, frames: dict[str, int], stacks: Sequence[StackTime]) -> Iterator[list[str]]:
+    """A profile each of the sampled Python of slow and of typical units, by nanoseconds."""
+    for unit in dict.fromkeys(time.unit for time in stacks):
+        some = [time for time in stacks if time.unit == unit]
+        samples = [_stack(source, frames, time.frames) for time in some]
+        yield _sampled(f"Python of slow {unit}", samples, [round(time.slow_ms * 1e6) for time in some])
+        yield _sampled(f"Python of typical {unit}", samples, [round(time.typical_ms * 1e6) for time in some])
+
+
+def _looks(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
+    """A profile each of the Python that a thread was seen in, over time.
+
+    A look stands for what is since the last one, as far as that is usual between two.
+    """
+    stacks = source.meta.stacks
+    seen: dict[str, list[tuple[int, int]]] = {}
+    for rows in source.table("samples") if stacks else ():
+        for t, series, value in zip(*(rows[name].tolist() for name in ("t_ns", "series", "value")), strict=True):
+            if series.startswith(_SEEN) and value in range(len(stacks)):
+                seen.setdefault(series.removeprefix(_SEEN), []).append((t, int(value)))
+    gaps = [later - sooner for looks in seen.values() for (sooner, _), (later, _) in pairwise(looks)]
+    period = int(np.median(gaps)) if gaps else 0
+    for thread, looks in seen.items():
+        samples: list[list[int]] = []
+        weights: list[int] = []
+        last = 0
+        for t, stack in looks:
+            begun = max(last, t - period)
+            samples += [[], _stack(source, frames, stacks[stack])]
+            weights += [begun - last, max(t - begun, 0)]
+            last = max(last, t)
+        yield _sampled(f"Python of {visible(thread, limit=40)} over time", samples, weights)
+
+
+def _stack(source: RecordSource, frames: dict[str, int], names: Sequence[str]) -> list[int]:
+    """A stack as speedscope has it, from the outermost frame."""
+    known = (visible(frame_name(name, source.meta.workload_folder), limit=300) for name in reversed(names))
+    return [_place(frames, name) for name in known]
+
+
+def _sampled(title: str, stacks: list[list[int]], weights: list[int]) -> list[str]:
+    known = {"type": "sampled", "name": title, "unit": "nanoseconds", "startValue": 0, "endValue": sum(weights)}
+    return [json.dumps({**known, "samples": stacks, "weights": weights})]
 
 
 def _answered(source: RecordSource, names: tuple[str, ...]) -> Iterator[Columns]:

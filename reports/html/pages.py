@@ -7,29 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfix.arrays import Floats
 from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
     count,
+    finite,
     interval,
     key_label,
     milliseconds,
     rate,
     share,
     significant,
+    tail_words,
     visible,
 )
 from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
-from latfix.reports.charts import run_charts
+from latfix.reports.charts import change_charts, run_charts
 from latfix.reports.charts.chart_data import (
-    Floats,
     arrival_rate,
+    event_spans,
     in_flight,
+    machine_series,
     percentile_curve,
     scatter,
     stage_profile,
     windows,
 )
+from latfix.reports.charts.flame_graph import flame_graphs
 from latfix.reports.comparison_rows import (
     Change,
     comparison_change,
@@ -62,6 +67,7 @@ from latfix.reports.request_rows import (
     header_facts,
     holder_rows,
     ledger_rows,
+    rows_told,
     slow_rows,
     stage_lines,
     wait_words,
@@ -95,6 +101,7 @@ _TITLES = {
     "slowest": "Slowest requests",
     "units": "The slowest",
     "read": "What was read",
+    "machine": "Machine",
     "traffic": "Traffic",
     "change": "Before and after",
     "gates": "Gates",
@@ -113,6 +120,8 @@ _TITLES = {
 _ORIGIN = ("host", "branch", "commit", "command")
 _CAUSES = 14
 _WINDOW_CAUSES = 5
+#: Requests that still hurt after a change.
+_SLOWEST = 10
 _LONGEST_NAME = 32
 #: Rows of ``run.json`` on a page, and how deep its tables are opened.
 _MOST_ROWS, _DEEPEST = 150, 4
@@ -129,8 +138,11 @@ def write_run_report(
     """
     advice, active = cause_advice(diagnosis), active_causes(diagnosis)
     weighed = any(map(weight_words, diagnosis.workers))
-    absent = {name for name in ("windows", "workers", "lines") if not getattr(diagnosis, name)}
-    anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic", "method")
+    absent = {name for name in ("windows", "workers") if not getattr(diagnosis, name)}
+    absent |= set() if diagnosis.lines or diagnosis.stacks else {"lines"}
+    anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic")
+    machine_panels = machine_series(record)
+    absent |= set() if machine_panels else {"machine"}
     fixable = any(entry.fixes for entry in advice)
     arrivals = _arrivals("this run", record, "after")
     write_page(
@@ -139,7 +151,7 @@ def write_run_report(
         kind="latfix diagnosis",
         heading=diagnosis.workload,
         facts=_facts(diagnosis.device, record),
-        contents=contents_of(anchor for anchor in anchors if anchor not in absent),
+        contents=contents_of(anchor for anchor in (*anchors, "machine", "method") if anchor not in absent),
         diagnosis=diagnosis,
         answer=diagnosis_answer(diagnosis, workload=_without_path(workload_argument(record.meta))),
         notes=_run_notes(record, diagnosis),
@@ -154,7 +166,7 @@ def write_run_report(
         latency_charts=_latency_charts(record, arrivals),
         points=points_over_time([(arrivals, record, diagnosis.ledger)]),
         active=active,
-        windows=window_values(diagnosis.windows, active) if diagnosis.windows else None,
+        windows=window_values(diagnosis.windows, active, event_spans(record)) if diagnosis.windows else None,
         stages_chart=_stages_chart("stages-chart", [("", record)]),
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
@@ -177,9 +189,11 @@ def write_run_report(
         ],
         lines=[[visible(cell, limit=300) for cell in row] for row in line_rows(diagnosis)],
         lines_words=LINES_WORDS,
+        flames=list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items()),
         slowest=slow_rows(record, diagnosis.ledger),
         stories=[story_values(story) for story in stories],
         traffic_chart=_traffic_chart(record),
+        machine_chart=run_charts.machine_over_time("machine-chart", machine_panels) if machine_panels else None,
         method=_run_method(record, diagnosis),
         machine=_machine(record, "Machine, versions and settings"),
         definitions=_definitions(),
@@ -258,7 +272,7 @@ def _ablation(found: Optimization) -> dict[str, Any]:
         for p99, mean in zip(shares, shares_of(found.ablation, "mean"), strict=True)
         if p99.ratio is not None
     ]
-    chart = run_charts.waterfall("ablation-chart", shares)
+    chart = change_charts.waterfall("ablation-chart", shares)
     return {"chart": chart, "predictions": prediction_words(found), **_filled(columns, rows)}
 
 
@@ -281,7 +295,12 @@ def _front(found: Optimization) -> dict[str, Any] | None:
         "compute together. Compute is the time of typical batches, which bounds the throughput."
     )
     cells = [[row.name, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
-    return {"caption": caption, **_filled(columns, cells)}
+    return {
+        "caption": caption,
+        "chart": change_charts.front("front-chart", rows, name),
+        "errors": change_charts.predicted_against_measured("predicted-chart", rows, name),
+        **_filled(columns, cells),
+    }
 
 
 def _steps(found: Optimization) -> dict[str, Any]:
@@ -290,21 +309,16 @@ def _steps(found: Optimization) -> dict[str, Any]:
     tried = [step for step in rows if step.status != "skipped"]
     judged = [step for step in tried if step.p99.value is not None or step.status != "no_gain"]
     untried = untried_of(found.steps)
-    groups = {
-        "no time left": untried.for_time,
-        "not installed": untried.to_install,
-        "nothing to change here": untried.inapplicable,
-    }
     replayed = any(step.p99.value is not None for step in judged)
     figures = ["mean", "p99", "p99, ms", "predicted", "accuracy"] if replayed else []
     return {
-        "chart": run_charts.ratio_forest("steps-chart", tried),
+        "chart": change_charts.ratio_forest("steps-chart", tried),
         "columns": ["fix", "status", *figures, "why, and how it was verified"],
         "replayed": replayed,
         "tried": judged,
         "not_replayed": [[step.fix, step.reason] for step in tried if step not in judged],
         "skipped": [[fix, reason] for fix, reason in untried.reasons.items()],
-        "untried": "; ".join(f"{len(fixes)} {why}" for why, fixes in groups.items() if fixes),
+        "untried": untried.words,
     }
 
 
@@ -345,10 +359,13 @@ def _write_change(
     """
     named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
     arms = _arms([(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
-    shown = {"change": True, **present, "arms": arms, "method": True}
-    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "causes", "method")
+    last = records[1] or records[0]
+    slowest = [] if last is None else rows_told(last, None, last.slowest(_SLOWEST))
+    shown = {"change": True, **present, "arms": arms, "slowest": slowest, "method": True}
+    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "slowest", "causes", "method")
     labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "As it is"
-    titles = {"change": labels, **({} if measured or not arms else {"arms": "The replay"})}
+    still = {"slowest": f"Slowest requests, {change.after.label}"} if slowest and measured else {}
+    titles = {"change": labels, **still, **({} if measured or not arms else {"arms": "The replay"})}
     write_page(
         path,
         "change.html",
@@ -358,6 +375,7 @@ def _write_change(
         unchanged=[] if measured else [[row.name, row.before] for row in change.rows()],
         cards=_change_cards(change) if measured else [],
         arms=arms,
+        slowest=slowest,
         points=None if arms is None else arms["points"],
         machines=[
             _machine(record, f"Machine, versions and settings: {label}")
@@ -439,7 +457,7 @@ def _change_cards(change: Change) -> list[Card]:
             f"{significant(before.latency_ms.get(key))} → {milliseconds(after.latency_ms.get(key))}",
             change.ratio(key).words("×"),
         )
-        for key in ("p99", "p50", "mean")
+        for key in ("p99", "p50", "max")
     ]
     cards.append(("throughput", rate(after.throughput_rps), f"before {rate(before.throughput_rps)}"))
     cards.append(("not ok", count(after.failed), f"before {count(before.failed)}"))
@@ -458,7 +476,10 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
         "the parts sum to the whole, and what no cause explains is shown as it is."
     )
     queued, single = diagnosis.unit == "request", diagnosis.is_single
-    chart = run_charts.cause_bars("causes-chart", rows, unit=diagnosis.unit, single=single)
+    reference = 0.0 if single else finite(diagnosis.reference_ms) or 0.0
+    chart = run_charts.cause_waterfall(
+        "causes-chart", rows, reference, diagnosis.unit, of=tail_words(diagnosis.percentile)
+    )
     tail = {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
     return {
         "tail": {**tail, "queued": queued, "single": single, "unit": diagnosis.unit},
@@ -475,13 +496,17 @@ def _latency_charts(record: RunRecord, arrivals: run_charts.Arrivals) -> dict[st
     points = arrivals.points
     if not points.total:
         return None
-    slower, latency = percentile_curve(record)
-    curve = run_charts.Curve(label="this run", role="after", slower=slower, latency_ms=latency)
+    curve = _curve("this run", record, "after")
     return {
         "time": run_charts.latency_over_time("latency-time", [replace(arrivals, label="")]),
         "curve": run_charts.percentile_curves("latency-curve", [curve]),
         "drawn": _drawn_words(len(points.arrival_s), points.total),
     }
+
+
+def _curve(label: str, record: RunRecord, role: str) -> run_charts.Curve:
+    slower, latency, requests = percentile_curve(record)
+    return run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency, requests=requests)
 
 
 def _drawn_words(drawn: int, total: int) -> str:
@@ -499,8 +524,7 @@ def _arms(arms: Iterable[tuple[str, RunRecord | None, str]]) -> dict[str, Any] |
         return None
     panels, curves = [], []
     for label, record, role in known:
-        slower, latency = percentile_curve(record)
-        curves.append(run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency))
+        curves.append(_curve(label, record, role))
         panels.append(_arrivals(label, record, role))
     return {
         "points": points_over_time([(panel, arm[1], None) for panel, arm in zip(panels, known, strict=True)]),
@@ -535,11 +559,21 @@ def _traffic_chart(record: RunRecord) -> Markup | None:
     return run_charts.traffic_over_time("traffic-chart", arrival_rate(record), in_flight(record))
 
 
-def window_values(windows: Sequence[Window], active: Sequence[tuple[str, Activity]]) -> dict[str, Any]:
+def window_values(
+    windows: Sequence[Window],
+    active: Sequence[tuple[str, Activity]],
+    events: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> dict[str, Any]:
+    """What the template of windows shows.
+
+    :param events: by kind, when they began and for how long, in seconds.
+    """
     causes = largest_window_causes(windows, _WINDOW_CAUSES)
     several = len(windows) > 1
     return {
-        "chart": run_charts.causes_over_time("windows-chart", windows, causes, active) if several else None,
+        "chart": run_charts.causes_over_time("windows-chart", windows, causes, active, events or {})
+        if several
+        else None,
         "columns": [
             *("window, s", "requests", "offered", "p50, ms", "p95, ms", "p99, ms"),
             *(f"{visible(cause, limit=_LONGEST_NAME)}, ms" for cause in causes),

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.formatting import visible
-from latfix.reports.charts.chart_data import Floats
 from latfix.reports.charts.run_charts import Arrivals, is_wide
 from latfix.reports.request_rows import SlowRow, rows_told
 from latfix.results.diagnosis import Ledger

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from latfix.formatting import NONE, count, finite, milliseconds, rate, ratio, sentence, significant
 from latfix.reports import sweep_rows
+from latfix.reports.answer import sweep_answer
 from latfix.reports.charts import sweep_charts
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of
@@ -34,13 +35,15 @@ def write_sweep_report(path: Path, found: Sweep) -> None:
         kind="latfix sweep",
         heading=found.workload,
         facts=" · ".join(filter(None, facts)),
-        contents=contents_of(anchors),
+        contents=contents_of(anchors) | ({"front": "Latency and throughput"} if front else {}),
         rows=rows,
         found=found,
         words=sweep_rows,
+        answer=sweep_answer(rows),
         cards=_sweep_cards(rows),
         charts={
             "latency": sweep_charts.latency_over_load("sweep-latency", rows),
+            "memory": sweep_charts.memory_and_throughput("sweep-memory", rows),
             "served": sweep_charts.throughput_over_load("sweep-served", rows),
             "front": sweep_charts.front("sweep-front", rows) if front else "",
         },

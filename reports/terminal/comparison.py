@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import interval, ratio, significant
-from latfix.reports.answer import comparison_answer, optimization_answer
+from latfix.reports.answer import comparison_answer, optimization_answer, rounds_words
 from latfix.reports.comparison_rows import (
     Change,
     Ratio,
@@ -69,7 +69,7 @@ def render_optimization(
     """
     change, words = optimization_change(found), prediction_words(found)
     steps = [step for step in step_rows(found.steps) if step.status != "skipped"]
-    rounds = f"{found.rounds} rounds of the final replay" if found.rounds else "no final replay"
+    rounds = f"{rounds_words(found.rounds)} of the final replay" if found.rounds else "no final replay"
     parts: list[RenderableType] = [title_line(found.workload, found.device, rounds, "")]
     parts += [*warnings(found.notes), Text("")]
     parts += [_change_table(change, verbose=verbose)] if found.rounds else [_before_table(change)]
@@ -138,7 +138,8 @@ def _tried(steps: Sequence[StepRow], *, verbose: bool) -> Iterator[RenderableTyp
         ]
         yield FittedTable(columns, rows)
     if rest:
-        yield Text(f"{rest} more were forecast or measured to give nothing, and not replayed; -v lists them", "dim")
+        were = "1 more was" if rest == 1 else f"{rest} more were"
+        yield Text(f"{were} forecast or measured to give nothing, and not replayed; -v lists them", "dim")
     for step in shown:
         yield from _step_words(step, verbose=verbose)
 
@@ -163,8 +164,10 @@ def _front(rows: Sequence[FrontRow], *, verbose: bool) -> Iterator[RenderableTyp
         cells = [cell.replace("×", "x") for cell in row.cells()]
         lines.append([safe(f"{'*' if row.best else ' '} {row.name}", limit=400), *cells])
     yield FittedTable(columns, lines)
-    if len(shown) < len(rows):
-        yield Text(f"{len(rows) - len(shown)} more are on the page; -v lists them", style="dim")
+    if rest := len(rows) - len(shown):
+        yield Text(
+            f"{rest} more {'is' if rest == 1 else 'are'} on the page; -v lists {'it' if rest == 1 else 'them'}", "dim"
+        )
 
 
 def _plan(found: Optimization) -> Iterator[RenderableType]:
@@ -181,13 +184,9 @@ def _untried(untried: Untried, *, verbose: bool) -> Iterator[Text]:
     """Fixes that were not tried, in one line; with ``verbose`` each with its reason."""
     if not untried.reasons:
         return
-    groups = [(untried.for_time, "no time left"), (untried.to_install, "not installed")]
-    groups.append((untried.inapplicable, "nothing to change here"))
-    told = "; ".join(f"{len(fixes)} {why}" for fixes, why in groups if fixes)
     number = len(untried.reasons)
-    yield Text(
-        f"\nNot tried: {number} fix{'' if number == 1 else 'es'} ({told}){'' if verbose else '; -v lists them'}"
-    )
+    told = f"{number} fix{'' if number == 1 else 'es'} ({untried.words})"
+    yield Text(f"\nNot tried: {told}{'' if verbose else '; -v lists them'}")
     if verbose:
         for fix, reason in untried.reasons.items():
             yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(reason))

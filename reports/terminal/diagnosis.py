@@ -296,11 +296,12 @@ def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     rows: list[Sequence[Cell]] = []
     for unit in units:
         causes = sorted(unit.causes_ms.items(), key=lambda each: -each[1])[:2]
-        words = ", ".join(f"{cause} {significant(value)}" for cause, value in causes)
+        words = [safe(f"{cause} {significant(value)}", "dim") for cause, value in causes]
         figures = significant(unit.start_ms), significant(unit.latency_ms)
-        rows.append([safe(unit.id, limit=40), *figures, safe(words, "dim")])
-    last = Column("most of that, ms", right=False, given_up=1)
-    yield FittedTable([Column(right=False), Column("at, ms", given_up=2), Column("took, ms"), last], rows)
+        rows.append([safe(unit.id, limit=40), *figures, *words, *[""] * (2 - len(words))])
+    columns = [Column(right=False), Column("at, ms", given_up=2), Column("took, ms")]
+    columns += [Column("most of that, ms", right=False, given_up=1), Column("and", right=False, given_up=3)]
+    yield FittedTable(columns, rows)
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[RenderableType]:

@@ -1,17 +1,18 @@
-"""What a terminal shows of a sweep: the answer, each setting's loads with a bar, the front, theory beside reality."""
+"""What a terminal shows of a sweep: each setting's loads with a bar, the front, theory beside reality, the answer."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.capacity.max_load import PredictedLoad
-from latfix.formatting import NONE, interval, rate, ratio, significant, visible
+from latfix.formatting import NONE, count, interval, rate, ratio, significant, visible
+from latfix.reports.answer import sweep_answer
 from latfix.reports.sweep_rows import (
     SettingRow,
     SweepRows,
@@ -28,12 +29,12 @@ from latfix.reports.sweep_rows import (
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Bar,
+    Cell,
+    Column,
+    FittedTable,
     Portable,
-    add_figures,
-    gate_lines,
+    answer_block,
     heading,
-    plain_table,
-    report_line,
     safe,
     title_line,
     warnings,
@@ -57,8 +58,8 @@ def render_sweep(found: Sweep, *, folder: Path | None) -> RenderableType:
     :param folder: where records and report are; ``None`` where nothing was kept.
     """
     rows = sweep_rows(found)
-    style = SEVERITY_STYLE[rows.severity()]
-    parts: list[RenderableType] = [title_line(found.workload, found.device, rows.sentence(), style, limit=1000)]
+    replays = sum(len(point.runs) for point in found.points)
+    parts: list[RenderableType] = [title_line(found.workload, found.device, f"{count(replays)} replays", "")]
     parts += warnings(found.notes)
     if len(rows.settings) > 1:
         parts += [heading("Settings"), _summary(rows)]
@@ -67,11 +68,9 @@ def render_sweep(found: Sweep, *, folder: Path | None) -> RenderableType:
     if len(rows.settings) > 1 and found.pareto:
         parts += [heading(f"Front: throughput against {rows.percentile}"), _front(rows)]
     parts += _theory(rows)
-    parts += gate_lines(() if rows.gate is None else (rows.gate,), title="Gate")
     parts += _skipped(found)
-    if folder is not None:
-        parts += [Text(""), report_line(folder)]
-    return Portable(Group(*parts))
+    more = [] if folder is None else [("report", str(folder / "report.html"))]
+    return Portable(Group(*parts, *answer_block(sweep_answer(rows), more=more)))
 
 
 def _listed(rows: SweepRows) -> list[SettingRow]:
@@ -83,24 +82,20 @@ def _listed(rows: SweepRows) -> list[SettingRow]:
     return [by_number[number] for number in dict.fromkeys(order) if number in by_number][:_LISTED]
 
 
-def _summary(rows: SweepRows) -> RenderableType:
-    table = plain_table()
-    table.add_column("setting", overflow="fold", min_width=16)
-    if rows.judged:
-        table.add_column("largest load", min_width=10)
-        table.add_column("", no_wrap=True)
-    table.add_column("knee", min_width=10)
-    table.add_column("served", justify="right", no_wrap=True, min_width=6)
+def _summary(rows: SweepRows) -> FittedTable:
+    columns = [Column("setting", right=False)]
+    columns += [Column("largest load", right=False), Column(right=False, given_up=2)] if rows.judged else []
+    columns += [Column("knee", right=False, given_up=3), Column("served", given_up=1)]
+    lines: list[Sequence[Cell] | Text] = []
     for setting in rows.settings:
         found = setting.found
-        cells: list[RenderableType] = [safe(found.label, limit=80)]
         if found.failure:
-            table.add_row(safe(found.label), safe(f"failed: {found.failure}", "red", limit=200))
+            failed = Text.assemble(safe(found.label), "  ", safe(f"failed: {found.failure}", "red", limit=200))
+            lines.append(failed)
             continue
-        if rows.judged:
-            cells += [largest_words(found.largest), _status(setting)]
-        table.add_row(*cells, setting.knee_words(), rate(found.most_achieved_rps))
-    return table
+        judged: list[Cell] = [largest_words(found.largest), _status(setting)] if rows.judged else []
+        lines.append([safe(found.label, limit=80), *judged, setting.knee_words(), rate(found.most_achieved_rps)])
+    return FittedTable(columns, lines)
 
 
 def _status(setting: SettingRow) -> Text:
@@ -110,30 +105,32 @@ def _status(setting: SettingRow) -> Text:
 def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
     yield heading(f"Loads, {visible(setting.found.label, limit=120)}")
     full = _full_bar(setting, rows)
-    table = plain_table()
-    add_figures(table, "load", "offered/s", "served/s", "busy", f"{rows.percentile} ms", "95 %")
-    table.add_column("", no_wrap=True)
-    table.add_column(rows.percentile, min_width=4)
+    columns = [Column("load"), Column("offered/s", given_up=4), Column("served/s", given_up=3)]
+    columns += [Column("busy", given_up=2), Column(f"{rows.percentile} ms"), Column("95 %", given_up=1)]
+    full_bar = f"full bar: {significant(_BAR_LIMITS, 2)}x the limit" if rows.judged else rows.percentile
+    columns += [Column(right=False), Column(full_bar, right=False, given_up=5)]
     loads: list[SweepPoint | PredictedLoad] = [*setting.points, *setting.unreplayed()]
+    lines: list[Sequence[Cell]] = []
     for each in sorted(loads, key=lambda one: one.load):
         if isinstance(each, PredictedLoad):
-            table.add_row(*_predicted(each, full, rows))
+            lines.append(_predicted(each, full, rows))
             continue
         words, severity = point_state(each, judged=rows.judged)
         repeated = f" x{len(each.runs)}" if len(each.runs) > 1 else ""
-        table.add_row(
-            significant(each.load),
-            significant(each.offered_rps),
-            significant(each.achieved_rps),
-            _percent(each.utilization.get("workers")),
-            percentile_words(each),
-            interval_words(each),
-            Text(f"{words}{repeated}", style=SEVERITY_STYLE[severity]),
-            _bar(each, full, severity),
+        lines.append(
+            [
+                significant(each.load),
+                significant(each.offered_rps),
+                significant(each.achieved_rps),
+                _percent(each.utilization.get("workers")),
+                percentile_words(each),
+                interval_words(each),
+                Text(f"{words}{repeated}", style=SEVERITY_STYLE[severity]),
+                _bar(each, full, severity),
+            ]
         )
-    yield table
+    yield FittedTable(columns, lines)
     if rows.judged:
-        yield Text(f"a full bar is {significant(_BAR_LIMITS)} times the limit", style="dim")
         yield Text.assemble(
             "largest load ",
             (largest_words(setting.found.largest), "bold"),
@@ -145,7 +142,7 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
     yield Text.assemble("knee ", (setting.knee_words(), "bold"))
 
 
-def _predicted(each: PredictedLoad, full: float, rows: SweepRows) -> list[RenderableType]:
+def _predicted(each: PredictedLoad, full: float, rows: SweepRows) -> list[Cell]:
     """The row of a load that was not replayed."""
     words, severity = meets_words(each.meets, judged=rows.judged)
     return [
@@ -177,21 +174,20 @@ def _bar(point: SweepPoint, full: float, severity: Severity) -> Bar:
     return Bar([(length, "█", SEVERITY_STYLE[severity])])
 
 
-def _front(rows: SweepRows) -> RenderableType:
-    table = plain_table()
-    add_figures(table, "served", f"{rows.percentile} ms")
-    table.add_column("setting", overflow="fold")
-    table.add_column("load", justify="right")
-    table.add_column("")
-    for point in rows.found.pareto:
-        table.add_row(
-            rate(point.achieved_rps),
-            significant(point.percentile_ms),
+def _front(rows: SweepRows) -> FittedTable:
+    columns = [Column("setting", right=False), Column("load", given_up=2), Column("served")]
+    columns += [Column(f"{rows.percentile} ms"), Column(right=False, given_up=1)]
+    lines: list[Sequence[Cell]] = [
+        [
             safe(rows.label(point.setting), limit=80),
             significant(point.load),
+            rate(point.achieved_rps),
+            significant(point.percentile_ms),
             Text("" if point.certain else "maybe", style="dim"),
-        )
-    return table
+        ]
+        for point in rows.found.pareto
+    ]
+    return FittedTable(columns, lines)
 
 
 def _theory(rows: SweepRows) -> Iterator[RenderableType]:
@@ -240,16 +236,22 @@ def _models(
     measured: Callable[[SweepPoint], str],
     model: Callable[[SweepPoint, str], float | None],
     off: list[str],
-) -> RenderableType:
+) -> FittedTable:
     """Measured and predicted, load by load, and by what factor each model is off."""
-    table = plain_table()
-    table.add_column(title, no_wrap=True)
-    add_figures(table, "measured", *_SHORT.values())
-    for point in setting.points:
-        answers = (_answer(point, name, model(point, name)) for name in _SHORT)
-        table.add_row(f"load {significant(point.load)}", measured(point), *answers)
-    table.add_row(Text("off by", style="dim"), "", *(Text(text, style="dim") for text in off))
-    return table
+    columns = [Column(title, right=False), Column("measured")]
+    columns += [
+        Column(name, given_up=given_up) for name, given_up in zip(_SHORT.values(), (4, 3, 0, 2, 1), strict=True)
+    ]
+    lines: list[Sequence[Cell]] = [
+        [
+            f"load {significant(point.load)}",
+            measured(point),
+            *(_answer(point, name, model(point, name)) for name in _SHORT),
+        ]
+        for point in setting.points
+    ]
+    lines.append([Text("off by", style="dim"), "", *(Text(text, style="dim") for text in off)])
+    return FittedTable(columns, lines)
 
 
 def _answer(point: SweepPoint, name: str, value: float | None) -> str:

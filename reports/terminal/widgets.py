@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich import box
 from rich.cells import cell_len
@@ -16,9 +15,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from latfix.formatting import significant, visible
+from latfix.formatting import visible
 from latfix.reports.answer import Answer
-from latfix.reports.comparison_rows import GateRow
 from latfix.reports.vocabulary import Severity
 
 SEVERITY_STYLE: dict[Severity, str] = {"good": "green", "warn": "yellow", "bad": "red", "calm": "cyan"}
@@ -244,8 +242,7 @@ def title_line(workload: object, device: object, sentence: str, style: str, *, l
     """``ranker on cpu: p99 is …``"""
     return Text.assemble(
         safe(workload, "bold", limit=60),
-        (" on ", "dim"),
-        safe(device, limit=40),
+        *((" on ", "dim"), safe(device, limit=40)) * bool(device),
         (": ", "dim"),
         safe(sentence, f"bold {style}", limit=limit),
     )
@@ -260,22 +257,6 @@ def own_and_queue(title: str) -> Text:
 def pair_bar(own: float, queue: float, scale: float) -> Bar:
     """A bar of both parts, as shares of ``scale``."""
     return Bar([(own / scale, "█", OWN_STYLE), (queue / scale, "▒", QUEUE_STYLE)])
-
-
-def gate_lines(gates: Iterable[GateRow], *, title: str = "Gates") -> Iterator[Text]:
-    """Each gate with its outcome and the reason; nothing without gates."""
-    for place, gate in enumerate(gates):
-        if not place:
-            yield heading(title)
-        words, style = (
-            ("FAILED", "bold red") if gate.outcome == "failed" else (gate.words, SEVERITY_STYLE[gate.severity])
-        )
-        line = Text.assemble((f"{words:<12}", style), safe(gate.gate))
-        if gate.value is not None:
-            line.append(f"   value {significant(gate.value)}", "dim")
-        yield line
-        if gate.reason:
-            yield Text.assemble("  ", safe(gate.reason, "dim"))
 
 
 def answer_block(answer: Answer, *, more: Sequence[tuple[str, str]] = ()) -> Iterator[RenderableType]:
@@ -300,11 +281,6 @@ def answer_block(answer: Answer, *, more: Sequence[tuple[str, str]] = ()) -> Ite
 def _plain(words: str) -> str:
     """As the rest of a terminal's reports writes it."""
     return words.replace("→", "->").replace("×", "x")
-
-
-def report_line(folder: Path) -> Text:
-    """Where the page of a run is."""
-    return Text.assemble(("report           ", "dim"), safe(folder / "report.html", limit=1000))
 
 
 def heading(text: str) -> Text:

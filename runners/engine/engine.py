@@ -25,6 +25,7 @@ from latfix.profilers.probes.thread_counters import (
 )
 from latfix.request import PRIORITIES, Request
 from latfix.runners.calls.model_call import USER_ERRORS, describe
+from latfix.runners.calls.same_failure import SameFailure
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
@@ -80,6 +81,7 @@ class Engine:
         self.settings = settings
         self.recorder = recorder
         self.events = events
+        self.failures = SameFailure()
         self.request_of = request_of
         self.throttle = CgroupThrottle()
         self.pool = PoolDelays()
@@ -230,6 +232,7 @@ class Engine:
                 self.steering.ended(end_ns - self.recorder.handed[slot], self._pending)
         self.recorder.request_done(slot, outcome.status, end_ns)
         if outcome.status == Status.ERROR:
+            self.failures.add(outcome.error, end_ns)
             self.events.add(
                 "error",
                 end_ns,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -36,8 +37,32 @@ class Round:
     drift: float = math.nan
 
 
+class Side(Protocol):
+    """A service that is replayed on fresh processes."""
+
+    @property
+    def label(self) -> str:
+        """``base`` or ``head``."""
+
+    @property
+    def start_s(self) -> float:
+        """Seconds that it took to start, last time."""
+
+    def running(self) -> object:
+        """See that it starts."""
+
+    def close(self) -> None:
+        """End the process."""
+
+    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
+        """One replay, recorded in a folder."""
+
+    def restart(self) -> None:
+        """End the process; the next replay starts another."""
+
+
 def replay_rounds(
-    base: Arm, new: Arm, parts: Sequence[Traffic], out: Path, watch: Watch, *, seed: int
+    base: Side, new: Side, parts: Sequence[Traffic], out: Path, watch: Watch, *, seed: int
 ) -> Iterator[Round]:
     """Endless rounds: both services started, a part of the traffic replayed on each, compute measured in turns.
 
@@ -53,7 +78,7 @@ def replay_rounds(
         for arm in (base, new) if number % 2 == 0 else (new, base):
             records[arm.label] = arm.replay(out / f"{arm.label}-{number + 1}", traffic, watch, seed=seed)
         pair = (records[base.label], records[new.label])
-        drift = _drift((base, new), pair)
+        drift = _drift((base, new), pair) if isinstance(base, Arm) and isinstance(new, Arm) else math.nan
         for arm in (base, new):
             arm.restart()
         yield Round(*pair, drift)

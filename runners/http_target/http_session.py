@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import urllib.error
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.errors import InputError, LatfixError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
@@ -31,6 +32,7 @@ from latfix.traffic.schedule import Traffic
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
+_SERVICE_S_OWN = re.compile(r": HTTP 5\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
 
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
     :raises InputError: no request was served, so that nothing was measured.
+    :raises RunnerError: none was, and the service says that it is its own fault (HTTP 5xx).
     :raises LatfixError: it failed; what was recorded is kept.
     """
     planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
@@ -231,5 +234,6 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
         record = replay_into(process, folder, on_event=on_event)
     if record.meta.failure or (record.errors and not len(record.latencies_ns())):
         why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
-        raise InputError(f"{replay.address.shown}: {why}; what was recorded is in {path}")
+        own = _SERVICE_S_OWN.search(why) is not None
+        raise (RunnerError if own else InputError)(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
+from latfix.runners.calls.same_failure import SameFailure
 from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.http_messages import ProtocolError, error_words
 from latfix.runners.http_target.request_log import RequestLog
@@ -32,8 +33,6 @@ _SLACK_NS = 600_000
 _AHEAD, _AHEAD_BYTES = 4096, 64 << 20
 #: Behind its time, the loop looks for answers after so many requests.
 _BEHIND = 8
-#: So many first answers, all of them refusals of the client's own, end a replay that measures nothing.
-_HOPELESS = 20
 _REPORT_NS = 250_000_000
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -70,7 +69,7 @@ class ReplayLoop:
         self._ahead: deque[bytes] = deque()
         self._ahead_bytes, self._made, self._render_ns = 0, 0, 0
         self._next, self._reported = 0, 0
-        self._refused, self._served = 0, False
+        self._failures = SameFailure()
         self.opened = self.rendered_late = 0
         self.hopeless = ""
 
@@ -210,12 +209,6 @@ class ReplayLoop:
         answer = connection.answer
         status, message = _verdict(answer.status, answer.body, answer.events.failure if answer.events else "")
         self._write(connection, status, message, now)
-        if status == Status.OK:
-            self._served = True
-        elif not self._served and 400 <= answer.status < 500 and status == Status.ERROR:
-            self._refused += 1
-            if self._refused >= min(_HOPELESS, len(self._scheduled)):
-                self.hopeless = message
         if self._keep_alive and answer.keep and connection.open:
             connection.slot = -1
             self._idle.append(connection)
@@ -256,6 +249,9 @@ class ReplayLoop:
         self._log.add((slot, due, *stages, int(status), sent - ready, *exchanged, chunks, tokens, first_token))
         if status != Status.OK:
             self._failed(slot, end, message, "answer" if connection.ready_ns else "connect")
+        if status == Status.ERROR:
+            self._failures.add(message, end)
+            self.hopeless = self._failures.given_up(self._log.ended, end)
 
     def _failed(self, slot: int, end: int, message: str, stage: str) -> None:
         self._log.event("error", end, 0, slot, {"message": message, "stage": stage})

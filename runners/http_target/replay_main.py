@@ -118,7 +118,7 @@ class Replayer:
                 "bodies_made_late": loop.rendered_late,
             },
             "probes": {"replayer": priority, **watch.lines()},
-            **({"failure": f"given up: every answer was {loop.hopeless}"} if loop.hopeless else {}),
+            **({"failure": loop.hopeless} if loop.hopeless else {}),
         }
 
     def _body(self, traffic: Traffic) -> Body:
@@ -179,8 +179,11 @@ class _Watched:
         lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
         if job["pid"] is not None:
             throttling = "" if told.get("throttling") else "; its control group tells no throttling"
+            calls = "" if told.get("shows_calls") else "; what its threads wait for needs the right to trace it"
             ended = "" if told.get("alive", True) else "; it ended during the run"
-            lines["process"] = f"process: {job['pid']} {told.get('process', '')}, every 5 ms{throttling}{ended}"
+            lines["process"] = (
+                f"process: {job['pid']} {told.get('process', '')}, every 5 ms" + throttling + calls + ended
+            )
             lines["nvml"] = str(told.get("nvml", ""))
         if job["metrics"] is not None:
             failed = f", {told.get('failed')} failed ({told.get('metrics_error')})" if told.get("failed") else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -84,26 +85,34 @@ def _completion(protocol: str, model: str) -> Body:
 
 
 def _kserve(inputs: list[Any], path: str) -> Body:
-    known = {str(one.get("name")): str(one.get("datatype")) for one in inputs if isinstance(one, Mapping)}
+    known = {str(one.get("name")): one for one in inputs if isinstance(one, Mapping)}
 
     def body(request: Request) -> bytes:
         payload = request.payload
         if isinstance(payload, dict) and "inputs" in payload:
             return _encoded(payload)
-        if not isinstance(payload, dict):
-            if len(known) != 1 or payload is None:
-                raise InputError(
-                    f"{path}: found a request without named inputs; expected a payload such as "
-                    '{"input": [[1, 2]]}, a whole KServe v2 request, or --body'
-                )
-            payload = {next(iter(known)): payload}
-        return _encoded({"inputs": [_tensor(name, value, known.get(name, "")) for name, value in payload.items()]})
+        if payload is None:
+            payload = {name: request.features[name] for name in known if name in request.features}
+        elif not isinstance(payload, dict):
+            payload = {next(iter(known)): payload} if len(known) == 1 else {}
+        missing = f" and {', '.join(known)}" if known.keys() - payload.keys() else ""
+        if not payload or missing:
+            raise InputError(
+                f"{path}: found a request without named inputs{missing}; expected features of these names, a payload "
+                'such as {"input": [[1, 2]]}, a whole KServe v2 request, or --body'
+            )
+        tensors = [_tensor(name, value, known.get(name, {}), path) for name, value in payload.items()]
+        return _encoded({"inputs": tensors})
 
     return body
 
 
-def _tensor(name: str, value: Any, datatype: str) -> dict[str, Any]:
-    """A nested list as KServe v2 has tensors: flat, with its shape."""
+def _tensor(name: str, value: Any, told: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A number or a nested list as KServe v2 has tensors: flat, with its shape.
+
+    :param told: the input's metadata; dimensions that a value lacks in front are batches of one.
+    :raises InputError: the list is ragged.
+    """
     shape: list[int] = []
     flat = value if isinstance(value, list) else [value]
     level: Any = flat
@@ -111,10 +120,15 @@ def _tensor(name: str, value: Any, datatype: str) -> dict[str, Any]:
         shape.append(len(level))
         level = level[0] if level else None
     for _ in shape[1:]:
-        flat = [item for inner in flat for item in inner]
+        flat = [item for inner in flat for item in (inner if isinstance(inner, list) else [inner])]
+    if math.prod(shape) != len(flat):
+        raise InputError(f"{path}: found {name} with lists of different lengths; expected a tensor, all alike")
+    asked = told.get("shape")
+    shape = [1] * (len(asked) - len(shape) if isinstance(asked, list) else 0) + (shape or [1])
     first = flat[0] if flat else 0.0
     kinds = {bool: "BOOL", int: "INT64", float: "FP32", str: "BYTES"}
-    return {"name": name, "shape": shape, "datatype": datatype or kinds.get(type(first), "FP32"), "data": flat}
+    datatype = str(told.get("datatype") or kinds.get(type(first), "FP32"))
+    return {"name": name, "shape": shape, "datatype": datatype, "data": flat}
 
 
 def _first_model(told: Any) -> str:

@@ -83,6 +83,7 @@ class Watch:
             found |= {
                 "process": self._process.command,
                 "throttling": self._process.throttling,
+                "shows_calls": self._process.shows_calls,
                 "alive": self._process.alive,
             }
         if self._metrics is not None:

@@ -18,10 +18,10 @@ from latfix.runners.measure.compute_pace import blend, offered, passes_s
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
+    LEAD_IN_S,
     SHORTEST_S,
     Floats,
     first_window,
-    lead_in,
     replay_s,
     screening_windows,
     settling_part,
@@ -48,8 +48,6 @@ DRAIN_S = 1.5
 _SETTLING_SPEED = 2.0
 #: Seconds of work that a window is sent of for that.
 _SETTLING_S = 2.0
-#: Seconds of requests that each process of the final replay serves untimed, right before a stretch of the traffic.
-_LEAD_IN_S = 2.0
 #: What the base computes in is measured again after so many seconds, and so many times what that takes: the machine
 #: drifts.
 _BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
@@ -412,7 +410,7 @@ class Bench:
     @property
     def least_round_s(self) -> float:
         """About how long a round of the final replay takes at least: both arms, each on a fresh process."""
-        return 2 * (self._start_s + _LEAD_IN_S + SHORTEST_S + DRAIN_S)
+        return 2 * (self._start_s + LEAD_IN_S + SHORTEST_S + DRAIN_S)
 
     def final_traffic(self, seconds: float) -> Traffic:
         """What the final replay is of: the whole traffic, where :data:`WANTED_ROUNDS` of it fit, or its slowest
@@ -420,14 +418,6 @@ class Bench:
 
         :param seconds: for all rounds.
         """
-        fixed = self._start_s + _LEAD_IN_S + DRAIN_S
+        fixed = self._start_s + LEAD_IN_S + DRAIN_S
         wanted, most = (seconds / (2 * rounds) - fixed for rounds in (WANTED_ROUNDS, VARIES_FROM))
         return slowest_stretch(self.traffic, self.baseline, wanted, self._latency, most_s=most)
-
-    def lead_in(self, stretch: Traffic) -> Traffic | None:
-        """What a process serves untimed before a stretch of the traffic; ``None`` where that is not due.
-
-        Who has served all before it has met most shapes that come, and has its memory: a fresh process has not, and
-        would be slow in the one stretch that is measured as it is slow in the first minute of its life.
-        """
-        return None if stretch is self.traffic else lead_in(self.traffic, self.baseline, stretch, _LEAD_IN_S)

@@ -28,7 +28,7 @@ from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
-from latfix.runners.optimize.screening_windows import busiest_stretch, window_bounds
+from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
@@ -240,11 +240,6 @@ class Optimizer:
                 f"The search held one service on the device at a time: {why}. Each was started anew before its "
                 "replays, which takes longer."
             )
-        if waiting := len(outcome.for_time):
-            outcome.notes.append(
-                f"For {waiting} {'fix' if waiting == 1 else 'fixes'} more there was no time left: a larger --budget "
-                "tries them, or the same command with --resume and this folder."
-            )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options
@@ -371,7 +366,7 @@ class Optimizer:
             )
         # What helps the first requests of a process is proved on its first requests.
         cold = {fix.id for fix in FIXES if fix.cold}
-        lead_in = None if {step.fix for step in kept} <= cold else bench.lead_in(traffic)
+        earlier = None if {step.fix for step in kept} <= cold else lead_in(self._traffic, bench.baseline, traffic)
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
         unseen = [step for step in kept if not step.verified]
         seen: list[Mapping[str, Any]] = []
@@ -385,7 +380,7 @@ class Optimizer:
             left_s=bench.left_s,
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             at_once=not bench.room.on_device,
-            lead_in=lead_in,
+            lead_in=earlier,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
         )
         outcome.notes += proof.notes

@@ -29,6 +29,8 @@ _WANTED_REQUESTS, _LEAST_REQUESTS = 60, 20
 _FIRST_REQUESTS = 12
 #: Requests at or above this percentile make a window's tail.
 _TAIL = 95.0
+#: Seconds of requests that a fresh process serves untimed, right before a stretch of the traffic.
+LEAD_IN_S = 2.0
 #: A slice may bring so much work for its length, as the first settings do it: the rest of a longer backlog tells
 #: nothing new, and takes the budget.
 _MOST_WORK = 1.5
@@ -69,11 +71,16 @@ def settling_part(traffic: Traffic, baseline: RunRecord, window: Traffic, second
     return limit(window, max(int(np.searchsorted(done, seconds)), min(_FIRST_REQUESTS, len(window))))
 
 
-def lead_in(traffic: Traffic, baseline: RunRecord, stretch: Traffic, seconds: float) -> Traffic | None:
+def lead_in(traffic: Traffic, baseline: RunRecord, stretch: Traffic, seconds: float = LEAD_IN_S) -> Traffic | None:
     """The requests right before a stretch that a service computes in so many seconds, sent within them.
+
+    Who has served all before it has met most shapes that come, and has its memory: a fresh process has not, and would
+    be slow in the one stretch that is measured as it is slow in the first minute of its life.
 
     :returns: ``None`` where the stretch begins with the traffic.
     """
+    if stretch is traffic:
+        return None
     begin = window_bounds(stretch)[0]
     earlier = int(np.searchsorted(traffic.arrival_ns, begin))
     if not earlier:

@@ -398,6 +398,10 @@ class _StatusLines:
                 )
                 self._stop.set()
             self._watch()
+            hopeless = self._engine.failures.given_up(completed, time.perf_counter_ns())
+            if hopeless:
+                self.stalled = self.stalled or hopeless
+                self._stop.set()
             if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
                 self._stop.set()
             elapsed = time.perf_counter_ns() - self._recorder.t0_ns

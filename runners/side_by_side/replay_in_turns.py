@@ -19,7 +19,7 @@ from latfix.run_record.dispatch_lag import dispatch_lag
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import by_device
 from latfix.runners.measure.accuracy_guard import judge
-from latfix.runners.optimize.screening_windows import slowest_stretch
+from latfix.runners.optimize.screening_windows import LEAD_IN_S, lead_in, slowest_stretch
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder
 from latfix.runners.side_by_side.ideas import Idea
@@ -94,6 +94,7 @@ class SideBySide:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._traffic, self._stretch, self._offset_s = traffic, traffic, 0.0
+        self._lead_in: Traffic | None = None
         self._out, self._options, self._watch, self._say, self._clock = out, options, watch, say, clock
         self._deadline = clock() + options.budget_s
         log = out / "runner.log"
@@ -146,9 +147,10 @@ class SideBySide:
         if fits:
             return
         left_s = self._left_s() - len(self._ideas) * self._scoring_s
-        each_s = left_s / replays - _DRAIN_S - base.starts_s[0]
+        each_s = left_s / replays - LEAD_IN_S - _DRAIN_S - base.starts_s[0]
         self._stretch = slowest_stretch(looked_at, base.records[1], each_s)
         if self._stretch is not looked_at:
+            self._lead_in = lead_in(looked_at, base.records[1], self._stretch)
             del base.records[1]
             self._offset_s += float(self._stretch.metadata["transforms"][-1]["start_s"])
         if self._stretch is not self._traffic:
@@ -196,6 +198,9 @@ class SideBySide:
         """One replay on a fresh process, which is scored where it is the arm's first."""
         folder = new_folder(self._out / f"{_plain(tried.idea.name)}-{number}")
         try:
+            if self._lead_in is not None:
+                earlier = folder.with_name(f"{folder.name}-lead-in")
+                tried.arm.replay(earlier, self._lead_in, self._watch, seed=self._options.seed)
             record = tried.arm.replay(folder, self._stretch, self._watch, seed=self._options.seed)
             tried.starts_s.append(tried.arm.start_s)
             if not record.counts()["ok"]:

@@ -73,6 +73,7 @@ def sweep_document(
                 cells[setting.number],
                 outcome.answers.get(setting.number),
                 outcome.theory.get(setting.number),
+                [one.costs for one in outcome.measured if one.setting == setting.number],
             )
             for setting in outcome.settings
         ),
@@ -115,6 +116,7 @@ def _setting(
     cells: Sequence[Cell],
     answer: LoadAnswer | None,
     theory: Theory | None,
+    costs: Sequence[Mapping[str, Any]],
 ) -> SweptSetting:
     return SweptSetting(
         id=setting.number,
@@ -127,6 +129,10 @@ def _setting(
         capacity_rps=None if theory is None else finite(theory.capacity),
         service=None if theory is None else theory.service,
         predicted=() if answer is None else answer.predicted,
+        **{
+            name: max((each.get(name) or 0 for each in costs), default=0) or None
+            for name in ("memory_bytes", "device_memory_bytes")
+        },
     )
 
 

@@ -21,6 +21,7 @@ from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
+from latfix.results.comparison import costs
 from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
 from latfix.run_record.run_record import SCHEDULE, RunRecord
 from latfix.runners.replay.arm import Arm, Watch
@@ -311,6 +312,7 @@ class Sweep:
             began_s=began,
             fresh=not self._used[setting.number],
             foretold=self._foretold(setting.number, load),
+            costs=costs([record]),
         )
         self._used[setting.number] = True
         outcome.measured.append(measured)

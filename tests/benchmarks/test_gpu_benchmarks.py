@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import ceilings, commands, faults, fragmentation, stages
+from benchmarks.gpu import conftest as gpu_conftest
+from benchmarks.gpu import machine as machine_facts
 from benchmarks.gpu import test_parts as parts
 from benchmarks.gpu.commands import TIMED_OUT, Ended, run
 from benchmarks.gpu.nvml_recording import recorded_nvml
@@ -143,13 +146,13 @@ def test_parts_of_several_calls_are_one_document(tmp_path: Path) -> None:
     assert {name: part["date"] for name, part in found.items()} == {"doctor": "2026-01-01", "stages": "2026-01-02"}
 
 
-@pytest.mark.slow
-def test_without_a_device_nothing_is_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "benchmarks/gpu", "--out", str(tmp_path), "-k", "doctor"]
-    ended = run(command, 100)
-    if ended.exit_code != 0:
-        assert ended.exit_code == 3 and "there is no CUDA device here" in ended.output, ended.output
-        assert not list(tmp_path.iterdir())
+def test_without_a_device_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**machine_facts.facts(), "cuda": False}
+    ended = Ended(exit_code=0, output=f"a warning\n{json.dumps(known)}\n", seconds=1.0)
+    monkeypatch.setattr(gpu_conftest, "run", lambda *_: ended)
+    with pytest.raises(pytest.exit.Exception, match="there is no CUDA device here") as refused:
+        inspect.unwrap(gpu_conftest.machine)()
+    assert refused.value.returncode == 3
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import pytest
 
 from benchmarks.sweep_world import SimulatedArm, SweepWorld
 from latfix.capacity.objective import Target
-from latfix.capacity.sweep_traffic import part_of, plan_requests
+from latfix.capacity.sweep_traffic import Part, part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import RunnerError
 from latfix.results.sweep import Options, Outcome, Setting
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
+from latfix.runners.sweep import load_forecast
 from latfix.runners.sweep.document import points_document, sweep_document
 from latfix.runners.sweep.sweep import Sweep
 from latfix.settings import RunnerSettings
@@ -67,6 +68,11 @@ class FailingArm(SimulatedArm):
         return super().replay(folder, traffic, watch, seed=seed)
 
 
+@pytest.fixture(autouse=True)
+def few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_forecast, "_RUNS", (2, 2))
+
+
 @pytest.fixture
 def world() -> World:
     made = World()
@@ -86,7 +92,7 @@ def silent(label: str, traffic: Traffic, folder: Path) -> Iterator[Callable[[Map
 
 def run(
     world: World,
-    traffic: Traffic,
+    traffic: Traffic | Part,
     out: Path,
     *variants: dict[str, Any],
     budget_s: float = 3000.0,
@@ -104,7 +110,7 @@ def run(
     said: list[str] = []
     sweep = Sweep(
         SPEC,
-        part_of(traffic, requests),
+        traffic if isinstance(traffic, Part) else part_of(traffic, requests),
         settings,
         out,
         Options(
@@ -218,21 +224,8 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
     part = part_of(make_traffic(1000, 50.0), 1000, longest_s=15.0)
     assert part.requests(0.1) == 1000 and 60 < part.sent(0.1) < 90
     assert part.seconds(0.1) <= 15.1 and len(part.at(0.1)) == part.sent(0.1)
-    settings = [Setting(number=0, values={}, settings=RunnerSettings())]
-    options = Options(loads=(), budget_s=120.0, target=Target(percentile=90.0, limit=1.0))
-    sweep = Sweep(
-        SPEC,
-        part,
-        settings,
-        tmp_path,
-        options,
-        watch=silent,
-        say=lambda _: None,
-        keep=lambda _: None,
-        new_arm=world.arm,
-        clock=lambda: world.now,
-    )
-    largest = sweep.run().answers[0].largest
+    outcome = run(world, part, tmp_path, budget_s=120.0, target=Target(percentile=90.0, limit=1.0))
+    largest = outcome.answers[0].largest
     assert largest is not None and largest.rps is not None
     # 7.8 a second at most; p90 of M/M/1 reaches a second at 5.5.
     assert 3.0 < largest.rps < 7.8

@@ -158,6 +158,7 @@ def test_any_column_of_any_file(
         ("requests", "index", "least", "found -9223372036854775808 in column 'index'"),
         ("traffic", "session", "nan", "double in column 'session'"),
         ("traffic", "id", "list", "in column 'id'"),
+        ("traffic", "priority", "list", "in column 'priority'"),
         ("traffic", "arrival_ns", "text", "found a damaged file"),
     ],
 )

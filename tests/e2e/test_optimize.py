@@ -43,10 +43,10 @@ class Steady(Workload):
 WINDOW = {"max_batch_size": 8, "batch_window_ms": 80.0, "warmup_requests": 4}
 
 
-REQUESTS = 240
+REQUESTS = 160
 
 
-def traffic(n: int, seconds: float = 3.0) -> list[dict[str, Any]]:
+def traffic(n: int, seconds: float = 2.0) -> list[dict[str, Any]]:
     return [{"arrival_s": seconds * k / n, "value": k % 50} for k in range(n)]
 
 
@@ -70,7 +70,7 @@ def children() -> set[str]:
 def windowed(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Optimized:
     """A batch window of 80 ms that light traffic never fills, under gates that pass, fail, and look at causes.
 
-    It is about p95: twelve requests of a replay lie beyond it, two beyond p99, which a pause of the machine decides.
+    It is about p95: eight requests of a replay lie beyond it, one beyond p99, which a pause of the machine decides.
     """
     base = tmp_path_factory.mktemp("optimize")
     workload = write_workload(base / "w", adapter=STEADY, traffic=traffic(REQUESTS), runner=WINDOW)
@@ -79,7 +79,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWork
     fixes = ("--fix", "batch.window", "--fix", "warmup.shapes")
     gates = [f"--gate={text}" for text in ("p95<=baseline*0.7", "p50<0.001ms", "cause:batching.window<20%")]
     before = children()
-    code, out, err = cli("optimize", workload, "--budget", "90s", *fixes, *gates, "--json", "-", "--out", base / "o")
+    code, out, err = cli("optimize", workload, "--budget", "45s", *fixes, *gates, "--json", "-", "--out", base / "o")
     assert children() <= before, "no runner is left behind"
     return Optimized(code, out, err, workload, base / "o", json.loads(out) if out.startswith("{") else {})
 
@@ -202,9 +202,7 @@ def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: Wri
     meta = json.loads((tmp_path / "o" / "baseline" / "run.json").read_text())
     assert meta["settings"]["batch_window_ms"] == 0.0
     assert document["verdict"] == "inconclusive", "nothing was tried: that tells nothing of the service"
-    assert any("--budget tries them" in note for note in document["notes"])
-    assert "there was no time left" in " ".join((out + err).split())
-    assert re.search(r"Not tried: \d+ fixes \(\d+ no time left", " ".join(out.split()))
+    assert re.search(r"Not tried: \d+ fixes \(\d+ no time left: a larger --budget tries them", " ".join(out.split()))
     if late := [note for note in document["notes"] if "was too late" in note]:
         pytest.skip(late[0])  # then latfix rightly judges nothing
     assert [gate["passed"] for gate in document["gates"]] == [True, None]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from latfix.arrays import Floats, Ints
 from latfix.queueing.queue_simulator import Policy
-from latfix.queueing.replay_lanes import Floats, Ints, Lanes, taken_up
+from latfix.queueing.replay_lanes import Lanes, taken_up
 from latfix.queueing.start_derivatives import serve
 
 

@@ -59,8 +59,12 @@ def answers(model: Any, workload: Any, requests: Sequence[Request]) -> list[dict
 
 def predictor(model: Any, workload: Any) -> Callable[[list[Request]], list[Any]]:
     def predict(requests: list[Request]) -> list[Any]:
-        groups = [requests[i : i + 10] for i in range(0, len(requests), 10)]
-        return [answer for group in groups for answer in answers(model, workload, group)]
+        """In batches of like lengths: little is padded."""
+        order = sorted(range(len(requests)), key=lambda k: requests[k].features["input_tokens"])
+        found: dict[int, Any] = {}
+        for group in (order[i : i + 25] for i in range(0, len(order), 25)):
+            found.update(zip(group, answers(model, workload, [requests[k] for k in group]), strict=True))
+        return [found[k] for k in range(len(requests))]
 
     return predict
 
@@ -174,14 +178,14 @@ def test_score_is_near_the_best_possible_one(workload: Any, model: Any, train: A
     assert best - 0.03 < score <= best + 0.02
 
 
-@pytest.mark.parametrize("part", ["prefill", "decode_step"])
 def test_score_falls_when_either_part_is_damaged(
-    monkeypatch: pytest.MonkeyPatch, module: Any, workload: Any, model: Any, part: str
+    monkeypatch: pytest.MonkeyPatch, module: Any, workload: Any, model: Any
 ) -> None:
     some = module.validation()[:50]
     monkeypatch.setattr(module, "validation", lambda: some)
     whole = workload.evaluate(predictor(model, workload))
-    assert workload.evaluate(predictor(damaged(model, part), workload)) < whole - 0.05
+    for part in ("prefill", "decode_step"):
+        assert workload.evaluate(predictor(damaged(model, part), workload)) < whole - 0.05, part
 
 
 def test_score_counts_only_tokens_whose_past_was_right(
@@ -255,7 +259,7 @@ def test_training_writes_weights_that_the_adapter_can_load(
 ) -> None:
     from safetensors.torch import load_file
 
-    monkeypatch.setattr(train, "STEPS", 3)
+    monkeypatch.setattr(train, "STEPS", 1)
     made = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

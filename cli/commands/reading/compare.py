@@ -11,14 +11,8 @@ from typing import Annotated
 import typer
 
 from latfix.cli.shared import address_flow
-from latfix.cli.shared.options import GateOption, JsonOption, OutOption, SeedOption, TrafficOption, check_seed
-from latfix.cli.shared.output_options import (
-    AnnotationsOption,
-    JUnitOption,
-    MarkdownOption,
-    Outputs,
-    VerboseOption,
-)
+from latfix.cli.shared.options import GateOption, OutOption, SeedOption, TrafficOption, check_seed
+from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import InputError
 
 
@@ -33,29 +27,21 @@ def compare(
         list[Path] | None,
         typer.Argument(metavar="BASE NEW", help="Further pairs, replayed in turns.", show_default=False),
     ] = None,
+    *,
     gate: GateOption = None,
     seed: SeedOption = 0,
     out: OutOption = None,
-    json_file: JsonOption = None,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    annotations: AnnotationsOption = False,
+    written: OutputOptions,
     traffic: TrafficOption = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", metavar="N", help="Of two addresses: how often each is replayed; 3.")
     ] = None,
-    body: address_flow.BodyOption = None,
-    header: address_flow.HeaderOption = None,
-    method: address_flow.MethodOption = "POST",
-    model: address_flow.ModelOption = "",
-    timeout: address_flow.TimeoutOption = 60.0,
-    verbose: VerboseOption = False,
+    service: address_flow.ComparedOptions,
 ) -> int:
     """Compare recorded runs, and judge gates on the difference.
 
     Percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed in turns.
     """
-    from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.cli.shared.recording_flow import refuse
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code
@@ -70,9 +56,6 @@ def compare(
 
     check_seed(seed)
     gates = [parse_gate(text) for text in gate or ()]
-    service = address_flow.AddressOptions(
-        body=body, header=tuple(header or ()), method=method, model=model, timeout=timeout
-    )
     folder, pairs = None if out is None else open_folder(out), [Path(base), Path(new), *(more or ())]
     if is_address(base) or is_address(new):
         folder = folder or open_folder(default_folder("addresses", "compare"))
@@ -86,7 +69,7 @@ def compare(
     befores, afters = ([RunRecord.load(pair[k]) for pair in in_turns] for k in (0, 1))
     before, after = befores[-1], afters[-1]
     scored = all(record.meta.accuracy is not None for record in (*befores, *afters))
-    outputs = Outputs.open("compare", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    outputs = Outputs.open("compare", written)
     workload = after.meta.workload or after.folder.name
     with outputs.in_any_case(workload, [one.text for one in gates]):
         check_gates(gates, baseline=True, accuracy=scored, causes=False)
@@ -100,11 +83,7 @@ def compare(
         if folder is not None:
             write_json(folder / "comparison.json", document)
             write_comparison_report(folder / "report.html", comparison, before, after)
-        console = outputs.console()
-        if not outputs.to_stdout:
-            console.print(render_comparison(comparison, folder=folder, verbose=verbose))
-        else:
-            show_gates(console, results)
+        outputs.show(lambda: render_comparison(comparison, folder=folder, verbose=outputs.verbose), results)
         outputs.write(document, workload=workload)
     return exit_code(results)
 

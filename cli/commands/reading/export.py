@@ -14,6 +14,7 @@ from latfix.errors import InputError
 if TYPE_CHECKING:
     from latfix.files.json_documents import Document
     from latfix.reports.exports.formats import Format, Subject
+    from latfix.results.diagnosis import StackTime
     from latfix.run_record.chunked_record import RecordSource
 
 NAMES = (
@@ -98,12 +99,22 @@ def _subject(run: Path, name: str, chosen: Format) -> Subject:
             raise InputError(
                 f"{run}: found no run.json; --to {name} expects the folder of a run, as latfix diagnose writes it"
             )
-        return Subject(record=record, result=None)
+        return Subject(record=record, result=None, stacks=_stacks(record) if name == "speedscope" else ())
     result = _result(run, record)
     if not isinstance(result, chosen.needs):
         expected = " or ".join(each.__name__.lower() for each in chosen.needs)
         raise InputError(f"{run}: found a {type(result).__name__.lower()}; --to {name} expects a {expected}")
     return Subject(record=record, result=result, path=_workload_path(record))
+
+
+def _stacks(record: RecordSource) -> tuple[StackTime, ...]:
+    """What was sampled of the user's Python in slow and in typical work; nothing of a very large run."""
+    from latfix.profilers.code_lines.slow_lines import stack_times
+    from latfix.profilers.evidence.units import gather
+    from latfix.run_record.chunked_record import LARGE
+
+    small = record.meta.stacks and len(record) <= LARGE
+    return stack_times(gather(record.stretch(0, len(record))), record.meta.stacks) if small else ()
 
 
 def _record(run: Path) -> RecordSource:

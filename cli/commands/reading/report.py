@@ -7,23 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import (
-    BaselineOption,
-    GateOption,
-    JsonOption,
-    OutOption,
-    PercentileOption,
-    SeedOption,
-    check_seed,
-)
-from latfix.cli.shared.output_options import (
-    AnnotationsOption,
-    JUnitOption,
-    MarkdownOption,
-    Outputs,
-    VerboseOption,
-)
-from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
+from latfix.cli.shared.options import BaselineOption, GateOption, OutOption, PercentileOption, SeedOption, check_seed
+from latfix.cli.shared.output_options import OutputOptions, Outputs
+from latfix.cli.shared.request_options import DrillDown
 from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -44,6 +30,7 @@ def report(
     run: Annotated[
         Path, typer.Argument(metavar="RESULT", help="A result's folder, or its JSON file.", show_default=False)
     ],
+    *,
     percentile: PercentileOption = None,
     gate: GateOption = None,
     baseline: BaselineOption = None,
@@ -52,14 +39,13 @@ def report(
         typer.Option("--history", metavar="FILE", help="The history that gates compare with; nothing is recorded."),
     ] = None,
     seed: SeedOption = 0,
-    request: RequestOption = None,
-    slowest: SlowestOption = None,
+    drill_down: DrillDown,
     out: OutOption = None,
-    json_file: JsonOption = None,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    annotations: AnnotationsOption = False,
-    verbose: VerboseOption = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Write the page's pictures into it, an SVG file each."),
+    ] = None,
+    written: OutputOptions,
 ) -> int:
     """Show a recorded run or any other result again.
 
@@ -71,7 +57,8 @@ def report(
 
     check_seed(seed)
     check_percentile(percentile)
-    drill_down = DrillDown.parse(request, slowest)
+    _make_folder(figures)
+    drill_down.check_slowest()
     run = run.parent if run.name == "run.json" else run
     if (file := saved_document(run)) is not None:
         for_runs = {
@@ -79,24 +66,23 @@ def report(
             "--gate": gate,
             "--baseline": baseline,
             "--history": history,
-            "--request": request,
-            "--slowest": slowest,
+            **drill_down.given(),
         }
         for option, value in for_runs.items():
             if value is not None:
                 raise InputError(f"{option}: found {file}, which is shown as it is; expected the folder of a run")
-        outputs = Outputs.open("report", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
-        return _show_again(file, outputs, out, verbose=verbose)
+        outputs = Outputs.open("report", written)
+        return _show_again(file, outputs, out, figures)
     gates = parse_gates(gate, baseline, history, record=False)
     record = open_record(run)
     drill_down.check_record(record)
-    outputs = Outputs.open("report", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    outputs = Outputs.open("report", written)
     folder = open_folder(out) if out is not None else run
     with outputs.in_any_case(record.meta.workload, gates.texts):
         diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=folder)
-        return conclude(
-            record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down, verbose=verbose
-        )
+        code = conclude(record, diagnosis, outputs, gates, seed=seed, folder=folder, drill_down=drill_down)
+    _write_figures(folder / "report.html", figures)
+    return code
 
 
 def saved_document(path: Path) -> Path | None:
@@ -108,7 +94,25 @@ def saved_document(path: Path) -> Path | None:
     return next((path / name for name in _DOCUMENTS if (path / name).is_file()), None)
 
 
-def _show_again(file: Path, outputs: Outputs, out: Path | None, *, verbose: bool) -> int:
+def _make_folder(figures: Path | None) -> None:
+    """See that pictures can be written, before anything takes time."""
+    if figures is not None:
+        try:
+            figures.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--figures: found {figures}, which cannot be made ({error.strerror}); expected a folder"
+            ) from error
+
+
+def _write_figures(page: Path, figures: Path | None) -> None:
+    if figures is not None:
+        from latfix.reports.html.figure_files import write_figures
+
+        write_figures(page, figures)
+
+
+def _show_again(file: Path, outputs: Outputs, out: Path | None, figures: Path | None) -> int:
     """Show a document, and write its page: beside it where it is in a result's folder, and into ``out``."""
     from latfix.results import read_result
     from latfix.runners.replay.run_session import open_folder
@@ -117,8 +121,11 @@ def _show_again(file: Path, outputs: Outputs, out: Path | None, *, verbose: bool
     folder = file.parent if file.name in _DOCUMENTS else None
     where = open_folder(out) if out is not None else folder
     written = where is not None and _write_page(result, where / "report.html", file.parent)
-    if not outputs.to_stdout:
-        outputs.console().print(_rendered(result, where if written else None, verbose=verbose))
+    if figures is not None and (where is None or not written):
+        raise InputError(f"--figures: found {file}, of which there is no page; expected a result's folder, or --out")
+    if where is not None:
+        _write_figures(where / "report.html", figures)
+    outputs.show(lambda: _rendered(result, where if written else None, verbose=outputs.verbose))
     outputs.write(result.to_json(), workload=str(getattr(result, "workload", "")))
     return EXIT_OK
 

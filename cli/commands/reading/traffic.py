@@ -159,7 +159,7 @@ def import_command(
 ) -> None:
     """Make traffic of a log of requests.
 
-    nginx, Apache, Envoy, AIPerf, vLLM's benchmark, guidellm and Triton's trace are known by their content; other
+    nginx, Apache, Envoy, HAR, AIPerf, vLLM's benchmark, guidellm and Triton's trace are known by their content; other
     logs say by the options which column is what. Recorded latencies are kept, and a replay is held against them.
     """
     from latfix.formatting import milliseconds

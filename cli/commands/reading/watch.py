@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from latfix.results.diagnosis import Diagnosis
 
 _LEAST_S = 0.1
+#: What is told before the first request.
+NOTHING = "# EOF\n"
 
 
 def watch(
@@ -23,6 +25,10 @@ def watch(
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="How often to look.")] = 5.0,
     updates: Annotated[int, typer.Option("--updates", metavar="N", help="End after so many; 0: never.")] = 0,
     percentile: PercentileOption = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve the figures at /metrics, for Prometheus."),
+    ] = None,
 ) -> int:
     """Show percentiles and causes of a running service, again and again.
 
@@ -33,6 +39,8 @@ def watch(
     from rich.text import Text
 
     from latfix.cli.shared.diagnose_flow import check_percentile
+    from latfix.reports.exports.metrics_endpoint import metrics_endpoint
+    from latfix.reports.exports.openmetrics import openmetrics
     from latfix.reports.watch_view import watch_line, watch_panel
 
     check_percentile(percentile)
@@ -44,10 +52,12 @@ def watch(
     if not folder.is_dir():
         raise InputError(f"{folder}: found no such folder; expected the one that a service is recorded into")
     console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+    with metrics_endpoint(metrics) as told, Live(console=console, auto_refresh=False, transient=False) as live:
         done = 0
         while True:
             found, clock = _diagnosis(folder, last, percentile), time.strftime("%H:%M:%S")
+            if told is not None:
+                told.text = NOTHING if found is None else "".join(openmetrics(found, None, window_s=last))
             if console.is_terminal:
                 waiting = Text(f"{folder}  no requests yet at {clock}")
                 live.update(waiting if found is None else watch_panel(found, str(folder), last, clock), refresh=True)

@@ -24,9 +24,9 @@ def backends(
     traffic: Annotated[
         Path | None, typer.Option("--traffic", help="Recorded traffic; a model file alone needs it.")
     ] = None,
+    *,
     profile: options.ProfileOption = "",
-    mapping: options.MapOption = None,
-    skip_bad_lines: options.SkipOption = False,
+    replayed: options.AsRecorded,
     batch: Annotated[
         int | None,
         typer.Option("--batch", metavar="N", help="Requests in a batch; by default the workload's most, or 8."),
@@ -54,9 +54,7 @@ def backends(
     spec = load_spec(workload, traffic=traffic, profile=profile)
     check_runs(spec)
     settings = spec.settings.with_overrides(options.check_device(device))
-    schedule = options.load_traffic(
-        spec, options.TrafficOptions(mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines)
-    )
+    schedule = options.load_traffic(spec, replayed)
     target = options.Target.open("--json", json_file)
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):

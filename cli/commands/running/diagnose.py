@@ -11,14 +11,8 @@ import typer
 
 from latfix.cli.shared import address_flow, options
 from latfix.cli.shared.history_option import HistoryOption
-from latfix.cli.shared.output_options import (
-    AnnotationsOption,
-    JUnitOption,
-    MarkdownOption,
-    Outputs,
-    VerboseOption,
-)
-from latfix.cli.shared.request_options import DrillDown, RequestOption, SlowestOption
+from latfix.cli.shared.output_options import OutputOptions, Outputs
+from latfix.cli.shared.request_options import DrillDown
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,15 +23,11 @@ if TYPE_CHECKING:
 
 def diagnose(
     workload: options.DiagnosedArgument,
+    *,
     traffic: options.TrafficOption = None,
     profile: options.ProfileOption = "",
-    mapping: options.MapOption = None,
+    replayed: options.TrafficOptions,
     plan: Annotated[Path | None, typer.Option("--plan", help="Apply a plan that latfix optimize wrote.")] = None,
-    speed: options.SpeedOption = 1.0,
-    to_duration: options.ToDurationOption = None,
-    duration: options.DurationOption = None,
-    limit: options.LimitOption = None,
-    repeat: options.RepeatOption = 1,
     rounds: options.RoundsOption = 1,
     seed: options.SeedOption = 0,
     percentile: options.PercentileOption = None,
@@ -49,30 +39,15 @@ def diagnose(
     gate: options.GateOption = None,
     baseline: options.BaselineOption = None,
     history: HistoryOption = None,
-    skip_bad_lines: options.SkipOption = False,
-    request: RequestOption = None,
-    slowest: SlowestOption = None,
+    drill_down: DrillDown,
     out: options.OutOption = None,
-    json_file: options.JsonOption = None,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    annotations: AnnotationsOption = False,
-    body: address_flow.BodyOption = None,
-    header: address_flow.HeaderOption = None,
-    method: address_flow.MethodOption = "POST",
-    model: address_flow.ModelOption = "",
-    timeout: address_flow.TimeoutOption = 60.0,
-    slo: address_flow.SloOption = None,
-    keep_alive: address_flow.KeepAliveOption = True,
-    cacert: address_flow.CaOption = "",
-    insecure: address_flow.InsecureOption = False,
-    pid: address_flow.PidOption = None,
-    metrics: address_flow.MetricsOption = None,
-    verbose: VerboseOption = False,
+    written: OutputOptions,
+    service: address_flow.AddressOptions,
 ) -> int:
     """Replay traffic, and attribute slow requests to causes.
 
     Against an address the service is seen from outside: by its client, with --pid also by the kernel's counters.
+    HTTP only: Triton and KServe over /v2/models/NAME/infer, not gRPC.
     A recording (of a device, of requests) is explained as it is; nothing is replayed.
     """
     from latfix.cli.shared import recording_flow
@@ -81,34 +56,12 @@ def diagnose(
     from latfix.runners.http_target.address import is_address
     from latfix.runners.replay.run_session import Hung, Interrupted, default_folder, open_folder
 
-    replayed = options.TrafficOptions(
-        mapping=tuple(mapping or ()),
-        skip_bad_lines=skip_bad_lines,
-        speed=speed,
-        to_duration=to_duration,
-        duration=duration,
-        limit=limit,
-        repeat=repeat,
-    )
     replayed.check()
     options.check_seed(seed)
     if rounds < 1:
         raise InputError(f"--rounds: found {rounds}; expected 1 or more")
     check_percentile(percentile)
-    drill_down = DrillDown.parse(request, slowest)
-    service = address_flow.AddressOptions(
-        body=body,
-        header=tuple(header or ()),
-        method=method,
-        model=model,
-        timeout=timeout,
-        slo=tuple(slo or ()),
-        keep_alive=keep_alive,
-        cacert=cacert,
-        insecure=insecure,
-        pid=pid,
-        metrics=metrics,
-    )
+    drill_down.check_slowest()
     if recording_flow.is_recording(workload):
         service.refuse(workload)
         for_replays = {
@@ -117,17 +70,14 @@ def diagnose(
             "--plan": plan,
             "--device": device,
             "--history": history,
-            "--request": request,
-            "--slowest": slowest,
+            **drill_down.given(),
             "--rounds": rounds if rounds != 1 else None,
         }
         recording_flow.refuse(workload, {**for_replays, **replayed.given()})
         gates = parse_gates(gate, baseline, "off")
-        outputs = Outputs.open(
-            "diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations
-        )
+        outputs = Outputs.open("diagnose", written)
         asked = recording_flow.asked(step, percentile, seed, replayed)
-        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out, verbose=verbose)
+        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out)
     if step is not None:
         raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     if is_address(workload):
@@ -146,7 +96,7 @@ def diagnose(
     drill_down.check(schedule)
     gates = parse_gates(gate, baseline, history)
     replay = ready(schedule)
-    outputs = Outputs.open("diagnose", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    outputs = Outputs.open("diagnose", written)
     folder = open_folder(out or default_folder(spec.name, "diagnose"))
     interrupted, failure = False, ""
     with outputs.in_any_case(spec.name, gates.texts):
@@ -172,7 +122,6 @@ def diagnose(
             interrupted=interrupted,
             failure=failure,
             drill_down=drill_down,
-            verbose=verbose,
         )
 
 

@@ -5,46 +5,28 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latfix.cli.shared.options import (
-    DeviceOption,
-    DurationOption,
-    GateOption,
-    JsonOption,
-    LimitOption,
-    MapOption,
-    ProfileOption,
-    SeedOption,
-    SkipOption,
-    SpeedOption,
-    TrafficOption,
-    TrafficOptions,
-    check_device,
-    check_seed,
-    load_traffic,
-)
-from latfix.cli.shared.output_options import (
-    AnnotationsOption,
-    JUnitOption,
-    MarkdownOption,
-    Outputs,
-    VerboseOption,
-)
+from latfix.cli.shared import address_flow, options
+from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_OK, InputError, RunnerError
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
     from latfix.runners.gate.decide import Decision
-    from latfix.runners.gate.paired_rounds import Round
-    from latfix.runners.replay.arm import Arm
+    from latfix.runners.gate.paired_rounds import Round, Side
+    from latfix.runners.gate.served_arm import ServedArm
     from latfix.settings import RunnerSettings
     from latfix.traffic.schedule import Traffic
 
+    _Arms = Callable[[Path], tuple[Side, Side]]
+
+_LABELS = ("base", "head")
 _UNDECIDED = {"": EXIT_INCONCLUSIVE, "fail": EXIT_GATE_FAILED, "pass": EXIT_OK}
 #: A service is warm when it is timed: so many requests are sent first, where the workload sends fewer.
 _WARM = 10
@@ -53,44 +35,41 @@ _WARM = 10
 def gate(
     base: Annotated[str, typer.Argument(metavar="BASE", help="What to compare with.", show_default=False)],
     head: Annotated[str, typer.Argument(metavar="HEAD", help="What is to be judged.", show_default=False)],
+    *,
     workload: Annotated[
         str,
         typer.Option(
             "--workload", metavar="W", help="Of plans: their workload. Of other folders: the workload's place inside."
         ),
     ] = "",
-    gate: GateOption = None,
+    gate: options.GateOption = None,
     budget: Annotated[str, typer.Option("--budget", help="Time for all rounds: 90s, 5m, 1h.")] = "5m",
     undecided: Annotated[
         str, typer.Option("--undecided", metavar="fail|pass", help="Exit with 1 or 0 where a gate is undecided.")
     ] = "",
-    traffic: TrafficOption = None,
-    profile: ProfileOption = "",
-    mapping: MapOption = None,
-    speed: SpeedOption = 1.0,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = None,
-    skip_bad_lines: SkipOption = False,
+    traffic: options.TrafficOption = None,
+    profile: options.ProfileOption = "",
+    replayed: options.AtOwnPace,
+    seed: options.SeedOption = 0,
+    device: options.DeviceOption = None,
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="URL", help="BASE and HEAD are commands that start what answers there."),
+    ] = "",
+    service: address_flow.ComparedOptions,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Keep the records and a report there; nowhere without."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier gate's folder.")] = False,
-    json_file: JsonOption = None,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    annotations: AnnotationsOption = False,
-    verbose: VerboseOption = False,
+    written: OutputOptions,
 ) -> int:
     """Replay two services in turns until gates are decided.
 
-    BASE and HEAD are workloads, plans of one workload (--workload), or folders that hold it in the same place, as two
-    git worktrees do.
+    BASE and HEAD are workloads, plans of one workload (--workload), folders that hold it in the same place, as two
+    git worktrees do, or commands that serve an address (--address).
     """
     from latfix.cli.commands.running.optimize import parse_budget
-    from latfix.config.workload_toml import check_runs
     from latfix.gates.syntax import parse_gate
     from latfix.runners.gate.decide import check
 
@@ -98,24 +77,69 @@ def gate(
         raise InputError(f"--undecided: found {undecided!r}; expected fail or pass")
     gates = [parse_gate(text) for text in gate or ()]
     check(gates)
-    options = TrafficOptions(
-        mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, speed=speed, duration=duration, limit=limit
-    )
-    options.check()
-    budget_s, overrides = parse_budget(budget), {**check_device(device)}
-    sides = [_side(text, workload, traffic, profile) for text in (base, head)]
+    replayed.check()
+    budget_s, overrides = parse_budget(budget), options.check_device(device)
+    if address:
+        given = {"--workload": workload or None, "--profile": profile or None, "--device": device}
+        address_flow.refuse_others(address, given)
+        name, schedule, arms = _served((base, head), address, service, traffic, replayed)
+    else:
+        service.refuse(base)
+        sides = [_side(text, workload, traffic, profile) for text in (base, head)]
+        name, schedule, arms = _hosted(sides, replayed, overrides)
+    outputs = Outputs.open("gate", written)
+    with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
+        decision = _rounds(arms(folder), schedule, folder, gates, budget_s, options.check_seed(seed))
+        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
+
+
+def _hosted(
+    sides: Sequence[tuple[WorkloadSpec, RunnerSettings]],
+    replayed: options.TrafficOptions,
+    overrides: Mapping[str, Any],
+) -> tuple[str, Traffic, _Arms]:
+    """What is judged, by its name, the traffic, and both services, which collect their output in a folder."""
+    from latfix.config.workload_toml import check_runs
+    from latfix.runners.replay.arm import Arm
+
     for spec, _ in sides:
         check_runs(spec)
-    schedule = load_traffic(sides[0][0], options)
-    outputs = Outputs.open("gate", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
-    name = sides[1][0].name
-    with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
-        arms = [
-            _arm(label, spec, settings.with_overrides(overrides), folder)
-            for label, (spec, settings) in zip(("base", "head"), sides, strict=True)
-        ]
-        decision = _rounds((arms[0], arms[1]), schedule, folder, gates, budget_s, check_seed(seed))
-        return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided], verbose)
+
+    def arms(folder: Path) -> tuple[Arm, Arm]:
+        one, other = (
+            Arm(label, spec, _warmed(settings.with_overrides(overrides)), (), folder / f"{label}.log")
+            for label, (spec, settings) in zip(_LABELS, sides, strict=True)
+        )
+        return one, other
+
+    return sides[1][0].name, options.load_traffic(sides[0][0], replayed), arms
+
+
+def _warmed(settings: RunnerSettings) -> RunnerSettings:
+    return settings.with_overrides({"warmup_requests": max(settings.warmup_requests, _WARM)})
+
+
+def _served(
+    commands: tuple[str, str],
+    address: str,
+    service: address_flow.AddressOptions,
+    traffic: Path | None,
+    replayed: options.TrafficOptions,
+) -> tuple[str, Traffic, _Arms]:
+    """The same of commands that serve an address."""
+    from latfix.traffic.transforms import limit
+
+    spec = address_flow.spec_of(address, service, traffic, None)
+    schedule = options.load_traffic(spec, replayed)
+
+    def arms(folder: Path) -> tuple[ServedArm, ServedArm]:
+        one, other = (
+            address_flow.served_arm(label, command, address, service, spec, folder, limit(schedule, _WARM))
+            for label, command in zip(_LABELS, commands, strict=True)
+        )
+        return one, other
+
+    return spec.name, schedule, arms
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
@@ -172,15 +196,8 @@ class _records:
             self._temporary.cleanup()
 
 
-def _arm(label: str, spec: WorkloadSpec, settings: RunnerSettings, folder: Path) -> Arm:
-    from latfix.runners.replay.arm import Arm
-
-    warm = settings.with_overrides({"warmup_requests": max(settings.warmup_requests, _WARM)})
-    return Arm(label, spec, warm, (), folder / f"{label}.log")
-
-
 def _rounds(
-    arms: tuple[Arm, Arm], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
+    arms: tuple[Side, Side], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
 ) -> Decision:
     """Rounds until decided; both processes are gone at the end."""
     from latfix.cli.shared.replay_progress import ReplayLines, unwatched
@@ -214,11 +231,8 @@ def _median_ms(found: Round) -> str:
     return f"p50 {significant(before)} -> {milliseconds(after)}"
 
 
-def _conclude(
-    decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int, verbose: bool
-) -> int:
+def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int) -> int:
     """Write, show, and return the exit code."""
-    from latfix.cli.shared.diagnose_flow import show_gates
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_comparison_report
@@ -235,11 +249,7 @@ def _conclude(
         comparison = replace(comparison, records=records)
         write_json(out / "comparison.json", comparison.to_json())
         write_comparison_report(out / "report.html", comparison, last.base, last.new)
-    console = outputs.console()
-    if not outputs.to_stdout:
-        console.print(render_comparison(comparison, folder=out, verbose=verbose))
-    else:
-        show_gates(console, comparison.gates)
+    outputs.show(lambda: render_comparison(comparison, folder=out, verbose=outputs.verbose), comparison.gates)
     outputs.write(comparison.to_json(), workload=name, interrupted=decision.interrupted)
     if decision.interrupted:
         return EXIT_INTERRUPTED

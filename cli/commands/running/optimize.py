@@ -12,13 +12,7 @@ import typer
 
 from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption, Recording, is_off
-from latfix.cli.shared.output_options import (
-    AnnotationsOption,
-    JUnitOption,
-    MarkdownOption,
-    Outputs,
-    VerboseOption,
-)
+from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import InputError
 from latfix.formatting import did_you_mean
 
@@ -28,9 +22,10 @@ if TYPE_CHECKING:
 
 def optimize(
     workload: options.WorkloadArgument,
+    *,
     traffic: options.TrafficOption = None,
     profile: options.ProfileOption = "",
-    mapping: options.MapOption = None,
+    replayed: options.TrafficOptions,
     budget: Annotated[
         str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
     ] = "5m",
@@ -55,22 +50,12 @@ def optimize(
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),
     ] = None,
-    speed: options.SpeedOption = 1.0,
-    to_duration: options.ToDurationOption = None,
-    duration: options.DurationOption = None,
-    limit: options.LimitOption = None,
-    repeat: options.RepeatOption = 1,
     seed: options.SeedOption = 0,
     device: options.DeviceOption = None,
     gate: options.GateOption = None,
     history: HistoryOption = None,
-    skip_bad_lines: options.SkipOption = False,
     out: options.OutOption = None,
-    json_file: options.JsonOption = None,
-    junit: JUnitOption = None,
-    markdown: MarkdownOption = None,
-    annotations: AnnotationsOption = False,
-    verbose: VerboseOption = False,
+    written: OutputOptions,
 ) -> int:
     """Try fixes on the same traffic, and keep what is better.
 
@@ -85,15 +70,6 @@ def optimize(
     from latfix.runners.optimize.optimizer import Options
     from latfix.runners.replay.run_session import default_folder, open_folder, reopen_folder
 
-    replayed = options.TrafficOptions(
-        mapping=tuple(mapping or ()),
-        skip_bad_lines=skip_bad_lines,
-        speed=speed,
-        to_duration=to_duration,
-        duration=duration,
-        limit=limit,
-        repeat=repeat,
-    )
     replayed.check()
     search = Options(
         budget_s=parse_budget(budget),
@@ -113,7 +89,7 @@ def optimize(
     settings, earlier = options.service_settings(spec, plan, device)
     schedule = options.load_traffic(spec, replayed)
     gates = Gates(parsed, recording=Recording.open(history, parsed))
-    outputs = Outputs.open("optimize", json_file=json_file, junit=junit, markdown=markdown, annotations=annotations)
+    outputs = Outputs.open("optimize", written)
     folder = reopen_folder(resume) if resume else open_folder(out or default_folder(spec.name, "optimize"))
     return optimize_into(
         folder,
@@ -126,7 +102,6 @@ def optimize(
         started_from=earlier,
         plan="" if plan is None else str(plan),
         resume=resume,
-        verbose=verbose,
     )
 
 
@@ -137,7 +112,8 @@ def check_objective(text: str) -> str | None:
     """
     known = {"mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p99.9": "p99_9"}
     if text and text not in known:
-        raise InputError(f"--objective: found {text!r}; expected one of {', '.join(known)}")
+        more = " (for throughput: mean, and a --speed that the service cannot follow)" if text == "throughput" else ""
+        raise InputError(f"--objective: found {text!r}; expected one of {', '.join(known)}{more}")
     return known.get(text)
 
 

@@ -37,6 +37,7 @@ _NOT_SWEPT = ("env", "keep_precision")
 
 def sweep(
     workload: options.WorkloadArgument,
+    *,
     loads: Annotated[
         str | None,
         typer.Option("--loads", help="Multiples of the recorded rate to replay first; chosen if left out."),
@@ -63,10 +64,7 @@ def sweep(
     ] = None,
     traffic: options.TrafficOption = None,
     profile: options.ProfileOption = "",
-    mapping: options.MapOption = None,
-    duration: options.DurationOption = None,
-    limit: options.LimitOption = None,
-    skip_bad_lines: options.SkipOption = False,
+    replayed: options.AtOwnLoad,
     seed: options.SeedOption = 0,
     device: options.DeviceOption = None,
     out: options.OutOption = None,
@@ -86,10 +84,7 @@ def sweep(
     from latfix.runners.sweep.document import points_document, sweep_document
     from latfix.runners.sweep.sweep import Sweep
 
-    traffic_options = options.TrafficOptions(
-        mapping=tuple(mapping or ()), skip_bad_lines=skip_bad_lines, duration=duration, limit=limit
-    )
-    traffic_options.check()
+    replayed.check()
     budget_s, seed = parse_budget(budget), options.check_seed(seed)
     check_percentile(percentile)
     _check_positive("--slo", slo, "milliseconds")
@@ -109,7 +104,7 @@ def sweep(
         raise InputError("--at-least: found no objective to meet; expected slo_ms in workload.toml, or --slo MS")
     base, fixes = options.service_settings(spec, plan, device)
     settings = _settings(base, combinations)
-    schedule = options.load_traffic(spec, traffic_options)
+    schedule = options.load_traffic(spec, replayed)
     rate = recorded_rate(schedule)
     grid = _grid(wanted, rate, in_rates=rates is not None, at_least=at_least)
     json_target = options.Target.open("--json", json_file)

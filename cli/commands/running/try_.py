@@ -22,6 +22,7 @@ _MOST_IDEAS, _MOST_ROUNDS = 20, 100
 
 def try_ideas(
     workload: options.WorkloadArgument,
+    *,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,15 +46,9 @@ def try_ideas(
         typer.Option("--rounds", metavar="N", help="Replay N rounds if the budget allows; by budget alone."),
     ] = None,
     traffic: options.TrafficOption = None,
-    mapping: options.MapOption = None,
-    speed: options.SpeedOption = 1.0,
-    to_duration: options.ToDurationOption = None,
-    duration: options.DurationOption = None,
-    limit: options.LimitOption = None,
-    repeat: options.RepeatOption = 1,
+    replayed: options.TrafficOptions,
     seed: options.SeedOption = 0,
     device: options.DeviceOption = None,
-    skip_bad_lines: options.SkipOption = False,
     out: options.OutOption = None,
     json_file: options.JsonOption = None,
 ) -> int:
@@ -67,15 +62,6 @@ def try_ideas(
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
 
-    replayed = options.TrafficOptions(
-        mapping=tuple(mapping or ()),
-        skip_bad_lines=skip_bad_lines,
-        speed=speed,
-        to_duration=to_duration,
-        duration=duration,
-        limit=limit,
-        repeat=repeat,
-    )
     replayed.check()
     if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
         raise InputError(f"--rounds: found {rounds}; expected a whole number from 1 to {_MOST_ROUNDS}")

@@ -148,7 +148,7 @@ def _check(columns: Mapping[str, Any]) -> None:
         raise ValueError("arrivals out of order")
     if columns["id"].null_count:
         raise ValueError("a request without an id")
-    for name in ("id", "session", "payload"):
+    for name in ("id", "priority", "session", "payload"):
         if name in columns and len(arrival) and not (_is_text(kind := columns[name].type) or pa.types.is_null(kind)):
             raise ValueError(f"{kind} in column {name!r}")
 

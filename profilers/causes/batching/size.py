@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import Evidence, spread
-from latfix.profilers.evidence.work_model import Floats
 
 
 def _claim(evidence: Evidence, _left: Left) -> Claim:

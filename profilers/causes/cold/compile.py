@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 
+from latfix.arrays import Bools
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.causes.marked_units import slow_by_mark
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Bools
 from latfix.profilers.probes.compile_probe import LIMIT_SERIES
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Bools
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Bools
 
 #: First uses of a shape count as cold where half of them exceed the model by more than this many deviations.
 _DEVIATIONS = 4.0

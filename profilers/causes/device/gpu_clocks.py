@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.formatting import milliseconds, share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.evidence.nvml_samples import Floats, at_batches, series_of, share_since
+from latfix.profilers.evidence.nvml_samples import at_batches, series_of, share_since
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.gpu.nvml import CLOCK_REASONS, VIOLATIONS
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.formatting import milliseconds, share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.evidence.nvml_samples import Floats, at_batches
+from latfix.profilers.evidence.nvml_samples import at_batches
 from latfix.profilers.evidence.units import Evidence
 
 #: Utilization is given in whole per cent, and a process that only holds memory is shown with little of it.

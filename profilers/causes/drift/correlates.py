@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.profilers.causes.drift.growth import Growth
 from latfix.profilers.causes.drift.trend_tests import squares_left
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Floats
 from latfix.statistics.change_points import rising_level
 
 _POINTS = 48

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.drift.trend_tests import (
     Slope,
@@ -23,7 +24,6 @@ from latfix.profilers.causes.drift.trend_tests import (
     theil_sen,
 )
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 from latfix.statistics.change_points import rising_level
 
 #: A rise counts from this share of a typical service time on.

@@ -12,7 +12,7 @@ from itertools import permutations
 
 import numpy as np
 
-from latfix.profilers.evidence.work_model import Floats, Ints
+from latfix.arrays import Floats, Ints
 from latfix.statistics.distributions import normal_quantile
 
 #: Neighboring windows are tied together in so many blocks; their order is what the test permutes.

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Ints,
-    Left,
-    Parts,
-    TailFigures,
-    own_and_behind,
-    typical_and_p99,
-)
+from latfix.arrays import Ints
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, takers_words
 from latfix.profilers.causes.python.gil_waits import descheduled_ns
 from latfix.profilers.evidence.units import Evidence

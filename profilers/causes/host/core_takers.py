@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats, Ints
 from latfix.formatting import significant
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX
 from latfix.run_record.schema import Columns
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 UNSEEN = "processes that cannot be seen from here (another container, or too short-lived)"
 STOLEN = "a neighbor of this virtual machine (stolen by the hypervisor)"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import STALL_SERIES

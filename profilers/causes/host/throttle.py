@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.evidence.outside_view import THROTTLED, Counter, divided
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter, divided
 from latfix.profilers.evidence.units import Evidence
 
 

@@ -19,11 +19,11 @@ from typing import Literal
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import Left, Parts
 from latfix.profilers.evidence.nvml_samples import series_of
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 
 Kind = Literal["fragmented", "other"]
 #: Of what is reserved, free in segments that something else lies in: from here on memory lies in pieces.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.units import BATCH_UNITS, Evidence
-from latfix.profilers.evidence.work_model import Bools, Floats, Ints
 
 UNITS: tuple[str, ...] = ("prepare", "collate", "compute", "finish")
 _DEFAULT_PAGE = 4096

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.arrays import Floats, Ints
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
 from latfix.profilers.causes.memory.heap_growth import heap_faults
 from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
-from latfix.profilers.evidence.work_model import Floats
 
 #: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
 _CORRECTION = (0.3, 4.0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Ints, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
+from latfix.profilers.causes.service_lock import beyond_usual
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import PERIOD_S, USUAL_NS, WAIT_SERIES
 
@@ -65,9 +67,24 @@ def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
     return float(np.mean(used[where])) if len(where) else 0.0
 
 
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """Threads of the service that waited at the interpreter's own lock, shared out among the requests there."""
+    return Claim() if evidence.locks is None else beyond_usual(evidence, left, evidence.locks.python, "python")
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    waited = np.zeros(1, np.int64) if evidence.locks is None else evidence.locks.python[evidence.ok]
+    return (
+        f"threads of the service waited for the interpreter lock while others ran Python: of a request "
+        f"{typical_and_p99(waited)}; {own_and_behind(figures)}."
+    )
+
+
 CAUSE = Cause(
     id="python.gil",
     fixes=(),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

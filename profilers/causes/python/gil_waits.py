@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from latfix.arrays import Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.intervals import Timeline
 from latfix.profilers.evidence.units import BATCH_UNITS, Evidence, places
-from latfix.profilers.evidence.work_model import Floats, Ints
 from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, SLACK, USUAL_NS, WAIT_SERIES
 
 #: Where the CPU time of the process stands, by unit.

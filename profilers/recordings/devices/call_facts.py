@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Ints
 from latfix.profilers.recordings.devices.call_kinds import Host
-from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace, Ints
-
-Bools = npt.NDArray[np.bool_]
+from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
 _US, _MS = 1_000, 1_000_000
 #: A launch takes longer than usual by this factor, and at least so long, where it met a first use or a full queue.

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.formatting import clipped, count, from_ns, share, shown, significant
 from latfix.profilers.recordings.devices.call_kinds import Host
 from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY
-from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Ints
+from latfix.profilers.recordings.devices.device_trace import DeviceTrace
 from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace
 from latfix.profilers.recordings.devices.nsys_sqlite import is_export, read_export
 from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Ints
 from latfix.profilers.recordings.devices.call_kinds import Device, Host
-
-Ints = npt.NDArray[np.int64]
 
 #: No correlation, no launch, no previous activity.
 NOTHING = -1

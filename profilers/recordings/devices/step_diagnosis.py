@@ -8,16 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, EvidenceClass
 from latfix.formatting import clipped, count, from_ns, milliseconds, significant, tail_words
 from latfix.profilers.causes import CAUSES
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 #: A cause is named from this share of the excess (or of a single step) on.
 _LEAST_SHARE = 0.05
@@ -90,8 +87,8 @@ def diagnose_steps(
     notes: Sequence[str],
     evidence: Mapping[str, str],
     fixes: Mapping[str, tuple[str, ...]] | None = None,
-    quiet: npt.NDArray[np.bool_] | None = None,
-    slow: npt.NDArray[np.bool_] | None = None,
+    quiet: Bools | None = None,
+    slow: Bools | None = None,
 ) -> Diagnosis:
     """The diagnosis of steps.
 
@@ -150,7 +147,7 @@ def _usual_percentile(steps: int) -> float:
     return next(percentile for least, percentile in _PERCENTILES if steps >= least)
 
 
-def _slowest(lengths: Ints, percentile: float) -> npt.NDArray[np.bool_]:
+def _slowest(lengths: Ints, percentile: float) -> Bools:
     """The slowest by rank, one at least: of steps that take the same to the nanosecond no more than asked for."""
     number = max(round(len(lengths) * (1 - percentile / 100)), 1)
     inside = np.zeros(len(lengths), dtype=bool)
@@ -158,7 +155,7 @@ def _slowest(lengths: Ints, percentile: float) -> npt.NDArray[np.bool_]:
     return inside
 
 
-def _drawn(own_ns: Ints, tail: npt.NDArray[np.bool_], quiet: npt.NDArray[np.bool_], seed: int) -> Floats:
+def _drawn(own_ns: Ints, tail: Bools, quiet: Bools, seed: int) -> Floats:
     """``(2, K)``: between what the causes' milliseconds lie if slow and quiet steps are drawn anew; NaN for few."""
     slow, usual = np.flatnonzero(tail), np.flatnonzero(quiet)
     if len(slow) < _LEAST_DRAWN or len(usual) < _LEAST_DRAWN:
@@ -173,7 +170,7 @@ def _drawn(own_ns: Ints, tail: npt.NDArray[np.bool_], quiet: npt.NDArray[np.bool
     return np.stack([np.minimum(low, means), np.maximum(high, means)]) / 1e6
 
 
-def _ledger(steps: Sequence[StepFigures], lengths: Ints, quiet: npt.NDArray[np.bool_] | None) -> Ledger:
+def _ledger(steps: Sequence[StepFigures], lengths: Ints, quiet: Bools | None) -> Ledger:
     """What each step has beyond a quiet one, or at all where ``quiet`` is ``None``."""
     totals: Counter[str] = Counter()
     for step in steps:
@@ -205,8 +202,8 @@ def _class(cause: str) -> EvidenceClass:
 def _causes(
     ledger: Ledger,
     steps: Sequence[StepFigures],
-    tail: npt.NDArray[np.bool_],
-    quiet: npt.NDArray[np.bool_],
+    tail: Bools,
+    quiet: Bools,
     seed: int,
     evidence: Mapping[str, str],
     fixes: Mapping[str, tuple[str, ...]],
@@ -303,7 +300,7 @@ def _verdict(
     return top.cause, f"{opening}: {figures} is {_HAPPENED.get(top.cause) or CATALOGUE[top.cause].happened}."
 
 
-def _stages(steps: Sequence[StepFigures], quiet: npt.NDArray[np.bool_] | None) -> dict[str, dict[str, float]]:
+def _stages(steps: Sequence[StepFigures], quiet: Bools | None) -> dict[str, dict[str, float]]:
     names = dict.fromkeys(name for step in steps for name in step.stages)
     found: dict[str, dict[str, float]] = {}
     for name in names:
@@ -317,7 +314,7 @@ def _stages(steps: Sequence[StepFigures], quiet: npt.NDArray[np.bool_] | None) -
     return dict(sorted(found.items(), key=lambda entry: -entry[1]["mean"]))
 
 
-def _typical(steps: Sequence[StepFigures], quiet: npt.NDArray[np.bool_]) -> UnitLedger:
+def _typical(steps: Sequence[StepFigures], quiet: Bools) -> UnitLedger:
     chosen = [step for step, inside in zip(steps, quiet, strict=True) if inside]
 
     def mean(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.formatting import clipped, shown
 from latfix.profilers.recordings.devices.call_kinds import Host
-from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Intervals, Ints
+from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Intervals
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
 _STEP_LIKE = re.compile(r"(?<![A-Za-z])(?:step|iteration|iter|decode_step|batch|request)(?![A-Za-z])", re.IGNORECASE)

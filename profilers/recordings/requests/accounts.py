@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from latfix.arrays import Ints
 from latfix.cause_catalogue import KnownCause
-from latfix.profilers.recordings.requests.request_table import Ints
 
 #: Shares of the tail's excess from which a cause is named: one that is known to stand out, and one that may be what
 #: every service shows now and then.

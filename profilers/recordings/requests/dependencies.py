@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.accounts import DOMINANT, MATERIAL, Accounts
-from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints
 from latfix.profilers.recordings.requests.span_table import OwnTimes, SpanTable, own_times
 
 #: A way is out of line from so many times what ways usually take, where there are so many others to compare with.

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import UNEXPLAINED, KnownCause
 from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.profilers.recordings.requests.accounts import Accounts
-from latfix.profilers.recordings.requests.request_table import Floats, Ints
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.censored import Outcomes

@@ -14,7 +14,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.replay_lanes import lindley
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)

@@ -16,8 +16,8 @@ from latfix.profilers.recordings.requests.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.formats import (
     access_log,
     aiperf,
-    engine_spans,
     guidellm,
+    har,
     jaeger_spans,
     mapped_log,
     otlp_spans,
@@ -143,8 +143,8 @@ def _span_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path
 def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, options: ReadOptions) -> Diagnosis:
     path = recorded.path
     spans = read(path)
-    if engine_spans.are_engine_spans(spans):
-        return diagnose_table(engine_spans.requests_of(spans), path, options)
+    if otlp_spans.are_engine_spans(spans):
+        return diagnose_table(otlp_spans.requests_of(spans), path, options)
     accounts = account_for_spans(spans)
     if not len(accounts.latency_ns):
         raise input_error(path, None, "spans without a request", "a span without a parent for each request")
@@ -217,6 +217,7 @@ def _beside(table: RequestTable, steps: EngineSteps) -> RequestTable:
 
 #: Formats that are read into a table of requests.
 _TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    har.NAME: (har.knows, _plain(har.read)),
     aiperf.NAME: (aiperf.knows, _plain(aiperf.read)),
     vllm_bench.NAME: (vllm_bench.knows, _plain(vllm_bench.read)),
     guidellm.NAME: (guidellm.knows, _plain(guidellm.read)),

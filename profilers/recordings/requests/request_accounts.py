@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
@@ -34,7 +35,7 @@ from latfix.profilers.recordings.requests.queue_inference import (
     infer_queue,
     waits_at_reference,
 )
-from latfix.profilers.recordings.requests.request_table import Bools, Floats, Ints, RequestTable
+from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.statistics.change_points import rising_level
 

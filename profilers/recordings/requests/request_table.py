@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.errors import InputError
 from latfix.stages import Status
 from latfix.traffic.parsed_fields import RECORDED, REQUEST_FIELDS
 from latfix.traffic.schedule import Traffic
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: A status beside those of :class:`latfix.stages.Status`: taken back by its client, which is no latency.
 CANCELLED = 9

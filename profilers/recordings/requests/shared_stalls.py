@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from latfix.profilers.recordings.requests.request_table import Bools, EngineSteps, Floats, Gaps, Ints
+from latfix.arrays import Bools, Floats, Ints
+from latfix.profilers.recordings.requests.request_table import EngineSteps, Gaps
 
 #: A pause is a stall from so many usual ones on; streams stand still together where their pauses end within this
 #: share of the pause; at least so many, and this share of those open, must.

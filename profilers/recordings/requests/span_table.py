@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from latfix.arrays import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

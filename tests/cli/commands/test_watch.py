@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 import latfix
 from latfix.profilers.service_log.recorder import flush
+from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
 
+HOSTILE = '"}\\ <b>\x1b[31m'
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -42,6 +50,44 @@ def test_what_cannot_be_is_refused(cli: Cli, tmp_path: Path, arguments: tuple[st
     code, _, error = cli("watch", str(tmp_path), *arguments)
     assert code == 2
     assert arguments[0] in error
+
+
+def test_figures_are_served_while_it_watches(cli: Cli, tmp_path: Path) -> None:
+    work = latfix.record(tmp_path, route=HOSTILE)(_nothing)
+    for _ in range(200):
+        work()
+    flush()
+    with metrics_endpoint("0") as server:
+        assert server is not None
+        where = f"http://127.0.0.1:{server.server_port}"
+        with urlopen(f"{where}/metrics") as answer:  # before the first look
+            assert answer.read() == b"# EOF\n" and answer.headers["Content-Type"] == CONTENT_TYPE
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{where}/etc/passwd")
+        code, _, error = cli("watch", str(tmp_path), "--updates", "1", "--metrics", str(server.server_port))
+        assert code == 2 and "nothing can listen" in error and len(error.splitlines()) == 1
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked: list[str] = []
+
+    def ask() -> None:
+        deadline = time.monotonic() + 60
+        while "latfix_latency_seconds" not in (asked or [""])[-1] and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                asked.append(answer.read().decode())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    code, _, _ = cli("watch", str(tmp_path), "--updates", "20", "--every", "0.2", "--metrics", f"127.0.0.1:{port}")
+    asking.join()
+    assert code == 0
+    assert "latfix_window_requests{workload=" in asked[-1] and asked[-1].endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("where", ["", "x", "localhost", "70000", "127.0.0.1:", "no.such.host.invalid:9"])
+def test_what_is_no_place_to_listen_is_refused(cli: Cli, tmp_path: Path, where: str) -> None:
+    code, _, error = cli("watch", str(tmp_path), "--updates", "1", "--metrics", where)
+    assert code == 2 and "--metrics" in error and len(error.splitlines()) == 1
 
 
 def test_another_folder_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> N
 def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
     # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
     found, ends = [], []
-    for seed in range(60):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         hit = np.flatnonzero(rng.random(400) < 0.02)
         faults = {int(k): ("gc", float(40 * np.exp(0.5 * rng.standard_normal()))) for k in hit}
@@ -83,8 +83,8 @@ def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
         ends.append(entry.ci95_ms if entry else (0.0, 0.0))
     truth = float(np.mean(found))
     held = sum(low <= truth <= high for low, high in ends)
-    assert held >= 51  # 85 %; the percentile interval alone held it in 62 %
-    assert sum(low > truth for low, _ in ends) <= 5
+    assert held >= 34  # 85 %; the percentile interval alone held it in 62 %
+    assert sum(low > truth for low, _ in ends) <= 3
 
 
 def test_two_causes_removed_together(simulate: Simulate) -> None:

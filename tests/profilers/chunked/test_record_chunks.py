@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from latfix.arrays import Ints
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, joined, not_idle
-from latfix.profilers.evidence.work_model import Ints
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.run_record import RunRecord
 

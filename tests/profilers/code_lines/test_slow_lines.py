@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfix.profilers.code_lines.slow_lines import slow_lines
+from latfix.profilers.code_lines.slow_lines import slow_lines, stack_times
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
@@ -60,30 +60,34 @@ def test_the_line_of_slow_batches_is_told(
     record = looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 1 if slow else 0, hit)
     record = replace(record, meta=record.meta.updated(stacks=STACKS, workload_folder="/home/me/w"))
     # WHEN
-    found = diagnose(record, bootstrap=20).lines
+    diagnosis = diagnose(record, bootstrap=20)
+    found = diagnosis.lines
     # THEN that line comes first, with the time that it took
     line = found[0]
     assert (line.unit, line.file, line.line, line.function) == ("compute", "model.py", 41, "Ranker.lookup")
     assert line.inside == "decoder.py raw_decode"
     assert line.slow_ms == pytest.approx(60, rel=0.3) and line.typical_ms == 0.0
     assert all(each.line != 10 for each in found), "no longer in slow ones than in typical"
+    # AND whole stacks have the same time
+    slow_ms = {stack.frames: stack.slow_ms for stack in diagnosis.stacks if stack.unit == "compute"}
+    assert slow_ms[STACKS[1]] == pytest.approx(line.slow_ms)
 
 
 def test_where_nothing_is_the_user_s_the_library_is_named(
     simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
 ) -> None:
     evidence = gather(looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 2 if slow else 0, hit))
-    (line,) = slow_lines(evidence, STACKS, "/home/me/w")
+    (line,) = slow_lines(stack_times(evidence, STACKS), "/home/me/w")
     assert (line.file, line.line) == ("/venv/lib/python3.11/site-packages/torch/_ops.py", 7)
 
 
 def test_without_looks_there_are_no_lines(simulate: Callable[..., RunRecord]) -> None:
     evidence: Evidence = gather(simulate(rate=10))
-    assert slow_lines(evidence, STACKS, "/w") == () and slow_lines(evidence, (), "/w") == ()
+    assert stack_times(evidence, STACKS) == () and stack_times(evidence, ()) == ()
 
 
 def test_a_look_of_an_unknown_stack_says_nothing(
     simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
 ) -> None:
     evidence = gather(looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 77 if slow else 78, hit))
-    assert slow_lines(evidence, STACKS, "/w") == ()
+    assert stack_times(evidence, STACKS) == ()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from latfix.arrays import Ints
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.work_model import Ints
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Window
 from latfix.run_record.run_record import RunRecord

@@ -167,33 +167,27 @@ def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
     assert "queue" not in found.stages_ms
 
 
-def test_a_slow_dependency_is_named(tmp_path: Path) -> None:
-    @latfix.record(tmp_path)
-    def handle(k: int) -> None:
+def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_path: Path) -> None:
+    @latfix.record(tmp_path / "plain")
+    def plain(k: int) -> None:
         _burn(2)
         time.sleep(0.06 if k % 8 == 0 else 0.001)
 
-    for k in range(300):
-        handle(k)
-        time.sleep(0.002)
-    assert _diagnosis(tmp_path).verdict == "external.dependency"
-
-
-def test_a_declared_dependency_is_named_by_its_name(tmp_path: Path) -> None:
-    @latfix.record(tmp_path)
-    def handle(k: int) -> None:
+    @latfix.record(tmp_path / "declared")
+    def declared(k: int) -> None:
         _burn(2)
         with latfix.span("feature_store"):
             time.sleep(0.06 if k % 8 == 0 else 0.001)
 
-    for k in range(300):
-        handle(k)
-        time.sleep(0.002)
-    assert _diagnosis(tmp_path).verdict == "dependency.feature_store"
+    for k in range(200):
+        plain(k)
+        declared(k)
+    assert _diagnosis(tmp_path / "plain").verdict == "external.dependency"
+    assert _diagnosis(tmp_path / "declared").verdict == "dependency.feature_store"
 
 
 def test_collections_are_named(tmp_path: Path) -> None:
-    kept = [[k] for k in range(1_500_000)]
+    kept = [[k] for k in range(600_000)]
 
     @latfix.record(tmp_path)
     def handle(k: int) -> None:
@@ -201,7 +195,7 @@ def test_collections_are_named(tmp_path: Path) -> None:
         if k % 8 == 0:
             gc.collect()
 
-    for k in range(200):
+    for k in range(120):
         handle(k)
         time.sleep(0.002)
     del kept
@@ -219,7 +213,7 @@ def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None
             time.sleep(0.005)
 
     with ThreadPoolExecutor(40) as pool:
-        for k in range(200):
+        for k in range(120):
             for _ in range(30 if k % 40 == 20 else 1):
                 pool.submit(handle)
             time.sleep(0.02)

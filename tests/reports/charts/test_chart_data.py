@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from latfix.reports.charts import chart_data as series
 from latfix.results.diagnosis import Diagnosis
@@ -34,10 +35,11 @@ def test_small_runs_are_drawn_whole_without_warm_up(ordinary: Session) -> None:
 
 
 def test_the_percentile_curve_rises_and_ends_at_the_slowest(ordinary: Session) -> None:
-    slower, latency = series.percentile_curve(ordinary[0])
+    slower, latency, requests = series.percentile_curve(ordinary[0])
     assert (np.diff(latency) >= 0).all()
     assert (np.diff(slower) < 0).all()
     assert latency[-1] == ordinary[0].latencies_ns().max() / 1e6
+    assert requests == ordinary[0].measured.sum()
 
 
 def test_each_group_of_the_stage_profile_sums_to_its_mean_latency(ordinary: Session) -> None:
@@ -74,3 +76,43 @@ def test_every_series_survives_every_session(session: Session) -> None:
     draws: list[Callable[[RunRecord], Any]] = [series.scatter, series.windows, series.percentile_curve]
     for draw in (*draws, series.stage_profile, series.arrival_rate, series.in_flight):
         draw(session[0])
+
+
+def test_samples_are_means_of_spans_and_counters_their_slope(ordinary: Session) -> None:
+    # GIVEN memory that doubles half way, a core and a half, one device's clock, and what is not drawn
+    record = ordinary[0]
+    last = int((record.requests["arrival_ns"] + record.requests["latency_ns"]).max())
+    at = np.arange(0, last, 10_000_000)
+    sampled = {
+        "process.rss_bytes": np.where(at < last // 2, 1.0, 2.0) * 2**20,
+        "process.cpu_ns": 1.5 * at,
+        "nvml.2.sm_clock_mhz": np.full(len(at), 1410.0),
+        "gil.wait_ns": np.ones(len(at)),
+        "nvml.gpu_util": np.full(len(at), np.nan),
+    }
+    samples = {
+        "t_ns": np.tile(at, len(sampled)),
+        "series": np.repeat(np.array(list(sampled), dtype=object), len(at)),
+        "value": np.concatenate(list(sampled.values())),
+    }
+    # WHEN
+    panels = {
+        axis: {label: values for label, _, values in lines}
+        for axis, lines in series.machine_series(replace(record, samples=samples)).items()
+    }
+    # THEN
+    assert list(panels) == ["memory, MiB", "cores", "clock, MHz"]
+    assert panels["memory, MiB"]["process"][0] == 1 and panels["memory, MiB"]["process"][-1] == 2
+    assert panels["cores"]["used by the service"] == pytest.approx(1.5)
+    assert set(panels["clock, MHz"]["SM, 2"]) == {1410.0}
+
+
+def test_events_are_told_by_kind_the_longest_of_each(ordinary: Session) -> None:
+    events = {
+        "t_ns": np.arange(1000) * 10**6,
+        "duration_ns": np.arange(1000),
+        "kind": np.full(1000, "gc", dtype=object),
+    }
+    spans = series.event_spans(replace(ordinary[0], events=events))
+    assert list(spans) == ["gc"] and len(spans["gc"]) == 300
+    assert min(length for _, length in spans["gc"]) == 700e-9

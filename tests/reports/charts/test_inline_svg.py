@@ -6,18 +6,22 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import matplotlib
 import numpy as np
 from markupsafe import Markup
 
 from latfix.reports.charts import run_charts as charts
+from latfix.reports.charts.change_charts import front, predicted_against_measured, ratio_forest
 from latfix.reports.charts.chart_data import Scatter, Windows
 from latfix.reports.charts.inline_svg import INK
-from latfix.reports.charts.run_charts import ratio_forest
-from latfix.reports.comparison_rows import step_rows
+from latfix.reports.comparison_rows import Ratio, step_rows
+from latfix.reports.diagnosis_rows import CauseRow
+from latfix.reports.plan_rows import FrontRow
 from latfix.results.optimization import TriedFix
 from latfix.statistics.decision import RatioEstimate
+from tests.reports.conftest import HOSTILE
 
 
 def picture(name: str, label: str = "after", *, height: float = 30.0) -> Markup:
@@ -69,8 +73,8 @@ def test_the_forest_leaves_out_ratios_without_a_value() -> None:
         for fix, (value, bounds) in ratios.items()
     ]
     steps = step_rows([TriedFix.from_json(each) for each in tried])
-    text = charts.ratio_forest("steps", steps)
-    assert text is not None and charts.ratio_forest("steps", steps[1:3]) is None
+    text = ratio_forest("steps", steps)
+    assert text is not None and ratio_forest("steps", steps[1:3]) is None
     assert "×0.500" in text and [name for name in ratios if f">{name}<" in text] == ["kept", "bare"]
 
 
@@ -92,3 +96,49 @@ def test_whiskers_that_go_on_have_an_arrow() -> None:
 
     assert drawn(1e6).count("<use") == drawn(5.0).count("<use") + 1, "one mark more"
     assert "×100" not in drawn(1e6), "the axis is that of the points"
+
+
+def configuration(name: str, predicted: float | None, replayed: float | None, **values: Any) -> FrontRow:
+    ratio = Ratio(value=replayed, ci95=None if replayed is None else (replayed * 0.8, replayed * 1.3))
+    whole = {"status": "kept", "accuracy": None, "throughput_rps": None, "compute": 0.5, **values}
+    return FrontRow(fixes=(name,) if name else (), ratio=ratio, predicted=predicted, **whole)
+
+
+def test_configurations_that_nothing_beats_have_their_name_and_accuracy() -> None:
+    rows = [
+        configuration(HOSTILE[:40], 0.5, 0.4, best=True, accuracy=0.9871),
+        configuration("b.beaten", 0.7, None, status="foretold"),
+        configuration("c.unknown", None, None),
+        configuration("", 1.0, 1.0, compute=1.0, status="as it is"),
+    ]
+    drawn = str(front("front", rows, "p99"))
+    assert "accuracy 0.9871" in drawn and ">as it is<" in drawn
+    assert "b.beaten" not in drawn and "<script>" not in drawn
+    forecast = str(predicted_against_measured("errors", rows, "p99"))
+    assert "c.unknown" not in forecast and "b.beaten" not in forecast and "&lt;script&gt;" in forecast
+    assert predicted_against_measured("errors", rows[1:], "p99") is None
+
+
+def test_causes_lead_from_a_quiet_request_to_the_tail() -> None:
+    rows = [
+        CauseRow(
+            cause="a", label="a", tail_ms=30.0, own_ms=10.0, propagated_ms=20.0, share=0.75, ci95_ms=(20.0, 1e9)
+        ),
+        CauseRow(cause="", label="3 smaller causes", tail_ms=15.0, own_ms=15.0, propagated_ms=0.0, share=0.375),
+        CauseRow(cause="unexplained", label="u", tail_ms=-5.0, own_ms=-5.0, propagated_ms=0.0, share=-0.125),
+    ]
+    drawn = str(charts.cause_waterfall("causes", rows, 60.0, of="slowest 1 %"))
+    for words in (">quiet request<", ">60.0<", ">slowest 1 %, mean<", ">100<", ">30.0<", ">shortens the tail<"):
+        assert words in drawn
+    alone = str(charts.cause_waterfall("causes", rows[:1], 0.0, "step"))
+    assert "milliseconds of the step" in alone and ">30.0<" in alone
+
+
+def test_what_the_sample_cannot_support_is_gray() -> None:
+    def drawn(requests: int) -> str:
+        slower = np.geomspace(1.0, 1 / requests, 50)
+        curve = charts.Curve(label="x", role="after", slower=slower, latency_ms=1 / slower, requests=requests)
+        return str(charts.percentile_curves("curve", [curve]))
+
+    assert "fewer than 10 requests are slower" in drawn(600) and ">p99.99<" in drawn(600)
+    assert ">p99.999<" in drawn(1_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.profilers.chunked.record_chunks import WholeRecord
+from latfix.profilers.code_lines.slow_lines import stack_times
+from latfix.profilers.evidence.units import gather
 from latfix.reports.ci.ci_summary import Summary
 from latfix.reports.ci.gitlab_code_quality import code_quality
 from latfix.reports.ci.markdown import plain_markdown
@@ -151,6 +154,10 @@ def test_metrics_are_opened_by_prometheus(session: Session) -> None:
     assert buckets[-1].labels["le"] == "+Inf" and buckets[-1].value == sum(counts.values())
     exact = [int(np.count_nonzero(record.latencies_ns() <= float(b.labels["le"]) * 1e9)) for b in buckets[:-1]]
     assert [b.value for b in buckets[:-1]] == exact
+    window = whole("".join(openmetrics(diagnosis, None, window_s=60.0)))
+    recent = {family.name: family for family in parser.text_string_to_metric_families(window)}
+    assert {each.labels["status"]: each.value for each in recent["latfix_window_requests"].samples} == counts
+    assert recent["latfix_window_requests"].type == "gauge" and recent["latfix_window_seconds"].samples[0].value == 60
     causes = families["latfix_cause_tail_seconds"].samples if diagnosis.causes else []
     assert [each.value for each in causes] == [each.tail_ms / 1e3 for each in diagnosis.causes]
 
@@ -222,6 +229,92 @@ def test_profiles_nest_and_never_go_back(source: WholeRecord) -> None:
                 assert stack.pop() == event["frame"]
         assert not stack
     assert len(workers) == len(np.unique(source.stretch(0, len(source)).batches["worker"]))
+
+
+def test_the_profile_has_the_python_that_was_seen() -> None:
+    # GIVEN looks every 20 ms at a worker: in batches in user code, and once in a stack that nobody knows
+    record, look = with_batches(make_record(500)), 20 * MS
+    at = np.arange(look, int(record.batches["finish_end_ns"].max()), look)
+    numbers = np.where(np.arange(len(at)) % 10 == 9, 77.0, 0.0)
+    series = np.full(len(at), "stack.worker.0", dtype=object)
+    stack = (f"/w/m.py:9 {HOSTILE}", "/w/m.py:3 forward")
+    record = replace(
+        record,
+        samples={"t_ns": at, "series": series, "value": numbers},
+        meta=record.meta.updated(stacks=[stack], workload_folder="/w"),
+    )
+    # WHEN
+    times = stack_times(gather(record), record.meta.stacks)
+    document = json.loads(whole("".join(speedscope(WholeRecord(record), times))))
+    jsonschema.Draft202012Validator(PROFILE).validate(document)
+    # THEN each look stands for the time since the one before, callers first, and gaps are empty
+    profiles = {profile["name"]: profile for profile in document["profiles"]}
+    names = [frame["name"] for frame in document["shared"]["frames"]]
+    over_time = profiles["Python of worker.0 over time"]
+    assert over_time["endValue"] == sum(over_time["weights"]) <= at[-1]
+    seen = [w for s, w in zip(over_time["samples"], over_time["weights"], strict=True) if s]
+    assert set(seen) == {look} and len(seen) == np.count_nonzero(numbers == 0)
+    assert {names[s[0]] for s in over_time["samples"] if s} == {"m.py:3 forward"}
+    assert {"Python of slow compute", "Python of typical compute"} <= set(profiles)
+
+
+def test_the_dashboard_asks_for_what_is_told(session: Session) -> None:
+    """Grafana's JSON model: unique panels on a grid of 24 columns that do not overlap, each with queries."""
+    _, diagnosis = session
+    text = "".join(openmetrics(diagnosis, None, window_s=60.0))
+    dashboard = json.loads((Path(__file__).parents[3] / "examples" / "grafana_dashboard.json").read_text())
+    jsonschema.Draft202012Validator(DASHBOARD).validate(dashboard)
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for grid in (panel["gridPos"] for panel in panels)
+        for x in range(grid["x"], grid["x"] + grid["w"])
+        for y in range(grid["y"], grid["y"] + grid["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(cells)[0] < 24
+    told = set(re.findall("^# TYPE (latfix_[a-z_]+) ", text, flags=re.MULTILINE))
+    asked = {
+        name for panel in panels for each in panel["targets"] for name in re.findall("latfix_[a-z_]+", each["expr"])
+    }
+    always = {"latfix_latency_seconds", "latfix_window_requests", "latfix_tail_excess_seconds"}
+    assert always <= asked and (asked <= told or not diagnosis.causes)
+
+
+PLACE = {"properties": {each: {"type": "integer", "minimum": 0} for each in "xywh"}, "required": list("xywh")}
+QUERY = {
+    "properties": {
+        "refId": {"type": "string"},
+        "expr": {"type": "string"},
+        "datasource": {"required": ["type", "uid"]},
+    },
+    "required": ["refId", "expr", "datasource"],
+}
+#: https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model
+DASHBOARD = {
+    "properties": {
+        "schemaVersion": {"type": "integer", "minimum": 36},
+        "time": {"required": ["from", "to"]},
+        "templating": {"properties": {"list": {"items": {"required": ["name", "type", "query"]}}}},
+        "panels": {
+            "items": {
+                "properties": {"gridPos": PLACE, "targets": {"minItems": 1, "items": QUERY}},
+                "required": ["id", "type", "title", "gridPos", "targets", "datasource", "fieldConfig", "options"],
+            }
+        },
+    },
+    "required": [
+        "title",
+        "uid",
+        "schemaVersion",
+        "panels",
+        "time",
+        "timezone",
+        "templating",
+        "annotations",
+        "version",
+    ],
+}
 
 
 def test_a_slow_tail_shows_in_its_own_profile() -> None:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.formatting import milliseconds, significant, visible
 from latfix.reports.comparison_rows import pairing_words
+from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
 from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import compare_records
@@ -85,6 +87,9 @@ def checked(path: Path) -> Page:
     assert ("html", "lang", "en") in page.attributes
     assert "prefers-color-scheme: dark" in source
     assert "@media print" in source
+    for picture in figures_of(source).values():
+        ElementTree.fromstring(picture)
+        assert "var(--" not in picture
     return page
 
 

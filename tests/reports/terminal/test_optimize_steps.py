@@ -97,8 +97,11 @@ def test_fixes_that_were_not_tried_are_one_line_and_each_says_why_where_asked(im
     absent = skipped("memory.jemalloc", "jemalloc is not installed (libjemalloc.so.2 is nowhere to be found)")
     steps = (step("a.one", "p95 x0.70"), *late, absent, *other)
     short = render_optimization(replace(improved, steps=tuple(map(TriedFix.from_json, steps))), folder=None)
-    text = printed(short, width=160)
-    assert "Not tried: 12 fixes (6 no time left; 1 not installed; 5 nothing to change here); -v lists them" in text
+    text = printed(short, width=200)
+    told = (
+        "6 no time left: a larger --budget tries them, or the same command with --resume; 1 not installed; 5 nothing"
+    )
+    assert f"Not tried: 12 fixes ({told} to change here); -v lists them" in text
     assert "reason number" not in text and "late.0" not in text
     lines = lines_of(improved, *steps)
     assert "other.3: reason number 3" in lines and f"late.5: {budget}" in lines

@@ -6,18 +6,23 @@ Faults are planted by the service itself, so that a test knows what a diagnosis 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import math
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 Write = Callable[[bytes], Awaitable[None]]
 RANDOM = random.Random(7)
 ONE_AT_A_TIME = asyncio.Lock()
+ONE_LOCK, POOL = threading.Lock(), ThreadPoolExecutor(32)
 COUNTED = {"requests": 0, "waited_s": 0.0}
 
 
@@ -31,6 +36,33 @@ def busy(seconds: float) -> None:
 async def answer(write: Write, document: Any, status: str = "200 OK") -> None:
     body = json.dumps(document).encode()
     await write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), len(body)) + body)
+
+
+def in_a_thread(work: Callable[[], None]) -> Callable[[Any, Write], Awaitable[None]]:
+    """As frameworks serve plain functions: by threads of a pool, behind an event loop."""
+
+    async def served(_body: Any, write: Write) -> None:
+        await asyncio.get_running_loop().run_in_executor(POOL, work)
+        await answer(write, {"ok": 1})
+
+    return served
+
+
+def behind_a_lock() -> None:
+    """Half of the requests share a lock in the middle of their work."""
+    time.sleep(0.005)
+    if RANDOM.random() < 0.5:
+        with ONE_LOCK:
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 25_000)  # without the interpreter's lock
+            time.sleep(0.02)
+    time.sleep(0.003)
+
+
+def computing_python() -> None:
+    """One in ten computes for long, in Python: it shares the interpreter with the others."""
+    end = time.thread_time() + (0.06 if RANDOM.random() < 0.1 else 0.006)
+    while time.thread_time() < end:
+        pass
 
 
 async def steady(_body: Any, write: Write) -> None:
@@ -75,6 +107,27 @@ async def refusing(_body: Any, write: Write) -> None:
     await answer(write, {"error": "no such route"}, "404 Not Found")
 
 
+async def broken(_body: Any, write: Write) -> None:
+    COUNTED["requests"] += 1
+    await answer(write, {"error": f"no weights for {COUNTED['requests']}"}, "500 Internal Server Error")
+
+
+KSERVE: Any = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]},
+                                  {"name": "k", "datatype": "INT64", "shape": [-1, 1]}]}  # fmt: skip
+
+
+async def kserve(body: Any, write: Write) -> None:
+    """A model of two inputs behind KServe v2; anything that is not theirs is refused."""
+    given = {one["name"]: one for one in body["inputs"]}
+    for wanted in KSERVE["inputs"]:
+        one = given.pop(wanted["name"], {})
+        alike = one.get("datatype") == wanted["datatype"] and one["shape"][1:] == wanted["shape"][1:]
+        if not alike or len(one["data"]) != math.prod(one["shape"]):
+            await answer(write, {"error": f"found {one}, expected {wanted}"}, "400 Bad Request")
+            return
+    await answer(write, {"model_name": "m", "outputs": [], "unknown": list(given)})
+
+
 async def unstable(_body: Any, write: Write) -> None:
     COUNTED["requests"] += 1
     if COUNTED["requests"] % 5 == 0:
@@ -113,7 +166,11 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "sleeping": sleeping,
     "sized": sized,
     "refusing": refusing,
+    "broken": broken,
+    "kserve": kserve,
     "unstable": unstable,
+    "lock": in_a_thread(behind_a_lock),
+    "interpreter": in_a_thread(computing_python),
     "stream": stream,
     "stream_stalls": stream,
     "stalls": steady,
@@ -141,6 +198,8 @@ async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
             path = head.split()[1]
             if path == b"/v1/models":
                 await answer(write, {"data": [{"id": "planted"}]})
+            elif path == b"/v2/models/m":
+                await answer(write, KSERVE)
             elif path == b"/metrics":
                 await answer(write, {}, "404 Not Found")
             else:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latfix.cli.app import main
-from latfix.errors import EXIT_INPUT
+from latfix.errors import EXIT_INPUT, EXIT_RUNNER
 from latfix.run_record.run_record import RunRecord
 from tests.runners.http_target.conftest import Planted
 
@@ -156,3 +156,49 @@ def test_tls_that_is_none_is_said_so(tmp_path: Path, planted: Plant, capsys: pyt
     address = service.at().replace("http:", "https:")
     assert main(["diagnose", address, "--traffic", str(traffic), "--out", str(tmp_path / "run")]) == EXIT_INPUT
     assert "the TLS handshake failed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_service_that_fails_on_every_request_ends_the_replay_early(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = planted("broken")
+    traffic = write_traffic(tmp_path / "t.jsonl", 3000, 0.01, payload={})
+    out = tmp_path / "run"
+    assert main(["diagnose", service.at(), "--traffic", str(traffic), "--out", str(out)]) == EXIT_RUNNER
+    assert 'HTTP 500 Internal Server Error: {"error": "no weights for ' in capsys.readouterr().err.splitlines()[-1]
+    assert len(RunRecord.load(out).requests["index"]) < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "cause"), [("lock", "service.lock"), ("interpreter", "python.gil")])
+def test_threads_that_wait_for_each_other_are_told_from_outside(
+    tmp_path: Path, planted: Plant, fault: str, cause: str
+) -> None:
+    service = planted(fault)
+    traffic = write_traffic(tmp_path / "t.jsonl", 500, 0.03, payload={})
+    _, found, _ = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(service.pid))
+    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
+    assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
+    # On a crowded machine waiting for a core may be as large.
+    others = {name: ms for name, ms in by_cause.items() if name not in ("host.contention", "observer")}
+    assert max(others, key=lambda name: others[name]) == cause
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"payload": {"x": [0.5, 1.5], "k": 3}}, 0),  # a batch of one is made
+        ({"payload": {"x": [[0.5, 1.5], [2, 3]], "k": [[3], [4]]}}, 0),
+        ({"k": 3}, EXIT_INPUT),  # features alone do not give x
+        ({"payload": {"x": [[0.5, 1.5], [2]], "k": 3}}, EXIT_INPUT),
+        ({"payload": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}}, EXIT_INPUT),
+    ],
+)
+def test_tensors_for_kserve_are_made_by_the_model_s_metadata(
+    tmp_path: Path, planted: Plant, fields: dict[str, Any], code: int
+) -> None:
+    traffic = write_traffic(tmp_path / "t.jsonl", 60, 0.02, **fields)
+    address = planted("kserve").at("/v2/models/m/infer")
+    assert main(["diagnose", address, "--traffic", str(traffic), "--out", str(tmp_path / "run")]) == code

@@ -38,7 +38,7 @@ def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> 
     outcome = search(world.fix("A", 0.5), budget_s=10.0)
     assert world.statuses(outcome) == {"a.A": "skipped"}
     assert [name for _, name, _ in world.replays] == ["baseline"]
-    assert outcome.verdict == "inconclusive" and "1 fix more there was no time left" in outcome.notes[-1]
+    assert outcome.verdict == "inconclusive"
 
 
 def test_a_first_start_that_was_slow_is_not_held_against_every_step(search: Any, world: Any) -> None:

@@ -64,8 +64,10 @@ def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
     assert collect(["--out", str(kept.folder.parent), *COLLECTED]) == 2, "nothing is overwritten"
     first, second = score_kept(kept), score_kept(load_kept(kept.folder))
     assert first == second
-    assert set(first.true_ms) == {"external.dependency", "host.slowdown"}
-    assert max(first.true_ms.values()) > 0 and first.faults >= 8
+    assert set(first.injected) == {"external.dependency", "host.slowdown"} and first.faults >= 8
+    # Beside requests that a crowded machine slowed down, small faults count for nothing.
+    counted = set(first.true_ms) == set(first.injected) and first.errors is not None and first.errors.count >= 8
+    assert counted or first.dropped
     board = rescore(kept.folder.parent, on_case=lambda *_: None)
     assert board.cases == (first,) and not board.interrupted
 

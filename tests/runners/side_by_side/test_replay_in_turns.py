@@ -216,6 +216,11 @@ def test_a_stretch_with_the_slow_requests_is_replayed_where_the_whole_does_not_f
     assert not found.whole and found.rounds >= 3
     assert found.from_s <= 21.0 and found.to_s >= 24.9 and found.to_s - found.from_s < 20
     assert world.replays[0] == (AS_IT_IS, 40.0) and world.now <= 160.0 + 40
+    leads, timed = world.replays[1::2], world.replays[2::2]
+    assert [label for label, _ in leads] == [label for label, _ in timed], (
+        "each process first serves what came before"
+    )
+    assert max(seconds for _, seconds in leads) <= 2.1 < min(seconds for _, seconds in timed)
     (note,) = found.notes
     assert "with the most slow requests" in note and "do not fit 3 times for 3 arms" in note
     assert note in world.lines, "it is said before the rounds"

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import CUT_OFF, damaged
-from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, Ints, RequestTable
+from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines, instant_ns, open_text
 from latfix.stages import Status
 
@@ -41,6 +42,8 @@ _KEYS: Mapping[str, str] = {
     "rl": "size",
     "request_length": "size",
 }
+#: What a path names one thing by.
+NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
 _MS, _S, _US = 1_000_000, 1_000_000_000, 1_000
 _STATUS_TIMEOUT, _STATUS_SHED, _CLIENT_LEFT = (408, 504), (429, 503), 499
@@ -259,7 +262,7 @@ def _add_block(table: Any, layout: Layout, blocks: _Blocks, bad: BadLines, befor
     bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
     blocks.latency.append(latency[good])
     blocks.stamp.append(stamp[good])
-    blocks.status.append(_statuses(status[good]))
+    blocks.status.append(http_statuses(status[good]))
     for meaning, found in (("upstream", blocks.upstream), ("connect", blocks.connect)):
         if meaning in layout.places:
             found.append(_durations(column(meaning), layout.unit_ns)[good])
@@ -319,7 +322,7 @@ def _clf_reader(offset: str) -> Callable[[str], int]:
     return read_one
 
 
-def _statuses(codes: Any) -> Any:
+def http_statuses(codes: Any) -> Any:
     """HTTP's codes as ends of requests."""
     status = np.where(codes >= 500, Status.ERROR, Status.OK).astype(np.int8)
     status[np.isin(codes, _STATUS_TIMEOUT)] = Status.TIMEOUT
@@ -334,7 +337,7 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
 
     path = pc.replace_substring_regex(text, r"( HTTP/[0-9.]+|\?.*)$", "")
     path = pc.replace_substring_regex(path, r"\?.*$", "")
-    path = pc.replace_substring_regex(path, r"/([0-9]+|[0-9a-fA-F-]{8,})", "/*")
+    path = pc.replace_substring_regex(path, NUMBER_IN_PATH.pattern, "/*")
     encoded = pc.dictionary_encode(path)
     codes = [routes.setdefault(word, len(routes)) if len(routes) < _MOST_ROUTES or word in routes else _MOST_ROUTES
              for word in encoded.dictionary.to_pylist()]  # fmt: skip

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Floats, Ints
 from latfix.errors import InputError, input_error
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import CUT_OFF, damaged
-from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, Floats, Ints, RequestTable
+from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable
 from latfix.profilers.recordings.requests.text_source import (
     UNITS_NS,
     BadLines,

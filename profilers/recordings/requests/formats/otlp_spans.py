@@ -2,7 +2,8 @@
 
 Fields: opentelemetry/proto/trace/v1/trace.proto. The collector's file exporter writes an
 ``ExportTraceServiceRequest`` a line; Tempo answers with ``batches`` for ``resourceSpans``. In protocol buffers it
-writes the length of each message in four bytes before it.
+writes the length of each message in four bytes before it. vLLM writes one span a request, its parts in attributes, in
+seconds (``SpanAttributes`` in vllm/tracing of vllm-project/vllm).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.files.protobuf_wire import WireError, fields
 from latfix.profilers.recordings.reader import CUT_OFF, damaged
-from latfix.profilers.recordings.requests.span_rows import SpanRows
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.span_rows import ENGINE_LATENCY, SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import (
     begins_with_object,
     head_of,
@@ -27,6 +30,7 @@ from latfix.profilers.recordings.requests.text_source import (
 
 NAME = "OpenTelemetry spans (OTLP)"
 _EXPECTED = "spans in OTLP (resourceSpans)"
+_S = 1_000_000_000
 _TOP = ("resourceSpans", "batches")
 _CALLS = (3, 4, "SPAN_KIND_CLIENT", "SPAN_KIND_PRODUCER")
 _FAILED = (2, "STATUS_CODE_ERROR")
@@ -175,3 +179,41 @@ def _pair(message: memoryview) -> tuple[str, Any]:
         else:
             value = field.value
     return key, value
+
+
+def are_engine_spans(spans: SpanTable) -> bool:
+    """Whether a recording is mostly a serving engine's requests, and nothing called them."""
+    return bool(spans.engine) and 2 * len(spans.engine) >= len(spans)
+
+
+def requests_of(spans: SpanTable) -> RequestTable:
+    """The engine's requests: the wait in its queue, prefill and decode, and what is in none of them."""
+    rows = TableRows()
+    for start_ns, attributes in spans.engine:
+        rows.add(
+            arrival_ns=start_ns,
+            latency_ns=_engine_time(attributes, ENGINE_LATENCY),
+            first_ns=_engine_time(attributes, "gen_ai.latency.time_to_first_token"),
+            name=str(attributes.get("gen_ai.request.id", "")),
+            parts={"queue": _engine_time(attributes, "gen_ai.latency.time_in_queue")},
+            stages={
+                "prefill": _engine_time(attributes, "gen_ai.latency.time_in_model_prefill"),
+                "decode": _engine_time(attributes, "gen_ai.latency.time_in_model_decode"),
+            },
+            features={
+                "input_tokens": _engine_number(attributes, "gen_ai.usage.prompt_tokens"),
+                "output_tokens": _engine_number(attributes, "gen_ai.usage.completion_tokens"),
+            },
+        )
+    return rows.table(facts={**spans.facts, "spans": len(spans)}, has_status=False)
+
+
+def _engine_number(attributes: Mapping[str, Any], name: str) -> float | None:
+    try:
+        return float(attributes[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _engine_time(attributes: Mapping[str, Any], name: str) -> int | None:
+    return ns_of(_engine_number(attributes, name), _S)

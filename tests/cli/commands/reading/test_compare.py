@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from latfix.cli.commands.reading.compare import compare
+from latfix.cli.app import app
 from latfix.errors import InputError
 from latfix.run_record.schema import REQUEST_DTYPE
 from tests.cli.conftest import write_run
@@ -29,9 +28,7 @@ def _run(folder: Path, seed: int, scale: float = 1.0, *, finished: bool = True) 
 
 
 def _invoke(*arguments: object) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(compare)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], standalone_mode=False)
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)], standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return int(result.return_value), result.stdout

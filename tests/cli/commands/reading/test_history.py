@@ -216,29 +216,27 @@ def test_any_metric_and_the_last_runs_of_a_workload_or_its_folder(
         assert cli("history", "w", "--history", ten_runs.path, "--metric", metric)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nothing",), "found no run of it"),
-        (("--metric", "p100"), "--metric"),
-        (("--metric", "cause:python.gcs"), "cause:python.gc"),
-        (("--last", "0"), "--last"),
-        (("--history", "none"), "found no history"),
-        (("--history", "off"), "name the history"),
-        (("--history", ""), "empty name"),
-        (("--html", "no/such/x.html"), "--html"),
-        (("--json", "no/such/x.json"), "--json"),
-        (("--json", "x", "--html", "./x"), "--html: found x, which --json writes to as well"),
-        (("--json", "h.sqlite3"), "--json: found a database in h.sqlite3"),
-        (("--html", "h.sqlite3"), "--html: found a database in h.sqlite3"),
-    ],
-)
-def test_wrong_questions_are_one_line(
-    arguments: tuple[str, ...], words: str, ten_runs: History, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+WRONG = [
+    (("nothing",), "found no run of it"),
+    (("--metric", "p100"), "--metric"),
+    (("--metric", "cause:python.gcs"), "cause:python.gc"),
+    (("--last", "0"), "--last"),
+    (("--history", "none"), "found no history"),
+    (("--history", "off"), "name the history"),
+    (("--history", ""), "empty name"),
+    (("--html", "no/such/x.html"), "--html"),
+    (("--json", "no/such/x.json"), "--json"),
+    (("--json", "x", "--html", "./x"), "--html: found x, which --json writes to as well"),
+    (("--json", "h.sqlite3"), "--json: found a database in h.sqlite3"),
+    (("--html", "h.sqlite3"), "--html: found a database in h.sqlite3"),
+]
+
+
+def test_wrong_questions_are_one_line(ten_runs: History, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATFIX_HISTORY", str(ten_runs.path))
     monkeypatch.chdir(ten_runs.path.parent)
-    refused(cli("history", *arguments), words)
+    for arguments, words in WRONG:
+        refused(cli("history", *arguments), words)
     assert len(ten_runs.rows()) == 10
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -62,6 +63,18 @@ def test_out_leaves_the_run_as_it_was(runs: dict[bool, Path], cli: Cli, tmp_path
     assert cli("report", runs[True], "--out", tmp_path / "out")[0] == 0
     assert {path.name for path in runs[True].iterdir()} == before
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"diagnosis.json", "causes.parquet", "report.html"}
+
+
+def test_pictures_are_files_that_need_no_page(runs: dict[bool, Path], cli: Cli, tmp_path: Path) -> None:
+    assert cli("report", runs[True], "--figures", tmp_path / "a" / "b")[0] == 0
+    files = {path.stem: path for path in (tmp_path / "a" / "b").iterdir()}
+    assert {"causes-chart", "latency-time", "latency-curve", "stages-chart", "traffic-chart"} <= set(files)
+    for path in files.values():
+        picture = ElementTree.parse(path).getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg" and float(picture.attrib["width"]) > 0
+        assert "var(" not in path.read_text() and "#ffffff" in path.read_text()
+    (tmp_path / "file").write_text("")
+    assert "--figures" in refused(cli("report", runs[True], "--figures", tmp_path / "file"))
 
 
 def test_partial_and_whole_runs_compare(runs: dict[bool, Path], cli: Cli) -> None:

@@ -55,6 +55,16 @@ def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str,
     assert code == 0 and (tmp_path / "elsewhere" / "report.html").exists() == (name in ("optimization", "sweep"))
 
 
+def test_a_result_without_a_page_has_no_pictures(cli: Cli, tmp_path: Path) -> None:
+    for name, code in (("sweep", 0), ("trial", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(DOCUMENTS_FOLDER / f"{name}.json", folder)
+        found, _, err = cli("report", folder, "--figures", tmp_path / f"{name} pictures")
+        assert found == code and ("--figures" in err) == (code == 2)
+        assert len(list((tmp_path / f"{name} pictures").iterdir())) == (5 if name == "sweep" else 0)
+
+
 def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
     for _ in range(2):
         assert diagnose()[0] == 0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +78,7 @@ def test_a_service_that_is_twice_as_slow_fails(cli: Cli, starter: Path, tmp_path
     out, junit = tmp_path / "out", tmp_path / "gates.xml"
 
     code, shown, err = cli(
-        "gate", starter.parent, slower.parent, "--workload", "svc", "--gate", "p50<=baseline*1.1", "--budget", "15s",
+        "gate", starter.parent, slower.parent, "--workload", "svc", "--gate", "p50<=baseline*1.1", "--budget", "8s",
         "--out", out, "--junit", junit,
     )  # fmt: skip
 
@@ -84,3 +87,52 @@ def test_a_service_that_is_twice_as_slow_fails(cli: Cli, starter: Path, tmp_path
     assert document["ratio"]["p50"]["value"] > 1.1
     assert (out / "report.html").is_file() and "p50 + " in " ".join(shown.split())
     assert "p50 + " in junit.read_text()
+
+
+SERVER = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(float(sys.argv[2]))
+        self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> tuple[Callable[[float], str], tuple[str, ...]]:
+    """A command that serves, by how long an answer takes; the address, traffic and template to go with it."""
+    (tmp_path / "server.py").write_text(SERVER)
+    lines = [json.dumps({"id": f"r{k}", "arrival_s": k / 50, "size": k % 7}) for k in range(60)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ("--address", f"http://127.0.0.1:{port}/predict", "--traffic", str(tmp_path / "t.jsonl"))
+    return (
+        lambda seconds: f"{sys.executable} {tmp_path / 'server.py'} {port} {seconds}",
+        (*place, "--body", '{"size": "{size}"}'),
+    )
+
+
+@pytest.mark.slow
+def test_commands_that_serve_an_address(cli: Cli, served: Any, tmp_path: Path) -> None:
+    command, place = served
+    out = tmp_path / "out"
+    gates = ("--gate", "p50<=baseline*1.5", "--budget", "25s", "--out", out)
+    code, shown, err = cli("gate", command(0.002), command(0.03), *place, *gates)
+    assert code in (1, 3), err  # as above
+    document = json.loads((out / "comparison.json").read_text())
+    assert document["ratio"]["p50"]["value"] > 1.5 and document["after"]["latency_ms"]["p50"] > 30
+    assert (out / "report.html").is_file() and (out / "head-1" / "run.json").is_file() and "p50 + " in shown
+
+
+def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
+    _, place = served
+    code, _, err = cli("gate", "echo no module app; exit 3", "true", *place, "--gate", "p50<=baseline*1.5")
+    assert code == 4 and "base: 'echo no module app; exit 3' ended with 3: no module app" in err
+    code, _, err = cli("gate", "true", "true", *place, "--gate", "p50<=baseline*2", "--workload", "w")
+    assert code == 2 and "--workload: found http://127.0.0.1" in err

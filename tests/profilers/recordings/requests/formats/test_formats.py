@@ -18,6 +18,7 @@ from latfix.profilers.recordings.requests.formats import (
     access_log,
     aiperf,
     guidellm,
+    har,
     jaeger_spans,
     mapped_log,
     otlp_spans,
@@ -309,6 +310,40 @@ def test_jaeger(tmp_path: Path) -> None:
     check_spans(jaeger_spans.read(path))
 
 
+def har_document() -> dict[str, Any]:
+    def entry(k: int, status: int, **changes: Any) -> dict[str, Any]:
+        timings = {"blocked": 3.0, "dns": -1, "connect": 2.0, "ssl": 1.0, "send": 0.5, "wait": 40.0, "receive": 4.5}
+        request = {"method": "POST", "url": f"https://a.example/users/{k}?q=1", "bodySize": 100 * k}
+        started = f"2026-01-02T03:04:0{k}.250Z"
+        return {"startedDateTime": started, "time": 50.0, "request": request, "response": {"status": status},
+                "timings": timings} | changes  # fmt: skip
+
+    given_up = entry(3, 0, time=0, timings={"send": -1, "wait": -1, "receive": -1})
+    posted = {"method": "POST", "url": "/b", "bodySize": -1, "postData": {"text": "größe"}}
+    log = {"version": "1.2", "creator": {"name": "Browser"}, "entries": [entry(2, 429), entry(1, 200), given_up]}
+    return {"log": log | {"entries": [*log["entries"], entry(4, 200, request=posted)]}}
+
+
+def test_har(tmp_path: Path) -> None:
+    path = tmp_path / "x.har"
+    path.write_text("\ufeff" + json.dumps(har_document()), encoding="utf-8")
+    table = har.read(path)
+    assert table.arrival_ns.tolist() == [0, S, 2 * S, 3 * S]
+    assert table.latency_ns.tolist() == [50 * MS, 50 * MS, -1, 50 * MS]
+    assert table.status.tolist() == [Status.OK, Status.SHED, CANCELLED, Status.OK]
+    assert table.parts["network.connect"].tolist()[:2] == [2 * MS, 2 * MS]
+    assert table.parts["blocked"].tolist()[:2] == [3 * MS, 3 * MS]
+    assert table.stages["wait"].tolist() == [40 * MS, 40 * MS, -1, 40 * MS]
+    assert table.features["request_bytes"].tolist() == [100, 200, 300, 7]
+    assert set(table.routes) == {"POST /users/*", "POST /b"}
+    assert diagnose_recording(path, ReadOptions()).latency_ms["p50"] == pytest.approx(50)
+    broken = har_document()
+    del broken["log"]["entries"][1]["startedDateTime"]
+    path.write_text(json.dumps(broken))
+    with pytest.raises(InputError, match=r"log.entries\[1\] without 'startedDateTime'"):
+        har.read(path)
+
+
 def test_span_csv(tmp_path: Path) -> None:
     path = tmp_path / "spans.csv"
     path.write_text(
@@ -469,6 +504,7 @@ def test_a_log_that_does_not_say_enough(tmp_path: Path, text: str, mapping: tupl
 
 WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "aiperf": ("requests", lambda: aiperf_lines().encode()),
+    "har": ("requests", lambda: json.dumps(har_document()).encode()),
     "vllm": ("requests", lambda: json.dumps(vllm_document(start_times=[5.0, 5.5, 6.0])).encode()),
     "triton": ("requests", lambda: json.dumps(triton_document(), indent=1).encode()),
     "steps": ("requests", lambda: "".join(STEP.format(k, "") for k in range(9)).encode()),

@@ -10,14 +10,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Ints
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.run_record.schema import Columns
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: A standstill lasts so many times the usual time between two signs of life, and this long at least.
 _TIMES, _LEAST_NS = 8.0, 15_000_000

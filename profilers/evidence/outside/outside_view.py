@@ -12,16 +12,12 @@ import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
 from latfix.stages import OUTSIDE_STAGES, Status
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 #: Servers that are tried for; requests that must have waited, and not have waited, for either to be compared.
 _MOST_SERVERS, _LEAST = 16, 20
@@ -42,6 +38,9 @@ _PUT_OFF_NS, _PUT_OFF_TICK_NS = 39_500_000, 6_000_000
 _MOST_ANSWERS, _SHARP, _PUT_OFF_IDLE = 0.3, 0.1, 0.8
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
+#: Threads in ``futex`` by place of the code, most of them at one address, at the interpreter's lock; threads that
+#: wait for events as an event loop does. What is zero is left out, but the last.
+FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

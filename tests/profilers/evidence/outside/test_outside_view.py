@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside_view import CPU, RUN_QUEUE, divided, find_servers
-from latfix.profilers.evidence.standstills import find_standstills
+from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, find_servers
+from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE, Columns

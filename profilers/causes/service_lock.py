@@ -1,0 +1,56 @@
+"""``service.lock``: requests of a service behind an address that waited for a lock which another of them held."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from latfix.arrays import Ints
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    no_claim,
+    own_and_behind,
+    typical_and_p99,
+)
+from latfix.profilers.evidence.outside.lock_waits import LockWaits
+from latfix.profilers.evidence.units import Evidence
+
+
+def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Claim:
+    """What requests waited beyond the median, at most what their place of service took too long."""
+    chosen = waited[evidence.ok]
+    usual = evidence.norms.of(f"waits.{name}", partial(_median, chosen))
+    member = evidence.batches["batch_id"]
+    at = np.zeros(len(member), np.int64)
+    at[evidence.batch_of[evidence.batch_of >= 0]] = np.maximum(waited - usual, 0)[evidence.batch_of >= 0]
+    return Claim(units={"compute": Parts(cpu=np.minimum(at, left.cpu_excess("compute")))})
+
+
+def _median(values: Ints) -> int:
+    return int(np.median(values)) if len(values) else 0
+
+
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    return beyond_usual(evidence, left, _waits(evidence).lock, "lock")
+
+
+def _waits(evidence: Evidence) -> LockWaits:
+    none = np.zeros(len(evidence.ok), np.int64)
+    return evidence.locks or LockWaits(lock=none, python=none)
+
+
+def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+    waits = _waits(evidence)
+    where = f", up to {waits.at_one} of them at one address" if waits.at_one > 1 else ""
+    return (
+        f"threads of the service waited for a lock while other requests were there{where}, and {waits.holder}; "
+        f"a request waited {typical_and_p99(waits.lock[evidence.ok])}; {own_and_behind(figures)}."
+    )
+
+
+CAUSE = Cause(id="service.lock", fixes=(), claim=no_claim, sentence=_sentence, outside=_outside)

@@ -1,0 +1,1 @@
+"""A service behind an address: its queue, standstills and locks, as far as its client and the kernel tell."""

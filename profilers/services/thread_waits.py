@@ -1,0 +1,106 @@
+"""What the threads of another process wait for: the system call that each is in (``/proc/PID/task/TID/syscall``).
+
+A thread that waits for a lock is in ``futex(2)`` at the lock's address: CPython's interpreter lock lies in the memory
+of the interpreter's own file, any other elsewhere. A thread without work waits there too, but at another place of the
+code: threads that wait at one place have their stack pointers equally far into a page, as stacks begin at pages.
+Where the system does not show calls (they need the right to trace the process), the kernel's function in which a
+thread sleeps (``wchan``) tells no more than that it waits for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.probes.kept_files import KeptOpen
+
+#: By machine: the numbers of futex and futex_waitv; those of the waits of an event loop (epoll_wait, epoll_pwait[2]).
+_CALLS: Mapping[str, tuple[frozenset[bytes], frozenset[bytes]]] = {
+    "x86_64": (frozenset({b"202", b"449"}), frozenset({b"232", b"281", b"441"})),
+    "aarch64": (frozenset({b"98", b"449"}), frozenset({b"22", b"441"})),
+}
+_PYTHON = re.compile(r"(lib)?python\d(\.\d+)?[a-z]?(\.so[.\d]*)?")
+#: Threads that are looked at, at most: each takes some microseconds.
+_MOST_THREADS = 64
+
+_PAGE = 4096
+
+
+class ThreadWaits:
+    """Looks at what each thread waits for.
+
+    :ivar shows_calls: system calls with their addresses are shown; otherwise the kernel's functions at most.
+    """
+
+    def __init__(self, proc: Path, pid: int) -> None:
+        self._proc = proc
+        self._futex, self._epoll = _CALLS.get(platform.machine(), (frozenset(), frozenset()))
+        self._files: dict[str, KeptOpen] = {}
+        self._interpreters: dict[str, tuple[tuple[int, int], ...]] = {}
+        self.shows_calls = bool(self._futex) and _readable(proc / str(pid) / "task" / str(pid) / "syscall")
+
+    def look_around(self, threads: Iterable[str]) -> None:
+        """Follow these threads (``PID/task/TID``), of many the first ones."""
+        wanted = list(threads)[:_MOST_THREADS]
+        for gone in self._files.keys() - set(wanted):
+            self._files.pop(gone).close()
+        for thread in wanted:
+            if thread not in self._files:
+                with contextlib.suppress(OSError):
+                    name = "syscall" if self.shows_calls else "wchan"
+                    self._files[thread] = KeptOpen(self._proc / thread / name, size=160)
+            pid = thread.partition("/")[0]
+            if self.shows_calls and pid not in self._interpreters:
+                self._interpreters[pid] = _interpreter_memory(self._proc / pid / "maps")
+
+    def read(self) -> dict[str, float]:
+        """How many threads wait for what; see the names of the series."""
+        found: Counter[str] = Counter({EPOLL: 0} if self.shows_calls else {})
+        at: Counter[tuple[str, int]] = Counter()
+        for thread, file in self._files.items():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it ended meanwhile
+                number, *words = file.read().split()
+                if not self.shows_calls:
+                    found[FUTEX] += number.startswith(b"futex")
+                elif number in self._futex:
+                    pid, address = thread.partition("/")[0], int(words[0], 16)
+                    if any(low <= address < high for low, high in self._interpreters[pid]):
+                        found[INTERPRETER] += 1
+                    else:
+                        at[pid, address] += 1
+                        found[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += 1
+                elif number in self._epoll:
+                    found[EPOLL] += 1
+        found[ONE_ADDRESS] = max(at.values(), default=0)
+        return {name: float(count) for name, count in found.items() if count or name == EPOLL}
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self.look_around(())
+
+
+def _readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False
+
+
+def _interpreter_memory(maps: Path) -> tuple[tuple[int, int], ...]:
+    """Where the variables of CPython lie: writable memory of its file, and what follows that without a gap."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in maps.read_text(errors="replace").splitlines():
+            place, rights, _, _, _, *names = line.split(maxsplit=5)
+            name = "".join(names)
+            low, high = (int(word, 16) for word in place.split("-"))
+            own = _PYTHON.fullmatch(name.rpartition("/")[2]) is not None
+            follows = bool(found) and found[-1][1] == low and not name.startswith(("/", "["))
+            if "w" in rights and (own or follows):
+                found.append((low, high))
+    return tuple(found)

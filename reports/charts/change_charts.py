@@ -1,0 +1,150 @@
+"""The pictures of a change: what each fix gave, configurations beside each other, and how good the forecast was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from latfix.formatting import significant, tick, visible
+from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis, whisker
+from latfix.reports.comparison_rows import Share, StepRow
+from latfix.reports.plan_rows import FrontRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: How far beyond the points an interval is drawn, as a factor; what goes on has an arrow.
+_REACH = 8.0
+_STATUS_ROLE = {"good": "after", "bad": "bad", "warn": "queue", "calm": "muted"}
+
+
+def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
+    """Each fix's ratio of p99 with its interval, on a logarithmic axis around 1; ``None`` without any ratio."""
+    shown = [step for step in steps if step.p99.value is not None and step.p99.value > 0]
+    if not shown:
+        return None
+
+    def plot(panels: list[Axes]) -> None:
+        axes = panels[0]
+        position = np.arange(len(shown))[::-1]
+        axes.set_xscale("log")
+        axes.axvline(1, color=INK["ink"], linewidth=1)
+        points = [1.0, *(step.p99.value or 1.0 for step in shown)]
+        within, reached = (min(points) / _REACH, max(points) * _REACH), list(points)
+        for y, step in zip(position, shown, strict=True):
+            value, color = step.p99.value or 1.0, INK[_STATUS_ROLE[step.severity]]
+            ends = whisker(axes, step.p99.ci95 or (value, value), y, within, color=color, linewidth=2.2)
+            axes.plot([value], [y], color=color, marker="o", markersize=7)
+            reached += ends
+            beside(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
+        low, high = min(reached), max(reached)
+        axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
+        axes.set_ylim(-0.6, len(shown) - 0.3)
+        axes.set_yticks(position, [visible(step.fix, limit=LABEL) for step in shown])
+        axes.tick_params(axis="y", labelcolor=INK["ink"])
+        _ratio_marks(axes.xaxis, low * 0.9, high * 1.2)
+        axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
+
+    return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
+
+
+def _ratio_marks(axis: Any, low: float, high: float) -> None:
+    """Ratios as marks of a logarithmic axis."""
+    fine = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0)
+    coarse = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+    marks = [m for m in (fine if high < 4 * low else coarse) if low <= m <= high]
+    axis.set_ticks(marks, [f"×{tick(m)}" for m in marks])
+    axis.set_ticks([], minor=True)
+
+
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
+
+
+def waterfall(name: str, shares: Sequence[Share]) -> Markup:
+    """Bars from the first p99 to the last, one a fix."""
+
+    def plot(panels: list[Axes]) -> None:
+        axes = panels[0]
+        position = np.arange(len(shares) + 2)[::-1]
+        for y, role, value in (
+            (position[0], "before", shares[0].before_ms),
+            (position[-1], "after", shares[-1].after_ms),
+        ):
+            axes.barh(y, value, color=INK[role], height=0.62)
+            beside(axes, significant(value), value, y, weight="bold")
+        for y, share in zip(position[1:-1], shares, strict=True):
+            role = "muted" if share.ratio is None else "relief" if share.after_ms <= share.before_ms else "bad"
+            low, high = sorted((share.before_ms, share.after_ms))
+            axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
+            axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
+            beside(axes, _signed(share.after_ms - share.before_ms), high, y)
+        named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
+        axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
+        axes.set_xlabel("p99, ms")
+        number_axis(axes.xaxis)
+
+    return draw(name, "p99 from before to after, fix by fix", 0.4 * (len(shares) + 2) + 0.8, 1, plot)
+
+
+def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:
+    """Configurations by latency and by how much full batches serve, both over the service as it is.
+
+    :param key: label of the percentile.
+    """
+
+    def plot(panels: list[Axes]) -> None:
+        axes = panels[0]
+        for row in rows:
+            value = row.ratio.value if row.is_replayed else row.predicted
+            if not value or not row.compute:
+                continue
+            color, served = INK[_STATUS_ROLE[row.words[1]] if row.fixes else "ink"], 1 / row.compute
+            face = color if row.is_replayed else "none"
+            axes.plot([value], [served], "o", color=color, markersize=8, markerfacecolor=face, markeredgewidth=1.6)
+            if row.best or not row.fixes:
+                accuracy = "" if row.accuracy is None else f", accuracy {significant(row.accuracy, 4)}"
+                beside(axes, visible(f"{row.name}{accuracy}", limit=70), value, served, gap=9)
+        axes.set_xscale("log")
+        axes.margins(x=0.1, y=0.2)
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, high * (high / low) ** 0.6)  # room for names
+        _ratio_marks(axes.xaxis, low, high)
+        axes.set_xlabel(f"{key} over the service as it is (left is faster)")
+        axes.set_ylabel("full batches a second, ×")
+        number_axis(axes.yaxis)
+
+    return draw(name, f"{key}, throughput and accuracy of configurations", 3.4, 1, plot)
+
+
+def predicted_against_measured(name: str, rows: Sequence[FrontRow], key: str) -> Markup | None:
+    """Ratios that were foretold against those that were replayed; ``None`` where none has both."""
+    both = [row for row in rows if row.fixes and row.predicted and row.ratio.value]
+    if not both:
+        return None
+
+    def plot(panels: list[Axes]) -> None:
+        axes = panels[0]
+        points = [value for row in both for value in (row.predicted or 1.0, row.ratio.value or 1.0)]
+        low, high = min(*points, 1.0) / 1.5, max(*points, 1.0) * 1.5
+        axes.plot((low, high), (low, high), color=INK["muted"], linewidth=1, linestyle="--")
+        for row in both:
+            x, y = row.predicted or 1.0, row.ratio.value or 1.0
+            color = INK[_STATUS_ROLE[row.words[1]]]
+            ends = row.ratio.ci95 or (y, y)
+            axes.plot((x, x), (max(ends[0], low), min(ends[1], high)), color=color, linewidth=1.6)
+            axes.plot([x], [y], "o", color=color, markersize=7)
+            beside(axes, visible(row.name, limit=60), x, y, gap=9)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(low, high * (high / low) ** 0.4)  # room for names
+        axes.set_ylim(low, high)
+        _ratio_marks(axes.xaxis, low, high)
+        _ratio_marks(axes.yaxis, low, high)
+        axes.set_xlabel(f"{key} foretold")
+        axes.set_ylabel("replayed")
+
+    return draw(name, f"{key} foretold against replayed", 3.4, 1, plot)

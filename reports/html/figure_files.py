@@ -1,0 +1,48 @@
+"""The pictures of a page as files of their own: SVG in the colors of a light page."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+from latfix.errors import InputError
+from latfix.files.atomic_write import write_text
+
+_PICTURE = re.compile(
+    r'<svg (viewBox="([^"]*)" role="img" aria-labelledby="([a-z0-9-]+)-title")>.*?</svg>', re.DOTALL
+)
+_VARIABLE = re.compile(r"var\(--([a-z0-9-]+)\)")
+_COLOR = re.compile(r"--([a-z0-9-]+): (#[0-9a-f]+);")
+
+
+def figures_of(page: str) -> dict[str, str]:
+    """Each picture of a page as a document, by its name."""
+    return {found[3]: _document(found) for found in _PICTURE.finditer(page)}
+
+
+def write_figures(page: Path, folder: Path) -> list[Path]:
+    """Write the pictures of a page into a folder, ``NAME.svg`` each.
+
+    :raises InputError: one cannot be written.
+    """
+    files = []
+    for name, picture in figures_of(page.read_text(encoding="utf-8")).items():
+        files.append(folder / f"{name}.svg")
+        try:
+            write_text(files[-1], picture)
+        except OSError as error:
+            raise InputError(f"--figures: found that {files[-1]} cannot be written ({error.strerror})") from error
+    return files
+
+
+def _document(found: re.Match[str]) -> str:
+    left, top, width, height = found[2].split()
+    # The first block of the style is the light page's.
+    style = resources.files("latfix.reports.html").joinpath("templates", "style.css").read_text(encoding="utf-8")
+    colors = dict(_COLOR.findall(style.partition("}")[0]))
+    size = f'width="{width}" height="{height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="DejaVu Sans, sans-serif" {found[1]}>'
+    ground = f'<rect x="{left}" y="{top}" {size} fill="{colors["card"]}"></rect>'
+    drawn = f"{head}{ground}{found[0].partition('>')[2]}"
+    return _VARIABLE.sub(lambda variable: colors[variable[1]], drawn) + "\n"

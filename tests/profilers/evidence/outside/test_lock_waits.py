@@ -1,0 +1,113 @@
+"""Locks in a service behind an address, on simulated time: what its threads wait for, and which request waits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.intervals import NO_INTERVALS
+from latfix.profilers.evidence.outside.lock_waits import find_lock_waits
+from latfix.run_record.schema import Columns
+from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, samples
+
+BEFORE, AFTER = 4 * MS, 3 * MS
+
+
+def locked(rate: float, hold: np.ndarray, seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Threads of requests, half of which need a lock in the middle of their work: arrivals, waits, ends."""
+    at = arrivals(rate, seed)
+    needs = np.random.default_rng(seed + 1).random(N) < 0.5
+    asked, free, waited = at + BEFORE, 0, np.zeros(N, np.int64)
+    for k in np.flatnonzero(needs).tolist():
+        waited[k] = max(free - int(asked[k]), 0)
+        free = int(asked[k]) + int(waited[k]) + int(hold[k])
+    return at, waited, asked + waited + np.where(needs, hold, 0) + AFTER
+
+
+def polled(at: np.ndarray, waited: np.ndarray, end: np.ndarray, idle: int = 0, **more: np.ndarray) -> Columns:
+    """What a watch reads every 5 ms: who waits for the lock, pool threads without work, and a busy process."""
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    asked = at + BEFORE
+    waiting = np.array([np.count_nonzero((asked <= t) & (t < asked + waited)) for t in times], dtype=np.float64)
+    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
+    series |= {"futex.1a0": waiting, "futex_one": waiting}
+    if idle:
+        series["futex.2b0"] = np.maximum(idle - there, 0)
+    return samples(times, **series, **more)
+
+
+@pytest.mark.parametrize("pool", [0, 40])
+def test_a_lock_among_threads_is_named_with_its_milliseconds(pool: int) -> None:
+    at, waited, end = locked(90.0, np.full(N, 15 * MS))
+    found = diagnose(recorded(at, end, samples=polled(at, waited, end, pool)))
+    assert found.ledger.conservation_error_ns() == 0
+    assert found.verdict == "service.lock"
+    slow = np.argsort(end - at)[-N // 100 :]
+    lock = next(cause for cause in found.causes if cause.cause == "service.lock")
+    assert lock.tail_ms == pytest.approx(waited[slow].mean() / MS, rel=0.25)
+    assert "at one address" in lock.evidence and "computed" in lock.evidence
+
+
+def test_who_waits_is_who_ends_last() -> None:
+    at, waited, end = locked(50.0, np.full(N, 12 * MS))
+    inferred = find_lock_waits(polled(at, waited, end), at, end, NO_INTERVALS).lock
+    assert inferred.sum() == pytest.approx(waited.sum(), rel=0.1)
+    assert np.corrcoef(inferred, waited)[0, 1] > 0.85
+
+
+def test_waits_for_work_and_for_helpers_are_no_locks() -> None:
+    """A pool whose threads wait for work, and requests each of which waits for a helper's answer."""
+    at, _, end = locked(60.0, np.full(N, 6 * MS))
+    times = polled(at, np.zeros(N, np.int64), end)["t_ns"]
+    times = np.unique(times)
+    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    series = {"cpu_ns": np.zeros(len(times)), "futex.10": np.maximum(20 - there, 0), "futex.20": there}
+    assert not find_lock_waits(samples(times, **series), at, end, NO_INTERVALS).lock.any()
+
+
+def test_the_interpreter_s_lock_is_shared_by_all_that_are_there() -> None:
+    at = arrivals(25.0)
+    work = np.where(np.random.default_rng(2).random(N) < 0.05, 80 * MS, 8 * MS)
+    end, left, now = np.zeros(N, np.int64), work.astype(np.float64), 0.0
+    todo = list(range(N))
+    active: list[int] = []  # one runs at a time, in turn: processor sharing
+    while todo or active:
+        upcoming = float(at[todo[0]]) if todo else np.inf
+        if not active:
+            now = upcoming
+        step = min((left[k] * len(active) for k in active), default=np.inf)
+        until = min(upcoming, now + step)
+        for k in active:
+            left[k] -= (until - now) / len(active)
+        now = until
+        for k in [k for k in active if left[k] < 1]:
+            end[k] = int(now)
+            active.remove(k)
+        if todo and now >= at[todo[0]]:
+            active.append(todo.pop(0))
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    busy = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
+    watched = samples(times, futex_python=np.maximum(there - 1, 0), **busy)
+    inferred = find_lock_waits(watched, at, end, NO_INTERVALS).python
+    assert inferred.sum() == pytest.approx((end - at - work).sum(), rel=0.1)
+    found = diagnose(recorded(at, end, samples=watched))
+    assert next(cause for cause in found.causes if cause.cause == "python.gil").tail_ms > 0
+    assert found.ledger.conservation_error_ns() == 0
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(away: bool) -> None:
+    at, ordinary = arrivals(200.0), np.full(N, 10 * MS)
+    end, stops = at + ordinary, np.arange(1_000 * MS, int(at[-1]), 1_100 * MS)
+    for moment in stops:
+        still = (end > moment) & (at < moment + 150 * MS)
+        end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    held = np.array([np.any((stops <= t) & (t < stops + 150 * MS)) for t in times])
+    none = np.zeros(len(times))
+    loop = np.where(held, 0.0, 1.0) if away else none + 1
+    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=none, runq_ns=none, epoll=loop)))
+    assert max(found.causes, key=lambda cause: cause.tail_ms).cause == ("service.loop" if away else "unexplained")

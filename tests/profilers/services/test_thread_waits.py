@@ -1,0 +1,65 @@
+"""What threads of another process wait for, of a real one and of a made-up ``/proc``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
+from latfix.profilers.services.thread_waits import ThreadWaits
+
+#: Three wait for one lock, two in a queue for work, one runs Python beside the main thread, which does so too.
+_SERVICE = """
+import queue, select, threading, time
+lock, jobs = threading.Lock(), queue.Queue()
+lock.acquire()
+def spin():
+    while True: pass
+for target, times in ((lock.acquire, 3), (jobs.get, 2), (select.epoll().poll, 1), (spin, 2)):
+    for _ in range(times): threading.Thread(target=target, daemon=True).start()
+print(flush=True)
+spin()
+"""
+
+
+@pytest.fixture
+def service() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", _SERVICE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process.pid
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_locks_work_and_the_interpreter_are_told_apart(service: int) -> None:
+    waits = ThreadWaits(Path("/proc"), service)
+    if not waits.shows_calls:
+        pytest.skip("this machine does not show the system calls of another process")
+    waits.look_around(f"{service}/task/{thread.name}" for thread in Path(f"/proc/{service}/task").iterdir())
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:  # until all have begun to wait
+        found = waits.read()
+        places = sorted(count for name, count in found.items() if name.startswith(FUTEX))
+        if places == [2, 3] and found.get(INTERPRETER, 0) == 2:
+            break
+        time.sleep(0.01)
+    assert places == [2, 3], found
+    assert (found[INTERPRETER], found[ONE_ADDRESS], found[EPOLL]) == (2, 3, 1)
+    waits.close()
+
+
+def test_without_the_right_to_see_calls_only_the_wait_is_known(tmp_path: Path) -> None:
+    for thread, where in (("7", "futex_do_wait"), ("8", "futex_wait_queue"), ("9", "do_epoll_wait"), ("10", "0")):
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+        (tmp_path / "7/task" / thread / "wchan").write_text(where)
+    waits = ThreadWaits(tmp_path, 7)
+    waits.look_around(f"7/task/{thread}" for thread in ("7", "8", "9", "10", "11"))
+    assert not waits.shows_calls
+    assert waits.read() == {FUTEX: 2.0}
