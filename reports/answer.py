@@ -107,10 +107,10 @@ def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
 
 def _once(found: Diagnosis) -> str:
     """What the interval does not cover."""
-    if not _is_replay(found):
+    if _is_recording(found):
         return "this one recording"
     where = " on a disturbed machine" if found.disturbed else ""
-    more = "" if found.restarts is not None else "; a restart may differ (--rounds 5)"
+    more = "; a restart may differ (--rounds 5)" if found.restarts is None and _is_replay(found) else ""
     return f"this one run{where}{more}"
 
 
@@ -144,11 +144,16 @@ def _is_replay(found: Diagnosis) -> bool:
     return found.source is None or found.source.kind == "replay"
 
 
+def _is_recording(found: Diagnosis) -> bool:
+    """Whether latfix only read it; it replays against an address, too."""
+    return not _is_replay(found) and (found.source is None or found.source.kind != "http")
+
+
 def _reasons(found: Diagnosis) -> Iterator[Line]:
     """The largest named causes: what they are, what would be without them, and what treats them."""
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
-        told = (cause.words if _is_replay(found) else cause.evidence.rstrip(".")) or "see its evidence"
+        told = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
         told += f"; cores went to {cause.culprit}" if cause.culprit else ""
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
         if number and _is_replay(found):

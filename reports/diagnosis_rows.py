@@ -99,7 +99,8 @@ def small_causes_words(diagnosis: Diagnosis) -> str:
         return ""
     small = f"{number} more below {100 * SMALL:.0f} %" if number > 1 else f"1 more below {100 * SMALL:.0f} %"
     if rest >= 0:
-        return f"{small}, with what is unexplained: together {significant(rest)} ms, {percent(rest / excess)}"
+        also = "" if UNEXPLAINED in listed else ", with what is unexplained"
+        return f"{small}{also}: together {significant(rest)} ms, {percent(rest / excess)}"
     return f"{small}; what is listed overlaps by {significant(-rest)} ms"
 
 

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from latfix.results.worker_summary import WorkerRow, WorkerTally
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
+from latfix.stages import Status
+from latfix.statistics.latency_summary import percentile_ns
 from latfix.traffic.schedule import Traffic
 
 _TEXTS = ("kind", "detail", "series")
@@ -57,3 +60,15 @@ def build_record(
 
 def _nothing(names: tuple[str, ...]) -> Columns:
     return {name: np.zeros(0, object if name in _TEXTS else float if name == "value" else np.int64) for name in names}
+
+
+def worker_rows(record: RunRecord, percentile: float) -> tuple[WorkerRow, ...]:
+    """A row a worker; none where the run had one only.
+
+    :param percentile: where the tail begins, 0 to 100.
+    """
+    rows = record.requests
+    ok = (rows["warmup"] == 0) & (rows["batch_id"] >= 0) & (rows["status"] == Status.OK)
+    tally = WorkerTally(record.meta, percentile_ns(rows["latency_ns"][ok], percentile), exact=True)
+    tally.add(record)
+    return tally.rows(record.events)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,16 +103,6 @@ def check_slo(expressions: Sequence[str] | None) -> dict[str, float]:
             raise InputError(f'--slo: found {text!r}; expected latency, ttft or gap, as in "ttft<500ms"')
         limits[match.group(1)] = float(match.group(2)) * (1000.0 if match.group(3) == "s" else 1.0)
     return limits
-
-
-def refuse_others(workload: str, given: Mapping[str, object]) -> None:
-    """Refuse options that a service which latfix does not run has no use for.
-
-    :raises InputError: naming the first that was given.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(f"{option}: found {workload}, which latfix does not run; leave it out for an address")
 
 
 def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percentile: float | None) -> WorkloadSpec:

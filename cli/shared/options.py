@@ -199,6 +199,17 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
     return traffic
 
 
+def refuse_given(given: Mapping[str, object], why: str) -> None:
+    """Refuse options that were given and that mean nothing here.
+
+    :param given: values by option, ``None`` where it was not given.
+    :raises InputError: naming the first, and why.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(f"{option}: {why}")
+
+
 def check_seed(seed: int) -> int:
     """``seed`` if it is one.
 

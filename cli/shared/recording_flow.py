@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,16 +30,6 @@ def is_recording(workload: str) -> bool:
         return path.exists() and path.name != SPEC_FILE and not is_model_file(path)
     except (OSError, ValueError):  # a name that no file can have
         return False
-
-
-def refuse(workload: str, given: Mapping[str, object]) -> None:
-    """Refuse options that a recording has no use for.
-
-    :raises InputError: naming the first that was given.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(f"{option}: found {workload}, which is not replayed; leave it out for a recording")
 
 
 def asked(step: str | None, percentile: float | None, seed: int, traffic: TrafficOptions) -> ReadOptions:

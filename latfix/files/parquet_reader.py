@@ -76,6 +76,10 @@ class ParquetRows:
             parts.append(self.group(k).slice(max(first - begin, 0), min(last, end) - max(first, begin)))
         return pa.concat_tables(parts) if parts else self._nothing()
 
+    def whole(self) -> Any:
+        """All rows, an Arrow table."""
+        return self.rows(0, len(self))
+
     def between(self, name: str, low: int, high: int) -> Any:
         """Rows of the row groups in which a sorted column may lie from ``low`` to ``high``, an Arrow table."""
         import pyarrow as pa

@@ -9,7 +9,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.files.json_documents import Document, json_key
-from latfix.formatting import key_label
+from latfix.formatting import key_label, significant
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import QUANTILES
@@ -103,4 +103,4 @@ def _largest(parts: Mapping[str, float]) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'} {abs(value):.3g}" if abs(value) >= 0.05 else "+ 0.0"
+    return f"{'-' if value < 0 else '+'} {significant(abs(value))}" if abs(value) >= 0.05 else "+ 0.0"

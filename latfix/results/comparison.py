@@ -379,7 +379,7 @@ def costs(records: Sequence[RunRecord]) -> dict[str, Any]:
     """
     starts = [record.meta.load_s for record in records]
     warm = [finite(record.meta.warmup.get("seconds")) or 0.0 for record in records]
-    known = [start + more for start, more in zip(starts, warm, strict=True) if start is not None]
+    known = [start + more for start, more in zip(starts, warm, strict=True) if start]  # 0 behind an address
     return {
         "memory_bytes": max((record.meta.memory.peak_bytes for record in records), default=0) or None,
         "device_memory_bytes": max(map(_reserved_bytes, records), default=0) or None,

@@ -175,16 +175,9 @@ class Ledger:
     @classmethod
     def empty(cls) -> Ledger:
         """The ledger of no request: a document does not hold one."""
-        none = np.zeros(0, dtype=np.int64)
-        table = np.zeros((0, 0), dtype=np.int64)
+        none, table = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
         return cls(
-            request=none,
-            latency_ns=none,
-            reference_ns=0,
-            causes=(),
-            own_ns=table,
-            propagated_ns=table,
-            classes=(),
+            request=none, latency_ns=none, reference_ns=0, causes=(), own_ns=table, propagated_ns=table, classes=()
         )
 
     def conservation_error_ns(self) -> int:
@@ -513,18 +506,18 @@ class Diagnosis(Document):
     requests: Mapping[str, int | None]
     latency_ms: Mapping[str, float]
     latency_ms_ok: Mapping[str, float] = field(default_factory=dict, metadata=json_key(omit_empty=True))
-    latency_ci95_ms: Mapping[str, tuple[float, float]]
-    stages_ms: Mapping[str, Mapping[str, float]]
+    latency_ci95_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    stages_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     verdict: str
     sentence: str
     percentile: float = field(metadata=json_key("tail.percentile"))
-    excess_ms: float = field(metadata=json_key("tail.excess_ms"))
-    reference_ms: float = field(metadata=json_key("tail.reference_ms"))
-    unexplained_ms: float = field(metadata=json_key("tail.unexplained_ms"))
-    causes: tuple[CauseSummary, ...]
-    dispatch_ms: Mapping[str, float]
-    throughput_rps: float
-    overhead: Mapping[str, float]
+    excess_ms: float = field(default=math.nan, metadata=json_key("tail.excess_ms"))
+    reference_ms: float = field(default=math.nan, metadata=json_key("tail.reference_ms"))
+    unexplained_ms: float = field(default=math.nan, metadata=json_key("tail.unexplained_ms"))
+    causes: tuple[CauseSummary, ...] = ()
+    dispatch_ms: Mapping[str, float] = field(default_factory=dict)
+    throughput_rps: float = math.nan
+    overhead: Mapping[str, float] = field(default_factory=dict)
     lost: tuple[Losses, ...] = field(default=(), metadata=json_key(omit_empty=True))
     partial: bool = False
     trustworthy: bool = True

@@ -10,7 +10,6 @@ from latfix.files.json_documents import Document, json_key
 from latfix.statistics.distributions import wilson_interval
 
 Group = Literal["single", "mixed", "unlisted", "quiet"]
-Direction = Literal["least", "most", "within"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

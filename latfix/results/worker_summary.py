@@ -12,7 +12,6 @@ from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
-from latfix.statistics.latency_summary import percentile_ns
 from latfix.statistics.quantile_sketch import Distribution
 
 
@@ -48,18 +47,6 @@ def workers_of(record: RunRecord) -> Ints:
     settings = record.meta.settings
     places = settings.max_batch_size if settings.batching == "continuous" else 1
     return np.asarray(record.batches["worker"] // places, dtype=np.int64)
-
-
-def worker_rows(record: RunRecord, percentile: float) -> tuple[WorkerRow, ...]:
-    """A row a worker; none where the run had one only.
-
-    :param percentile: where the tail begins, 0 to 100.
-    """
-    rows = record.requests
-    ok = (rows["warmup"] == 0) & (rows["batch_id"] >= 0) & (rows["status"] == Status.OK)
-    tally = WorkerTally(record.meta, percentile_ns(rows["latency_ns"][ok], percentile), exact=True)
-    tally.add(record)
-    return tally.rows(record.events)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,9 +20,8 @@ import numpy.typing as npt
 from latfix.arrays import Bools, Ints
 from latfix.errors import InputError
 from latfix.files.atomic_write import replacement
-from latfix.files.parquet_reader import PARQUET, ROW_GROUP, ParquetRows, unreadable
+from latfix.files.parquet_reader import ROW_GROUP, ParquetRows
 from latfix.files.parquet_types import check_type, read_column
-from latfix.files.regular_file import check_regular
 from latfix.run_record.run_meta import RUN_FILE, RunMeta, read_meta
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.run_record.segments import Segment, segment_lines, segment_names
@@ -332,9 +331,9 @@ def _requests_table(rows: Columns, traffic: Traffic, position: Ints, errors: Map
 
 
 def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
-    table = _open_parquet(path)
-    _require(path, table, ESSENTIAL)
-    columns = request_columns(path, table, REQUEST_DTYPE.names or ())
+    names = REQUEST_DTYPE.names or ()
+    table = ParquetRows(path, ESSENTIAL, (*names, "error")).whole()
+    columns = request_columns(path, table, names)
     return columns, request_errors(path, table, columns["index"])
 
 
@@ -381,28 +380,10 @@ def request_errors(path: Path, table: Any, index: Ints) -> dict[int, str]:
     return {int(index[k]): message for k, message in zip(which.tolist(), messages, strict=True)}
 
 
-def _open_parquet(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    check_regular(path, PARQUET, folders=False)
-    try:
-        return pq.read_table(path, memory_map=True)
-    except (OSError, pa.ArrowException) as error:
-        raise unreadable(path, error) from error
-
-
-def _require(path: Path, table: Any, names: tuple[str, ...]) -> None:
-    missing = [name for name in names if name not in table.column_names]
-    if missing:
-        raise InputError(f"{path}: found no column {missing[0]!r}; expected the columns of {RunMeta.SCHEMA}")
-
-
 def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Columns:
     """The columns ``names``, and ``more``, which are zero where another version of latfix did not write them."""
-    table = _open_parquet(path)
-    _require(path, table, names)
-    return plain_columns(path, table, tuple(dict.fromkeys((*names, *more))))
+    wanted = tuple(dict.fromkeys((*names, *more)))
+    return plain_columns(path, ParquetRows(path, names, wanted).whole(), wanted)
 
 
 def plain_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:

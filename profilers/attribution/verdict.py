@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import milliseconds, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
@@ -179,7 +179,10 @@ def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, ab
         return Verdict(word=STEADY, sentence=f"{opening}: steady, {_noise(causes, tail)}.")
     if top is None:
         return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_noise(causes, tail)}.")
-    return Verdict(word=top.cause, sentence=f"{opening}: {_share(top, tail)}{_larger(causes, top)}.")
+    return Verdict(
+        word=top.cause,
+        sentence=f"{opening}: {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
+    )
 
 
 def _larger(causes: tuple[CauseSummary, ...], top: CauseSummary) -> str:
@@ -198,9 +201,9 @@ def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
     """Why what the causes claim does not make up what is to be explained."""
     excess = f"the {milliseconds(tail.excess_ms)} by which slow requests exceed normal ones"
     if unexplained < 0:
-        known = f" The largest claim: {_share(top, tail)}." if top else ""
+        known = f" The largest claim: {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}." if top else ""
         return f"the causes claim {milliseconds(-unexplained)} more than {excess}, too much to name one.{known}"
-    known = f" Of what is known, {_share(top, tail)}." if top else ""
+    known = f" Of what is known, {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}." if top else ""
     return f"no probe accounts for {milliseconds(unexplained)} of {excess}, too much to name a cause.{known}"
 
 
@@ -222,13 +225,12 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
     return "no cause of the slow requests stands out from the run's own noise"
 
 
-def _share(cause: CauseSummary, tail: Tail) -> str:
-    known = CATALOGUE[cause.cause]
+def part_words(known: KnownCause, cause: CauseSummary, excess_ms: float) -> str:
+    """How much of the excess a cause is, and what happened."""
     waits = cause.propagated_ms > cause.own_ms
     what = f"requests waiting behind {known.behind}" if waits else known.happened
-    part = 100 * cause.tail_share
-    figures = f"{milliseconds(cause.tail_ms)} of {milliseconds(tail.excess_ms)}"
-    return f"{part:.0f} % of the excess ({figures}) is {what}"
+    figures = f"{milliseconds(cause.tail_ms)} of {milliseconds(excess_ms)}"
+    return f"{100 * cause.tail_share:.0f} % of the excess ({figures}) is {what}"
 
 
 def late_words(lag_ms: float, median_ms: float) -> str | None:

@@ -11,11 +11,11 @@ stall of the whole machine: a hypervisor that took all its cores.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from typing import Self
 
+from latfix.profilers.probes.sampler import ProbeThread
 from latfix.profilers.probes.stage_recorder import SampleLog
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.schema import THREAD_ACCOUNT
@@ -33,7 +33,7 @@ _RUNQ, _VCSW = THREAD_ACCOUNT.index("runq_ns"), THREAD_ACCOUNT.index("vcsw")
 SLACK = 1.5
 
 
-class LockProbe:
+class LockProbe(ProbeThread):
     """Logs ``gil.wait_ns`` every 20 ms, at the time when the thread should have run.
 
     :param period_s: seconds asleep between two readings.
@@ -43,23 +43,14 @@ class LockProbe:
     def __init__(
         self, samples: SampleLog, *, period_s: float = PERIOD_S, look: Callable[[int], None] | None = None
     ) -> None:
+        super().__init__("gil")
         self._samples, self._look = samples, look
         self._period_s = period_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-gil", daemon=True)
-        self.cpu_ns = 0
         self.readings = 0
 
-    def __enter__(self) -> LockProbe:
+    def __enter__(self) -> Self:
         self._samples.add(time.perf_counter_ns(), INTERVAL_SERIES, sys.getswitchinterval() * 1e9)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
+        return super().__enter__()
 
     def _run(self) -> None:
         counters = ThreadCounters()

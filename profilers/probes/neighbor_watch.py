@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 
+from latfix.profilers.probes.sampler import ProbeThread
 from latfix.run_record.run_record import SEGMENTS
 
 PERIOD_S = 1.0
@@ -27,7 +26,7 @@ _KEPT, _LEAST = 5, 0.02
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-class NeighborWatch:
+class NeighborWatch(ProbeThread):
     """Reads CPU time of processes until it is left.
 
     :param own: processes of the service, which are no neighbors, nor are their descendants.
@@ -44,22 +43,11 @@ class NeighborWatch:
         proc: Path = Path("/proc"),
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        super().__init__("neighbors")
         self._own, self._latfix, self._proc, self._clock = set(own), {os.getpid(), *latfix}, proc, clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-neighbors", daemon=True)
         self._before: dict[int, tuple[str, int]] = {}
         self._read_ns = 0
         self.samples: list[tuple[int, str, float]] = []
-
-    def __enter__(self) -> NeighborWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def _run(self) -> None:
         self.look()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from latfix.profilers.probes.kept_files import KeptOpen
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
@@ -41,33 +41,44 @@ class Probe:
     in_driver: bool = False
 
 
-class Sampler:
+class ProbeThread:
+    """A probe on a thread of its own, from entering to leaving it.
+
+    :ivar cpu_ns: what the thread has spent.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"latfix-{name}", daemon=True)
+        self.cpu_ns = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Sampler(ProbeThread):
     """Polls a group of probes on one thread.
 
     :param probes: polled in turn; the thread wakes at the shortest period.
     """
 
     def __init__(self, probes: list[Probe], samples: SampleLog, events: EventLog, *, name: str) -> None:
-        self._probes = probes
-        self._samples = samples
-        self._events = events
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"latfix-{name}", daemon=True)
-        self.cpu_ns = 0
+        super().__init__(name)
+        self._probes, self._samples, self._events = probes, samples, events
         self._counters: ThreadCounters | None = None
         self.polls: dict[str, list[int]] = {probe.name: [] for probe in probes}
 
-    def __enter__(self) -> Sampler:
-        if self._probes:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._probes:
-            self._thread.join()
+    def __enter__(self) -> Self:
+        return super().__enter__() if self._probes else self
 
     def _run(self) -> None:
         due = {probe.name: time.monotonic() for probe in self._probes}

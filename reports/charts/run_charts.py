@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Curves go on to p99.99 at least, and are gray from where fewer requests than so many are slower.
 _TO, _BEYOND = 1e-4, 10
+#: Letters of names that a row of a legend has room for.
+_LEGEND = 90
 #: How far beyond the longest bar whiskers are drawn.
 _WHISKER = 1.6
 
@@ -302,7 +304,8 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
     axes.axhline(0, color=INK["muted"], linewidth=0.8)
     p50 = [window.p50_ms for window in windows]
     if causes:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, handlelength=0.9, borderaxespad=0.1)
+        columns = 5 if sum(map(len, causes)) < _LEGEND else 3
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, handlelength=0.9, borderaxespad=0.1)
     elif any(value is not None for value in p50):
         known = [value if value is not None and np.isfinite(value) else np.nan for value in p50]
         axes.stairs(known, edges, baseline=None, color=INK["ink"])

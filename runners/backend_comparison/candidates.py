@@ -125,7 +125,7 @@ def _as_it_is(adapter: FileWorkload) -> _Made:
     return _Made(
         file=adapter.layout.file,
         inputs=names,
-        wrap=lambda model: FileModule(model, adapter.layout),
+        wrap=lambda model: FileModule(model, adapter.layout, adapter.output_names, adapter.output_axes),
         seconds=None,
     )
 

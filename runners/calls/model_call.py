@@ -42,7 +42,8 @@ def split_output(output: Any, size: int) -> list[Any]:
         if output.dim() == 0 or output.shape[0] != size:
             raise ValueError(
                 f"the model returned shape {tuple(output.shape)} for a batch of {size}; expected {size} in the first "
-                "dimension: have the model, or an adapter around it, put the batch first"
+                "dimension: put the batch first, in the model or an adapter around it, or say of a model file where "
+                'it is: [outputs] output = { shape = [64, "batch", 10] }'
             )
         return list(output.unbind(0))
     if isinstance(output, dict):

@@ -75,8 +75,7 @@ class ServedArm:
 
         :raises LatfixError: it does not answer in time, or has ended.
         """
-        with suppress(InputError):
-            self.reach()
+        if self._answers():
             raise RunnerError(f"{self.label}: found somebody who answers there already; stop it, latfix starts both")
         begun = time.monotonic()
         with self.log.open("ab") as log:
@@ -115,6 +114,15 @@ class ServedArm:
         for asked in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, asked)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_LIMIT_S)
+            until = time.monotonic() + _END_LIMIT_S
+            # The shell may be gone while what it started still closes its connections.
+            while (process.poll() is None or self._answers()) and time.monotonic() < until:
+                time.sleep(_ASK_AGAIN_S)
         process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            self.reach()
+        except InputError:
+            return False
+        return True

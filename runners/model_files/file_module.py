@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from latfix.runners.model_files.input_layout import Layout
+from latfix.runners.model_files.output_sizes import batch_first
 
 
 class FileModule(torch.nn.Module):
@@ -15,15 +17,24 @@ class FileModule(torch.nn.Module):
 
     Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its
     last request, and their outputs are dropped.
+
+    :param names: of the file's outputs; ``output_axes`` the batch's dimension of those that have it elsewhere.
     """
 
-    def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        layout: Layout,
+        names: Sequence[str] = (),
+        output_axes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self.model = model
         self.layout = layout
         self._axes = [given.batch_axis for given in layout.inputs]
         self._fixed = layout.fixed_batch or layout.least_batch
-        self._plain = not self._fixed and all(axis == 0 for axis in self._axes)
+        self.output_names, self.output_axes = tuple(names), dict(output_axes)
+        self._plain = not self._fixed and all(axis == 0 for axis in self._axes) and not output_axes
         self._none_batched = all(axis is None for axis in self._axes)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -33,6 +44,8 @@ class FileModule(torch.nn.Module):
         output = self.model(*(self._arranged(x, axis) for x, axis in zip(tensors, self._axes, strict=True)))
         if self._none_batched:
             return _mapped(output, lambda x: x.unsqueeze(0))
+        if self.output_axes:
+            output = batch_first(output, self.output_names, self.output_axes)
         if self._fixed > size:
             return _mapped(output, lambda x: x[:size])
         return output

@@ -18,7 +18,7 @@ from latfix.runners.model_files import open_model
 from latfix.runners.model_files.input_layout import InputLayout, Layout, lay_out
 from latfix.runners.model_files.input_values import describe, draw, from_payload, list_shape, seed_of
 from latfix.runners.model_files.opened_model import OpenedModel
-from latfix.runners.model_files.output_sizes import Cut, check_names, output_cuts, output_names, own_part
+from latfix.runners.model_files.output_sizes import Cut, batch_axes, check_names, output_cuts, output_names, own_part
 from latfix.runners.model_files.size_binding import bind, check_traffic, measure, numbers, numeric_features, wanted
 from latfix.traffic.schedule import Traffic
 
@@ -55,6 +55,7 @@ def file_workload(
     else:
         adapter = (FileWorkload if plain else PaddedFileWorkload)(model, layout)
     adapter.folder = folder
+    adapter.output_axes = batch_axes(outputs or {})
     return adapter
 
 
@@ -66,6 +67,8 @@ class FileWorkload(Workload):
 
     #: What gives the sizes of a request's own outputs, by name.
     cuts: Mapping[str, Cut] = MappingProxyType({})
+    #: The batch's dimension of outputs that have it elsewhere than first, by name.
+    output_axes: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, model: OpenedModel, layout: Layout) -> None:
         self.layout = layout
@@ -121,7 +124,7 @@ class FileWorkload(Workload):
     def load(self, device: str) -> torch.nn.Module:
         from latfix.runners.model_files.file_module import FileModule
 
-        return FileModule(self.model.load(device), self.layout)
+        return FileModule(self.model.load(device), self.layout, self.output_names, self.output_axes)
 
     def prepare(self, request: Request) -> Any:
         """The request's tensors in the order of the file's inputs; alone where there is one."""

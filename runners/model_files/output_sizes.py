@@ -27,7 +27,7 @@ def output_names(model: OpenedModel) -> tuple[str, ...]:
 def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str, Cut]:
     """What ``[outputs]`` gives the sizes of, by output.
 
-    :raises InputError: the file has no such output, or the batch's dimension is not the first.
+    :raises InputError: the file has no such output, or its shape has no batch.
     """
     cuts: dict[str, Cut] = {}
     for name, rule in rules.items():
@@ -37,13 +37,34 @@ def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str
             raise InputError(f"{rule.where}: found output {name!r}; expected {expected}; {advice}")
         if rule.shape is None:
             continue
-        if not rule.shape or not is_batch(rule.shape[0]):
-            raise InputError(
-                f'{rule.where}: found {name} without "batch" as its first dimension; expected it there: outputs are '
-                "split along it"
-            )
-        cuts[name] = [size if isinstance(size, Expression) else None for size in rule.shape[1:]]
+        if not any(map(is_batch, rule.shape)):
+            raise InputError(f'{rule.where}: found {name} without "batch"; expected it: outputs are split along it')
+        cuts[name] = [size if isinstance(size, Expression) else None for size in rule.shape if not is_batch(size)]
     return cuts
+
+
+def batch_axes(rules: Mapping[str, OutputRule]) -> dict[str, int]:
+    """By output, the dimension of the batch, where it is not the first."""
+    places = {name: list(map(is_batch, rule.shape or ())) for name, rule in rules.items()}
+    return {name: found.index(True) for name, found in places.items() if any(found[1:])}
+
+
+def batch_first(output: Any, names: Sequence[str], axes: Mapping[str, int]) -> Any:
+    """A batch's output as latfix splits it: with the batch in dimension 0."""
+
+    def moved(name: str, item: Any) -> Any:
+        axis = axes.get(name, 0)
+        return item.movedim(axis, 0) if 0 < axis < getattr(item, "dim", int)() else item
+
+    if isinstance(output, dict):
+        return {name: moved(str(name), item) for name, item in output.items()}
+    if isinstance(output, tuple | list):
+        return tuple(moved(name, item) for name, item in zip(_places(output, names), output, strict=True))
+    return moved(names[0], output)
+
+
+def _places(output: Sequence[Any], names: Sequence[str]) -> Sequence[str]:
+    return names if len(names) == len(output) else [str(k) for k in range(len(output))]
 
 
 def check_names(cuts: Mapping[str, Cut], known: Collection[str], where: str) -> None:
@@ -73,8 +94,8 @@ def own_part(output: Any, names: Sequence[str], cuts: Mapping[str, Cut], known: 
     if isinstance(output, dict):
         return {name: _cut(item, cuts.get(str(name)), known) for name, item in output.items()}
     if isinstance(output, tuple | list):
-        places = names if len(names) == len(output) else [str(k) for k in range(len(output))]
-        return tuple(_cut(item, cuts.get(name), known) for name, item in zip(places, output, strict=True))
+        named = zip(_places(output, names), output, strict=True)
+        return tuple(_cut(item, cuts.get(name), known) for name, item in named)
     return _cut(output, cuts.get(names[0]), known)
 
 

@@ -48,7 +48,7 @@ def serve_file(
         half = settings.precision == "bf16"
         with raised_as(f"{own.file}: {backend} does not run the file"), torch.no_grad():
             graph = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
-            served = FileModule(graph, model.layout)
+            served = FileModule(graph, model.layout, model.output_names, model.output_axes)
             expected = [flatten(call_model(model, batch))[0] for batch in batches]
             deviation = largest_deviation(expected, served, batches)
     else:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.results.worker_summary import worker_rows
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record, zeros
+from tests.records import build_record, worker_rows, zeros
 
 MS = 1_000_000
 Make = Callable[..., RunRecord]

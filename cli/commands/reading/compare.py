@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from latfix.cli.shared import address_flow
-from latfix.cli.shared.options import GateOption, OutOption, SeedOption, TrafficOption, check_seed
+from latfix.cli.shared.options import GateOption, OutOption, SeedOption, TrafficOption, check_seed, refuse_given
 from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import InputError
 
@@ -42,7 +42,6 @@ def compare(
 
     Percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed in turns.
     """
-    from latfix.cli.shared.recording_flow import refuse
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code
     from latfix.gates.subject import with_percentile_ratios
@@ -64,7 +63,8 @@ def compare(
         )
     else:
         service.refuse(base)
-        refuse(base, {"--traffic": traffic, "--rounds": rounds})
+        why = f"found {base}, which is not replayed; leave it out for a recording"
+        refuse_given({"--traffic": traffic, "--rounds": rounds}, why)
     in_turns = _rounds(pairs)
     befores, afters = ([RunRecord.load(pair[k]) for pair in in_turns] for k in (0, 1))
     before, after = befores[-1], afters[-1]

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import BaselineOption, GateOption, OutOption, PercentileOption, SeedOption, check_seed
+from latfix.cli.shared.options import (
+    BaselineOption,
+    GateOption,
+    OutOption,
+    PercentileOption,
+    SeedOption,
+    check_seed,
+    refuse_given,
+)
 from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.cli.shared.request_options import DrillDown
 from latfix.errors import EXIT_OK, InputError
@@ -68,9 +76,7 @@ def report(
             "--history": history,
             **drill_down.given(),
         }
-        for option, value in for_runs.items():
-            if value is not None:
-                raise InputError(f"{option}: found {file}, which is shown as it is; expected the folder of a run")
+        refuse_given(for_runs, f"found {file}, which is shown as it is; expected the folder of a run")
         outputs = Outputs.open("report", written)
         return _show_again(file, outputs, out, figures)
     gates = parse_gates(gate, baseline, history, record=False)

@@ -73,7 +73,8 @@ def diagnose(
             **drill_down.given(),
             "--rounds": rounds if rounds != 1 else None,
         }
-        recording_flow.refuse(workload, {**for_replays, **replayed.given()})
+        why = f"found {workload}, which is not replayed; leave it out for a recording"
+        options.refuse_given({**for_replays, **replayed.given()}, why)
         gates = parse_gates(gate, baseline, "off")
         outputs = Outputs.open("diagnose", written)
         asked = recording_flow.asked(step, percentile, seed, replayed)
@@ -83,7 +84,7 @@ def diagnose(
     if is_address(workload):
         fresh = rounds if rounds != 1 else None  # nobody here can start that service anew
         others = {"--profile": profile or None, "--plan": plan, "--device": device, "--rounds": fresh}
-        address_flow.refuse_others(workload, others)
+        options.refuse_given(others, f"found {workload}, which latfix does not run; leave it out for an address")
         spec = address_flow.spec_of(workload, service, traffic, percentile)
         ready = partial(address_flow.replay_of, workload, service, spec, seed=seed)
     else:

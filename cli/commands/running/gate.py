@@ -81,7 +81,7 @@ def gate(
     budget_s, overrides = parse_budget(budget), options.check_device(device)
     if address:
         given = {"--workload": workload or None, "--profile": profile or None, "--device": device}
-        address_flow.refuse_others(address, given)
+        options.refuse_given(given, f"found {address}, which latfix does not run; leave it out for an address")
         name, schedule, arms = _served((base, head), address, service, traffic, replayed)
     else:
         service.refuse(base)
@@ -183,7 +183,8 @@ class _records:
             self._folder = Path(self._temporary.name)
             return
         if force and out.is_dir() and any(out.iterdir()):
-            if not (out / "comparison.json").is_file():
+            # One that failed has left no more than what its services said.
+            if not any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log")):
                 raise InputError(f"{out}: found a folder that latfix gate did not write; --force replaces no other")
             shutil.rmtree(out)
         self._folder = open_folder(out)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.cause_catalogue import UNEXPLAINED, KnownCause
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
+from latfix.profilers.attribution.verdict import part_words
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.profilers.recordings.requests.accounts import Accounts
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
@@ -112,7 +113,6 @@ def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float 
         causes=causes,
         dispatch_ms=_dispatch_ms(accounts),
         throughput_rps=_rate(accounts),
-        overhead={},
         notes=tuple(_notes(accounts, n, q, inside)),
         models=accounts.models,
         windows=sums.windows.windows(shown) if n and accounts.timed else (),
@@ -230,24 +230,20 @@ def _verdict(
         carried = f"; all carry {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
         return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
-        known = f" Of what is known, {_share(words, top, excess_ms)}." if top else ""
+        known = f" Of what is known, {part_words(words[top.cause], top, excess_ms)}." if top else ""
         return "inconclusive", (
             f"{opening}; the recording does not show what {milliseconds(unexplained)} of the "
             f"{milliseconds(excess_ms)} is by which slow requests exceed normal ones.{known}"
         )
     if top is not None:
-        return top.cause, f"{opening}: {_share(words, top, excess_ms)}."
+        return top.cause, f"{opening}: {part_words(words[top.cause], top, excess_ms)}."
     largest = max(causes, key=lambda each: each.tail_ms, default=None)
-    beside = f"; the largest part, {_share(words, largest, excess_ms)}, is there all the time" if largest else ""
+    beside = (
+        f"; the largest part, {part_words(words[largest.cause], largest, excess_ms)}, is there all the time"
+        if largest
+        else ""
+    )
     return "inconclusive", f"{opening}; nothing stands out of what this recording always shows{beside}."
-
-
-def _share(words: Mapping[str, KnownCause], cause: CauseSummary, excess_ms: float) -> str:
-    known = words[cause.cause]
-    waits = cause.propagated_ms > cause.own_ms
-    what = f"requests waiting behind {known.behind}" if waits else known.happened
-    figures = f"{milliseconds(cause.tail_ms)} of {milliseconds(excess_ms)}"
-    return f"{100 * cause.tail_share:.0f} % of the excess ({figures}) is {what}"
 
 
 def _latency_ms(latency: Ints) -> dict[str, float]:

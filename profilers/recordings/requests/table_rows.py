@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, Gaps, RequestTable
+from latfix.profilers.recordings.requests.text_source import LATEST_NS
 from latfix.stages import Status
 
 
@@ -110,8 +111,10 @@ def number_or_nan(value: object) -> float:
 
 
 def ns_of(value: object, unit_ns: int) -> int | None:
-    """Whole nanoseconds of a number of units; ``None`` for what is no finite number, or negative."""
+    """Whole nanoseconds of a number of units; ``None`` for what is none, negative, or beyond what can be counted."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return value * unit_ns if value >= 0 else None
-    number = number_or_nan(value)
-    return round(number * unit_ns) if math.isfinite(number) and number >= 0 else None
+        found = value * unit_ns
+    else:
+        number = number_or_nan(value) * unit_ns
+        found = round(number) if math.isfinite(number) else UNKNOWN
+    return found if 0 <= found <= LATEST_NS else None

@@ -33,6 +33,8 @@ UNITS_NS: dict[str, int] = {
     "secs": 1_000_000_000,
     "seconds": 1_000_000_000,
 }
+#: Nanoseconds, or from 1970 on: twice as far is the end of whole numbers of 64 bits.
+LATEST_NS = 2**62
 _DAMAGED = "record it again, or copy it again"
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
@@ -186,7 +188,10 @@ def instant_ns(text: str) -> int:
     zone = rest[len(fraction) :] if dot else ""
     moment = datetime.fromisoformat(whole + zone)
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return int(moment.timestamp()) * 10**9 + int((fraction or "0")[:9].ljust(9, "0"))
+    found = int(moment.timestamp()) * 10**9 + int((fraction or "0")[:9].ljust(9, "0"))
+    if abs(found) > LATEST_NS:
+        raise ValueError(f"{moment.year} is too far from 1970 to be counted in nanoseconds")
+    return found
 
 
 def _why(error: Exception) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from latfix.config.workload_toml import read_spec
 from latfix.errors import InputError
+from latfix.request import Request
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.measure.accuracy_guard import judge
@@ -140,9 +141,41 @@ def test_what_is_wrong_in_outputs_is_one_line(write: Write, outputs: str, said: 
     )
 
 
-def test_a_shape_must_have_the_batch_first_and_read_what_there_is(write: Write) -> None:
-    with pytest.raises(InputError, match='found output without "batch" as its first dimension'):
-        load_adapter(write(0.0, '[outputs]\noutput = { shape = ["width / 4", "batch", 6] }\n'), "model.pt")
+class Recurrent(torch.nn.Module):
+    """Steps first, as recurrent networks answer, and the last step's state with the batch first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.classes = torch.nn.Linear(8, _CLASSES)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        steps = self.classes(image).cumsum(1).transpose(0, 1)
+        return steps, steps[-1]
+
+
+def test_outputs_with_the_steps_first_are_split_along_the_batch(write: Write) -> None:
+    """A batch as large as there are steps, too: nothing but the declaration tells them apart."""
+    shapes = '0 = { shape = ["width", "batch", 6] }\n1 = { shape = ["batch", 6] }\n'
+    folder = write(0.0, f"[outputs]\n{shapes}")
+    model = Recurrent().eval()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(model, torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, folder / "model.pt")
+    adapter: Any = load_adapter(folder, "model.pt")
+    requests = [Request(id=str(k), arrival_s=0.0, features={"width": width}) for k, width in enumerate((4, 3, 2, 1))]
+    with torch.no_grad():
+        inputs = [adapter.prepare(request) for request in requests]
+        batch = adapter.load("cpu")(adapter.collate(inputs))
+        for k, (request, own) in enumerate(zip(requests, inputs, strict=True)):
+            steps, _ = adapter.finish(tuple(each[k] for each in batch), request)
+            torch.testing.assert_close(steps, model(own[None])[0][:, 0])
+
+
+def test_a_shape_must_have_the_batch_and_read_what_there_is(write: Write) -> None:
+    with pytest.raises(InputError, match='found output without "batch"'):
+        load_adapter(write(0.0, '[outputs]\noutput = { shape = ["width / 4", 6] }\n'), "model.pt")
     adapter: Any = load_adapter(write(0.0, '[outputs]\noutput = { shape = ["batch", "height", 6] }\n'), "model.pt")
     with pytest.raises(InputError, match="neither a numeric feature nor a variable dimension 'height'"):
         adapter.check_traffic(_traffic())

@@ -14,9 +14,9 @@ from benchmarks.simulated_routing import Routed, SimulatedRouting
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch
-from latfix.results.worker_summary import worker_rows
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
+from tests.records import worker_rows
 
 MS = 1_000_000
 PAUSE = 60 * MS

@@ -112,13 +112,6 @@ def diagnose(path: Path, percentile: float | None) -> Diagnosis:
             "histogram does not know which requests were slow, so that no cause can be named."
         ),
         percentile=99.0 if percentile is None else percentile,
-        excess_ms=math.nan,
-        reference_ms=math.nan,
-        unexplained_ms=math.nan,
-        causes=(),
-        dispatch_ms={},
-        throughput_rps=math.nan,
-        overhead={},
         notes=("Percentiles are the upper bounds of their buckets; the intervals are the buckets.",),
         source=Source(kind="requests", path=str(path), read={"format": NAME, "histograms": len(known)}),
     )

@@ -337,6 +337,14 @@ def test_har(tmp_path: Path) -> None:
     assert table.features["request_bytes"].tolist() == [100, 200, 300, 7]
     assert set(table.routes) == {"POST /users/*", "POST /b"}
     assert diagnose_recording(path, ReadOptions()).latency_ms["p50"] == pytest.approx(50)
+    far = har_document()
+    far["log"]["entries"][0] |= {"time": 1e300, "timings": {"wait": 10**400, "send": 1.0}}
+    path.write_text(json.dumps(far))
+    assert sorted(har.read(path).latency_ns.tolist()) == [-1, -1, 50 * MS, 50 * MS]
+    far["log"]["entries"][0]["startedDateTime"] = "0001-01-01T00:00:00+14:00"
+    path.write_text(json.dumps(far))
+    with pytest.raises(InputError, match="too far from 1970"):
+        har.read(path)
     broken = har_document()
     del broken["log"]["entries"][1]["startedDateTime"]
     path.write_text(json.dumps(broken))
