@@ -120,7 +120,7 @@ def _run(arguments: list[str] | None) -> int:
         return EXIT_INPUT
     except ClickException as error:
         hint = "; see latfix --help" if error.exit_code == EXIT_INPUT else ""
-        tell(f"{_one_line(error.format_message())}{hint}")
+        tell(f"{_one_line(error.format_message()).rstrip('.')}{hint}")
         return EXIT_INPUT
     except LatfixError as error:
         tell(_one_line(error.message))

@@ -232,6 +232,11 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return "Too much of the tail is unexplained to name its cause: watch the service's process with --pid."
     if diagnosis.verdict == "losing":
         return f"What the lost {unit}s waited for comes first, then what makes the others slow."
+    if diagnosis.verdict == "inconclusive" and diagnosis.source is not None and diagnosis.source.kind == "requests":
+        return (
+            "Too much of the tail is unexplained to name its cause: a log with more columns (queue, dependencies, "
+            "sizes: --map), or spans, would tell."
+        )
     if diagnosis.verdict == "inconclusive":
         return "No cause of the tail can be told from this run: record a longer one."
     if not diagnosis.is_timed:

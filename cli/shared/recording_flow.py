@@ -26,7 +26,7 @@ def is_recording(workload: str) -> bool:
     path = Path(workload)
     try:
         if path.is_dir():
-            return not (path / SPEC_FILE).exists()
+            return bool(workload) and not (path / SPEC_FILE).exists()
         return path.exists() and path.name != SPEC_FILE and not is_model_file(path)
     except (OSError, ValueError):  # a name that no file can have
         return False

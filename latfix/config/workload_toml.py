@@ -67,6 +67,8 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
     :param profile: of the workload; empty for none.
     :raises InputError: there is no such workload or profile, or its ``workload.toml`` is wrong.
     """
+    if not workload:
+        raise InputError("WORKLOAD: found an empty text; expected a folder, a model file or a sample")
     path = Path(workload)
     there = _is_there(path)
     if there and path.is_dir():

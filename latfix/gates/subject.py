@@ -142,7 +142,9 @@ class GateSubject:
             throughput_rps=document.get("throughput_rps"),
             accuracy=document.get("accuracy"),
             unexplained_share=float(tail["unexplained_share"]),
-            cause_shares={cause: float(row["tail_share"]) for cause, row in causes.items()},
+            cause_shares={
+                cause: float(row["tail_share"]) for cause, row in causes.items() if row["tail_share"] is not None
+            },
             cause_shares_ci95={
                 cause: (pair[0] / excess, pair[1] / excess)
                 for cause, pair in bounds.items()

@@ -586,4 +586,5 @@ class Diagnosis(Document):
             for entry in self.causes[:_SHOWN]
         ]
         columns = ("cause", "tail, ms", "95 % interval", "share of the tail", "evidence")
-        return html_table(f"{self.workload} on {self.device}: {self.sentence}", self.notes, columns, rows)
+        where = f" on {self.device}" if self.device else ""
+        return html_table(f"{self.workload}{where}: {self.sentence}", self.notes, columns, rows)

@@ -282,7 +282,8 @@ def _classify(
     tail: Tail | None,
 ) -> tuple[Kind, str]:
     if summary is None or count < MIN_REQUESTS:
-        return "steady", f"{count} requests are too few to show bursts, a period or a tail (at least {MIN_REQUESTS})."
+        few = "1 request is" if count == 1 else f"{count} requests are"
+        return "steady", f"{few} too few to show bursts, a period or a tail (at least {MIN_REQUESTS})."
     if period is not None:
         return "periodic", (
             f"The rate repeats every {period.seconds:.3g} s: seen {period.cycles:.0f} times, this explains "

@@ -25,6 +25,9 @@ READERS: tuple[Reader, ...] = (
     *REQUEST_READERS,
 )
 
+#: Those of whose folders every file is a recording of its own.
+_BY_FILE = (KINETO, engine_steps.READER)
+
 #: What people name that is not read itself, and what to do about it, by its first bytes.
 _ADVICE: tuple[tuple[bytes, str], ...] = (
     (b"QDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
@@ -47,6 +50,9 @@ def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
     if reader is None:
         raise _unknown(recorded)
     diagnosis = with_advice(reader.read(recorded, options))
+    if reader in _BY_FILE and (left := [file.path.name for file in recorded.inside if not reader.knows(file)]):
+        listed = ", ".join(left[:3]) + (f" and {len(left) - 3:,} more" if len(left) > 3 else "")
+        diagnosis = replace(diagnosis, notes=(*diagnosis.notes, f"Not read, being something else: {listed}."))
     if diagnosis.source is not None and diagnosis.source.path != str(path):
         return replace(diagnosis, source=replace(diagnosis.source, path=str(path)))
     return diagnosis

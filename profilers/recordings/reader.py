@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
@@ -118,9 +119,9 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         begin = file.read(_HEAD_BYTES)
-    if not begin.startswith(_GZIP):
-        return begin
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(begin, _HEAD_BYTES)
-    except zlib.error:
-        return b""
+    if begin.startswith(_GZIP):
+        try:
+            begin = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(begin, _HEAD_BYTES)
+        except zlib.error:
+            return b""
+    return begin.removeprefix(codecs.BOM_UTF8)

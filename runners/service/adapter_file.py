@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def load_adapter(folder: Path, entry: str) -> Workload:
         raise InputError(f"{path}: found no class {class_name!r}; expected what entry = {entry!r} names")
     if not (isinstance(kind, type) and issubclass(kind, Workload)):
         raise InputError(f"{path}: found {class_name}, which is not a subclass of latfix.Workload")
+    for method in ("load", "prepare", "collate", "finish", "evaluate"):
+        written = getattr(kind, method)
+        if inspect.iscoroutinefunction(written) or inspect.isgeneratorfunction(written):
+            found = f"{class_name}.{method}, which is async or yields"
+            raise InputError(f"{path}: found {found}; expected a plain function that returns its value")
     try:
         adapter: Workload = kind()
     except USER_ERRORS as error:

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 #: Documents that commands write into their folders, beside those of a run.
 _DOCUMENTS = tuple(
-    f"{name}.json" for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation")
+    f"{name}.json"
+    for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation", "diagnosis")
 )
+#: Diagnoses whose page needs the rows of a run.
+_REPLAYED = ("replay", "http")
 
 
 def report(
@@ -141,7 +144,17 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
 
     :param folder: where its page was written.
     """
-    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep, trial
+    from latfix.reports.terminal import (
+        backends,
+        comparison,
+        diagnosis,
+        doctor,
+        fragmentation,
+        history,
+        selftest,
+        sweep,
+        trial,
+    )
     from latfix.results.answer_check import BackendsTable
     from latfix.results.comparison import Comparison, Trial
     from latfix.results.diagnosis import Diagnosis
@@ -154,11 +167,11 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
 
     match result:
         case Diagnosis():
-            return diagnosis.render_diagnosis(result, folder=None, verbose=verbose)
+            return diagnosis.render_diagnosis(result, folder=folder, verbose=verbose)
         case Comparison():
-            return diagnosis.render_comparison(result, folder=folder, verbose=verbose)
+            return comparison.render_comparison(result, folder=folder, verbose=verbose)
         case Optimization():
-            return diagnosis.render_optimization(result, folder=folder, verbose=verbose)
+            return comparison.render_optimization(result, folder=folder, verbose=verbose)
         case Trial():
             return trial.render_trial(result, folder=None)
         case Sweep():
@@ -182,6 +195,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
     :param folder: where the result is from.
     """
     from latfix.reports.html.pages import write_comparison_report, write_optimization_report
+    from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.html.sweep_page import write_sweep_report
     from latfix.results import read_result
     from latfix.results.comparison import Comparison
@@ -191,6 +205,11 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
 
     if isinstance(result, Sweep):
         write_sweep_report(page, result)
+        return True
+    if isinstance(result, Diagnosis):
+        if result.source is None or result.source.kind in _REPLAYED:
+            return False
+        write_recording_report(page, result)
         return True
     if isinstance(result, Comparison):
         base, new = (_record(result, name, folder) for name in ("base", "new"))

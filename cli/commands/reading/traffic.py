@@ -111,7 +111,7 @@ def convert_command(
 
     if speed is not None and to_duration is not None:
         raise InputError("--speed: found together with --to-duration; expected one of the two")
-    check_output(target)
+    check_output(target, source)
     mapping = parse_map_option(map_ or [])
     traffic = read_traffic(source, mapping=mapping, skip_bad_lines=skip_bad_lines)
     read = len(traffic)
@@ -166,11 +166,10 @@ def import_command(
     from latfix.profilers.recordings.reader import ReadOptions
     from latfix.profilers.recordings.requests.readers import read_requests
     from latfix.traffic.io.writer import check_output, write_traffic
-    from latfix.traffic.parsed_fields import RECORDED
-    from latfix.traffic.recorded_latency import recorded_summary_ms
+    from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 
     target = target or Path(f"{source.name}.traffic.jsonl")
-    check_output(target)
+    check_output(target, source)
     roles = {"arrival": time, "end": end, "latency": latency, "status": status}
     mapping = [*(f"{role}={column}" for role, column in roles.items() if column), *(feature or ())]
     table = read_requests(source, ReadOptions(mapping=tuple(mapping)))

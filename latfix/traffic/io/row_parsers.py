@@ -107,7 +107,8 @@ def _json_object(line: str, number: int, problems: Problems) -> dict[str, Any] |
     try:
         row = _DECODER.decode(stripped)
     except json.JSONDecodeError as error:
-        problems.add(number, f"{shown(stripped)}, not JSON ({error.msg}, column {error.colno})", _ONE_OBJECT)
+        array = "write the array's elements one a line" if stripped == "[" else ""
+        problems.add(number, f"{shown(stripped)}, not JSON ({error.msg}, column {error.colno})", _ONE_OBJECT, array)
         return None
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).split(";")[0]

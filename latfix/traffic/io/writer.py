@@ -22,11 +22,14 @@ from latfix.traffic.value_parsers import NS_PER_S
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, source: Path | None = None) -> None:
     """Validates that :func:`write_traffic` could write to ``path``, before any work is done.
 
-    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder.
+    :param source: what is read, which is not overwritten: it was recorded once.
+    :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder or ``source``.
     """
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise input_error(path, None, "the file that is read", "another one to write", "name another OUT")
     if path.suffix.lower() not in SUFFIXES:
         raise input_error(path, None, f"suffix {path.suffix!r}", f"one of {', '.join(SUFFIXES)}")
     if path.is_dir():

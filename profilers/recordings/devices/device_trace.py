@@ -45,9 +45,11 @@ class Columns:
 
     def __init__(self) -> None:
         self._columns = [array("q") for _ in range(7)]
+        self.reversed = 0
 
     def add(self, start: int, end: int, place: int, kind: int, name: int, correlation: int, size: int) -> None:
-        """One more interval; an end before the begin is taken as the begin."""
+        """One more interval; an end before the begin is taken as the begin, and counted."""
+        self.reversed += end < start
         for column, value in zip(
             self._columns, (start, max(start, end), place, kind, name, correlation, size), strict=True
         ):
@@ -62,6 +64,12 @@ class Columns:
         order = np.lexsort((-columns[1], columns[0]))
         start, end, place, kind, name, correlation, size = (column[order] for column in columns)
         return Intervals(start=start, end=end, place=place, kind=kind, name=name, correlation=correlation, size=size)
+
+
+def reversed_note(*tables: Columns) -> tuple[str, ...]:
+    """What a reader must know of intervals that end before they begin; empty where there are none."""
+    number = sum(table.reversed for table in tables)
+    return (f"{number:,} interval(s) with an end before the begin, read as having no length.",) * bool(number)
 
 
 class Numbering(dict[Any, int]):

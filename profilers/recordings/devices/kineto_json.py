@@ -10,6 +10,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any
 
+from latfix.formatting import shown
 from latfix.profilers.recordings.devices.call_kinds import (
     Device,
     Host,
@@ -18,7 +19,13 @@ from latfix.profilers.recordings.devices.call_kinds import (
     copy_kind,
     is_collective,
 )
-from latfix.profilers.recordings.devices.device_trace import NOTHING, Columns, DeviceTrace, Numbering
+from latfix.profilers.recordings.devices.device_trace import (
+    NOTHING,
+    Columns,
+    DeviceTrace,
+    Numbering,
+    reversed_note,
+)
 from latfix.profilers.recordings.reader import CUT_OFF, Recorded, damaged, open_decompressed
 
 _CHUNK = 1 << 22
@@ -64,8 +71,10 @@ def read_trace(path: Path) -> DeviceTrace:
         damaged(path, _WANTED, f"a trace that is cut off ({error})")
     except CUT_OFF as error:
         damaged(path, _WANTED, f"a compressed file that is damaged or cut off ({error})")
+    except KeyError as error:
+        damaged(path, _WANTED, f"a damaged trace (event {into.events:,} has no {error})")
     except _MALFORMED as error:
-        damaged(path, _WANTED, f"a damaged trace ({error})")
+        damaged(path, _WANTED, f"a damaged trace (event {into.events:,}: {error})")
     if not len(into.host) and not len(into.device):
         damaged(
             path, _WANTED, "a trace without a call of the host or an activity of a device", todo="record it again"
@@ -82,7 +91,7 @@ class _Text:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._text, self._at, self._ended = file, "", 0, False
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
         # Numbers with a point stay text: a float holds 2^53, and nanoseconds since 1970 are beyond that.
         self._scan: Callable[[str, int], tuple[Any, int]]
         self._scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
@@ -182,11 +191,13 @@ class _Collected:
         self._shapes = Numbering()
         self._waits: dict[int, Any] = {}
         self._pageable: set[int] = set()
-        self._events = 0
+        self.events = 0
 
     def add(self, event: Any) -> None:
         """One event; those without a duration, and those of flows, are left out."""
-        self._events += 1
+        self.events += 1
+        if not isinstance(event, dict) or not isinstance(event.get("args") or {}, dict):
+            raise ValueError(f"{shown(event, 40)} is no event")
         if event.get("ph") != "X":
             return
         category = str(event.get("cat") or "").lower()
@@ -258,7 +269,8 @@ class _Collected:
             pageable=frozenset(self._pageable),
             first_correlation=min((each for each in self._correlations if isinstance(each, int)), default=NOTHING),
             device_name=self._device_name(),
-            read={"events": self._events},
+            read={"events": self.events},
+            notes=reversed_note(self.host, self.device, self.ranges),
         )
 
     def _device_name(self) -> str:

@@ -18,7 +18,13 @@ from latfix.profilers.recordings.devices.call_kinds import (
     copy_kind,
     is_collective,
 )
-from latfix.profilers.recordings.devices.device_trace import NOTHING, Columns, DeviceTrace, Numbering
+from latfix.profilers.recordings.devices.device_trace import (
+    NOTHING,
+    Columns,
+    DeviceTrace,
+    Numbering,
+    reversed_note,
+)
 from latfix.profilers.recordings.reader import Recorded, damaged
 
 _MAGIC = b"SQLite format 3\0"
@@ -103,6 +109,7 @@ class _Export:
             pageable=frozenset(self._pageable),
             first_correlation=min((number for _, number in self._correlations), default=NOTHING),
             device_name=self._device_name(),
+            notes=reversed_note(host, device, ranges),
         )
 
     def _rows(self, table: str, columns: str) -> Iterable[Any]:

@@ -33,6 +33,8 @@ class SpanRows:
     failed: list[bool] = field(default_factory=list)
     engine: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
     reversed: int = 0
+    repeated: int = 0
+    _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def add(
         self,
@@ -48,7 +50,12 @@ class SpanRows:
         attributes: Mapping[str, Any] | None = None,
         failed: bool = False,
     ) -> None:
-        """One span; one that ends before it begins has no length."""
+        """One span; one that ends before it begins has no length. Exporters that retry write the same one twice."""
+        key = (trace, span, service, operation, start_ns, end_ns)
+        if key in self._seen:
+            self.repeated += 1
+            return
+        self._seen.add(key)
         if end_ns < start_ns:
             self.reversed += 1
             end_ns = start_ns
@@ -75,9 +82,11 @@ class SpanRows:
         peer = np.full(n, -1, np.int64)
         peer[np.array([bool(each) for each in self.peers], bool)] = service[n:]
         first = min(self.start_ns, default=0)
-        notes: tuple[str, ...] = ()
+        notes = []
         if self.reversed:
-            notes = (f"{self.reversed} spans end before they begin; they are read as having no length.",)
+            notes.append(f"{self.reversed} spans end before they begin; they are read as having no length.")
+        if self.repeated:
+            notes.append(f"{self.repeated} spans are there more than once; each is counted once.")
         return SpanTable(
             start_ns=np.array([start - first for start in self.start_ns], np.int64),
             end_ns=np.array([end - first for end in self.end_ns], np.int64),
@@ -93,7 +102,7 @@ class SpanRows:
             traces=traces,
             facts=facts,
             engine=tuple(self.engine),
-            notes=notes,
+            notes=tuple(notes),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from latfix.errors import InputError
+from latfix.gates.subject import GateSubject
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import Diagnosis
@@ -41,6 +42,7 @@ def test_a_stall_is_told_with_its_time_and_what_would_have_avoided_it(tmp_path: 
     document = found.to_json()
     assert document["latency_ms"]["p99"] is None and document["tail"]["excess_ms"] is None
     assert document["source"]["kind"] == "memory" and document["requests"]["timeout"] is None
+    assert not GateSubject.from_diagnosis(document).cause_shares  # no share is known: gates on it are undecided
 
 
 def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
         ("A = 3", InputError, "not a subclass"),
         ("A = None", InputError, "found no class 'A'"),
         ("B = 3", InputError, "found no class 'A'"),
+        (
+            "from latfix import Workload\nclass A(Workload):\n    async def finish(self, o, r): return o",
+            InputError,
+            "A.finish, which is async or yields",
+        ),
         ("raise ValueError('no weights')", RunnerError, "ValueError: no weights"),
         ("import no_such_module_at_all", RunnerError, "ModuleNotFoundError"),
         ("raise SystemExit(3)", RunnerError, "SystemExit: 3"),

@@ -46,6 +46,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     # lines
     "cut_off": ('{"arrival_s": 0}\n{"arrival_s": 1', ":2: found"),
     "array": ('[{"arrival_s": 0}]\n', "one a line"),
+    "array_of_lines": ('[\n {"arrival_s": 0}\n]\n', "write the array's elements"),
     "pretty_printed": ('{\n "arrival_s": 0\n}\n', ":1: found"),
     "number_line": (GOOD + "5\n", ":2: found '5'"),
     "two_on_a_line": ('{"arrival_s": 0}{"arrival_s": 1}\n', ":1: found"),

@@ -123,7 +123,20 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     if not total and not bad.count:
         raise input_error(path, 1, "no requests", _EXPECTED)
     bad.check(total)
-    return _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
+    notes = (*bad.notes(), *_unused(names, roles))
+    return _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad, notes)
+
+
+def _unused(names: Sequence[str], roles: Sequence[Role]) -> Iterator[str]:
+    """Columns that are times by their names, and perhaps what a request waited for."""
+    used = {column for role in roles for column in role.columns}
+    left = [name for name in names if name not in used and _unit(name) is not None]
+    if left:
+        part = _identifier(_bare(left[0]))
+        yield (
+            f"Not read: {', '.join(left[:6])}. What was waited for within the latency is told by, for instance, "
+            f"--map {part}_ms={left[0]}."
+        )
 
 
 def _header(path: Path) -> tuple[bool, tuple[str, ...]]:
@@ -177,7 +190,7 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     there = ", ".join(names[:12])
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
         todo = "say which is the latency: --map latency_ms=COLUMN"
-        raise input_error(path, 1, f"columns {there}", _EXPECTED, todo)
+        raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
     latency = by_name.get("latency")
     if latency is not None and latency.unit_ns is None:
         column = latency.columns[0] if latency.columns else "COLUMN"
@@ -356,7 +369,7 @@ def _usable(values: Mapping[str, Any]) -> Any:
     return good
 
 
-def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> RequestTable:
+def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines, notes: tuple[str, ...]) -> RequestTable:
     latency = columns["latency"] if "latency" in columns else columns["end"] - columns["arrival"]
     timed = bool({"arrival", "end"} & set(columns))
     if "arrival" in columns:
@@ -391,7 +404,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
             "columns": ", ".join(f"{role.name} = {_words(role)}" for role in roles),
             "bad_lines": bad.count,
         },
-        notes=bad.notes(),
+        notes=notes,
     ).sorted()
 
 

@@ -41,7 +41,7 @@ def test_a_result_is_shown_from_its_json_alone(name: str, cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["optimization", "trial", "sweep", "selftest", "doctor", "comparison", "fragmentation"]
+    "name", ["diagnosis", "optimization", "trial", "sweep", "selftest", "doctor", "comparison", "fragmentation"]
 )
 def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str, cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "result"
@@ -53,6 +53,20 @@ def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str,
     assert (folder / "report.html").exists() == (name in ("optimization", "sweep"))
     code, _, err = cli("report", folder, "--out", tmp_path / "elsewhere")
     assert code == 0 and (tmp_path / "elsewhere" / "report.html").exists() == (name in ("optimization", "sweep"))
+
+
+def test_a_recording_that_was_diagnosed_is_shown_again(cli: Cli, tmp_path: Path) -> None:
+    log, folder = tmp_path / "log.csv", tmp_path / "found"
+    rows = (f"{k},{10 + k % 7},{k % 5}" for k in range(200))
+    log.write_text("\n".join(["arrival_s,latency_ms,db_ms", *rows]))
+    code, out, err = cli("diagnose", log, "--out", folder)
+    assert code == 0, err
+    assert "log: " in out and "--map db_ms=db_ms" in " ".join(out.split())
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    code, again, err = cli("report", folder)
+    assert code == 0 and again.splitlines()[0] == out.splitlines()[0], err
+    assert (folder / "report.html").read_text() == page
 
 
 def test_a_result_without_a_page_has_no_pictures(cli: Cli, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_synthesize_writes_what_inspect_recognizes(kind: str, tmp_path: Path) ->
         (["inspect", "missing.jsonl"], "no such file"),
         (["inspect", "{in}", "--json", "no/such/folder.json"], "--json"),
         (["convert", "{in}", "out.txt"], "suffix '.txt'"),
+        (["convert", "{in}", "{in}", "--limit", "1"], "the file that is read"),
         (["convert", "{in}", "{out}", "--speed", "2", "--to-duration", "5"], "one of the two"),
         (["convert", "{in}", "{out}", "--speed", "0"], "speed: found 0"),
         (["convert", "{in}", "{out}", "--start", "90"], "no request between"),

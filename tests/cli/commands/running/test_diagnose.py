@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import Reached, refused
@@ -143,7 +143,7 @@ def test_a_folder_instead_of_the_file(bench: Bench) -> None:
     [
         ("no/such/folder", "no such folder or sample"),
         ("recomender", "did you mean 'recommender'"),
-        ("", ""),
+        ("", "found an empty text"),
         ("a" * 5000, "no such folder"),
         ("w/adapter.py", "found a file"),
         ("model.pt2", "no such file"),
@@ -282,7 +282,6 @@ _SOUND = RUNNER + 'max_batch_size = 8\nbatch_window_ms = 5.0\ndevice = "cpu"\n[o
 _ANY = settings(
     max_examples=60,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -126,6 +126,14 @@ def test_a_folder_of_traces_is_one_recording(tmp_path: Path) -> None:
         made.write(tmp_path / name)
     found = diagnosed(tmp_path)
     assert found.requests["ok"] == 10 and found.source is not None and found.source.read["files"] == 2
+    (tmp_path / "c.json.gz").write_bytes(b"damaged")
+    assert "Not read, being something else: c.json.gz." in diagnosed(tmp_path).notes
+
+
+def test_a_byte_order_mark_and_ends_before_begins(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(b"\xef\xbb\xbf" + whole().replace('"dur": 5', '"dur": -5', 1).encode())
+    assert any(note.startswith("1 interval") and "read as having no length" in note for note in diagnosed(path).notes)
 
 
 def whole() -> str:
@@ -143,8 +151,8 @@ def whole() -> str:
         (whole().replace('"dur": 5', '"dur": five', 1).encode(), "damaged"),
         (b'{"traceEvents": []}', "without a call"),
         (b'{"traceEvents": {"a": 1}, "deviceProperties": []}', "damaged"),
-        (b'{"traceEvents": [1, 2]}', "damaged"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "damaged"),
+        (b'{"traceEvents": [1, 2]}', "damaged trace (event 1: 1 is no event)"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "damaged trace (event 1 has no 'name')"),
         (whole().replace('"ts": 17', '"ts": null, "x": 17', 1).encode(), "damaged"),
         (b'{"traceEvents": [' + b"[" * 100_000, ""),
     ],

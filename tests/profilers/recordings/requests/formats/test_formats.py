@@ -359,11 +359,13 @@ def test_span_csv(tmp_path: Path) -> None:
         "t,a,root,front-end-579b9bff58-t2dbm,get,1661141427557321048,1661141427557331048,10\n"
         "t,b,a,db-0,query,1661141427557322048,1661141427557324048,2\n"
     )
+    path.write_text(path.read_text() + path.read_text().partition("\n")[2])  # exported twice
     table = span_csv.read(path)
+    assert table.notes == ("2 spans are there more than once; each is counted once.",)
     assert table.services == ("front-end", "db")
     assert table.end_ns.tolist() == [10_000, 3_000]
     path.write_text(path.read_text() + "t,c,a,db-0,query,16611414")
-    with pytest.raises(InputError, match=r"spans.csv:4"):
+    with pytest.raises(InputError, match=r"spans.csv:6"):
         span_csv.read(path)
 
 
