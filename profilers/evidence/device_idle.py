@@ -78,7 +78,7 @@ def idle_ns(evidence: Evidence) -> Ints | None:
     if profile is None or not evidence.setup.on_device:
         return None
     took, lead = batches["device_ns"].astype(np.float64), batches["lead_ns"].astype(np.float64)
-    busy = profile.busy_ns(batches["padded_elements"])
+    busy = profile.busy_ns(batches["padded_elements"]) * _beyond_elements(evidence, profile)
     # Beside another worker's batch the same work takes longer: that is not waiting for the host.
     waited = np.maximum(took - busy - _beside_ns(evidence), 0.0)
     # While the host issued: what of the work was not left for after it has been done in that time.
@@ -87,6 +87,28 @@ def idle_ns(evidence: Evidence) -> Ints | None:
     # A captured graph is issued at once.
     found = np.where((took > 0) & (batches["graph"] <= 0), np.minimum(waited, most), 0.0)
     return np.asarray(np.rint(found), dtype=np.int64)
+
+
+def _beyond_elements(evidence: Evidence, profile: DeviceProfile) -> Floats:
+    """``(m,)`` how many times the work of a typical batch with as many elements each batch is expected to be.
+
+    Elements do not tell the work where a feature does, as the tokens to be written of an answer. What was profiled
+    is of typical batches.
+    """
+    elements, expected = evidence.batches["padded_elements"], evidence.expected.padded.astype(np.float64)
+    if not evidence.expected.models["compute"].accepted:
+        return np.ones(len(expected))
+    known = profile.elements
+    nearest = np.abs(elements[:, None] - known[None, :]).argmin(axis=1)
+    typical = evidence.norms.of(
+        "device.typical_work",
+        lambda: [
+            (float(np.median(elements[nearest == k])), float(np.median(expected[nearest == k])))
+            for k in np.unique(nearest).tolist()
+        ],
+    )
+    at, usual = (np.array(column) for column in zip(*typical, strict=True))
+    return np.asarray(expected / np.maximum(np.interp(elements, at, usual), 1.0), dtype=np.float64)
 
 
 def _beside_ns(evidence: Evidence) -> Ints:

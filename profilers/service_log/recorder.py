@@ -48,7 +48,8 @@ class OpenRequest:
         after = counters_at_end(self._before)
         collect_spans(self._outer)
         self._log.inside.discard(self)
-        self._log.rows.add(Row(self._before, after, status, route, self._in_flight, self._spans, features))
+        row = (self._before, after, status, route, self._in_flight, self._spans, features)
+        self._log.rows.add(tuple.__new__(Row, row))  # without the frame of Python that Row(...) is
 
 
 class ServiceLog:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -208,21 +207,20 @@ def machine_series(record: RunRecord) -> dict[str, list[tuple[str, Floats, Float
     """What was sampled of memory, cores and devices: by axis the lines with label, seconds and values."""
     last = int((record.requests["arrival_ns"] + record.requests["latency_ns"]).max(initial=0))
     edges = np.linspace(0, last, _SPANS + 1)
-    names = record.samples["series"].astype(str)
-    rows = np.argsort(names, kind="stable")
-    known, starts = np.unique(names[rows], return_index=True)
+    names = record.samples["series"]
     panels: dict[str, list[tuple[str, Floats, Floats]]] = {}
-    bounds = pairwise([*starts.tolist(), len(rows)])
-    for name, (begin, end) in zip(known.tolist(), bounds, strict=True):
+    for name in sorted(set(names.tolist())):
         device = re.search(r"\.(\d+)\.", name)
         plain = name.replace(device[0], ".", 1) if device else name
-        for axis, series in _MACHINE.items():
-            if plain in series and last:
-                label, factor = series[plain]
-                at, values = (record.samples[column][rows[begin:end]] for column in ("t_ns", "value"))
-                seconds, drawn = _by_span(at, values * factor, edges, rises=plain.endswith("_ns"))
-                if np.any(drawn):
-                    panels.setdefault(axis, []).append((f"{label}, {device[1]}" if device else label, seconds, drawn))
+        axis = next((axis for axis, series in _MACHINE.items() if plain in series), None)
+        if axis is None or not last:
+            continue
+        label, factor = _MACHINE[axis][plain]
+        rows = np.flatnonzero(names == name)
+        at, values = (record.samples[column][rows] for column in ("t_ns", "value"))
+        seconds, drawn = _by_span(at, values * factor, edges, rises=plain.endswith("_ns"))
+        if np.any(drawn):
+            panels.setdefault(axis, []).append((f"{label}, {device[1]}" if device else label, seconds, drawn))
     return {axis: panels[axis] for axis in _MACHINE if axis in panels}
 
 

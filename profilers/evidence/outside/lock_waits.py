@@ -28,9 +28,9 @@ from latfix.run_record.schema import Columns
 
 #: A thread is still busy with an answer for so long after its last byte came.
 _AFTER_NS = 2_000_000
-#: Moments with one request at most, at least, to tell what is waited for then; and the share of all moments at which
-#: somebody waits at the place of a lock.
-_LEAST, _ALONE = 10, 0.1
+#: Moments without a request, and with one, at least, to tell what is waited for then; and how often somebody waits at
+#: the place of a lock then, at most, beside how often with several.
+_LEAST, _ALONE = 10, 0.2
 #: A poll that comes late stands for so many usual ones at most.
 _LONGEST_STEPS = 4.0
 #: Of a core that the process used while threads waited: from here on the holder computed, below it waited itself.
@@ -113,10 +113,12 @@ def _counts(samples: Columns, name: str, times: Floats) -> Floats:
 
 
 def _is_lock(count: Floats, there: Ints) -> bool:
-    """Whether threads wait at a place only while several requests are there."""
-    alone = there <= 1
+    """Whether threads wait at a place only while several requests are there, hardly ever with one or none."""
     met = count > 0
-    return bool(np.count_nonzero(alone) >= _LEAST and np.mean(alone[met]) <= _ALONE)
+    several = float(np.mean(met[there > 1])) if np.any(there > 1) else 0.0
+    return all(
+        np.count_nonzero(there == few) >= _LEAST and np.mean(met[there == few]) <= _ALONE * several for few in (0, 1)
+    )
 
 
 def _cores(samples: Columns, start: Ints, end: Ints) -> float:

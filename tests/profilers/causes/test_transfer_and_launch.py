@@ -217,6 +217,20 @@ def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> N
     )
 
 
+def test_work_that_a_feature_tells_is_no_waiting_for_the_host(simulate: Simulate) -> None:
+    """Twice the steps on inputs of one size: the device works twice as long, while the host issues."""
+    long = np.random.default_rng(5).random(900) < 0.3
+    record = simulate(
+        n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(np.flatnonzero(long), ("cpu", 10.0))
+    )
+    traffic = replace(record.traffic, features={"steps": np.where(long, 20, 10)})
+    found = _on_device(replace(record, traffic=traffic), {})
+    idle = idle_ns(gather(found))
+    assert idle is not None
+    assert np.median(idle[long]) < 2.5 * np.median(idle[~long]), "in proportion to the work, at most"
+    assert np.median(_own_ms(found, "dispatch.launch")[long]) < 2.0
+
+
 def test_larger_batches_are_expected_to_keep_the_device_longer() -> None:
     works = ((400, 4_000_000), (100, 2_000_000))
     profile = DeviceProfile.of([DeviceWork(elements=size, busy_ns=busy, launches=9) for size, busy in works])
