@@ -48,8 +48,7 @@ from latfix.stages import Status, status_counts
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
-from latfix.traffic.parsed_fields import RECORDED
-from latfix.traffic.recorded_latency import recorded_summary_ms
+from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 
 _NUMBER = {cause.id: k for k, cause in enumerate(CAUSES)}
 

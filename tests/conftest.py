@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from markupsafe import Markup
 
 from latfix.formatting import visible
@@ -26,7 +26,8 @@ from latfix.profilers.allocator_lab.torch_caching import parse_settings
 from latfix.statistics import change_points
 
 # Examples take as long as the machine lets them; a property that needs more of them says so.
-settings.register_profile("latfix", deadline=None, max_examples=50)
+_SUITED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("latfix", deadline=None, max_examples=50, suppress_health_check=_SUITED)
 settings.load_profile("latfix")
 
 WriteWorkload = Callable[..., Path]

@@ -141,13 +141,10 @@ def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequ
     """The diagnosis of the first of several runs, with how they differ."""
     from latfix.results.diagnosis import Restarts
     from latfix.statistics.censored import outcomes_of
+    from latfix.statistics.percentiles import percentile_key
 
     values = [outcomes_of(each).percentiles_ns([diagnosis.percentile])[0] / 1e6 for each in (first, *again)]
-    return replace(diagnosis, restarts=Restarts.of("rounds", _key(diagnosis), values))
-
-
-def _key(diagnosis: Diagnosis) -> str:
-    return f"p{diagnosis.percentile:g}".replace(".", "_")
+    return replace(diagnosis, restarts=Restarts.of("rounds", percentile_key(diagnosis.percentile), values))
 
 
 @contextlib.contextmanager
@@ -277,8 +274,9 @@ def _judged(
 def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
     """How earlier runs differ, where the history has enough of them."""
     from latfix.results.diagnosis import Restarts
+    from latfix.statistics.percentiles import percentile_key
 
-    key = _key(diagnosis)
+    key = percentile_key(diagnosis.percentile)
     return Restarts.of("history", key, past.figures(key)) if past.level(key) is not None else None
 
 

@@ -90,7 +90,7 @@ def _conclude(
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_optimization_report
     from latfix.reports.next_commands import workload_argument
-    from latfix.reports.terminal.diagnosis import render_optimization
+    from latfix.reports.terminal.comparison import render_optimization
 
     results, row = _judge(folder, gates, outcome, plan)
     found = _optimization(folder, spec, outcome, results)

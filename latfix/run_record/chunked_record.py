@@ -116,7 +116,6 @@ class RecordFile:
         return check.measured
 
     def scan(self, names: Sequence[str]) -> Iterator[Columns]:
-        """All rows in order, some columns of them."""
         present = [name for name in names if name in self._requests.names]
         for batch in self._requests.batches(present):
             yield request_columns(self._requests.path, batch, names)
@@ -145,7 +144,6 @@ class RecordFile:
         )
 
     def table(self, name: TableName) -> Iterator[Columns]:
-        """All rows of one of the other tables in order, a row group at a time."""
         file, names = {
             "batches": (self._batches, BATCH_DTYPE.names),
             "events": (self._events, EVENT_FIELDS),
@@ -158,7 +156,6 @@ class RecordFile:
             yield rows
 
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
-        """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
         totals: dict[str, tuple[int, int]] = {}
         for k in range(len(self._events.bounds) - 1):
             part = totals_of(_plain(self._events, self._events.group(k), ("kind", "duration_ns")))
@@ -168,7 +165,6 @@ class RecordFile:
         return totals
 
     def notes(self) -> Columns:
-        """The run's events of kind ``note``."""
         groups = range(len(self._events.bounds) - 1)
         parts = [notes_of(_plain(self._events, self._events.group(k), EVENT_FIELDS)) for k in groups]
         if not parts:

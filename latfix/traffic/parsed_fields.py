@@ -20,6 +20,7 @@ REQUEST_FIELDS = ("id", "arrival_s", "priority", "session", "deadline_ms", "payl
 #: The feature that holds the latency which imported requests had where they were recorded, in milliseconds. It is no
 #: property of the work: nothing is learned from it.
 RECORDED = "recorded_latency_ms"
+_PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,3 +79,14 @@ def fill_ids(ids: Sequence[str | None]) -> list[str]:
         taken.add(candidate)
         filled.append(candidate)
     return filled
+
+
+def recorded_summary_ms(recorded_ms: npt.ArrayLike | None) -> dict[str, float]:
+    """Percentiles of :data:`RECORDED`, to hold a replay against; empty where none is known."""
+    if recorded_ms is None:
+        return {}
+    known = np.asarray(recorded_ms)
+    if known.dtype.kind not in "fiu":  # a feature of that name that somebody made of texts
+        return {}
+    known = known[np.isfinite(known)]
+    return {key: float(np.percentile(known, q)) for key, q in _PERCENTILES.items()} if len(known) else {}

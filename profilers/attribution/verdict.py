@@ -18,6 +18,7 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
 from latfix.run_record.run_record import RunRecord
+from latfix.statistics.percentiles import percentile_key
 
 STEADY, INCONCLUSIVE, LOSING = "steady", "inconclusive", "losing"
 #: A tail this close to the median is no jitter, whatever it is made of.
@@ -129,17 +130,13 @@ def judge(
         return Verdict(
             word=INCONCLUSIVE,
             sentence=f"{name} is not known: so many requests were in flight when the run was ended that it is among "
-            f"them; of those that ended ok it is {milliseconds(ok_ms.get(_key(percentile)))}.",
+            f"them; of those that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}.",
         )
     verdict = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms)
     if verdict.word == STEADY and loss.charged:
         sentence = f"{verdict.sentence.removesuffix('.')}; but {loss.words}."
         return Verdict(word=INCONCLUSIVE, sentence=sentence.replace(": steady,", ":", 1))
     return verdict
-
-
-def _key(percentile: float) -> str:
-    return f"p{percentile:g}".replace(".", "_")
 
 
 def _lost_words(one: Losses) -> str:

@@ -43,11 +43,6 @@ def minor_fault(pages: int = 512, rounds: int = 9) -> UnitCost:
     return UnitCost.of(_fault_costs(lambda: mmap.mmap(-1, pages * _PAGE), pages, rounds))
 
 
-def minor_fault_ns(pages: int = 512, rounds: int = 9) -> float:
-    """Median cost of one minor page fault on anonymous memory, in nanoseconds of this thread's CPU time."""
-    return minor_fault(pages, rounds).value
-
-
 def copy_fault(pages: int = 256, rounds: int = 7) -> UnitCost:
     """One minor page fault that copies a page of a private file mapping; zero where none can be mapped."""
     try:

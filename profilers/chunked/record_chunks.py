@@ -112,24 +112,20 @@ class WholeRecord:
 
     @property
     def meta(self) -> RunMeta:
-        """The content of ``run.json``."""
         return self._record.meta
 
     @property
     def folder(self) -> Path:
-        """Where it was read from."""
         return self._record.folder
 
     @property
     def partial(self) -> bool:
-        """Whether the runner did not reach its end."""
         return self._record.partial
 
     def __len__(self) -> int:
         return len(self._record.requests["index"])
 
     def scan(self, names: Sequence[str]) -> Iterator[Columns]:
-        """All rows, some columns of them."""
         yield {name: self._record.requests[name] for name in names}
 
     def stretch(self, first: int, last: int) -> RunRecord:
@@ -154,16 +150,13 @@ class WholeRecord:
         )
 
     def table(self, name: TableName) -> Iterator[Columns]:
-        """All rows of one of the other tables."""
         tables = {"batches": self._record.batches, "events": self._record.events, "samples": self._record.samples}
         yield tables[name]
 
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
-        """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
         return totals_of(self._record.events)
 
     def notes(self) -> Columns:
-        """The run's events of kind ``note``."""
         return notes_of(self._record.events)
 
 

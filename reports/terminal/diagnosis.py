@@ -44,7 +44,6 @@ from latfix.reports.diagnosis_rows import (
     small_causes_words,
     weight_words,
 )
-from latfix.reports.terminal.comparison import render_comparison, render_optimization
 from latfix.reports.terminal.widgets import (
     OWN_STYLE,
     QUEUE_STYLE,
@@ -65,8 +64,6 @@ from latfix.reports.terminal.widgets import (
 from latfix.reports.vocabulary import CLASS_WORDS, LINES_WORDS, diagnosis_severity
 from latfix.results.diagnosis import Activity, Diagnosis, Window
 from latfix.stages import STAGES
-
-__all__ = ["render_comparison", "render_diagnosis", "render_optimization", "render_tail"]
 
 _LISTED = 8
 _ADVISED = 4

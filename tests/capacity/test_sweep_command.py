@@ -13,28 +13,13 @@ import pytest
 from latfix.cli.commands.running.sweep import parse_numbers, parse_variants
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
+from tests.adapters import sleeper
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
 #: Serves a batch in 6 ms and 2 ms for each member: 125 a second one by one.
-SLEEPER = """
-import time
-import torch
-from latfix import Request, Workload
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        time.sleep(0.006 + 0.002 * len(x))
-        return x * 2
-
-class Sleeper(Workload):
-    def load(self, device):
-        return Model()
-
-    def prepare(self, request):
-        return torch.zeros(4)
-"""
+SLEEPER = sleeper("0.006 + 0.002 * len(x)")
 
 
 def test_numbers() -> None:
@@ -167,4 +152,4 @@ def test_a_gate_that_is_missed_is_the_exit_code(tmp_path: Path, write_workload: 
     options = ("--rates", "300", "--slo", "60", "--percentile", "50", "--requests", "120", "--budget", "4s")
     code, out, err = cli("sweep", workload, *options, "--at-least", "300", "--out", tmp_path / "o")
     assert code == 1, (out, err)
-    assert "FAILED" in out and "saturated" in out
+    assert "1 of 1 gate failed" in out and "saturated" in out

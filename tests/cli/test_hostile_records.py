@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.diagnose import diagnose as attribute
@@ -110,7 +110,7 @@ def _change(file: Path, name: str, values: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 10], ids=["small", "large"])
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 @given(data=st.data())
 def test_any_column_of_any_file(
     originals: dict[bool, Path],

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.config.model_file_kind import KINDS, check_model_file, is_model_file
@@ -182,7 +182,7 @@ def test_directories_links_and_devices(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(Path("a" * 5000 + ".onnx"))
 
 
-ANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY = settings(max_examples=150)
 
 
 @ANY

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.config.plan import MEASURED_KEYS, Plan, PlannedFix, plan_text, read_plan, write_plan
@@ -86,7 +86,7 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100)
 @given(PLANS)
 def test_what_is_written_is_read(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def test_what_is_written_is_read(plan: Plan) -> None:
 
 
 @given(st.lists(st.fixed_dictionaries({}, optional=dict(VALUES)), min_size=2, max_size=4))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_of_two_fixes_the_later_wins(changes: list[dict[str, Any]]) -> None:
     plan = Plan(workload="w", fixes=tuple(PlannedFix(id=f"a.b{k}", settings=c) for k, c in enumerate(changes)))
     step_by_step = RunnerSettings()

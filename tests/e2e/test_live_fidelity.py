@@ -11,32 +11,19 @@ import pytest
 
 from latfix.errors import InputError
 from latfix.statistics.decision import RatioEstimate
+from tests.adapters import sleeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "live_fidelity.py"
-#: Asleep for some milliseconds, so that the machine's other work changes little.
-STEADY = """
-import time
-import torch
-from latfix import Request, Workload
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        time.sleep(0.003 + 0.0005 * len(x))
-        return x * 2
-
-class Steady(Workload):
-    def load(self, device):
-        return Model()
-
-    def prepare(self, request):
-        return torch.full((4,), float(request.features["value"]))
-
+STEADY = (
+    sleeper("0.003 + 0.0005 * len(x)")
+    + """
     def finish(self, output, request):
         time.sleep(0.0005)
         return output
 """
+)
 #: What two arms that do the same may differ by beyond chance.
 NEAR = 0.10
 

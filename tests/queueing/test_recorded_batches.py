@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from latfix.profilers.attribution.wait_attribution import Line, blame_waits, waits_at
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
+from tests.profilers.attribution.test_wait_attribution import small_steps
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -109,7 +110,7 @@ def by_loop(line: Line, batch_of: Ints, scale: Floats) -> Floats:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_it_is_the_recursion(seed: int) -> None:
     line, batch_of = run_of(seed)
     scales = np.random.default_rng(seed).random((4, KINDS))
@@ -118,7 +119,7 @@ def test_it_is_the_recursion(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_as_it_was_it_gives_the_waits_that_were(seed: int) -> None:
     line, batch_of = run_of(seed)
     known = line.recorded
@@ -131,7 +132,7 @@ def test_as_it_was_it_gives_the_waits_that_were(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_derivatives_are_finite_differences(seed: int) -> None:
     line, _ = run_of(seed)
     assert line.recorded is not None
@@ -154,21 +155,7 @@ def test_derivatives_are_finite_differences(seed: int) -> None:
         assert there.shape == opened.shape
 
 
-def small_steps(line: Line, steps: int) -> Floats:
-    """The same division by brute force: each cause a little further in turn."""
-    n = len(line.handed)
-    scale, divided = np.zeros(KINDS), np.zeros((n, KINDS))
-    before = waits_at(line, scale[None])[0]
-    for step in range(steps):
-        for k in np.roll(np.arange(KINDS), step):
-            scale[k] = (step + 1) / steps
-            after = waits_at(line, scale[None])[0]
-            divided[:, k] += after - before
-            before = after
-    return divided
-
-
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10_000))
 def test_blame_is_that_of_brute_force_and_sums(seed: int) -> None:
     line, _ = run_of(seed, n=30, unit=1000.0)

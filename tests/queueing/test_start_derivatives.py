@@ -37,7 +37,7 @@ def case(seed: int, n: int = 80) -> tuple[Floats, Floats]:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_one_worker_follows_lindley(seed: int) -> None:
     arrival, extra = case(seed)
     served = replay(policy(), arrival, extra, 1.0)
@@ -50,7 +50,7 @@ def test_one_worker_follows_lindley(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000), workers=st.integers(2, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_several_workers_take_the_head_when_the_first_is_free(seed: int, workers: int) -> None:
     arrival, extra = case(seed)
     served = replay(policy(workers=workers), arrival, extra, 1.0)
@@ -102,7 +102,7 @@ def line(seed: int, n: int = 400) -> Line:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_blame_closes_on_the_wait_of_one_worker(seed: int) -> None:
     # GIVEN one first-come-first-served worker
     queue = line(seed)

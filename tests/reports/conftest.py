@@ -17,7 +17,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES, Status
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 HOSTILE = (
     '<script>alert("1")</script>\x1b[31m[red]x[/red]\x00]]>&\u202egnp.exe\'"$\\x{1}$ -->\ud800 {0} $title ${style}'
@@ -57,7 +57,7 @@ def make_record(
     """A run with a service that pauses now and then; stages sum to the latency."""
     rng = np.random.default_rng(seed)
     total = n + warmup
-    rows: dict[str, Any] = {name: np.zeros(total, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows: dict[str, Any] = zeros(REQUEST_DTYPE, total)
     rows["index"] = np.concatenate([-np.arange(1, warmup + 1)[::-1], np.arange(n)]).astype(np.int64)
     rows["warmup"] = (rows["index"] < 0).astype(np.int64)
     arrivals = np.sort(rng.uniform(0, n / 40 * 1e9 if n else 1, size=n)).astype(np.int64)

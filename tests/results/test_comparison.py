@@ -19,7 +19,7 @@ from latfix.stages import Status
 from latfix.statistics.decision import SCREENING, Rule
 from latfix.statistics.latency_summary import summarize_ms
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 N = 600
 MEDIAN: dict[str, Any] = {"objective": {"percentile": 50}}
@@ -42,7 +42,7 @@ def _record(
     **meta: Any,
 ) -> RunRecord:
     n = len(latency)
-    rows: Columns = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows: Columns = zeros(REQUEST_DTYPE, n)
     rows["index"] = np.arange(n)
     rows["arrival_ns"] = np.arange(n) * 20_000_000
     rows["latency_ns"] = latency

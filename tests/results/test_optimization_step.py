@@ -20,7 +20,7 @@ from latfix.runners.optimize.screening_decision import compare_windows, decide, 
 from latfix.stages import Status
 from latfix.statistics.decision import RatioEstimate
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 Bounds = tuple[float, float, float]
 
@@ -148,7 +148,7 @@ def test_the_final_ratio_is_shared_out_as_foretold() -> None:
 
 def _record(latency_ms: Any, digest: str) -> RunRecord:
     n = len(latency_ms)
-    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
     rows["index"], rows["arrival_ns"] = np.arange(n), np.arange(n) * 20_000_000
     rows["latency_ns"] = (np.asarray(latency_ms) * 1e6).astype(np.int64)
     rows["status"] = np.full(n, Status.OK)

@@ -97,7 +97,7 @@ def _cut(file: Path, cut: int) -> None:
     file.write_bytes(data[: len(data) - cut])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cuts=st.tuples(*(st.integers(0, 2000) for _ in range(4))))
 def test_a_torn_end_loses_the_torn_rows_only(
     tmp_path_factory: pytest.TempPathFactory, cuts: tuple[int, int, int, int]

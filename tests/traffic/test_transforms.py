@@ -144,7 +144,7 @@ def test_what_would_leave_nothing_or_too_much_is_refused() -> None:
             refused()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 10**15), min_size=1, max_size=30),
     st.floats(0.01, 100),

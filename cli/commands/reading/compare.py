@@ -47,7 +47,7 @@ def compare(
     from latfix.gates.subject import with_percentile_ratios
     from latfix.gates.syntax import parse_gate
     from latfix.reports.html.pages import write_comparison_report
-    from latfix.reports.terminal.diagnosis import render_comparison
+    from latfix.reports.terminal.comparison import render_comparison
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
     from latfix.runners.http_target.address import is_address

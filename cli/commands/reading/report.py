@@ -144,7 +144,17 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
 
     :param folder: where its page was written.
     """
-    from latfix.reports.terminal import backends, diagnosis, doctor, fragmentation, history, selftest, sweep, trial
+    from latfix.reports.terminal import (
+        backends,
+        comparison,
+        diagnosis,
+        doctor,
+        fragmentation,
+        history,
+        selftest,
+        sweep,
+        trial,
+    )
     from latfix.results.answer_check import BackendsTable
     from latfix.results.comparison import Comparison, Trial
     from latfix.results.diagnosis import Diagnosis
@@ -159,9 +169,9 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
         case Diagnosis():
             return diagnosis.render_diagnosis(result, folder=folder, verbose=verbose)
         case Comparison():
-            return diagnosis.render_comparison(result, folder=folder, verbose=verbose)
+            return comparison.render_comparison(result, folder=folder, verbose=verbose)
         case Optimization():
-            return diagnosis.render_optimization(result, folder=folder, verbose=verbose)
+            return comparison.render_optimization(result, folder=folder, verbose=verbose)
         case Trial():
             return trial.render_trial(result, folder=None)
         case Sweep():

@@ -166,8 +166,7 @@ def import_command(
     from latfix.profilers.recordings.reader import ReadOptions
     from latfix.profilers.recordings.requests.readers import read_requests
     from latfix.traffic.io.writer import check_output, write_traffic
-    from latfix.traffic.parsed_fields import RECORDED
-    from latfix.traffic.recorded_latency import recorded_summary_ms
+    from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 
     target = target or Path(f"{source.name}.traffic.jsonl")
     check_output(target, source)

@@ -237,7 +237,7 @@ def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str,
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_comparison_report
-    from latfix.reports.terminal.diagnosis import render_comparison
+    from latfix.reports.terminal.comparison import render_comparison
 
     comparison = decision.comparison
     if comparison is None:

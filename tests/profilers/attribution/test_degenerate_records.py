@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from latfix.profilers.diagnose import diagnose, write_causes
@@ -118,7 +118,7 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(0, 120),

@@ -76,7 +76,7 @@ def small_steps(known: Line, steps: int) -> Floats:
     return divided
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_one_worker_is_divided_exactly(seed: int) -> None:
     known = line(seed, n=60, unit=1000.0)  # services of a millisecond

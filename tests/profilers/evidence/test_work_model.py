@@ -17,7 +17,7 @@ def test_least_squares_finds_nonnegative_coefficients() -> None:
     assert nonnegative_least_squares(x, x @ truth, np.ones(200)) == pytest.approx(truth, abs=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000))
 def test_least_squares_is_optimal(seed: int) -> None:
     # At the optimum no coefficient can grow, and none that is positive can shrink, to any gain.

@@ -32,7 +32,7 @@ def _end(recorder: RingRecorder, slot: int, lengths: list[int]) -> None:
     recorder.batch_done(batch, points[8])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 7), st.lists(st.integers(0, 4), min_size=20, max_size=120))
 def test_the_latest_are_whole_however_requests_overlap(inside: int, window: int, steps: list[int]) -> None:
     """Any order of ends among those inside; the rows read back are exactly the last ``window`` that ended."""

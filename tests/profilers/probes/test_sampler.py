@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from latfix.profilers.calibration.microbenchmarks import minor_fault_ns, timer_floor_ns
+from latfix.profilers.calibration.microbenchmarks import minor_fault, timer_floor_ns
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes import heap_readers as allocator
 from latfix.profilers.probes.control_groups import cgroup_reader
@@ -227,5 +227,5 @@ def test_nvml_says_what_is_there_or_missing() -> None:
 
 
 def test_calibration_is_positive() -> None:
-    assert minor_fault_ns(pages=64, rounds=3) > 0
+    assert minor_fault(pages=64, rounds=3).value > 0
     assert timer_floor_ns(samples=200) >= 0

@@ -14,7 +14,8 @@ from latfix.formatting import significant
 from latfix.reports.answer import change_headline
 from latfix.reports.comparison_rows import comparison_change
 from latfix.reports.diagnosis_rows import main_causes
-from latfix.reports.terminal.diagnosis import render_comparison, render_diagnosis, render_optimization
+from latfix.reports.terminal.comparison import render_comparison, render_optimization
+from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Diagnosis

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from latfix.reports.terminal.diagnosis import render_optimization
+from latfix.reports.terminal.comparison import render_optimization
 from latfix.results.optimization import Optimization, TriedFix
 from tests.reports.conftest import printed
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.adapter_api import default_collate
@@ -40,7 +40,6 @@ def nested_batches(draw: st.DrawFn) -> list[Any]:
     return [{"a": tuple(row), "b": row[0]} for row in rows]
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(tensor_batches(), nested_batches()), min_size=1, max_size=6))
 def test_equal_to_the_default_collate_batch_after_batch(batches: list[list[Any]]) -> None:
     pool = BufferPool()

@@ -18,7 +18,7 @@ from latfix.runners.host.cpu_topology import Domain, Topology
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -131,14 +131,14 @@ def _record(
     batch_of = np.repeat(np.arange(count), [len(batch) for batch in batches])
     compute = _ns(compute_ms, count)
     end = np.cumsum(_ns(gap_ms, count) + compute + int(open_ms * _MS))
-    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
     rows["index"], rows["batch_id"] = np.arange(n), batch_of
     rows["arrival_ns"] = np.arange(n) * 10 * _MS
     rows["input_elements"] = rows["bucket_length"] = lengths
     rows["queue_ns"], rows["compute_ns"] = _ns(queue_ms, n), compute[batch_of]
     rows["latency_ns"] = rows["queue_ns"] + rows["compute_ns"]
     rows["status"] = np.resize(np.asarray(status, dtype=np.int64), n)
-    table = {name: np.zeros(count, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    table = zeros(BATCH_DTYPE, count)
     table["batch_id"], table["worker"] = np.arange(count), np.resize(of_worker or range(workers), count)
     table["size"] = np.array([len(batch) for batch in batches], dtype=np.int64)
     table["real_elements"] = np.array([sum(batch) for batch in batches], dtype=np.int64)

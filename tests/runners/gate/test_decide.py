@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +12,12 @@ import pytest
 from latfix.errors import InputError
 from latfix.gates.syntax import parse_gate
 from latfix.results.comparison import Comparison
-from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.runners.gate.decide import Decision, check, decide, with_causes
 from latfix.runners.gate.paired_rounds import Round
 from latfix.traffic.schedule import Traffic
+from tests.records import build_record, zeros
 
 GATES = [parse_gate("mean<=baseline*1.1"), parse_gate("p50<=baseline*1.1")]
 N, ROUND_S = 60, 10.0
@@ -27,21 +26,14 @@ N, ROUND_S = 60, 10.0
 def record(latency_ms: np.ndarray, late_ms: float = 0.0) -> RunRecord:
     """Requests that compute a third of the time and wait the rest."""
     n = len(latency_ms)
-    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
     rows["index"] = np.arange(n)
     rows["latency_ns"] = (latency_ms * 1e6).astype(np.int64)
     rows["compute_ns"] = rows["latency_ns"] // 3
     rows["queue_ns"] = rows["latency_ns"] - rows["compute_ns"]
     rows["dispatch_ns"] = np.full(n, int(late_ms * 1e6))
-    return RunRecord(
-        folder=Path("run"),
-        meta=RunMeta(traffic_sha256="same", workload="w", scheduled=n),
-        requests=rows,
-        batches={name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()},
-        events={name: np.zeros(0) for name in EVENT_FIELDS},
-        samples={name: np.zeros(0) for name in SAMPLE_FIELDS},
-        traffic=Traffic.plain(np.arange(n) * 20_000_000),
-    )
+    traffic = Traffic.plain(np.arange(n) * 20_000_000)
+    return build_record(rows, traffic=traffic, traffic_sha256="same", workload="w", scheduled=n)
 
 
 class Service:

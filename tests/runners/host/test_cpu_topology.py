@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.runners.host.cpu_topology import (
@@ -27,7 +27,6 @@ def test_a_kernel_list_is_read(text: str, cores: tuple[int, ...]) -> None:
     assert parse_cores(text) == cores
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 200)))
 def test_cores_survive_being_written_and_read(cores: set[int]) -> None:
     assert set(parse_cores(cores_text(cores))) == cores

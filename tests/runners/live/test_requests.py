@@ -44,7 +44,7 @@ def _same_but_times_and_names(one: Request, other: Request) -> bool:
     return replace(one, **plain) == replace(other, **plain)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ROWS, st.booleans())
 def test_a_mapping_is_read_as_the_same_line_of_traffic(row: dict[str, Any], nested: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

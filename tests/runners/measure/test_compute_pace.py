@@ -15,7 +15,7 @@ from latfix.runners.measure.compute_pace import blend, measure_pace, offered, ty
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 from tests.runners.gpu.simulated import SimulatedAccelerator, Speeds
 
 pytestmark = pytest.mark.alone
@@ -81,8 +81,8 @@ def schedule(values: Sequence[float]) -> Traffic:
 def record(sizes: Sequence[int], compute_ms: Sequence[float], spacing_ms: float = 100.0) -> RunRecord:
     """Batches one after the other, each with so many requests that arrived as it closed."""
     n = sum(sizes)
-    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
-    batches = {name: np.zeros(len(sizes), dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
+    batches = zeros(BATCH_DTYPE, len(sizes))
     owner = np.repeat(np.arange(len(sizes)), sizes)
     rows["index"], rows["batch_id"] = np.arange(n), owner
     rows["arrival_ns"] = (owner * spacing_ms * MS).astype(np.int64)

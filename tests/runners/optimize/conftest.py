@@ -30,7 +30,7 @@ from latfix.settings import Objective, RunnerSettings
 from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
 from tests.profilers.conftest import simulate  # noqa: F401  a fixture
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 LOAD_S = 2.0
 #: What a profile leaves in its process, as a factor of all that is timed there afterwards.
@@ -342,11 +342,11 @@ def simulated(
 ) -> RunRecord:
     n = len(traffic)
     own = np.random.default_rng(3).gamma(9.0, 2e6, 10_000)[traffic.features["number"]]
-    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
     rows["index"], rows["arrival_ns"] = np.arange(n), traffic.arrival_ns.copy()
     chance = np.random.default_rng(number).normal(1.0, world.noise, n)
     rows["latency_ns"] = (own * factor * chance).astype(np.int64)
-    batches = {name: np.zeros(n, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    batches = zeros(BATCH_DTYPE, n)
     batches["batch_id"] = rows["batch_id"] = np.arange(n)
     return build_record(
         rows,

@@ -23,7 +23,7 @@ from latfix.runners.replay.run_session import Interrupted
 from latfix.statistics.decision import LEVEL
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 N = 240
 REPLAY_S = 10.0
@@ -34,7 +34,7 @@ def _traffic() -> Traffic:
 
 
 def _record(folder: Path, latency_ms: Any, dispatch_ms: float) -> RunRecord:
-    rows = {name: np.zeros(N, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, N)
     rows["index"], rows["arrival_ns"] = np.arange(N), np.arange(N) * 20_000_000
     rows["latency_ns"] = (np.asarray(latency_ms) * 1e6).astype(np.int64)
     rows["dispatch_ns"][:] = int(dispatch_ms * 1e6)

@@ -25,7 +25,7 @@ from latfix.runners.replay.run_session import schedule_digest
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import slice_time
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 SECOND = 10**9
 
@@ -41,13 +41,13 @@ def traffic_at(seconds: list[float], first_id: int = 0) -> Traffic:
 
 def record_of(traffic: Traffic, latency_ms: Any, *, per_batch: int = 1, **meta: Any) -> RunRecord:
     n = len(traffic)
-    rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+    rows = zeros(REQUEST_DTYPE, n)
     rows["index"] = np.arange(n)
     rows["arrival_ns"] = traffic.arrival_ns.copy()
     rows["latency_ns"] = (np.broadcast_to(latency_ms, n) * 1e6).astype(np.int64)
     rows["batch_id"] = np.arange(n) // per_batch
     count = -(-n // per_batch)
-    batches = {name: np.zeros(count, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+    batches = zeros(BATCH_DTYPE, count)
     batches["batch_id"] = np.arange(count)
     batches["size"] = np.bincount(rows["batch_id"])
     return build_record(
@@ -134,7 +134,7 @@ def test_what_comes_again_chooses_windows_not_what_happened_once() -> None:
     assert "r410" in ids(screening_windows(traffic, record, again * 1e6))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     gaps=st.lists(st.floats(0.0, 8.0), min_size=2, max_size=60),
     latency=st.lists(st.floats(1.0, 500.0), min_size=61, max_size=61),

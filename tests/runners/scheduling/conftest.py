@@ -15,7 +15,7 @@ from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, SAMPLE_FIELDS, 
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 MS = 1_000_000
 Offer = Callable[..., list[Offered]]
@@ -75,8 +75,8 @@ def recorded() -> Recorded:
         :param pauses: by request, run-queue delay in nanoseconds that is in its batch's service already.
         """
         n, m = len(traffic), len(run.batches)
-        rows: Columns = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
-        table: Columns = {name: np.zeros(m, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
+        rows: Columns = zeros(REQUEST_DTYPE, n)
+        table: Columns = zeros(BATCH_DTYPE, m)
         rows["index"], rows["batch_id"] = np.arange(n), np.full(n, -1)
         rows["arrival_ns"] = np.array([one.arrival_ns for one in traffic], dtype=np.int64) - PREPARE_NS
         rows["prepare_ns"] = rows["prepare_cpu_ns"] = np.full(n, PREPARE_NS)

@@ -129,7 +129,7 @@ def test_the_death_of_the_only_fast_worker_leaves_nobody_waiting() -> None:
     assert np.median(after) < 1.2 * np.median(alone)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     gaps=st.lists(st.integers(0, 60), min_size=1, max_size=120),
     factors=st.lists(st.sampled_from([1.0, 1.1, 2.0, 4.0, 20.0]), min_size=1, max_size=5),

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.results.selftest_scoreboard import CaseScore
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE, Columns
+from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import Fault
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
@@ -28,6 +30,15 @@ class Simulated:
 
 
 Simulate = Callable[..., Simulated]
+
+
+def case_score(case: Case, **known: Any) -> CaseScore:
+    """The score of a case that was quiet, but for what is known of it."""
+    blank: dict[str, Any] = dict.fromkeys(("injected", "right_tops", "named", "present", "wrong"), ())
+    blank |= {"id": case.id, "recipes": case.recipes, "group": case.group, "intensity": case.intensity}
+    blank |= {"seed": case.seed, "requests": 100, "p50_ms": 5.0, "excess_ms": 1.0, "faults": 0, "dropped": 0}
+    blank |= {"counted": True, "verdict": "steady", "top": "", "top_right": None}
+    return CaseScore(**(blank | known))
 
 
 def _empty(dtype: Any, n: int) -> Columns:

@@ -22,6 +22,7 @@ from latfix.runners.selftest.plan import make_case
 from latfix.runners.selftest.run import rescore, run_selftest, score_kept
 from latfix.runners.selftest.run_case import Kept, Pace, load_kept
 from latfix.runners.selftest.run_case import main as collect
+from tests.runners.selftest.conftest import case_score
 
 PACE = Pace(blocks=2, typical_ms=3.0)
 COLLECTED = (
@@ -100,29 +101,8 @@ def no_replay(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
     monkeypatch.setattr(module, "measure_pace", lambda: PACE)
     monkeypatch.setattr(module, "run_case", run_case)
-    monkeypatch.setattr(module, "score_kept", _score)
+    monkeypatch.setattr(module, "score_kept", lambda kept: case_score(kept.case))
     return replayed
-
-
-def _score(kept: Kept) -> CaseScore:
-    nothing: dict[str, Any] = dict.fromkeys(("injected", "right_tops", "named", "present", "wrong"), ())
-    return CaseScore(
-        id=kept.case.id,
-        recipes=kept.case.recipes,
-        group="quiet",
-        intensity="small",
-        seed=1,
-        requests=100,
-        p50_ms=5.0,
-        excess_ms=1.0,
-        faults=0,
-        dropped=0,
-        counted=True,
-        verdict="steady",
-        top="",
-        top_right=None,
-        **nothing,
-    )
 
 
 QUICK: dict[str, Any] = {"seed": 1, "quick": True}

@@ -23,7 +23,7 @@ from latfix.runners.side_by_side.replay_in_turns import MOST_ROUNDS, Options, Si
 from latfix.settings import Objective, RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
-from tests.records import build_record
+from tests.records import build_record, zeros
 
 LOAD_S = 2.0
 SCORING_S = 1.0
@@ -98,7 +98,7 @@ class FakeArm:
 
     def _record(self, folder: Path, traffic: Traffic, number: int) -> RunRecord:
         n = len(traffic)
-        rows = {name: np.zeros(n, dtype=np.int64) for name in REQUEST_DTYPE.names or ()}
+        rows = zeros(REQUEST_DTYPE, n)
         rows["index"], rows["arrival_ns"] = np.arange(n), traffic.arrival_ns.copy()
         place = traffic.features["number"] / 20.0
         own = np.where((place >= self.world.slow[0]) & (place < self.world.slow[1]), 80e6, 8e6)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.errors import InputError
@@ -15,7 +15,7 @@ from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import describe
 
-QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=80)
 
 KEYS = st.sampled_from(
     ["arrival_s", "id", "priority", "session", "deadline_ms", "payload", "timestamp", "input_length", "output_length"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.errors import InputError
@@ -89,7 +89,7 @@ def assert_same(left: Traffic, right: Traffic) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(traffic=traffics())
 def test_written_traffic_reads_back_the_same(tmp_path: Path, suffix: str, traffic: Traffic) -> None:
     path = tmp_path / f"traffic{suffix}"
@@ -99,7 +99,7 @@ def test_written_traffic_reads_back_the_same(tmp_path: Path, suffix: str, traffi
     assert back.metadata["transforms"] == traffic.metadata["transforms"]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(traffic=traffics())
 def test_a_schedule_loads_as_it_was_saved(tmp_path: Path, traffic: Traffic) -> None:
     save_schedule(traffic, tmp_path / "schedule.parquet")

@@ -17,6 +17,7 @@ from latfix.formatting import LATENCY_KEYS, milliseconds, shown
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, lines_of
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.statistics.latency_summary import QUANTILES
+from latfix.statistics.percentiles import percentile_key
 
 NAME = "histograms in Prometheus' text format"
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*?)_(bucket|sum|count)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
@@ -97,7 +98,7 @@ def diagnose(path: Path, percentile: float | None) -> Diagnosis:
     bounds = {key: whole.bounds_ms(quantile) for key, quantile in QUANTILES.items()}
     latency = {key: bounds[key][1] if key in bounds else math.nan for key in LATENCY_KEYS}
     latency["mean"] = whole.total_s * whole.unit_ns / whole.count / 1e6
-    key = "p99" if percentile is None else f"p{percentile:g}".replace(".", "_")
+    key = "p99" if percentile is None else percentile_key(percentile)
     low, high = bounds.get(key, (math.nan, math.nan))
     return Diagnosis(
         workload=path.name.partition(".")[0] or path.name,

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latfix.run_record.schema import REQUEST_DTYPE
@@ -150,7 +150,7 @@ def test_a_run_file_that_latfix_did_not_write(
     assert code == 0 or (err.startswith("latfix: ") and err.count("\n") == 1)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_damage_to_any_file(originals: dict[bool, Path], tmp_path: Path, cli: Cli, data: st.DataObject) -> None:
     folder = tmp_path / "run"

@@ -10,8 +10,7 @@ import pytest
 
 from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
-from latfix.traffic.parsed_fields import RECORDED
-from latfix.traffic.recorded_latency import recorded_summary_ms
+from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 from tests.cli.commands.reading.test_traffic import run
 
 

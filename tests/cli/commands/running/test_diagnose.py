@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import Reached, refused
@@ -282,7 +282,6 @@ _SOUND = RUNNER + 'max_batch_size = 8\nbatch_window_ms = 5.0\ndevice = "cpu"\n[o
 _ANY = settings(
     max_examples=60,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -15,34 +15,17 @@ from latfix.runners.selftest import run as module
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.scoreboard import make_scoreboard
 from tests.cli.conftest import refused
+from tests.runners.selftest.conftest import case_score
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
 def _score(case: Case, *, right: bool) -> CaseScore:
     top = "python.gc" if right else "host.contention"
-    return CaseScore(
-        id=case.id,
-        recipes=case.recipes,
-        group="single",
-        intensity=case.intensity,
-        seed=case.seed,
-        injected=("python.gc",),
-        requests=100,
-        p50_ms=5.0,
-        excess_ms=20.0,
-        faults=8,
-        dropped=1,
-        counted=True,
-        verdict=top,
-        top=top,
-        right_tops=("python.gc",),
-        top_right=right,
-        named=(top,),
-        present=("python.gc",),
-        wrong=() if right else (top,),
-        true_ms={"python.gc": 20.0},
-    )
+    wrong = () if right else (top,)
+    known: dict[str, Any] = {"excess_ms": 20.0, "faults": 8, "dropped": 1, "present": ("python.gc",)}
+    known |= {"injected": ("python.gc",), "right_tops": ("python.gc",), "true_ms": {"python.gc": 20.0}}
+    return case_score(case, verdict=top, top=top, top_right=right, named=(top,), wrong=wrong, **known)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from latfix.reports.terminal.trial import render_trial
 from latfix.results import read_result
 from latfix.results.comparison import Trial
 from latfix.runners.side_by_side import replay_in_turns
+from tests.adapters import sleeper
 
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
@@ -183,23 +184,7 @@ def test_the_table_fits_the_terminal(width: int, document: Any) -> None:
     assert shown.count("…") == 0 and "failed" in shown and "beyond" in shown
 
 
-SLEEPER = """
-import time
-import torch
-from latfix import Workload
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        time.sleep(0.004)
-        return x * 2
-
-class Sleeper(Workload):
-    def load(self, device):
-        return Model()
-
-    def prepare(self, request):
-        return torch.full((4,), float(request.features["value"]))
-"""
+SLEEPER = sleeper("0.004")
 
 
 @pytest.mark.slow

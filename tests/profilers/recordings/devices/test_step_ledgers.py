@@ -213,7 +213,7 @@ INTERVALS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intervals=INTERVALS, steps=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 3000)), max_size=3))
 def test_ledgers_sum_exactly_whatever_the_trace(
     intervals: list[tuple[str, int, int, int, int, int, int]],
