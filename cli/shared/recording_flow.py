@@ -32,6 +32,17 @@ def is_recording(workload: str) -> bool:
         return False
 
 
+def check(path: Path) -> None:
+    """Refuse what no reader knows, before options are judged as those of a recording.
+
+    :raises InputError: nobody knows it, or it cannot be read.
+    """
+    from latfix.profilers.recordings.detect import reader_of
+    from latfix.profilers.recordings.reader import recorded_at
+
+    reader_of(recorded_at(path))
+
+
 def asked(step: str | None, percentile: float | None, seed: int, traffic: TrafficOptions) -> ReadOptions:
     """What the options say of a recording.
 

@@ -40,15 +40,24 @@ def detect(recorded: Recorded) -> Reader | None:
     return next((reader for reader in READERS if reader.knows(recorded)), None)
 
 
+def reader_of(recorded: Recorded) -> Reader:
+    """The reader that knows a file or folder.
+
+    :raises InputError: none does.
+    """
+    reader = detect(recorded)
+    if reader is None:
+        raise _unknown(recorded)
+    return reader
+
+
 def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
     """The diagnosis of a recording.
 
     :raises InputError: nobody knows it, or it is damaged, cut off or empty.
     """
     recorded = recorded_at(path)
-    reader = detect(recorded)
-    if reader is None:
-        raise _unknown(recorded)
+    reader = reader_of(recorded)
     diagnosis = with_advice(reader.read(recorded, options))
     if reader in _BY_FILE and (left := [file.path.name for file in recorded.inside if not reader.knows(file)]):
         listed = ", ".join(left[:3]) + (f" and {len(left) - 3:,} more" if len(left) > 3 else "")

@@ -193,7 +193,9 @@ class Fix:
 
     def change(self, context: Context) -> Change:
         """Overrides of the settings."""
-        return self.sets(context) if callable(self.sets) else dict(self.sets)
+        change = self.sets(context) if callable(self.sets) else dict(self.sets)
+        assert set(change.get("env", {})) <= set(self.environment), "a plan may hold declared variables only"
+        return change
 
     def changes(self, context: Context) -> Sequence[Change]:
         """Every change that may be chosen, where it applies."""

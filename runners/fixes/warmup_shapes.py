@@ -7,6 +7,7 @@ import numpy as np
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.run_evidence import mean
 
 #: Shapes that are run at least, where traffic has as many, and at most.
 _FEWEST = 8
@@ -21,8 +22,7 @@ def _sets(context: Context) -> Change:
 
 def _fresh(record: RunRecord) -> float:
     """The share of measured batches of a shape that had not run before in the process."""
-    first = record.batches["first_shape"][record.batches["warmup"] == 0]
-    return float(np.mean(first > 0)) if len(first) else 0.0
+    return mean(record.batches["first_shape"][record.batches["warmup"] == 0] > 0)
 
 
 def _verify(applied: Applied) -> Verified:

@@ -182,11 +182,12 @@ def server_header(address: Address, headers: Mapping[str, str], trust: Trust) ->
     request = urllib.request.Request(address.url, headers=dict(headers), method="HEAD")
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
-            return str(answer.headers.get("Server", ""))[:_LONGEST_NAME]
+            found = answer.headers
     except urllib.error.HTTPError as error:  # it need not answer that to be known
-        return str(error.headers.get("Server", ""))[:_LONGEST_NAME]
+        found = error.headers
     except (OSError, http.client.HTTPException, ValueError):
         return ""
+    return str(found.get("Server", ""))[:_LONGEST_NAME]
 
 
 def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:

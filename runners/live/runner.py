@@ -99,7 +99,7 @@ class Runner:
         self._begin()
         self._watcher.start()
         # Threads inside native code while the interpreter ends can take the process down with a signal.
-        atexit.register(self._at_exit)
+        atexit.register(self.close, timeout_s=0.0)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Serve requests one at a time, as before a replay, by the threads that will serve; nothing counts them.
@@ -229,7 +229,7 @@ class Runner:
                 self._refuse_all("the runner was closed")
                 self._engine.abandon(_THREADS_S)
             self._service.release()
-            atexit.unregister(self._at_exit)
+            atexit.unregister(self.close)
             self._ended = True
 
     async def aclose(self, timeout_s: float = CLOSE_S) -> None:
@@ -346,9 +346,6 @@ class Runner:
             if self._failure or time.monotonic() >= deadline:
                 return False
         return not self._failure
-
-    def _at_exit(self) -> None:
-        self.close(timeout_s=0.0)
 
 
 def no_traffic() -> Traffic:

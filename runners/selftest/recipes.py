@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from latfix.runners.selftest.faults.injectors import supported
 _SHARES = {"small": 0.03, "medium": 0.02, "large": 0.012}
 _ARRIVALS = ("traffic.burst", "traffic.overload")
 _BATCHING = ("batching.window", "batching.size", "batching.padding", "input.size")
+_THREADS = (*_ARRIVALS, *_BATCHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +230,8 @@ def _pause(cause: str, where: str, kind: str) -> Recipe:
 
 
 def _pause_among_threads(cause: str, where: str, kind: str) -> Recipe:
-    beside = (*_ARRIVALS, *_BATCHING)
-    build = _with_threads(_on_path(where, kind))
-    return Recipe(cause=cause, build=build, exact=True, logged=True, beside=beside, obstacle=lambda: supported(kind))
+    alone = _pause(cause, where, kind)
+    return replace(alone, build=_with_threads(alone.build), beside=_THREADS)
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -252,12 +252,8 @@ RECIPES: Mapping[str, Recipe] = {
     "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, beside=_ARRIVALS),
     "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, beside=_ARRIVALS),
     "bursts": Recipe(cause="host.contention", build=_bursts, logged=True, beside=_ARRIVALS),
-    "bursts_threads": Recipe(
-        cause="host.contention", build=_with_threads(_bursts), logged=True, beside=(*_ARRIVALS, *_BATCHING)
-    ),
-    "hogs_threads": Recipe(
-        cause="host.contention", build=_with_threads(_hogs), logged=True, beside=(*_ARRIVALS, *_BATCHING)
-    ),
+    "bursts_threads": Recipe(cause="host.contention", build=_with_threads(_bursts), logged=True, beside=_THREADS),
+    "hogs_threads": Recipe(cause="host.contention", build=_with_threads(_hogs), logged=True, beside=_THREADS),
     "held_threads": _pause_among_threads("memory.page_faults", "prepare", "held_faults"),
     "retry_threads": _pause_among_threads("external.dependency", "prepare", "retry"),
     "denormals_threads": _pause_among_threads("numerics.denormals", "model", "denormals"),
@@ -280,7 +276,7 @@ RECIPES: Mapping[str, Recipe] = {
     "shift_unknown": Recipe(cause="drift.unknown", build=_growth("shift"), logged=True, beside=_ARRIVALS),
     "growth_scan": Recipe(cause="drift.cache", build=_scan, logged=True, load=0.25, beside=_ARRIVALS),
     "growth_threads": Recipe(
-        cause="drift.cache", build=_with_threads(_scan), logged=True, load=0.25, beside=(*_ARRIVALS, *_BATCHING)
+        cause="drift.cache", build=_with_threads(_scan), logged=True, load=0.25, beside=_THREADS
     ),
     "quiet_threads": Recipe(cause="", build=_with_threads(_nothing), beside=_BATCHING),
     "sleep_model": _pause("unexplained", "model", "sleep"),

@@ -63,6 +63,7 @@ def diagnose(
     check_percentile(percentile)
     drill_down.check_slowest()
     if recording_flow.is_recording(workload):
+        recording_flow.check(Path(workload))
         service.refuse(workload)
         for_replays = {
             "--traffic": traffic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from latfix.errors import InputError, RunnerError
 from latfix.runners.answers.raw_deviation import MOST_DEVIATION, deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
+from latfix.runners.backends.converted_model import Conversion
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
 from latfix.runners.backends.requirements import backend_missing, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
@@ -48,15 +49,10 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRtConversion:
-    """How a conversion went.
+class TensorRtConversion(Conversion):
+    """How a conversion went; ``seconds`` are those of building, or finding it in the cache, loading and comparing.
 
-    :param backend: name and version.
     :param device: the GPU's name.
-    :param seconds: building, or finding it in the cache and loading it, and comparing; ``export_s`` is the first.
-    :param batches: different batches on which the answers were compared.
-    :param deviation: the largest among them, as a share of the original's largest number.
-    :param varying: dimensions that may differ from batch to batch, of all inputs.
     :param profile: for each input its least, tuned and largest sizes.
     :param precisions: what was asked for, and the operators in engines that it was asked for.
     :param partition: :meth:`latfix.runners.backends.tensorrt.partition.Partition.to_json`.
@@ -64,24 +60,11 @@ class TensorRtConversion:
     :param discarded: why what lay in the cache was not taken; empty where nothing lay there, or it was.
     """
 
-    backend: str
     device: str
-    seconds: float
-    export_s: float
-    cached: bool
-    batches: int
-    deviation: float
-    varying: int
-    threads: int
     profile: list[str]
-    precisions: dict[str, int]
     partition: dict[str, Any]
     kept: str
     discarded: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for the evidence."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

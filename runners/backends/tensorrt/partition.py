@@ -51,12 +51,7 @@ class Partition:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Partition:
         """What :meth:`to_json` wrote."""
-        inside = document["inside"]
-        return Partition(
-            engines=int(document["engines"]),
-            inside=None if inside is None else int(inside),
-            outside={str(name): int(count) for name, count in document["outside"].items()},
-        )
+        return Partition(**{name: document[name] for name in ("engines", "inside", "outside")})
 
 
 def partition_words(document: Mapping[str, Any]) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared, wait_for_batch
-from latfix.runners.fixes.shared.run_evidence import open_ms, series_range
+from latfix.runners.fixes.shared.run_evidence import mean, open_ms, series_range
 from latfix.stages import Status
 
 #: Without an objective: so many times what a request takes that does not wait.
@@ -43,18 +42,13 @@ def _verify(applied: Applied) -> Verified:
     fixed = applied.without.meta.settings
     moved = size[0] < size[1] or window[0] < window[1]
     other = size[1] != fixed.max_batch_size or window[1] != fixed.batch_window_ms
-    sizes, opened = applied.both(_mean_size), applied.both(open_ms)
+    sizes, opened = applied.both(lambda record: mean(record.batches["size"])), applied.both(open_ms)
     said = (
         f"the limit went from {size[0]:.0f} to {size[1]:.0f} requests and the window from {window[0]:.3g} to "
         f"{window[1]:.3g} ms; batches held {sizes[0]:.3g} requests and stayed open for "
         f"{opened[0]:.3g} ms on average, {sizes[1]:.3g} and {opened[1]:.3g} ms without"
     )
     return Verified(moved or other, said if moved or other else f"the controller moved nothing: {said}")
-
-
-def _mean_size(record: RunRecord) -> float:
-    sizes = record.batches["size"]
-    return float(sizes.mean()) if len(sizes) else 0.0
 
 
 FIX = Fix(

@@ -8,6 +8,7 @@ from latfix.results.worker_summary import workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need, wait_for_batch
+from latfix.runners.fixes.shared.run_evidence import mean
 
 #: Requests that share a step where the workload's settings name no number.
 _PLACES = 8
@@ -47,7 +48,7 @@ def joined(record: RunRecord) -> tuple[int, int]:
 def _verify(applied: Applied) -> Verified:
     (now, served), (before, _) = applied.both(joined)
     sizes = applied.record.batches["size"]
-    shared = float(sizes.mean()) if len(sizes) else 0.0
+    shared = mean(sizes)
     continuous = applied.settings.batching == "continuous"
     return Verified(
         continuous and now > before,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import resource
 
-import numpy as np
-
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import in_tail, refusals
+from latfix.runners.fixes.shared.run_evidence import mean
 from latfix.runners.host.privileges import current_nice, least_nice
 
 #: Low enough to win nine tenths of a core from a program of ordinary priority; real-time work stays before it.
@@ -57,8 +56,7 @@ def _values(found: list[int]) -> str:
 
 
 def _waited_ms(record: RunRecord) -> float:
-    waited = record.batches["compute_runq_ns"] + record.batches["wake_runq_ns"]
-    return float(np.mean(waited)) / 1e6 if len(waited) else 0.0
+    return mean(record.batches["compute_runq_ns"] + record.batches["wake_runq_ns"]) / 1e6
 
 
 FIX = Fix(

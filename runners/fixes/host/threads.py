@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import LITTLE, need, on_host, tail_share
+from latfix.runners.fixes.shared.run_evidence import mean
 
 #: What an operator's threads that wait for a core look like.
 CONTENDED = ("host.contention", "host.slowdown", "host.throttle")
@@ -39,8 +38,7 @@ def worker_threads(applied: Applied) -> tuple[list[int], str]:
 
 def switches_per_batch(record: RunRecord) -> float:
     """How often a worker lost its core while a batch was computed, the mean over the measured batches."""
-    counted = record.batches["compute_icsw"][record.batches["warmup"] == 0]
-    return float(np.mean(counted)) if len(counted) else 0.0
+    return mean(record.batches["compute_icsw"][record.batches["warmup"] == 0])
 
 
 def crowded(context: Context) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied
@@ -27,10 +30,14 @@ def fewer_faults(applied: Applied) -> tuple[bool, str]:
     return now < 0.5 * before, f"{now:.0f} page faults a request, {before:.0f} without"
 
 
+def mean(values: npt.NDArray[Any]) -> float:
+    """The mean; 0 of nothing."""
+    return float(values.mean()) if len(values) else 0.0
+
+
 def open_ms(record: RunRecord) -> float:
     """How long a batch stayed open for more requests, on average; 0 where no batch ran."""
-    held = record.batches["close_ns"] - record.batches["open_ns"]
-    return float(held.mean()) / 1e6 if len(held) else 0.0
+    return mean(record.batches["close_ns"] - record.batches["open_ns"]) / 1e6
 
 
 def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:

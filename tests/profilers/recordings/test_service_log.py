@@ -158,3 +158,14 @@ def test_a_folder_of_something_else_is_refused_in_one_line(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"\.jsonl:2: "):
         diagnose_recording(tmp_path, ReadOptions())
     assert not service_log.knows(b'{"start_ns": 1, "latency_ns": 2}\n')
+
+
+@pytest.mark.parametrize(("threads", "served_by"), [(1, "an event loop"), (8, "threads"), (0, None)])
+def test_requests_that_overlap_on_one_thread_are_an_event_loop_s(
+    tmp_path: Path, threads: int, served_by: str | None
+) -> None:
+    rows: list[dict[str, Any]] = [{"start_ns": 5 * _MS * k, "latency_ns": 12 * _MS} for k in range(300)]
+    if threads:  # logs of earlier versions do not name them
+        rows = [{**row, "thread": k % threads} for k, row in enumerate(rows)]
+    source = _diagnosis(tmp_path, rows).source
+    assert source is not None and source.read.get("served by") == served_by

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from latfix.cause_catalogue import CATALOGUE
-from latfix.profilers.services.server_advice import _SETTINGS, _SIGNS, with_advice
+from latfix.profilers.services.server_advice import _SETTINGS, _SIGNS, ONE_LOOP, THREADS, with_advice
 from latfix.results.diagnosis import CauseSummary, Diagnosis, ServiceFigures, Source
 
 #: Causes that only logs of requests tell.
@@ -77,3 +77,14 @@ def test_preemptions_are_evidence_of_their_own() -> None:
 def test_the_table_names_causes_and_servers_that_there_are() -> None:
     assert _SETTINGS.keys() <= CATALOGUE.keys() | _OF_LOGS
     assert {server for row in _SETTINGS.values() for server in row} <= {"", *_SIGNS}
+
+
+@pytest.mark.parametrize(
+    ("served_by", "says", "not_says"),
+    [(ONE_LOOP, "run_in_threadpool", "interpreter"), (THREADS, "one thread ran", "event loop"), ("", "among", "")],
+)
+def test_what_stood_still_together_is_treated_by_how_it_was_served(served_by: str, says: str, not_says: str) -> None:
+    found = _found(_cause("stall.shared"), format_="what latfix.record wrote")
+    source = replace(found.source, read={**found.source.read, "served by": served_by}) if found.source else None
+    (advice,) = with_advice(replace(found, source=source)).advice
+    assert says in advice.change and (not not_says or not_says not in advice.change)

@@ -14,9 +14,12 @@ import pytest
 
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.config.settings_tables import validate_settings
+from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
+from latfix.runners.fixes.shared import apply_plan
+from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.settings import Precision, RunnerSettings
 
 Make = Callable[..., RunRecord]
@@ -339,3 +342,18 @@ def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_contex
     now = make_context(None, RunnerSettings(keep_precision=("head",)), found=found)
     change = BY_ID["quantize.int8_excluded"].change(now)
     assert change == {"precision": "int8_dynamic", "keep_precision": ["head", "layers.1"]}
+
+
+def test_a_plan_preloads_only_what_is_an_allocator_here_or_preloaded_anyhow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_plan, "preload_name", lambda one: "libjemalloc.so.2" if one is JEMALLOC else "")
+    own = RunnerSettings(env={"LD_PRELOAD": "/opt/own.so", "ANY": "1"})
+    both = {"LD_PRELOAD": "libjemalloc.so.2:/opt/own.so"}
+    apply_plan.check_environment({**both, "MALLOC_CONF": "x", "ANY": "1"}, own, "plan")
+    for settings, variables in (
+        (RunnerSettings(), both),
+        (own, {"LD_PRELOAD": "/tmp/libjemalloc.so.2"}),
+        (own, {"LD_PRELOAD": "libtcmalloc.so.4"}),
+        (own, {"ANY": "2"}),
+    ):
+        with pytest.raises(InputError, match="plan: found "):
+            apply_plan.check_environment(variables, settings, "plan")
