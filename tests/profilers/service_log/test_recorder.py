@@ -213,7 +213,7 @@ def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None
             time.sleep(0.005)
 
     with ThreadPoolExecutor(40) as pool:
-        for k in range(120):
+        for k in range(200):
             for _ in range(30 if k % 40 == 20 else 1):
                 pool.submit(handle)
             time.sleep(0.02)
