@@ -105,7 +105,7 @@ _SHUFFLES = change_points._SHUFFLES
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """When a cause was active is the matter of few tests; for the others a fifth of its random orders will do."""
-    matters = "over_time" in item.nodeid or "change_points" in item.nodeid
+    matters = any(words in item.nodeid for words in ("over_time", "change_points", "history"))
     change_points._SHUFFLES = _SHUFFLES if matters else 19
 
 
