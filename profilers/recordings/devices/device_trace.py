@@ -120,7 +120,7 @@ class DeviceTrace:
 
     @property
     def lacks_kernels(self) -> bool:
-        """Whether kernels were launched and none was recorded: whether the device waited for launches is not known."""
+        """Whether kernels were launched and none was recorded: nobody knows what the device waited for."""
         launched = np.isin(self.host.kind, (Host.LAUNCH, Host.GRAPH_LAUNCH)).any()
         return bool(launched and not np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any())
 
