@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from latfix.errors import InputError, RunnerError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target import http_session
 from latfix.runners.http_target.http_session import HttpReplay
@@ -91,7 +91,7 @@ class ServedArm:
                 attempt += 1
                 place = new_folder(self.log.with_name(f"{self.label}-warm"))
                 http_session.run(place, self.make(self.warm, process.pid))
-            except InputError as error:
+            except LatfixError as error:
                 why = error.message
                 time.sleep(_ASK_AGAIN_S * 2 ** min(attempt, 6))
             else:

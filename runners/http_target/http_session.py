@@ -32,7 +32,8 @@ from latfix.traffic.schedule import Traffic
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
-_SERVICE_S_OWN = re.compile(r": HTTP 5\d\d")
+#: What a service refuses, the request is wrong about; whatever else it does not answer is its own.
+_REFUSED = re.compile(r": HTTP 4\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +205,8 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
     """One replay, recorded in ``path``.
 
     :raises Interrupted: Ctrl-C; the record is kept and comes with it.
-    :raises InputError: no request was served, so that nothing was measured.
-    :raises RunnerError: none was, and the service says that it is its own fault (HTTP 5xx).
+    :raises InputError: no request was served, and the service says that they are wrong (HTTP 4xx).
+    :raises RunnerError: none was, for another reason.
     :raises LatfixError: it failed; what was recorded is kept.
     """
     planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
@@ -234,6 +235,6 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
         record = replay_into(process, folder, on_event=on_event)
     if record.meta.failure or (record.errors and not len(record.latencies_ns())):
         why = record.meta.failure or f"no request ended ok; the first failure: {next(iter(record.errors.values()))}"
-        own = _SERVICE_S_OWN.search(why) is not None
-        raise (RunnerError if own else InputError)(f"{replay.address.shown}: {why}; what was recorded is in {path}")
+        kind = InputError if _REFUSED.search(why) else RunnerError
+        raise kind(f"{replay.address.shown}: {why}; what was recorded is in {path}")
     return record

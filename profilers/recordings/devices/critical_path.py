@@ -98,7 +98,12 @@ class CriticalPaths:
 
     def walk(self, step: Step) -> list[Piece]:
         """The critical path of a step, in order of time."""
-        return _Walk(self, step).pieces()
+        found = _Walk(self, step).pieces()
+        if self._trace.lacks_kernels:
+            for piece in found:
+                if piece.cause == LAUNCH:
+                    piece.cause = UNKNOWN
+        return found
 
     # What a walk looks up.
 

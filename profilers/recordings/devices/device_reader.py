@@ -148,6 +148,8 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], found: Steps) -> Itera
             f"The device finished a step's work {from_ns(lag)} after the step's end ({from_ns(length)}; busy "
             f"{share(busy / length)} of it): nothing in the step waited for that, the next step may."
         )
+    if trace.lacks_kernels and len(trace.device):
+        yield "Kernels were launched, and none was recorded: whether the device waited for launches is not known."
     if not len(trace.device):
         yield "The recording shows no activity of a device: what the host waited for is not known."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]

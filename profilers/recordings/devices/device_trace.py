@@ -118,6 +118,12 @@ class DeviceTrace:
         """When the last of anything ends."""
         return max(int(table.end.max()) for table in (self.host, self.device, self.ranges) if len(table))
 
+    @property
+    def lacks_kernels(self) -> bool:
+        """Whether kernels were launched and none was recorded: nobody knows what the device waited for."""
+        launched = np.isin(self.host.kind, (Host.LAUNCH, Host.GRAPH_LAUNCH)).any()
+        return bool(launched and not np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any())
+
     def counts(self) -> dict[str, Any]:
         """What was read, for people."""
         kinds = np.bincount(self.device.kind, minlength=len(Device))

@@ -47,6 +47,17 @@ def test_a_device_that_starves_is_owed_by_the_host(vendor: str, tmp_path: Path) 
     assert in_us(found.stages) == {"Python": 74, "launches": 10, "waits": 16}
 
 
+def test_without_any_kernel_nobody_knows_whether_the_device_starved(tmp_path: Path) -> None:
+    made = HandMade("cuda")
+    made.step("ProfilerStep#1", 0, 100)
+    made.call("launch", 10, 15, 1)
+    made.call("copy", 30, 40, 2)
+    made.work(2, 32, 38, name="Memcpy DtoH", cat="gpu_memcpy")
+    made.call("launch", 60, 65, 3)
+    causes = in_us(ledger(made, tmp_path).causes)
+    assert "dispatch.launch" not in causes and sum(causes.values()) == 100
+
+
 @VENDORS
 def test_launches_that_a_full_queue_holds_up_are_the_devices_time(vendor: str, tmp_path: Path) -> None:
     made = HandMade(vendor)
