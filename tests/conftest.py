@@ -23,7 +23,6 @@ from latfix.profilers.allocator_lab.compare_policies import policy_of
 from latfix.profilers.allocator_lab.free_blocks import Block
 from latfix.profilers.allocator_lab.policy import OutOfMemory
 from latfix.profilers.allocator_lab.torch_caching import parse_settings
-from latfix.statistics import change_points
 
 # Examples take as long as the machine lets them; a property that needs more of them says so.
 _SUITED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -97,16 +96,6 @@ def one_thread() -> None:
     """Operators on one thread: more would spin where tests share the cores; and a test may have set others."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
-
-
-_SHUFFLES = change_points._SHUFFLES
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Where a change lies is the matter of few tests; for the others a fifth of its random orders will do."""
-    matters = any(room in item.nodeid for room in ("over_time", "change_points", "history", "drift"))
-    change_points._SHUFFLES = _SHUFFLES if matters else 19
 
 
 @pytest.fixture(scope="session", autouse=True)

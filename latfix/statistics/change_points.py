@@ -46,22 +46,20 @@ def _price(values: Floats, rng: np.random.Generator) -> float:
     n = len(values)
     lengths = np.unique(np.rint(_LENGTHS ** np.arange(np.log(n) / np.log(_LENGTHS))).astype(np.int64))
     lengths = lengths[lengths < n]
-    first = np.concatenate([np.arange(n - length + 1) for length in lengths])
-    count = np.repeat(lengths, n - lengths + 1)
-    sizes, prefix = count.astype(np.float64), np.arange(1, n, dtype=np.float64)
     total = float(values.sum())
     whole = float(_worth(np.array([total]), np.array([float(n)]))[0])
+    running = np.zeros((_SHUFFLES, n + 1))
+    running[:, 1:] = np.cumsum([rng.permutation(values) for _ in range(_SHUFFLES)], axis=1)
 
-    def gained(inside: Floats, size: Floats) -> float:
+    def gained(inside: Floats, size: Floats) -> Floats:
         outside = np.maximum(total - inside, 0.0)
-        return float((_worth(inside, size) + _worth(outside, n - size)).max()) - whole
+        return np.asarray((_worth(inside, size) + _worth(outside, n - size)).max(axis=1) - whole)
 
-    best = np.empty((_SHUFFLES, 2))
-    for row in best:
-        running = np.concatenate([[0.0], np.cumsum(rng.permutation(values))])
-        inside = running[first + count] - running[first]
-        row[:] = gained(inside, sizes), gained(running[1:n], prefix)
-    stretch, edge = np.quantile(best, _QUANTILE, axis=0)
+    # What a stretch of some length gains is convex in what lies in it: most, or least, is worth most.
+    within = [running[:, length:] - running[:, :-length] for length in lengths.tolist()]
+    extremes = np.stack([end for inside in within for end in (inside.max(axis=1), inside.min(axis=1))], axis=1)
+    stretch = np.quantile(gained(extremes, np.repeat(lengths, 2).astype(np.float64)), _QUANTILE)
+    edge = np.quantile(gained(running[:, 1:n], np.arange(1, n, dtype=np.float64)), _QUANTILE)
     return max(float(stretch) / 2, float(edge))
 
 
