@@ -137,10 +137,12 @@ def _stacked(parts: Sequence[Columns], key: str) -> Columns:
 
 
 def _since(columns: Columns, begin_ns: int) -> Columns:
-    """What happened from a moment on; costs of calls, told once a part, stay."""
+    """What happened from a moment on; costs of calls, told once a part, stay, and the last reading before of each."""
     keep = columns["t_ns"] >= begin_ns
     if "series" in columns:
         keep |= np.array([str(name).startswith("cost.") for name in columns["series"]], dtype=bool)
+        last = {name: k for k, name in enumerate(columns["series"].tolist()) if columns["t_ns"][k] < begin_ns}
+        keep[list(last.values())] = True
     return {name: column[keep] for name, column in columns.items()}
 
 

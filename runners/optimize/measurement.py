@@ -42,6 +42,8 @@ SEARCH_FOLDER = "search"
 RESTARTS = 2
 #: Fewer rounds on fresh processes cannot show what a restart does (:mod:`latfix.statistics.score_bounds`).
 WANTED_ROUNDS = FIRST_LOOK
+#: The share of a replay's time that what leads to it may take.
+_LEAD_IN_SHARE = 0.2
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
 #: How fast an arm is sent the windows that nobody times.
@@ -55,6 +57,11 @@ _BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
 _PACE_S = 0.6
 
 _Found = TypeVar("_Found")
+
+
+def lead_in_s(seconds: float) -> float:
+    """Seconds of requests before each replay of the final rounds, which may all take so many together."""
+    return min(LEAD_IN_S, _LEAD_IN_SHARE * seconds / (2 * WANTED_ROUNDS))
 
 
 class Bench:
@@ -418,6 +425,6 @@ class Bench:
 
         :param seconds: for all rounds.
         """
-        fixed = self._start_s + LEAD_IN_S + DRAIN_S
+        fixed = self._start_s + lead_in_s(seconds) + DRAIN_S
         wanted, most = (seconds / (2 * rounds) - fixed for rounds in (WANTED_ROUNDS, VARIES_FROM))
         return slowest_stretch(self.traffic, self.baseline, wanted, self._latency, most_s=most)

@@ -26,7 +26,7 @@ from latfix.runners.fixes import FIXES, Applied, Fix
 from latfix.runners.optimize.configuration import Configuration, Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
-from latfix.runners.optimize.measurement import Bench
+from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
@@ -366,7 +366,11 @@ class Optimizer:
             )
         # What helps the first requests of a process is proved on its first requests.
         cold = {fix.id for fix in FIXES if fix.cold}
-        earlier = None if {step.fix for step in kept} <= cold else lead_in(self._traffic, bench.baseline, traffic)
+        earlier = (
+            None
+            if {step.fix for step in kept} <= cold
+            else lead_in(self._traffic, bench.baseline, traffic, lead_in_s(seconds))
+        )
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
         unseen = [step for step in kept if not step.verified]
         seen: list[Mapping[str, Any]] = []
