@@ -146,8 +146,12 @@ class Forecast:
     @property
     def error(self) -> float:
         """How far the simulation of what ran is from what was measured: the larger error of mean and p99, a share."""
-        pairs = [(self.simulated[key], self.measured[key]) for key in ("mean", "p99")]
-        return max((abs(told / was - 1.0) for told, was in pairs if was > 0), default=0.0)
+        return max(map(self.error_of, ("mean", "p99")))
+
+    def error_of(self, key: str) -> float:
+        """The same of one statistic."""
+        was = self.measured[key]
+        return abs(self.simulated[key] / was - 1.0) if was > 0 else 0.0
 
     def latencies(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> Floats:
         """Nanoseconds by request, in the order of their arrival.

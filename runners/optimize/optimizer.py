@@ -27,7 +27,7 @@ from latfix.runners.optimize.configuration import Configuration, Obstacle
 from latfix.runners.optimize.final_replay import prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
-from latfix.runners.optimize.planner import WORST_ERROR, Bounds, Goal, Planner
+from latfix.runners.optimize.planner import Bounds, Goal, Planner, trusted
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
@@ -320,13 +320,13 @@ class Optimizer:
         options, record = self._options, outcome.baseline
         forecast = Forecast(record) if record.counts()["ok"] >= _FORECAST_FROM else None
         outcome.forecast_error = None if forecast is None else forecast.error
-        if forecast is not None and forecast.error <= WORST_ERROR:
+        if forecast is not None and trusted(forecast):
             self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
         fixes = _fixes(outcome.answers)
 
         def planner(obstacle: Obstacle) -> Planner | None:
-            if forecast is None or forecast.error > WORST_ERROR:
+            if forecast is None or not trusted(forecast):
                 return None
             return Planner(forecast, goal, self._first_settings, obstacle)
 

@@ -311,6 +311,9 @@ class Known:
     def __init__(self, world: World) -> None:
         self.world = world
 
+    def error_of(self, _key: str) -> float:
+        return self.error
+
     def statistics(self, serving: Serving, _within: object = ()) -> dict[str, float]:
         factor = 1.0 if serving.cost is None else serving.cost.typical
         return dict.fromkeys(LATENCY_KEYS, 10.0 * factor * self.world.limits.get(serving.max_batch, 1.0))

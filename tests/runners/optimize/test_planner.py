@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize.configuration import Choice, Configuration, compose
-from latfix.runners.optimize.planner import Goal, Planner
+from latfix.runners.optimize.planner import Goal, Planner, trusted
 from latfix.settings import RunnerSettings
 
 #: Inputs of very different length, so that whoever shares a batch with a long one pays for it.
@@ -158,3 +159,11 @@ def test_what_does_not_go_together_is_left_out() -> None:
     assert dict(made.settings.env) == {"A": "1", "B": "2"}
     assert made.without("heap").fixes == ("pool",) and made.words == "heap, pool"
     assert Configuration(first).words == "as it is" and one.words == "size (max_batch_size = 1)"
+
+
+@pytest.mark.parametrize(
+    ("mean", "p99", "believed"), [(0.1, 0.1, True), (0.14, 0.52, True), (0.6, 0.1, False), (0.1, 1.1, False)]
+)
+def test_a_p99_of_few_requests_may_be_off_by_more_than_the_mean(mean: float, p99: float, believed: bool) -> None:
+    forecast: Any = SimpleNamespace(error_of={"mean": mean, "p99": p99}.__getitem__)
+    assert trusted(forecast) == believed
