@@ -42,8 +42,8 @@ SEARCH_FOLDER = "search"
 RESTARTS = 2
 #: Fewer rounds on fresh processes cannot show what a restart does (:mod:`latfix.statistics.score_bounds`).
 WANTED_ROUNDS = FIRST_LOOK
-#: The share of a replay's time that what leads to it may take.
-_LEAD_IN_SHARE = 0.2
+#: A replay of the final rounds that may take no longer has nothing to spare for what leads to it.
+_SHORT_REPLAY_S = 8.0
 #: Beyond its traffic, what a replay takes: the last requests, and the record.
 DRAIN_S = 1.5
 #: How fast an arm is sent the windows that nobody times.
@@ -60,8 +60,11 @@ _Found = TypeVar("_Found")
 
 
 def lead_in_s(seconds: float) -> float:
-    """Seconds of requests before each replay of the final rounds, which may all take so many together."""
-    return min(LEAD_IN_S, _LEAD_IN_SHARE * seconds / (2 * WANTED_ROUNDS))
+    """Seconds of requests before each replay of the final rounds, which may all take so many together.
+
+    None where rounds are short: fewer of them would tell less than what leads to them adds.
+    """
+    return min(max(seconds / (2 * WANTED_ROUNDS) - _SHORT_REPLAY_S, 0.0), LEAD_IN_S)
 
 
 class Bench:

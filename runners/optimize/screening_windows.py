@@ -77,9 +77,9 @@ def lead_in(traffic: Traffic, baseline: RunRecord, stretch: Traffic, seconds: fl
     Who has served all before it has met most shapes that come, and has its memory: a fresh process has not, and would
     be slow in the one stretch that is measured as it is slow in the first minute of its life.
 
-    :returns: ``None`` where the stretch begins with the traffic.
+    :returns: ``None`` where the stretch begins with the traffic, or there is no time for it.
     """
-    if stretch is traffic:
+    if stretch is traffic or seconds <= 0:
         return None
     begin = window_bounds(stretch)[0]
     earlier = int(np.searchsorted(traffic.arrival_ns, begin))
