@@ -73,6 +73,20 @@ def test_the_final_stretch_is_so_short_that_five_rounds_fit(search: Any, world: 
     assert world.now <= budget_s
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "cold", "led"), [(400.0, False, True), (240.0, False, False), (400.0, True, False)]
+)
+def test_a_stretch_is_led_to_where_there_is_time_and_first_requests_are_not_the_point(
+    search: Any, world: Any, budget_s: float, cold: bool, led: bool
+) -> None:
+    fixes = (world.fix("HALF", 0.3, cold=cold), *(world.fix(f"N{k}", 1.1) for k in range(30)))
+    outcome = search(*fixes, budget_s=budget_s)
+    assert outcome.kept and len(outcome.after.traffic) < len(outcome.baseline.traffic)
+    final = [name for _, name, _ in world.replays if name.startswith(("before-", "after-"))]
+    leads = [name for name in final if name.endswith("-lead-in")]
+    assert len(leads) == (len(final) // 2 if led else 0)
+
+
 def test_the_baseline_keeps_to_a_quarter_of_the_budget(search: Any, world: Any) -> None:
     outcome = search(world.fix("A", 0.5), budget_s=120.0)
     assert outcome.baseline.traffic.duration_s <= 30.0
