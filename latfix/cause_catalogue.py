@@ -220,7 +220,7 @@ _KNOWN: tuple[KnownCause, ...] = (
         "external.dependency",
         "measured",
         "waited for something outside: network, database, disk",
-        happened="waiting for something outside (database, network, disk) in prepare or finish",
+        happened="waiting for something outside (database, network, disk)",
         behind="one that waited for something outside",
     ),
     KnownCause(

@@ -132,7 +132,11 @@ def no_steps_today(where: str, _numbers: Sequence[float]) -> None:
         raise RuntimeError("no steps today")
 
 
-@pytest.mark.parametrize(("hook", "does"), [("fails", no_steps_today), ("done", lambda _: [True])])
+def one_too_many(state: Sequence[object]) -> list[bool]:
+    return [True] * (len(state) + 1)
+
+
+@pytest.mark.parametrize(("hook", "does"), [("fails", no_steps_today), ("done", one_too_many)])
 def test_steps_that_fail_or_answer_nonsense_leave_whole_batches(hook: str, does: Any) -> None:
     model = Counter()
     setattr(model, hook, does)
