@@ -212,7 +212,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         accuracy_limit=outcome.accuracy_limit,
         diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
         steps=tuple(step.tried() for step in outcome.steps),
-        ablation=ablation(outcome.kept, final, outcome.shares),
+        ablation=ablation(outcome.kept, final, outcome.shares, outcome.adds),
         prediction_error=PredictionErrors.from_json(outcome.prediction_errors()),
         candidates=tuple(outcome.candidates),
         floor_ms=outcome.floor_ms,
