@@ -60,6 +60,7 @@ class Options:
     :param exclude: ids of fixes not to try.
     :param trials: most candidates to replay; ``None`` for no limit.
     :param goal: the statistic of latency that is to be small; ``None`` for the workload's percentile.
+    :param throughput: requests are to come faster than the service serves them (:mod:`offered_load`).
     :param started: the moment of :func:`time.monotonic` from which the budget counts; ``None`` for now.
     """
 
@@ -69,6 +70,7 @@ class Options:
     seed: int = 0
     trials: int | None = None
     goal: str | None = None
+    throughput: bool = False
     started: float | None = None
 
 
