@@ -426,6 +426,10 @@ class Optimizer:
                 continue
             self._say(f"replaying the plan without {fix}, for what it gives beside the others")
             until_s = bench.left_s() - spare_s
+
+            def left_s(until_s: float = until_s) -> float:
+                return bench.left_s() - until_s
+
             proof = prove(
                 bench.arm("without", rest.settings, rest.fixes),
                 after,
@@ -433,7 +437,7 @@ class Optimizer:
                 new_folder(self._out / f"final-without-{fix}"),
                 watch=self._watch,
                 seed=self._options.seed,
-                left_s=lambda until_s=until_s: bench.left_s() - until_s,
+                left_s=left_s,
                 judged=outcome.final.judged if outcome.final is not None else None,
                 at_once=not bench.room.on_device,
                 lead_in=earlier,
