@@ -5,8 +5,8 @@
 
 For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
 the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
-with the answers of the model as it is. Results: ``benchmarks/results/real_models.json``, after each workload; plans
-lie beside the runs, in ``--runs``; a plan that is there already is not searched for again.
+with the answers of the model as it is. Results: ``benchmarks/results/real_models.json``, a row a workload with its
+commit, beside the rows of others; plans lie beside the runs, in ``--runs``; one that is there is not searched for again.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("latfix-runs/real_models"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "real_models.json")
     options = parser.parse_args()
-    document: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine(), "workloads": {}}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    document |= {"commit": commit.stdout.strip()}
-    document |= {"budget": options.budget, "rounds": options.rounds, "seconds": options.duration}
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+    how = {"date": datetime.date.today().isoformat(), "commit": commit, "budget": options.budget}
+    how |= {"rounds": options.rounds, "seconds": options.duration}
+    known = json.loads(options.out.read_text(encoding="utf-8"))["workloads"] if options.out.exists() else {}
+    document: dict[str, Any] = {"machine": machine(), "workloads": known}
     for name in options.workloads or (HELD_OUT if options.held_out else DEVELOPMENT):
-        found = optimized(name, options) | {"held_out": name in HELD_OUT}
+        found = how | optimized(name, options) | {"held_out": name in HELD_OUT}
         found["arms"] = {} if options.plans_only else arms(name, options, found.get("settings"))
         document["workloads"][name] = found
         show(name, found)
