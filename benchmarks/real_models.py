@@ -6,7 +6,7 @@
 For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
 the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
 with the answers of the model as it is. Results: ``benchmarks/results/real_models.json``, a row a workload with its
-commit, beside the rows of others; plans lie beside the runs, in ``--runs``; one that is there is not searched for again.
+commit, beside those of others; plans lie beside the runs, in ``--runs``; one that is there is not searched for again.
 """
 
 from __future__ import annotations

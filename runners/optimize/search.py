@@ -230,7 +230,7 @@ class Search:
                 if choice.fix.id in known and not choice.fix.changes_outputs and rest and planner.knows(rest):
                     rests.append((planner.score(rest), choice.fix.id, rest))
             score, fix, rest = min(rests, key=lambda each: each[:2], default=(math.inf, "", self.best))
-            if score > planner.score(self.best) + LEAST_GAIN / 2:
+            if score > planner.score(self.best) + LEAST_GAIN:
                 return
             self._say(f"{fix} is left out: beside the others it is foretold to gain nothing")
             self._dropped.add(fix)
