@@ -421,13 +421,13 @@ class Optimizer:
         key = "mean" if outcome.final is not None and outcome.final.judged == "mean" else "p99"
         most = sorted(outcome.shares, key=lambda fix: outcome.shares[fix][key][0])[:_LEFT_OUT]
         for place, fix in enumerate(most):
-            rest, spare_s = self._left_out(fix), bench.left_s() / (len(most) - place)
-            if rest is None or spare_s < round_s:
+            rest, left = self._left_out(fix), bench.left_s()
+            if rest is None or left < round_s:
                 continue
+            spare_s = max(left / (len(most) - place), round_s)
             self._say(f"replaying the plan without {fix}, for what it gives beside the others")
-            until_s = bench.left_s() - spare_s
 
-            def left_s(until_s: float = until_s) -> float:
+            def left_s(until_s: float = left - spare_s) -> float:
                 return bench.left_s() - until_s
 
             proof = prove(
