@@ -48,7 +48,7 @@ class Unit:
     :param start: when it began; ``end`` when it ended.
     :param cpu: on-CPU; ``runq`` runnable but not running; ``blocked`` the rest of the wall time.
     :param expected_cpu: on-CPU time that its inputs need.
-    :param thread: worker or prepare thread that did it.
+    :param thread: number of the worker or prepare thread that did it; -1 for nobody.
     """
 
     start: Ints
@@ -126,6 +126,18 @@ class Evidence:
             return np.zeros(len(unit.blocked), np.int64)
         return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
 
+    def places(self, name: str) -> Ints:
+        """Who did each unit: prepare threads from zero up, workers from minus one down; latfix's own are none.
+
+        Whoever does several at a time, as a worker that requests join between steps, counts as several.
+        """
+        if name in ("dispatch", "intake"):
+            return np.full(len(self.ok), _LATFIX, np.int64)
+        if name == "prepare":
+            return self.rows["prepare_thread"]
+        worker = self.batches["worker"]
+        return -1 - (worker if name in BATCH_UNITS else self.of_batch(worker))
+
     def met_denormals(self, name: str) -> Bools:
         """Units whose own thread, a pool's aside, computed with denormal numbers by the processor's flag."""
         source = self.batches if name in BATCH_UNITS else self.rows
@@ -163,13 +175,6 @@ def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number
     return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
 
 
-def places(name: str, thread: Ints) -> Ints:
-    """A number for each thread: prepare threads from zero up, workers from minus one down; latfix's own are none."""
-    if name in ("dispatch", "intake"):
-        return np.full(len(thread), _LATFIX, np.int64)
-    return thread if name == "prepare" else -1 - thread
-
-
 def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
     """Lay out a record, or a piece of one, for attribution.
 
@@ -193,7 +198,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     ideal = _ideal_close(batches, members, enqueue, head, setup)
     lag = np.maximum(batches["close_ns"] - ideal, 0)
     pauses = collect_pauses(record)
-    units = {**_request_units(rows, batches, batch_of), **_batch_units(batches, lag, setup)}
+    units = {**_request_units(rows, batches, batch_of, setup), **_batch_units(batches, lag, setup)}
     clean = {} if "models" in norms else _clean(units, pauses, batches, rows)
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
@@ -386,14 +391,14 @@ def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[
     )
 
 
-def _request_units(rows: Columns, batches: Columns, batch_of: Ints) -> dict[str, Unit]:
+def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup) -> dict[str, Unit]:
     handed = rows["arrival_ns"] + rows["dispatch_ns"]
     end = handed + rows["prepare_ns"]
     prepare = _split(rows["prepare_ns"] - rows["prepare_wait_ns"], rows["prepare_cpu_ns"], rows["prepare_runq_ns"])
     finished = rows["arrival_ns"] + rows["latency_ns"]
     own = np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
     finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"])
-    worker = spread(batches["worker"], batch_of)
+    worker = spread(batches["worker"] // setup.places, batch_of)
     zero = np.zeros(len(handed), np.int64)
     lag = np.maximum(rows["dispatch_ns"], 0)
     until = np.clip(rows["intake_ns"], 0, np.maximum(rows["prepare_wait_ns"], 0))
@@ -420,7 +425,7 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
         compute = _split_on_device(batches, setup)
     elif setup.pooled:
         compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq)
-    none, worker = (zero, zero), batches["worker"]
+    none, worker = (zero, zero), batches["worker"] // setup.places
     return {
         "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
         "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),

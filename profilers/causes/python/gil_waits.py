@@ -13,7 +13,7 @@ import numpy as np
 from latfix.arrays import Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.intervals import Timeline
-from latfix.profilers.evidence.units import BATCH_UNITS, Evidence, places
+from latfix.profilers.evidence.units import BATCH_UNITS, Evidence
 from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, SLACK, USUAL_NS, WAIT_SERIES
 
 #: Where the CPU time of the process stands, by unit.
@@ -127,7 +127,7 @@ def _delayed(evidence: Evidence, name: str) -> Ints:
     """
     unit = evidence.units[name]
     total = np.zeros(len(unit.start))
-    mine = places(name, unit.thread)
+    mine = evidence.places(name)
     by_units = np.zeros(len(unit.start))
     for place, timeline in _run_queue_delays(evidence).items():
         by_units += np.where(mine == place, 0.0, timeline.between(unit.start, unit.end)[0])
@@ -143,7 +143,7 @@ def _delayed(evidence: Evidence, name: str) -> Ints:
 def _run_queue_delays(evidence: Evidence) -> dict[int, Timeline]:
     """By thread, its units' run-queue delays."""
     kinds = {name: evidence.units[name] for name in PROCESS_CPU}
-    where = {name: places(name, unit.thread) for name, unit in kinds.items()}
+    where = {name: evidence.places(name) for name in kinds}
     found = {}
     for place in np.unique(np.concatenate(list(where.values()))).tolist():
         chosen = [(unit, np.flatnonzero((unit.runq > 0) & (where[name] == place))) for name, unit in kinds.items()]

@@ -398,3 +398,18 @@ def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simula
     faults = next(each for each in diagnosis.causes if each.cause == "memory.page_faults")
     assert diagnosis.verdict == "host.slowdown" and "500 ns each" in faults.evidence
     assert faults.tail_share < 0.1
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("gc", "python.gc"), ("blocked", "inconclusive")])
+def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simulate, kind: str, verdict: str) -> None:
+    """The batches' column counts each of its places as a worker: each is taken first at some time, none is cold."""
+    struck = dict.fromkeys(range(205, 400, 13), (kind, 60.0))
+    record = simulate(n=400, arrivals_ms=np.arange(400) * 150.0, workers=4, compute_faults=struck)
+    record.events["thread"][:] = 9000
+    record.batches["worker"][:205] = 0
+    settings = {"batching": "continuous", "max_batch_size": 4, "workers": 1}
+    meta = record.meta.updated(settings=settings, threads={"worker": [9000]})
+    found = diagnose(replace(record, meta=meta), bootstrap=60)
+    assert found.verdict == verdict
+    assert entry(found, "cold.start")[0] < 0.1
+    assert entry(found, "python.gc" if kind == "gc" else "unexplained")[0] > 0.9 * found.excess_ms
