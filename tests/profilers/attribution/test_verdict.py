@@ -12,6 +12,7 @@ from latfix.profilers.attribution.verdict import judge
 from latfix.profilers.causes import CAUSES
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_meta import RunMeta
+from latfix.settings import RunnerSettings
 
 
 def cause(name: str, tail_ms: float, excess_ms: float, *, named: bool = False) -> CauseSummary:
@@ -88,4 +89,11 @@ def test_advice_can_apply_where_the_run_was_made() -> None:
     assert {"quantize.int8_dynamic", "fuse.openvino", "batch.bucket"} <= set(on_cpu)
     of_file = applicable(every, RunMeta(device="cpu", entry="model.onnx"))
     assert not any(fix.startswith(("quantize.", "fuse.")) for fix in of_file) and "batch.bucket" in of_file
-    assert applicable(every, RunMeta(device="cuda:0", entry="adapter:Service")) == every
+    on_gpu = applicable(every, RunMeta(device="cuda:0", entry="adapter:Service"))
+    assert {"host.workers", "host.threads", "fuse.openvino", "cache.embeddings"}.isdisjoint(on_gpu)
+    assert {"fuse.cudagraph", "quantize.int8_dynamic", "batch.size"} <= set(on_gpu)
+    # One worker has nobody to route to, and one thread of an operator waits for no other.
+    alone = RunMeta(settings=RunnerSettings(workers=1), torch_threads=1)
+    several = RunMeta(settings=RunnerSettings(workers=2), torch_threads=4)
+    for fix in ("host.routing", "host.threads", "host.wait_policy"):
+        assert fix not in applicable(every, alone) and fix in applicable(every, several)
