@@ -184,7 +184,7 @@ class RunTotals:
         self._predict(chunk)
 
     def strikes(self, cause: int) -> tuple[Ints, Ints]:
-        """What a cause cost requests on their own path, and when work began: by request, or means of slots of time."""
+        """What a cause cost requests on their own path, and when work began: by request, or means of time slots."""
         if self.kept is not None:
             return self.kept.ledger.own_ns[cause], self.kept.begun_ns
         assert self.blocks is not None

@@ -97,7 +97,7 @@ class WindowTally:
 
 
 def _percentiles_ms(latency: Distribution, lost: Distribution) -> dict[str, float | None]:
-    """Percentiles that enough requests rest on; lost requests are slower than any answer, and than they had waited."""
+    """Percentiles that enough requests rest on; the lost are slower than any answer, and than they had waited."""
     every = Distribution(exact=latency.histogram is None)
     every += latency
     every += lost
