@@ -299,8 +299,8 @@ def _not_seen(evidence: Evidence) -> list[str]:
         notes.append("What the service did meanwhile is not known: --pid watches its process, if it runs here.")
     if evidence.setup.servers == 0:
         notes.append(
-            "Answers do not show one queue in front of a fixed number of servers: waiting in line is not told "
-            "apart from being served."
+            "No queue in front of a fixed number of servers is seen: waiting in line is not told apart from being "
+            "served."
         )
     if parts := late_acknowledgements(evidence.rows, evidence.samples, evidence.ok):
         notes.append(

@@ -20,7 +20,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
-from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits
+from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.run_baselines import Norms
@@ -184,7 +184,8 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     norms = Norms() if norms is None else norms
     servers = None
     if record.meta.is_http:
-        record, servers = as_served(record, norms)
+        servers = norms.of("servers", partial(servers_of, record))
+        record = as_served(record, servers)
     rows, batches = record.requests, record.batches
     setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows, servers))
     n, m = len(rows["index"]), len(batches["batch_id"])
