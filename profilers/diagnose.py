@@ -127,8 +127,8 @@ class _Findings:
         ledger = totals.ledger()
         if not totals.exact:
             notes.append(
-                f"{totals.requests:,} requests were attributed in pieces: references and models are learned from "
-                f"stretches of the run, and only the {len(ledger.request):,} slowest requests are shown one by one."
+                f"{totals.requests:,} requests were attributed in pieces: references, models and what the causes' "
+                f"sentences count are of stretches of the run, and only the {len(ledger.request):,} slowest requests are shown one by one."
             )
         return Diagnosis(
             workload=meta.workload,
