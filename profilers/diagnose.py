@@ -128,7 +128,8 @@ class _Findings:
         if not totals.exact:
             notes.append(
                 f"{totals.requests:,} requests were attributed in pieces: references, models and what the causes' "
-                f"sentences count are of stretches of the run, and only the {len(ledger.request):,} slowest requests are shown one by one."
+                f"sentences count are of stretches of the run, and only the {len(ledger.request):,} slowest requests "
+                "are shown one by one."
             )
         return Diagnosis(
             workload=meta.workload,

@@ -114,14 +114,22 @@ class Evidence:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
         return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
 
+    def account(self, name: str) -> Columns:
+        """The columns that the account of a unit is in: the batches', or the requests'."""
+        return self.batches if name in BATCH_UNITS else self.rows
+
+    def beyond_usual(self, name: str, blocked: Ints) -> Ints:
+        """Of each unit's blocked time, what is beyond what it always waits for and beyond its declared spans."""
+        span = self.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
+        return np.maximum(blocked - np.maximum(self.usually_blocked(name), span), 0)
+
     def stood_still(self, name: str) -> Ints:
         """Nanoseconds of each unit's blocked time in which its thread had never let go of its core by itself.
 
         Who waits for anything is switched away from of its own will. Where a thread never was, the machine stopped
         under it. Zero where switches were not counted.
         """
-        unit, source = self.units[name], self.batches if name in BATCH_UNITS else self.rows
-        switches = source.get(f"{name}_vcsw")
+        unit, switches = self.units[name], self.account(name).get(f"{name}_vcsw")
         if switches is None or not switches.any():
             return np.zeros(len(unit.blocked), np.int64)
         return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
@@ -140,8 +148,9 @@ class Evidence:
 
     def met_denormals(self, name: str) -> Bools:
         """Units whose own thread, a pool's aside, computed with denormal numbers by the processor's flag."""
-        source = self.batches if name in BATCH_UNITS else self.rows
-        return np.asarray(source.get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0)
+        return np.asarray(
+            self.account(name).get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0
+        )
 
     @property
     def released_ns(self) -> Ints:
@@ -166,6 +175,26 @@ class Evidence:
             np.asarray(self.samples["t_ns"][keep], dtype=np.int64),
             np.asarray(self.samples["value"][keep], dtype=np.float64),
         )
+
+    def latest(self, name: str, default: float = 0.0) -> float:
+        """A sampled series' last value; ``default`` where it was not read, or is not above zero."""
+        _, values = self.series(name)
+        return float(values[-1]) if len(values) and values[-1] > 0 else default
+
+    def before(self, name: str, at: Ints) -> Floats:
+        """A sampled series' last value before each moment; its first where there is none, 0 where it was not read."""
+        times, values = self.series(name)
+        if not len(times):
+            return np.zeros(len(at))
+        return values[np.maximum(np.searchsorted(times, at, side="right") - 1, 0)]
+
+    def grown_around(self, name: str, start: Ints, end: Ints) -> Floats:
+        """By how much a counter grew from the reading before each span to the one after; 0 where it was not read."""
+        times, values = self.series(name)
+        if len(times) < 2:
+            return np.zeros(len(start))
+        after = np.minimum(np.searchsorted(times, end, side="left"), len(times) - 1)
+        return np.maximum(values[after] - self.before(name, start), 0.0)
 
 
 def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:

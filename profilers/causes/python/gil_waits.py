@@ -13,7 +13,7 @@ import numpy as np
 from latfix.arrays import Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.intervals import Timeline
-from latfix.profilers.evidence.units import BATCH_UNITS, Evidence
+from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, SLACK, USUAL_NS, WAIT_SERIES
 
 #: Where the CPU time of the process stands, by unit.
@@ -55,7 +55,7 @@ def one_wakeup_ns(evidence: Evidence, start: Ints, end: Ints) -> Ints:
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
         return np.zeros(len(start), np.int64)
-    interval = _interval_ns(evidence)
+    interval = evidence.latest(INTERVAL_SERIES, _DEFAULT_INTERVAL_NS)
     longest = _Probe(times, waits, interval).longest(start, end)
     return np.rint(np.where(longest > 0, np.maximum(longest, SLACK * interval), 0.0)).astype(np.int64)
 
@@ -92,32 +92,25 @@ def other_threads_ns(evidence: Evidence, name: str) -> Ints:
 
 def _others(evidence: Evidence, name: str) -> Ints:
     """CPU time of the process beside the unit's own."""
-    source = evidence.batches if name in BATCH_UNITS else evidence.rows
+    source = evidence.account(name)
     return np.asarray(np.maximum(source[PROCESS_CPU[name]] - source[f"{name}_cpu_ns"], 0), dtype=np.int64)
 
 
 def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
     """What each unit can have waited for the lock, and the CPU time of the process's other threads meanwhile."""
     unit = evidence.units[name]
-    source = evidence.batches if name in BATCH_UNITS else evidence.rows
+    source = evidence.account(name)
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
         return np.zeros(len(unit.start), np.int64), np.zeros(len(unit.start), np.int64)
-    interval = _interval_ns(evidence)
+    interval = evidence.latest(INTERVAL_SERIES, _DEFAULT_INTERVAL_NS)
     probe = _Probe(times, waits, interval)
     # Where the probe waited for that long within the unit, the lock was held all the while: each switch lasted then.
     kept = probe.longest(unit.start, unit.end, around_ns=0) >= interval
     a_switch = np.maximum(probe.a_switch(unit.start, unit.end), np.where(kept, SLACK * interval, 0.0))
     # One more than were counted: the stamps lie a little outside of the counters' readings.
     switched = np.rint((source[f"{name}_vcsw"] + 1) * a_switch).astype(np.int64)
-    return np.minimum(switched, _held_up(evidence, left, name)), _others(evidence, name)
-
-
-def _held_up(evidence: Evidence, left: Left, name: str) -> Ints:
-    """Blocked time beyond what the unit always waits for and beyond its declared spans."""
-    usual = evidence.usually_blocked(name)
-    span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
-    return np.asarray(np.maximum(left.blocked(name) - np.maximum(usual, span), 0), dtype=np.int64)
+    return np.minimum(switched, evidence.beyond_usual(name, left.blocked(name))), _others(evidence, name)
 
 
 def _delayed(evidence: Evidence, name: str) -> Ints:
@@ -132,11 +125,7 @@ def _delayed(evidence: Evidence, name: str) -> Ints:
     for place, timeline in _run_queue_delays(evidence).items():
         by_units += np.where(mine == place, 0.0, timeline.between(unit.start, unit.end)[0])
     for _, series in service_threads(evidence, "runq_ns"):
-        times, values = evidence.series(series)
-        if len(times) > 1:
-            before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
-            after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
-            total += np.maximum(values[after] - values[before], 0)
+        total += evidence.grown_around(series, unit.start, unit.end)
     return np.rint(np.maximum(total, by_units)).astype(np.int64)
 
 
@@ -187,8 +176,3 @@ class _Probe:
         first, last = self._around(start, end)
         count = last - first
         return np.where(count > 0, (total[np.maximum(last, first)] - total[first]) / np.maximum(count, 1), 0.0)
-
-
-def _interval_ns(evidence: Evidence) -> float:
-    _, values = evidence.series(INTERVAL_SERIES)
-    return float(values[-1]) if len(values) else _DEFAULT_INTERVAL_NS

@@ -413,3 +413,19 @@ def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simul
     assert found.verdict == verdict
     assert entry(found, "cold.start")[0] < 0.1
     assert entry(found, "python.gc" if kind == "gc" else "unexplained")[0] > 0.9 * found.excess_ms
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_quota_that_ran_out_before_a_batch_did_not_hold_it_up(simulate: Simulate, earlier: bool) -> None:
+    """The worker looks at the counter where it waited for a core: what that grew by may be from long before."""
+    struck = some("runq", 40.0)
+    record = simulate(rate=10, compute_faults=struck)
+    batches = record.batches
+    hit = np.isin(record.requests["index"], sorted(struck))
+    rows = np.searchsorted(batches["batch_id"], record.requests["batch_id"][hit])
+    batches["throttled_ns"][rows] = 40 * MS
+    times = np.arange(0, int(batches["finish_end_ns"][-1]) + 100 * MS, 100 * MS)
+    when = batches["h2d_end_ns"][rows] - (300 * MS if earlier else 0)
+    total = 40 * MS * np.searchsorted(np.sort(when), times - 20 * MS)
+    found = diagnose(add_samples(record, {"cgroup.throttled_ns": (times, total)}), bootstrap=20)
+    assert found.verdict == ("host.contention" if earlier else "host.throttle")
