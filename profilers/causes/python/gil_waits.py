@@ -6,6 +6,7 @@ switch. Somebody holds the lock meanwhile: a thread of this process, on a core, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,10 +27,8 @@ PROCESS_CPU = {
 _DEFAULT_INTERVAL_NS = 5_000_000.0
 #: A unit's waits are judged by the probe's readings within it and this far around it.
 _AROUND_NS = int(PERIOD_S * 1e9)
-#: Threads of latfix itself that run no code of the service.
-_OWN_THREADS = frozenset(
-    f"latfix-{name}" for name in ("sampler", "nvml", "gil", "segments", "status", "commands", "calibration")
-) | {"MainThread"}
+#: Series of threads that run code of the service: not the replayer's, the pools' together, and latfix's own.
+_SERVING = r"thread\.(?!MainThread\.|native\.|latfix-(?!worker|prepare))(.*)\."
 
 
 def held_ns(evidence: Evidence, left: Left, name: str) -> Ints:
@@ -65,10 +64,10 @@ def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
 
     :param what: ``cpu_ns`` or ``runq_ns``.
     """
+    known = re.compile(_SERVING + what)
     for series in sorted({str(name) for name in evidence.samples["series"]}):
-        name = series.removeprefix("thread.").removesuffix(f".{what}")
-        if series.startswith("thread.") and series.endswith(f".{what}") and name not in (*_OWN_THREADS, "native"):
-            yield name, series
+        if found := known.fullmatch(series):
+            yield found[1], series
 
 
 def other_threads_ns(evidence: Evidence, name: str) -> Ints:
