@@ -13,7 +13,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.test_memory_and_gil import MS, add_samples
 
@@ -343,7 +343,7 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
     record = simulate(rate=20, dispatch=late)
     diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
     assert diagnosis.verdict == "observer"
-    assert not diagnosis.trustworthy and diagnosis.trustworthy == dispatch_lag(record).trustworthy
+    assert not diagnosis.trustworthy and diagnosis.trustworthy == is_on_time(record)
 
 
 def test_requests_that_were_taken_in_late_are_the_services(simulate: Simulate) -> None:
