@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from latfix.profilers.probes.sampler import ProbeThread
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.run_record.run_record import SEGMENTS
 
 PERIOD_S = 1.0
@@ -26,7 +26,7 @@ _KEPT, _LEAST = 5, 0.02
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-class NeighborWatch(ProbeThread):
+class NeighborWatch(OwnThread):
     """Reads CPU time of processes until it is left.
 
     :param own: processes of the service, which are no neighbors, nor are their descendants.

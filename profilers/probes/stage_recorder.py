@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Ints
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
 from latfix.stages import STAGES, Status
@@ -333,36 +333,33 @@ class StageRecorder:
         return rows
 
 
-class SegmentWriter:
+class SegmentWriter(OwnThread):
     """Appends what was recorded to ``segments/`` from a thread of its own.
 
     :param folder: the run's folder; ``segments/`` must exist in it.
-    :raises OSError: from :meth:`check` and :meth:`close`, where the disk would not take it.
+    :raises OSError: from :meth:`check` and at its end, where the disk would not take it.
     """
 
     def __init__(self, folder: Path, recorder: StageRecorder, events: EventLog, samples: SampleLog) -> None:
-        self._recorder = recorder
-        self._events = events
-        self._samples = samples
+        super().__init__("segments")
+        self._recorder, self._events, self._samples = recorder, events, samples
         segments = folder / "segments"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._files = {
             name: os.open(segments / name, flags, 0o644)
             for name in ("requests.bin", "batches.bin", "events.jsonl", "samples.jsonl")
         }
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-segments", daemon=True)
         self.error: OSError | None = None
-        self.cpu_ns = 0
 
-    def __enter__(self) -> SegmentWriter:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        """Write the rest and close the files."""
+        super().__exit__()
+        try:
+            if self.error is None:
+                self.flush()
+        finally:
+            for fd in self._files.values():
+                os.close(fd)
 
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_INTERVAL_S):
@@ -385,17 +382,6 @@ class SegmentWriter:
         """Raise the error that stopped the thread, if one did."""
         if self.error is not None:
             raise self.error
-
-    def close(self) -> None:
-        """Write the rest and close the files."""
-        self._stop.set()
-        self._thread.join()
-        try:
-            if self.error is None:
-                self.flush()
-        finally:
-            for fd in self._files.values():
-                os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -23,9 +23,10 @@ from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, li
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
 from latfix.profilers.probes.control_groups import cgroup_reader, neighbor_reader
-from latfix.profilers.probes.gc_probe import GcPauses
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
+from latfix.profilers.probes.own_thread import OwnThread
+from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.sampler import (
     Probe,
     Reading,
@@ -354,7 +355,7 @@ class ThreadDeaths:
             raise RunnerError(f"{self._first}; runner.log has the whole of it")
 
 
-class _StatusLines:
+class _StatusLines(OwnThread):
     """Reports progress to the parent four times a second, and ends a replay that has stalled."""
 
     def __init__(
@@ -366,29 +367,16 @@ class _StatusLines:
         writer: SegmentWriter,
         watchdog: BatchWatchdog,
     ) -> None:
-        self._watchdog = watchdog
-        self._parent = parent
-        self._engine = engine
-        self._recorder = recorder
-        self._stop = stop
-        self._writer = writer
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-status", daemon=True)
+        super().__init__("status")
+        self._parent, self._engine, self._recorder = parent, engine, recorder
+        self._stop_replay, self._writer, self._watchdog = stop, writer, watchdog
         self.sent_all = False
         #: Why the replay was ended; empty where it was not.
         self.stalled = ""
 
-    def __enter__(self) -> _StatusLines:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
     def _run(self) -> None:
         done, since = -1, time.monotonic()
-        while not self._ended.wait(_STATUS_INTERVAL_S):
+        while not self._stop.wait(_STATUS_INTERVAL_S):
             completed = self._recorder.completed
             if completed != done or not self._engine.in_flight:
                 done, since = completed, time.monotonic()
@@ -396,14 +384,14 @@ class _StatusLines:
                 self.stalled = (
                     f"no request ended for {STALL_S:.0f} s with {self._engine.in_flight} in flight; gave up"
                 )
-                self._stop.set()
+                self._stop_replay.set()
             self._watch()
             hopeless = self._engine.failures.given_up(completed, time.perf_counter_ns())
             if hopeless:
                 self.stalled = self.stalled or hopeless
-                self._stop.set()
+                self._stop_replay.set()
             if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
-                self._stop.set()
+                self._stop_replay.set()
             elapsed = time.perf_counter_ns() - self._recorder.t0_ns
             self._parent.send(
                 {
@@ -424,7 +412,7 @@ class _StatusLines:
         worst = self._watchdog.worst
         if beyond and worst is not None and not self.stalled:
             self.stalled = f"{worst.words} with {self._engine.in_flight} requests in flight; gave up"
-            self._stop.set()
+            self._stop_replay.set()
 
 
 def _ended(stalled: str, *, interrupted: bool) -> dict[str, str]:

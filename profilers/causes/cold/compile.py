@@ -11,7 +11,7 @@ from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.causes.marked_units import slow_by_mark
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.probes.compile_probe import LIMIT_SERIES
+from latfix.profilers.probes.pause_probes import LIMIT_SERIES
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
