@@ -306,7 +306,7 @@ class BlockTotals:
             self.beyond[k, first:last] += np.bincount(here[latency > limit], minlength=last - first)
 
     def _add_bands(self, chunk: ChunkLedger, block: Ints, entries: Ints, present: Ints) -> None:
-        layout, ledger, spread = self.layout, chunk.ledger, chunk.books.spread
+        layout, ledger, spread = self.layout, chunk.ledger, chunk.books.doubt.spread
         once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
         touched = (entries[once] > 0.05 * max(ledger.reference_ns, 1)).any(axis=0)
         bands = len(layout.bands_ns) + 1

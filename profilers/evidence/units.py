@@ -23,7 +23,7 @@ from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
-from latfix.profilers.evidence.run_baselines import Norms
+from latfix.profilers.evidence.run_baselines import Norms, whole_median
 from latfix.profilers.evidence.run_settings import Setup
 from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
 from latfix.run_record.run_record import RunRecord
@@ -112,7 +112,7 @@ class Evidence:
 
     def usually_blocked(self, unit: str) -> int:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
-        return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
+        return self.norms.of(f"blocked.{unit}", partial(whole_median, self.units[unit].blocked))
 
     def account(self, name: str) -> Columns:
         """The columns that the account of a unit is in: the batches', or the requests'."""
@@ -512,7 +512,7 @@ def _with_expectations(
     }
     result: dict[str, Unit] = {}
     for name, unit in units.items():
-        usual = norms.of(f"on-cpu.{name}", partial(_median, unit.cpu))
+        usual = norms.of(f"on-cpu.{name}", partial(whole_median, unit.cpu))
         plain = np.full(len(unit.cpu), usual, np.int64)
         result[name] = replace(unit, expected_cpu=by_name.get(name, plain))
     return result
@@ -552,10 +552,6 @@ def _quiet(
     quiet = ok & (disturbed <= limit)
     quiet_batch[batch_of[quiet]] = True
     return np.asarray(quiet), quiet_batch
-
-
-def _median(values: Ints) -> int:
-    return int(np.median(values)) if len(values) else 0
 
 
 def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:
