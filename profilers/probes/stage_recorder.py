@@ -54,14 +54,26 @@ _ACCOUNTS: tuple[str, ...] = (*THREAD_ACCOUNT, *PROCESS_ACCOUNT)
 FLUSH_INTERVAL_S = 0.5
 
 
-class EventLog:
-    """Events of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
+class _Log:
+    """Rows of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
 
     :param most: keep the latest so many only, where nobody may ever flush; ``None`` keeps all.
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._rows: deque[tuple[int, int, str, int, int, int, Mapping[str, Any]]] = deque(maxlen=most)
+        self._rows: deque[tuple[Any, ...]] = deque(maxlen=most)
+
+    def drain(self, t0_ns: int) -> str:
+        """All rows since the last call as JSON Lines, with times from ``t0_ns``."""
+        lines = []
+        while self._rows:
+            at_ns, *rest = self._rows.popleft()
+            lines.append(json.dumps([at_ns - t0_ns, *rest]) + "\n")
+        return "".join(lines)
+
+
+class EventLog(_Log):
+    """Events."""
 
     def add(
         self,
@@ -77,32 +89,13 @@ class EventLog:
         """Log an event; ``start_ns`` is on the clock of ``time.perf_counter_ns``."""
         self._rows.append((start_ns, duration_ns, kind, thread, request, batch_id, detail))
 
-    def drain(self, t0_ns: int) -> str:
-        """All events since the last call as JSON Lines, with times from ``t0_ns``."""
-        lines = []
-        while self._rows:
-            start, *rest = self._rows.popleft()
-            lines.append(json.dumps([start - t0_ns, *rest]))
-        return "".join(line + "\n" for line in lines)
 
-
-class SampleLog:
-    """Samples of the probes, in memory until the next flush."""
-
-    def __init__(self) -> None:
-        self._rows: deque[tuple[int, str, float]] = deque()
+class SampleLog(_Log):
+    """Samples of the probes."""
 
     def add(self, t_ns: int, series: str, value: float) -> None:
         """Log one reading; ``t_ns`` is on the clock of ``time.perf_counter_ns``."""
         self._rows.append((t_ns, series, value))
-
-    def drain(self, t0_ns: int) -> str:
-        """All samples since the last call as JSON Lines, with times from ``t0_ns``."""
-        lines = []
-        while self._rows:
-            t_ns, series, value = self._rows.popleft()
-            lines.append(json.dumps([t_ns - t0_ns, series, value]))
-        return "".join(line + "\n" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)

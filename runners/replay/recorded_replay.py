@@ -37,12 +37,7 @@ from latfix.profilers.probes.sampler import (
     thread_reader,
 )
 from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter, StageRecorder
-from latfix.profilers.probes.thread_counters import (
-    ThreadCounters,
-    memory_cost_ns,
-    process_clock_cost_ns,
-    snapshot_cost_ns,
-)
+from latfix.profilers.probes.thread_counters import ProcessMemory, ThreadCounters, median_cost_ns
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.runners.calls.model_call import describe
 from latfix.runners.engine.engine import Engine
@@ -255,13 +250,14 @@ class RecordedReplay:
         engine: Engine,
     ) -> dict[str, Any]:
         """The cost of latfix itself: on the requests' path, and on threads of its own."""
-        snapshot = snapshot_cost_ns()
+        with contextlib.closing(ThreadCounters()) as counters, contextlib.closing(ProcessMemory()) as memory:
+            snapshot, reading = median_cost_ns(counters.snapshot), median_cost_ns(memory.read)
         requests = max(self._recorder.completed, 1)
         reads = sum(thread.reads for thread in self._recorder.counters)
         stamps = _stamp_cost_ns() * requests
         sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
         # The process's clock is read about once for each reading of a thread's counters.
-        process = process_clock_cost_ns() * reads + memory_cost_ns() * engine.memory.reads
+        process = median_cost_ns(time.process_time_ns) * reads + reading * engine.memory.reads
         device = engine.device_memory
         device_ns = 0 if device is None else device.cost_ns
         aside = cost["replayer_ns"] + cost["intake_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
