@@ -56,6 +56,7 @@ def check_sums(diagnosis: Diagnosis) -> None:
         ("compute", "denormals", "numerics.denormals"),
         ("prepare", "denormals", "numerics.denormals"),
         ("prepare", "gc", "python.gc"),
+        ("prepare", "compile", "cold.compile"),
         ("prepare", "runq", "host.contention"),
         ("prepare", "span", "external.dependency"),
         ("prepare", "blocked", "external.dependency"),
