@@ -142,7 +142,7 @@ class WholeRecord:
         return replace(
             whole,
             requests=requests,
-            batches=_batches_of(whole.batches, requests["batch_id"]),
+            batches=kept(whole.batches, np.isin(whole.batches["batch_id"], requests["batch_id"])),
             events=kept(whole.events, inside),
             samples=with_opening(kept(whole.samples, near), self._opening),
             traffic=part_of(whole.traffic, low, high),
@@ -158,14 +158,6 @@ class WholeRecord:
 
     def notes(self) -> Columns:
         return notes_of(self._record.events)
-
-
-def _batches_of(batches: Columns, ids: Ints) -> Columns:
-    wanted = np.unique(ids[ids >= 0])
-    low, high = (wanted[0], wanted[-1] + 1) if len(wanted) else (0, 0)
-    first, last = np.searchsorted(batches["batch_id"], [low, high])
-    found = {name: values[first:last] for name, values in batches.items()}
-    return kept(found, np.isin(found["batch_id"], wanted))
 
 
 def part_of(traffic: Traffic, first: int, last: int) -> Traffic:
