@@ -109,17 +109,15 @@ def convert(
     cached = found is not None
     if found is None:
         found = _built(case)
-    program, converted, deviation, built_s = found
+    program, converted, deviation = found
     make_room(case.place.parent, _KEPT)
     return converted, TensorRtConversion(
         backend=f"{settings.backend} {case.package.__version__}",
         device=device_name(device),
         seconds=round(time.perf_counter() - started, 3),
-        export_s=round(built_s, 3),
         cached=cached,
         batches=len(case.batches),
         deviation=float(deviation),
-        varying=case.profile.varying,
         threads=torch.get_num_threads(),
         profile=case.profile.words(),
         precisions={settings.precision: program.partition.inside or 0},
@@ -129,7 +127,7 @@ def convert(
     )
 
 
-_Made = tuple[programs.Program, ReplacedModel, float, float]
+_Made = tuple[programs.Program, ReplacedModel, float]
 
 
 def _case(
@@ -181,7 +179,6 @@ def _case(
 
 def _from_cache(case: _Case) -> tuple[_Made | None, str]:
     """The program of an earlier process, if there is one that still does what the model does; otherwise why not."""
-    started = time.perf_counter()
     try:
         program = programs.load(case.package, case.place)
         if program is None:
@@ -191,11 +188,10 @@ def _from_cache(case: _Case) -> tuple[_Made | None, str]:
         programs.discard(case.place)
         return None, error.message
     used(case.place)
-    return (program, converted, deviation, time.perf_counter() - started), ""
+    return (program, converted, deviation), ""
 
 
 def _built(case: _Case) -> _Made:
-    started = time.perf_counter()
     program = programs.build(
         case.package,
         case.model,
@@ -205,13 +201,12 @@ def _built(case: _Case) -> _Made:
         precision=case.settings.precision,
         place=case.place,
     )
-    built_s = time.perf_counter() - started
     try:
         converted, deviation = _checked(case, program)
     except RunnerError:
         programs.discard(case.place)  # what answers something else must not be found by the next process
         raise
-    return program, converted, deviation, built_s
+    return program, converted, deviation
 
 
 def _checked(case: _Case, program: programs.Program) -> tuple[ReplacedModel, float]:

@@ -213,15 +213,6 @@ def test_a_fix_says_why_it_does_not_apply(
     assert words in BY_ID[fix].obstacle(now)
 
 
-@pytest.mark.parametrize("share", [0.03, 0.02])
-def test_an_allocator_is_judged_by_all_that_memory_costs_the_tail(
-    share: float, make_record: Make, make_context: MakeContext
-) -> None:
-    shares = dict.fromkeys(("memory.page_faults", "memory.fragmentation", "python.gc"), share)
-    told = BY_ID["memory.allocator"].obstacle(make_context(make_record(faults=2), shares=shares))
-    assert ("page faults a request" in told) == (2 * share < 0.05)
-
-
 def test_faults_that_other_fixes_have_ended_need_no_allocator(make_context: Any, make_record: Any) -> None:
     many = make_context(make_record(faults=5000))
     assert BY_ID["memory.allocator"].obstacle(many) == ""

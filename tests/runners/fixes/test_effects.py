@@ -25,9 +25,8 @@ LINEAR = "torch.nn.modules.linear.Linear"
 INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
 PACKED = "latfix.runners.model_transforms.int8_linear.Int8WeightLinear"
 FP8 = "torchao.quantization.Float8Tensor"
-BF16_KERNEL, FP16_KERNEL = "nvjet_tst_128x24_64x11_2x1_v_bz_TNT", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
+FP16_KERNEL = "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
 FP8_KERNEL = "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"
-INT8_KERNEL = "cutlass_80_tensorop_i16832gemm_s8_128x64_128x3_tn_align16"
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
 #: Bytes of the copies of a batch on a device, and the same from memory that is not pinned.
@@ -167,18 +166,11 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
         {"dtypes": {}, "graph_dtypes": {"bfloat16": 4, "float32": 1}},
         {},
     ),
-    ("quantize.bf16", {"device": "cuda:0"}, {"device": "cuda:0", "kernels": {BF16_KERNEL: 5}}, {}),
     ("quantize.fp16", {"device": "cuda:0"}, {"device": "cuda:0", "kernels": {FP16_KERNEL: 5}}, {}),
     (
         "quantize.fp8_dynamic",
         {"device": "cuda:0"},
         {"device": "cuda:0", "kernels": {FP8_KERNEL: 5}, "weights": {FP8: 5}},
-        {},
-    ),
-    (
-        "quantize.int8_dynamic",
-        {"device": "cuda:0"},
-        {"device": "cuda:0", "kernels": {INT8_KERNEL: 5}, "weights": {"torchao.quantization.Int8Tensor": 5}},
         {},
     ),
     ("fuse.compile", {}, {**REPLACED, "compilations": 3, "compile_s": 9.0, "graphs": 3}, {}),
@@ -345,7 +337,6 @@ HALF: list[tuple[str, Run, Run]] = [
     ("quantize.int8_excluded", CHANCE, {"kept": {LINEAR: 1}}),
     ("quantize.int8_weight_only", CHANCE, {"modules": {PACKED: 4}}),
     ("quantize.fp16", CHANCE, {"dtypes": {"bfloat16": 4}}),
-    ("quantize.fp8_dynamic", CHANCE, {"device": "cuda:0", "weights": {FP8: 4}, "kernels": {BF16_KERNEL: 4}}),
     ("quantize.bf16", CHANCE, {"dtypes": {}}),
     ("quantize.bf16", CHANCE, {"dtypes": {"bfloat16": 4}, "graph_dtypes": {"float32": 4}}),
     ("fuse.compile", {"compilations_in_run": 1}, {**REPLACED, "compilations": 3}),

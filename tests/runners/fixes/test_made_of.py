@@ -13,6 +13,7 @@ from latfix.runners.fixes import FIXES, Context
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.model_files.conftest import written
 
 WriteWorkload = Callable[..., Path]
 MakeContext = Callable[..., Context]
@@ -148,11 +149,8 @@ def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
 def test_of_an_onnx_file_openvino_alone_is_begun(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    x, y = (helper.make_tensor_value_info(name, float32, ["batch", 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    given = (onnx.TensorProto.FLOAT, ["batch", 4])
+    written(tmp_path / "m.onnx", [(("Relu", ["x"], ["y"]), {})], {"x": given}, {"y": given})
     service = Service(tmp_path, "m.onnx", RunnerSettings(device="cpu"))
     service.load()
     facts = service.facts(traffic())

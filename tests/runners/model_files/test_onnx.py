@@ -21,6 +21,7 @@ from latfix.runners.service.load import load_models
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
+from tests.runners.model_files.conftest import written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -38,49 +39,30 @@ def weights() -> torch.Tensor:
 def build(tmp_path: Path) -> Build:
     """Writes the mean of embeddings over real tokens, with these dimensions and this version of the operators."""
 
-    def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17, name: str = "model.onnx") -> Path:
-        helper, kinds = onnx.helper, onnx.TensorProto
-        table = weights()
-        shape = [batch, length]
-        graph = helper.make_graph(
+    def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17) -> Path:
+        make_tensor, kinds = onnx.helper.make_tensor, onnx.TensorProto
+        return written(
+            tmp_path / "model.onnx",
             [
-                helper.make_node("Cast", ["tokens"], ["ids"], to=kinds.INT64),
-                helper.make_node("Gather", ["table", "ids"], ["rows"]),
-                helper.make_node("Unsqueeze", ["mask", "last"], ["weight"]),
-                helper.make_node("Mul", ["rows", "weight"], ["weighted"]),
-                helper.make_node("ReduceSum", ["weighted", "one"], ["total"], keepdims=0),
-                helper.make_node("ReduceSum", ["weight", "one"], ["count"], keepdims=0),
-                helper.make_node("Div", ["total", "count"], ["mean"]),
+                (("Cast", ["tokens"], ["ids"]), {"to": kinds.INT64}),
+                (("Gather", ["table", "ids"], ["rows"]), {}),
+                (("Unsqueeze", ["mask", "last"], ["weight"]), {}),
+                (("Mul", ["rows", "weight"], ["weighted"]), {}),
+                (("ReduceSum", ["weighted", "one"], ["total"]), {"keepdims": 0}),
+                (("ReduceSum", ["weight", "one"], ["count"]), {"keepdims": 0}),
+                (("Div", ["total", "count"], ["mean"]), {}),
             ],
-            "encoder",
+            {"tokens": (kinds.INT32, [batch, length]), "mask": (kinds.FLOAT, [batch, length])},
+            {"mean": (kinds.FLOAT, [batch, WIDTH])},
             [
-                helper.make_tensor_value_info("tokens", kinds.INT32, shape),
-                helper.make_tensor_value_info("mask", kinds.FLOAT, shape),
+                make_tensor("table", kinds.FLOAT, [ROWS, WIDTH], weights().numpy().tobytes(), raw=True),
+                make_tensor("one", kinds.INT64, [1], [1]),
+                make_tensor("last", kinds.INT64, [1], [-1]),
             ],
-            [helper.make_tensor_value_info("mean", kinds.FLOAT, [batch, WIDTH])],
-            [
-                helper.make_tensor("table", kinds.FLOAT, [ROWS, WIDTH], table.numpy().tobytes(), raw=True),
-                helper.make_tensor("one", kinds.INT64, [1], [1]),
-                helper.make_tensor("last", kinds.INT64, [1], [-1]),
-            ],
+            opset,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-        (tmp_path / name).write_bytes(model.SerializeToString())
-        return tmp_path / name
 
     return make
-
-
-def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Any = ()) -> Path:
-    """A file of these nodes; inputs and outputs by name, each a type and a shape."""
-    helper = onnx.helper
-    given, answered = (
-        [helper.make_tensor_value_info(name, *kind) for name, kind in each.items()] for each in (inputs, outputs)
-    )
-    graph = helper.make_graph([helper.make_node(*one, **more) for one, more in nodes], "g", given, answered, tables)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    file.write_bytes(model.SerializeToString())
-    return file
 
 
 def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
