@@ -219,7 +219,6 @@ class StepRow:
 
     :param words: its status in words, with ``severity``.
     :param together: true where it was tried in the same replays as the step before, for the same reason.
-    :param adds: what it gives beside all the others.
     """
 
     fix: str
@@ -231,7 +230,6 @@ class StepRow:
     together: bool
     mean: Ratio
     p99: Ratio
-    adds: Ratio
     p99_ms: float | None
     predicted_p99_ms: float | None
     accuracy: float | None
@@ -351,7 +349,6 @@ def step_rows(steps: Sequence[TriedFix]) -> list[StepRow]:
                 together=bool(step.together) and shared == last,
                 mean=ratio_of(step.ratio.get("mean")),
                 p99=ratio_of(step.ratio.get("p99")),
-                adds=ratio_of((step.adds or {}).get("p99")),
                 p99_ms=finite(step.p99_ms),
                 predicted_p99_ms=finite(step.predicted_p99_ms),
                 accuracy=finite(step.accuracy),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from latfix.formatting import NONE, finite, interval, key_label, milliseconds, ratio, shown, significant, speed_words
-from latfix.reports.comparison_rows import Ratio, ratio_of, shares_of
+from latfix.reports.comparison_rows import Ratio, Share, ratio_of, shares_of
 from latfix.reports.vocabulary import STEP_STATUS, Severity
 from latfix.results.optimization import Optimization
 
@@ -57,11 +57,15 @@ def kept_words(found: Optimization) -> str:
     if not told:
         return ", ".join(step.fix for step in found.steps if step.status == "kept")
     told.sort(key=lambda share: share.ratio.value if share.ratio is not None and share.ratio.value else 1.0)
-    listed = ", ".join(
-        f"{share.name} ({speed_words(share.ratio.value if share.ratio else None)})" for share in told[:_TOLD]
-    )
+    listed = ", ".join(f"{share.name} ({_gave(share)})" for share in told[:_TOLD])
     more = len(told) - _TOLD
     return listed + (f" and {more} more" if more > 0 else "")
+
+
+def _gave(share: Share) -> str:
+    words = speed_words(share.ratio.value if share.ratio else None)
+    seen = [speed_words(each.value) for each in share.adds.values() if each.value is not None]
+    return f"{words}; beside the others {seen[0]}, replayed" if seen else words
 
 
 def floor_words(found: Optimization) -> str:

@@ -50,11 +50,17 @@ def optimize_into(
     :param resume: the folder of an optimization that goes on; ``folder`` itself.
     """
     from latfix.reports.terminal.diagnosis import render_tail
+    from latfix.runners.optimize.offered_load import saturating
     from latfix.runners.optimize.optimizer import Optimizer
     from latfix.runners.replay.run_session import Interrupted
 
     console, progress = outputs.console(), ReplayLines()
     with outputs.in_any_case(spec.name, gates.texts):
+        if options.throughput:
+            watch, say = progress.replay, progress.say
+            traffic = saturating(
+                spec, traffic, settings, folder, budget_s=options.budget_s, watch=watch, say=say, seed=options.seed
+            )
         optimizer = Optimizer(
             spec,
             traffic,
@@ -212,7 +218,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
         accuracy_limit=outcome.accuracy_limit,
         diagnosis=BaselineVerdict(verdict=diagnosis.verdict, sentence=diagnosis.sentence),
         steps=tuple(step.tried() for step in outcome.steps),
-        ablation=ablation(outcome.kept, final, outcome.shares),
+        ablation=ablation(outcome.kept, final, outcome.shares, outcome.adds),
         prediction_error=PredictionErrors.from_json(outcome.prediction_errors()),
         candidates=tuple(outcome.candidates),
         floor_ms=outcome.floor_ms,

@@ -34,7 +34,7 @@ class TriedFix(Document):
     :param predicted_p99_ms: p99 of the windows as predicted; ``None`` where it was not replayed alone.
     :param p99_ms: p99 of the windows with it.
     :param predicted: what the forecast gave before the replay.
-    :param adds: with all kept fixes over all but this one; only in documents of earlier versions.
+    :param adds: only in documents of earlier versions; those of now have it in :class:`Contribution`.
     :param accuracy: with it.
     :param scored: everything that measuring the accuracy gave, where it was measured.
     :param verified: the evidence that it took effect.
@@ -67,7 +67,8 @@ class Contribution(Document):
     :param before_ms: by statistic (mean, p99); with ``after_ms``, entries lead from the first settings' figure of
         the final replay to the last settings'.
     :param ratio: what it did when it was added.
-    :param adds: by fix, what it gives beside all the others; only in documents of earlier versions.
+    :param adds: by fix, what it gives beside all the others, by replays of the plan with it over without it; those
+        that gave most, where the budget left time for that.
     :param predicted: ``ratio`` as it was predicted.
     """
 

@@ -76,7 +76,12 @@ class Step:
 Shares = Mapping[str, Mapping[str, tuple[float, float, float]]]
 
 
-def ablation(kept: Sequence[Step], final: Comparison | None, shares: Shares) -> tuple[Contribution, ...]:
+def ablation(
+    kept: Sequence[Step],
+    final: Comparison | None,
+    shares: Shares,
+    adds: Mapping[str, Mapping[str, RatioEstimate]],
+) -> tuple[Contribution, ...]:
     """What each kept fix gave, the largest first: they lead from the first settings' figures to the last settings'.
 
     The final replay alone says what the fixes are worth together. The forecast shares that out among them; what it
@@ -84,6 +89,7 @@ def ablation(kept: Sequence[Step], final: Comparison | None, shares: Shares) -> 
     forecast. An interval runs over the orders in which fixes may be added, and over the final ratio's own.
 
     :param shares: of the foretold ratio; empty without a forecast.
+    :param adds: by fix, what replays show it gives beside all the others.
     """
     if final is None or not kept:
         return ()
@@ -98,8 +104,9 @@ def ablation(kept: Sequence[Step], final: Comparison | None, shares: Shares) -> 
         ratio = {key: _shared(final.ratio[key], parts[key], 1.0 if unknown else scale[key]) for key in KEYS}
         then = {key: now[key] * ratio[key].value for key in KEYS}
         predicted = {key: math.exp(parts[key][0]) for key in KEYS}
+        seen = {step.fix: adds[step.fix]} if step.fix in adds else None
         entries.append(
-            Contribution(fixes=(step.fix,), before_ms=now, after_ms=then, ratio=ratio, predicted=predicted)
+            Contribution(fixes=(step.fix,), before_ms=now, after_ms=then, ratio=ratio, adds=seen, predicted=predicted)
         )
         now = then
     if unknown or not told:

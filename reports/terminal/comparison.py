@@ -198,8 +198,6 @@ def _step_words(step: StepRow, *, verbose: bool) -> Iterator[Text]:
     if step.reason:
         line.append(": ", "")
         line.append_text(Text("in the same replays", "dim") if step.together else safe(step.reason))
-    if step.adds.value is not None and verbose:
-        line.append(f"; beside the others p99 {step.adds.words()}", style="dim")
     predicted, outcome = step.predicted_p99_ms, step.p99_ms
     if predicted is not None and outcome is not None and verbose:
         line.append(f"; p99 predicted {significant(predicted)} ms, measured {significant(outcome)} ms", style="dim")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfix.run_record.run_record import RunRecord
-from latfix.runners.calls.model_call import USER_ERRORS, call_model
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.gpu.device_selection import in_mode
 
 if TYPE_CHECKING:
@@ -48,7 +48,13 @@ def typical_batches(record: RunRecord) -> list[list[int]]:
 
 
 def measure_pace(
-    service: Service, traffic: Traffic, batches: Sequence[Sequence[int]], seconds: float, *, workers: int
+    service: Service,
+    traffic: Traffic,
+    batches: Sequence[Sequence[int]],
+    seconds: float,
+    *,
+    workers: int,
+    failures: list[str] | None = None,
 ) -> list[float]:
     """Nanoseconds of each batch, so many workers computing at once: collate and compute, on a device compute alone.
 
@@ -57,7 +63,9 @@ def measure_pace(
 
     :param batches: positions in the schedule.
     :param seconds: about how long to measure; a batch that the model fails on counts as NaN.
+    :param failures: takes what the model's exceptions said.
     """
+    failures = [] if failures is None else failures
     adapter = service.models.adapter
     inputs: list[list[Any]] = []
     for batch in batches:
@@ -71,7 +79,9 @@ def measure_pace(
     took: list[list[list[float]]] = [[[] for _ in batches] for _ in instances]
     threads = [
         threading.Thread(
-            target=_compute, args=(service, instance, inputs, took[k], until, at_last), name=f"latfix-pace-{k}"
+            target=_compute,
+            args=(service, instance, inputs, took[k], failures, until, at_last),
+            name=f"latfix-pace-{k}",
         )
         for k, instance in enumerate(instances)
     ]
@@ -89,6 +99,7 @@ def _compute(
     instance: ModelInstance,
     inputs: list[list[Any]],
     took: list[list[float]],
+    failures: list[str],
     until: float,
     at_last: float,
 ) -> None:
@@ -113,7 +124,8 @@ def _compute(
                         started = time.perf_counter_ns()
                     with instance.working():
                         call_model(instance.model, placed)
-                except USER_ERRORS:  # as above
+                except USER_ERRORS as error:  # as above
+                    failures.append(describe(error))
                     continue
                 if number:
                     took[k].append(time.perf_counter_ns() - started)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from latfix.errors import InputError
@@ -141,7 +142,15 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
             dtype=torch.qint8,
             inplace=True,  # by default a copy, of what may not be copied
         )
+    for layer in quantized.modules():
+        if isinstance(layer, torch.ao.nn.quantized.dynamic.Linear):
+            layer.forward = partial(_of_any_rank, layer.forward)  # type: ignore[method-assign]
     return quantized
+
+
+def _of_any_rank(forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """A vector as ``nn.Linear`` takes it, too, such as the last token's: the int8 kernel wants rows."""
+    return forward(x) if x.dim() > 1 else forward(x[None])[0]
 
 
 def _by_torchao(model: torch.nn.Module, precision: Precision, kept: set[int]) -> torch.nn.Module:

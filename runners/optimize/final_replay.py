@@ -32,6 +32,7 @@ class Proof:
     :param level: error rate that the look after the last round may spend; :meth:`compare` uses it.
     :param most: rounds that the budget allowed.
     :param stopped: why it ended; ``None`` where it was interrupted.
+    :param round_s: seconds that the longest round took.
     """
 
     rounds: list[_Pair] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Proof:
     level: float = LEVEL
     most: int = MOST_ROUNDS
     stopped: Reason | None = None
+    round_s: float = 0.0
 
     def compare(self, *, seed: int, accuracy: tuple[float | None, float | None] | None = None) -> Comparison:
         """All rounds compared, as sure as a look after this many of them must be.
@@ -78,7 +80,7 @@ def prove(
     :param lead_in: what each process serves before its replay, untimed.
     :param look: called with the first replay of ``after`` while its process is still there.
     """
-    proof, late, number, took = Proof(judged=judged), list[_Pair](), 0, 0.0
+    proof, late, number = Proof(judged=judged), list[_Pair](), 0
     try:
         while proof.stopped is None:
             number += 1
@@ -98,7 +100,7 @@ def prove(
                 arm.restart()
             pair = (records[before.label], records[after.label])
             (proof.rounds if _on_time(pair) else late).append(pair)
-            took = max(took, time.monotonic() - started)
+            proof.round_s = took = max(proof.round_s, time.monotonic() - started)
             if number == 1:
                 proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
             ended = number >= proof.most or left_s() < took

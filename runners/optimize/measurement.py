@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.errors import InputError, LatfixError
+from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
@@ -304,6 +304,8 @@ class Bench:
     def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
         self.prime(arm)
         told = arm.ask("pace", folder=str(self.baseline.folder), batches=batches, seconds=_PACE_S)
+        if not any(told["alone"]):
+            raise RunnerError(next(iter(told["failures"]), "none of its batches was computed"))
         alone, together = (
             [float("nan") if value is None else float(value) for value in told[kind]]
             for kind in ("alone", "together")

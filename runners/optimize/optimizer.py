@@ -33,6 +33,7 @@ from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted, new_folder, schedule_digest
 from latfix.settings import RunnerSettings
+from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.traffic.schedule import Traffic
 
@@ -42,6 +43,8 @@ _FINAL_SHARE = 1 / 3
 _BASELINE_SHARE = 0.25
 #: So many times as long as a diagnosis takes what follows the final replay: comparing, diagnosing, the page.
 _REPORTS = 3.0
+#: So many fixes, those that gave most, are left out of the plan in replays that show what each gives there.
+_LEFT_OUT = 2
 #: Requests that were answered alone and in batches, from which on none that differs counts for all.
 _LOOKED_AT = 16
 #: A run must have so many requests for a forecast of others like it.
@@ -57,6 +60,7 @@ class Options:
     :param exclude: ids of fixes not to try.
     :param trials: most candidates to replay; ``None`` for no limit.
     :param goal: the statistic of latency that is to be small; ``None`` for the workload's percentile.
+    :param throughput: requests are to come faster than the service serves them (:mod:`offered_load`).
     :param started: the moment of :func:`time.monotonic` from which the budget counts; ``None`` for now.
     """
 
@@ -66,6 +70,7 @@ class Options:
     seed: int = 0
     trials: int | None = None
     goal: str | None = None
+    throughput: bool = False
     started: float | None = None
 
 
@@ -85,6 +90,7 @@ class Outcome:
         with compute as it was measured; empty without a forecast. ``at_pace`` the same with batches as quick as they
         were in the final replay.
     :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
+    :param adds: by fix, what replays show it gives beside all the others of the plan: with it over without it.
     :param trials: configurations that were replayed in the search; ``candidates`` all that were looked at closely.
     :param floor_ms: see :class:`latfix.results.optimization.Optimization`.
     :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
@@ -109,6 +115,7 @@ class Outcome:
     foretold: Mapping[str, float] = field(default_factory=dict)
     at_pace: Mapping[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=dict)
+    adds: Mapping[str, Mapping[str, RatioEstimate]] = field(default_factory=dict)
     trials: Sequence[Trial] = ()
     candidates: Sequence[Candidate] = ()
     floor_ms: Mapping[str, float] = field(default_factory=dict)
@@ -190,6 +197,7 @@ class Optimizer:
         self._watch = watch
         self._say = say
         self._show = show
+        self._left_out: Callable[[str], Configuration | None] = lambda _: None
         self._foretell: Callable[[Bounds, Sequence[tuple[RunRecord, RunRecord]]], Mapping[str, float]] = lambda *_: {}
         started = time.monotonic() if options.started is None else options.started
         left_s = started + options.budget_s - time.monotonic()
@@ -230,6 +238,7 @@ class Optimizer:
         outcome.layers = next(iter(search.recorded.values()), {})
         outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
         outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
+        self._left_out = search.without
         if search.planner is not None:
             planner, best = search.planner, search.best
             outcome.shares = planner.shares(best)
@@ -401,6 +410,43 @@ class Optimizer:
         outcome.after_diagnosis = diagnose(
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
+        if outcome.final.verdict == "better" and not proof.interrupted:
+            outcome.adds = self._beside_the_others(outcome, after, traffic, earlier, proof.round_s)
+
+    def _beside_the_others(
+        self, outcome: Outcome, after: Arm, traffic: Traffic, earlier: Traffic | None, round_s: float
+    ) -> dict[str, Mapping[str, RatioEstimate]]:
+        """By fix, what replays show of the plan over the plan without it: those that gave most, if time is left."""
+        bench, found = self._bench, dict[str, Mapping[str, RatioEstimate]]()
+        key = "mean" if outcome.final is not None and outcome.final.judged == "mean" else "p99"
+        most = sorted(outcome.shares, key=lambda fix: outcome.shares[fix][key][0])[:_LEFT_OUT]
+        for place, fix in enumerate(most):
+            rest, spare_s = self._left_out(fix), bench.left_s() / (len(most) - place)
+            if rest is None or spare_s < round_s:
+                continue
+            self._say(f"replaying the plan without {fix}, for what it gives beside the others")
+            until_s = bench.left_s() - spare_s
+
+            def left_s(until_s: float = until_s) -> float:
+                return bench.left_s() - until_s
+
+            proof = prove(
+                bench.arm("without", rest.settings, rest.fixes),
+                after,
+                traffic,
+                new_folder(self._out / f"final-without-{fix}"),
+                watch=self._watch,
+                seed=self._options.seed,
+                left_s=left_s,
+                judged=outcome.final.judged if outcome.final is not None else None,
+                at_once=not bench.room.on_device,
+                lead_in=earlier,
+            )
+            if proof.interrupted:
+                outcome.interrupted = True
+                return found
+            found[fix] = proof.compare(seed=self._options.seed).ratio
+        return found
 
 
 def _foretold(

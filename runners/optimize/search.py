@@ -34,7 +34,7 @@ from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.alternatives import Alternative, measure
 from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.planner import Goal, Planner, way
+from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
 from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm
@@ -141,6 +141,7 @@ class Search:
         self._obstacles: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
         self.ineffective: dict[str, str] = {}
+        self._dropped: set[str] = set()
         # Asked once until something new is known, by settings: some fixes look at the whole record.
         self._contexts: dict[str, Context] = {}
         self._known: dict[tuple[str, str], str] = {}
@@ -207,6 +208,33 @@ class Search:
         self._replay_added()
         if self.planner is not None and not self.best.choices:
             self._take_foretold(self.planner)
+        elif self.planner is not None:
+            self._drop_needless(self.planner)
+
+    def without(self, fix: str) -> Configuration | None:
+        """The best configuration but for one fix; ``None`` if that is none, or others do not apply without it."""
+        rest = self.best.without(fix)
+        made = compose(self.first, rest.choices, self._obstacle)
+        return made if made.choices and made.key == rest.key else None
+
+    def _drop_needless(self, planner: Planner) -> None:
+        """Leave out, one by one, what was kept beside others and gains nothing there by all that replays have shown.
+
+        Nobody has scored what is left over, so it must answer as the whole did.
+        """
+        while planner.knows(self.best):
+            known = planner.shares(self.best)
+            rests = []
+            for choice in self.best.choices:
+                rest = self.without(choice.fix.id)
+                if choice.fix.id in known and not choice.fix.changes_outputs and rest and planner.knows(rest):
+                    rests.append((planner.score(rest), choice.fix.id, rest))
+            score, fix, rest = min(rests, key=lambda each: each[:2], default=(math.inf, "", self.best))
+            if score > planner.score(self.best) + LEAST_GAIN / 2:
+                return
+            self._say(f"{fix} is left out: beside the others it is foretold to gain nothing")
+            self._dropped.add(fix)
+            self.best = rest
 
     # -- 1. ways to run the model
 
@@ -645,6 +673,8 @@ class Search:
             return self._kept(fix)
         if fix.id in self.ineffective:
             return fix.step("not_effective", f"it did not take effect: {self.ineffective[fix.id]}")
+        if fix.id in self._dropped:
+            return fix.step("no_gain", "replayed with the others; beside them it is foretold to gain nothing")
         for trial in reversed(self.trials):
             if fix.id in trial.configuration.fixes and trial.configuration.fixes != self.best.fixes:
                 own = next(choice for choice in trial.configuration.choices if choice.fix.id == fix.id)

@@ -142,13 +142,17 @@ class Child:
         """How fast the service computes some batches; see :mod:`latfix.runners.measure.compute_pace`."""
         traffic = self._schedule(command)
         self._warm(traffic)
-        paces: dict[str, Any] = {}
+        failures = list[str]()
+        paces: dict[str, Any] = {"failures": failures}
         for name, workers in (("alone", 1), ("together", self._service.settings.workers)):
             if name == "together" and workers == 1:
                 paces[name] = paces["alone"]
                 continue
-            pace = measure_pace(self._service, traffic, command["batches"], command["seconds"], workers=workers)
+            pace = measure_pace(
+                self._service, traffic, command["batches"], command["seconds"], workers=workers, failures=failures
+            )
             paces[name] = [value if math.isfinite(value) else None for value in pace]
+            del failures[1:]
         return paces
 
     def do_replay(self, command: dict[str, Any]) -> dict[str, Any]:

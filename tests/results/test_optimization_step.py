@@ -132,18 +132,20 @@ def test_the_final_ratio_is_shared_out_as_foretold() -> None:
     parts = {"small": math.log(0.9), "large": math.log(0.6)}
     shares = {fix: dict.fromkeys(("mean", "p99"), (part, 1.1 * part, 0.9 * part)) for fix, part in parts.items()}
     # Where the forecast knows of all: the largest first, and together what was measured.
-    large, small = ablation(kept[:2], final, shares)
+    seen = {"large": {"p99": final.ratio["p99"]}}
+    large, small = ablation(kept[:2], final, shares, seen)
+    assert large.adds == seen and small.adds is None
     assert (large.fixes, small.fixes) == (("large",), ("small",)) and small.before_ms == large.after_ms
     assert large.before_ms["p99"] == 10.0 and small.after_ms["p99"] == pytest.approx(5.0)
     assert large.predicted is not None and large.predicted["p99"] == pytest.approx(0.6)
     assert large.ratio is not None
     assert large.ratio["p99"].lo < large.ratio["p99"].value < large.ratio["p99"].hi
     # What it knows nothing of is what is left, one entry; so is all without a forecast.
-    *told, rest = ablation(kept, final, shares)
+    *told, rest = ablation(kept, final, shares, {})
     assert [each.ratio["p99"].value for each in told if each.ratio] == pytest.approx([0.6, 0.9])
     assert rest.fixes == ("unknown",) and (rest.before_ms["p99"], rest.after_ms["p99"]) == pytest.approx((5.4, 5.0))
-    assert [each.fixes for each in ablation(kept, final, {})] == [("small", "large", "unknown")]
-    assert ablation(kept, None, shares) == ablation([], final, shares) == ()
+    assert [each.fixes for each in ablation(kept, final, {}, {})] == [("small", "large", "unknown")]
+    assert ablation(kept, None, shares, {}) == ablation([], final, shares, {}) == ()
 
 
 def _record(latency_ms: Any, digest: str) -> RunRecord:

@@ -212,3 +212,23 @@ def test_the_frameworks_own_encoder_runs_with_int8_layers(precision: Any, keep: 
     kinds = [type(module).__module__ for module in changed.modules()]
     assert sum(".quantized.dynamic" in kind or kind.endswith("int8_linear") for kind in kinds) >= 2
     assert 0 < float((exact - found).abs().max()) < 0.1 * float(exact.abs().max())
+
+
+def test_an_int8_layer_takes_a_vector_as_it_did() -> None:
+    """A loop that generates text asks its last layer about the last token alone."""
+
+    class LastToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            answers: torch.Tensor = self.out(x[0, -1])
+            return answers
+
+    torch.manual_seed(0)
+    model, rows = LastToken().eval(), torch.randn(1, 3, 16)
+    with torch.no_grad():
+        expected, found = model(rows), in_precision(model, "int8_dynamic")(rows)
+    assert found.shape == expected.shape == (4,)
+    assert torch.allclose(found, expected, atol=0.1)

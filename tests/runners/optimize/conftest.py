@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,7 @@ class World:
     :param first_load_s: seconds that the first process takes to load; all others take ``LOAD_S``.
     :param warm_s: seconds that a process takes before its first replay, beside loading.
     :param paces: by variable, what is left of a batch's compute, where that is not the factor.
+    :param shown: by variable, how much longer batches take in replays than their pace foretells.
     :param limits: by ``max_batch_size``, a factor of the latency; ``shares`` by workers, of compute, too.
     :param keep: layers that must keep their precision.
     :param first_use: factor of the latency of a request that a process has not served before.
@@ -104,6 +106,7 @@ class World:
     first_load_s: float = LOAD_S
     now: float = 0.0
     paces: dict[str, float] = field(default_factory=dict)
+    shown: dict[str, float] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
     keep: dict[str, float] = field(default_factory=dict)
@@ -249,8 +252,11 @@ class FakeArm:
             paces, env = self.world.paces, self.settings.env
             pace = float(np.prod([paces.get(name, float(env[name])) for name in env]))
             pace *= self.world.shares.get(self.settings.workers, 1.0) * (PROFILED if self.profiled else 1.0)
+            if math.isnan(pace):
+                none = [None] * len(_more["batches"])
+                return {"alone": none, "together": none, "failures": ["TypeError: no such layer"]}
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
-            return {"alone": each, "together": each}
+            return {"alone": each, "together": each, "failures": []}
         if do == "evaluate":
             if "save" in _more:
                 plain_archive.save(Path(_more["save"]), None)
@@ -315,11 +321,11 @@ class Known:
         return self.error
 
     def statistics(self, serving: Serving, _within: object = ()) -> dict[str, float]:
-        factor = 1.0 if serving.cost is None else serving.cost.typical
+        factor = serving.pace * (1.0 if serving.cost is None else serving.cost.typical)
         return dict.fromkeys(LATENCY_KEYS, 10.0 * factor * self.world.limits.get(serving.max_batch, 1.0))
 
-    def pace_of(self, _record: RunRecord, _serving: Serving, _begin_ns: float = 0.0) -> float:
-        return 1.0
+    def pace_of(self, record: RunRecord, _serving: Serving, _begin_ns: float = 0.0) -> float:
+        return math.prod(self.world.shown.get(name, 1.0) for name in record.meta.settings.env)
 
     def alone(self, cost: BatchCost | None) -> dict[str, float]:
         return dict.fromkeys(LATENCY_KEYS, 10.0 if cost is None else 10.0 * cost.typical)

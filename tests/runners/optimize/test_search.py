@@ -54,6 +54,13 @@ def test_the_quickest_accurate_way_is_kept(search: Any, world: Any) -> None:
     assert not any(label == "a.INT8" for label, _, _ in world.replays), "accuracy comes before speed"
 
 
+def test_a_way_that_fails_on_every_batch_is_told_with_what_the_model_said(search: Any, world: Any) -> None:
+    world.paces = {"FAILS": float("nan")}
+    outcome = search(model(world, "FAILS", 0.5))
+    step = world.step(outcome, "FAILS")
+    assert step.status == "not_effective" and "TypeError: no such layer" in step.reason
+
+
 def test_a_way_and_numbers_are_replayed_together_as_foretold(search: Any, world: Any) -> None:
     world.limits = {4: 0.9, 8: 0.6}
     outcome = search(model(world, "FAST", 0.5), limits(world, 2, 4, 8))
@@ -66,7 +73,34 @@ def test_a_way_and_numbers_are_replayed_together_as_foretold(search: Any, world:
     assert outcome.prediction_errors()["p99"]["median"] < 0.05 and outcome.foretold["p99"] == pytest.approx(0.3)
     assert outcome.at_pace["p99"] == pytest.approx(0.3, rel=0.02)
     assert set(outcome.shares) == {"a.FAST", "a.LIMIT"}
-    assert {label for label, _, _ in world.replays} == {"before", "trial-1", "after"}
+    assert {label for label, _, _ in world.replays} == {"before", "trial-1", "after", "without"}
+    adds = {fix: ratio["mean"].value for fix, ratio in outcome.adds.items()}
+    assert adds == pytest.approx({"a.FAST": 0.5, "a.LIMIT": 0.6}, rel=0.02), "by replays of the plan without each"
+
+
+@pytest.mark.parametrize("budget_s", [200.0, 300.0, 400.0])
+def test_the_plan_without_a_fix_is_replayed_only_in_time_that_is_left(
+    search: Any, world: Any, budget_s: float
+) -> None:
+    world.limits = {8: 0.6}
+    outcome = search(model(world, "FAST", 0.5), limits(world, 8), budget_s=budget_s)
+    assert outcome.verdict == "improved" and world.now <= budget_s
+
+
+def test_what_gains_nothing_beside_the_others_is_left_out_of_the_plan(search: Any, world: Any) -> None:
+    """Its batches looked quicker when they were measured, and were slower in the replay."""
+    world.paces, world.shown, world.limits = {"NEEDLESS": 0.9}, {"NEEDLESS": 1.4}, {8: 0.5}
+    outcome = search(world.fix("NEEDLESS", 1.26, compute=0.9), limits(world, 8), trials=1)
+    assert outcome.trials[0].configuration.fixes == ("a.NEEDLESS", "a.LIMIT") and outcome.trials[0].status == "kept"
+    assert world.statuses(outcome) == {"a.NEEDLESS": "no_gain", "a.LIMIT": "kept"}
+    assert dict(outcome.settings.env) == {} and outcome.settings.max_batch_size == 8
+    assert outcome.final.ratio["mean"].value == pytest.approx(0.5, rel=0.02)
+
+
+def test_where_answers_would_be_others_nothing_is_left_out_unscored(search: Any, world: Any) -> None:
+    world.paces, world.shown, world.limits = {"NEEDLESS": 0.9}, {"NEEDLESS": 1.4}, {8: 0.5}
+    outcome = search(world.fix("NEEDLESS", 1.26, compute=0.9, changes_outputs=True), limits(world, 8), trials=1)
+    assert world.statuses(outcome) == {"a.NEEDLESS": "kept", "a.LIMIT": "kept"}
 
 
 def test_what_is_foretold_to_be_no_better_than_what_stands_is_not_replayed(search: Any, world: Any) -> None:
