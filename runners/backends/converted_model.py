@@ -134,11 +134,11 @@ def too_far(deviation: float, settings: RunnerSettings) -> bool:
     return deviation > _FAR and settings.precision == "default"
 
 
-def other_answers(what: str, deviation: float, batches: int) -> RunnerError:
+def other_answers(what: str, deviation: float, batches: int, limit: float = _FAR) -> RunnerError:
     """The refusal of ``what`` for its answers."""
     return RunnerError(
         f"{what} answers something else: the largest deviation over {batches} batches is {deviation:.2g} of the"
-        f" largest number, limit {_FAR:g}"
+        f" largest number, limit {limit:g}"
     )
 
 

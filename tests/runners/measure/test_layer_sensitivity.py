@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 
 from latfix.runners.measure.accuracy import Accuracy
 from latfix.runners.measure.layer_sensitivity import Layer, Sensitivity, _change, _choose, _fewest, _savings, measure
+from latfix.runners.model_transforms import layer_times as layer_timing
 from latfix.runners.model_transforms.layer_times import layer_times
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -194,6 +197,19 @@ def test_where_only_a_compiler_brings_out_the_gain_layers_are_ordered_by_their_o
         times = layer_times(model, names, batch, (), 1.0)
     assert set(saves) == set(times) == set(names) and all(len(time) == 1 for time in times.values())
     assert saves["1"] > saves["2"] > 0 and times["1"] > times["2"]
+
+
+@pytest.mark.parametrize(("pass_s", "turns"), [(1e-6, 2), (1.0, 1)])
+def test_slow_layers_are_timed_once_in_each_precision(
+    monkeypatch: pytest.MonkeyPatch, pass_s: float, turns: int
+) -> None:
+    clock, passes = count(0.0, pass_s), list[int]()
+    monkeypatch.setattr(layer_timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(layer_timing, "_timed", lambda steps, _: passes.append(len(steps)) or [5] * len(steps))
+    model, precisions = torch.nn.Sequential(torch.nn.Linear(16, 16)), ("bf16", "int8_dynamic")
+    with torch.no_grad():
+        found = layer_times(model, ["0"], torch.ones(2, 16), precisions, 0.0)  # type: ignore[arg-type]
+    assert found == {"0": (5.0, 5.0, 5.0)} and len(passes) == 2 * 2 * turns
 
 
 def test_the_dearest_layers_are_kept_as_few_as_are_enough() -> None:
