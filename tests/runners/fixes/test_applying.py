@@ -71,6 +71,13 @@ def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make
         ("batch.bucket", {"max_batch_size": 1}, {}, {}, "one by one"),
         ("batch.bucket", {}, {"members": [[50, 50]] * 40}, {}, "padding"),
         ("batch.size", {"batching": "adaptive"}, {}, {}, "batching is adaptive"),
+        (
+            "batch.size",
+            {"max_batch_size": 1},
+            {"model": {"made_of": {"largest_batch": 1}}},
+            {},
+            "takes one request at a time",
+        ),
         ("transfer.pinned", {}, {}, {}, "no device to copy to"),
         ("transfer.overlap", {}, {}, {}, "on the CPU"),
         ("transfer.overlap", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "batching is continuous"),
@@ -245,13 +252,19 @@ def test_batches_shrink_where_they_cost_more_and_grow_where_they_pay(
     assert BY_ID["batch.size"].obstacle(make_context(dear)) == BY_ID["batch.size"].obstacle(make_context(cheap)) == ""
 
 
-def test_numbers_to_choose_from_are_others_than_now(before: RunnerSettings, make_context: MakeContext) -> None:
+def test_numbers_to_choose_from_are_others_than_now(
+    before: RunnerSettings, make_record: Make, make_context: MakeContext
+) -> None:
     now = make_context(None, before.with_overrides({"max_batch_size": 4, "batch_window_ms": 5.0}))
     sizes = [change["max_batch_size"] for change in BY_ID["batch.size"].changes(now)]
     windows = [change["batch_window_ms"] for change in BY_ID["batch.window"].changes(now)]
     assert (sizes, windows) == ([1, 2, 8], [0.0, 1.0, 2.0]), "doubled at most, and never open for longer"
     large = make_context(None, before.with_overrides({"max_batch_size": 64}))
     assert max(change["max_batch_size"] for change in BY_ID["batch.size"].changes(large)) == 32
+    file = make_context(make_record(model={"made_of": {"largest_batch": 4}}), now.settings)
+    assert [change["max_batch_size"] for change in BY_ID["batch.size"].changes(file)] == [1, 2], (
+        "no more than it takes"
+    )
 
 
 def test_continuous_batching_opens_places_where_requests_ran_one_by_one(

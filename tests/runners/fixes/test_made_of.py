@@ -139,7 +139,13 @@ def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package)
     facts = loaded(write_workload(tmp_path / "w", adapter=SESSION.replace("MODEL", model))).facts(traffic())
-    assert facts["made_of"] == {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": ""}
+    assert facts["made_of"] == {
+        "kind": "modules",
+        "parameters": 0,
+        "runtime": "ONNX Runtime",
+        "file": "",
+        "largest_batch": 0,
+    }
     found = obstacles(facts)
     assert all(found.values()), found
     for fix in ("quantize.bf16", "quantize.int8_weight_only", "fuse.compile", "fuse.onnxruntime", "fuse.openvino"):
@@ -203,7 +209,13 @@ def test_of_modules_everything_that_they_have_is_begun(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
 ) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Net()"))).facts(traffic())
-    assert facts["made_of"] == {"kind": "modules", "parameters": 4 * 9 + 4 + 8 + 2, "runtime": "", "file": ""}
+    assert facts["made_of"] == {
+        "kind": "modules",
+        "parameters": 4 * 9 + 4 + 8 + 2,
+        "runtime": "",
+        "file": "",
+        "largest_batch": 0,
+    }
     del facts["linear_ms"], facts["few_row_products"]  # whether a precision pays is measured, here on two numbers
     begun = {fix for fix, reason in obstacles(facts).items() if not reason}
     assert begun >= {"quantize.bf16", "quantize.int8_dynamic", "fuse.compile", "fuse.openvino", "fuse.channels_last"}
