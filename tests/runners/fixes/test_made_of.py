@@ -160,7 +160,8 @@ def test_of_an_onnx_file_openvino_alone_is_begun(tmp_path: Path, obstacles: Call
     service = Service(tmp_path, "m.onnx", RunnerSettings(device="cpu"))
     service.load()
     facts = service.facts(traffic())
-    assert facts["made_of"] == {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": "m.onnx"}
+    made = {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": "m.onnx", "largest_batch": 0}
+    assert facts["made_of"] == made
     found = obstacles(facts)
     assert [fix for fix, reason in found.items() if not reason] == ["fuse.openvino"]
     assert found["fuse.onnxruntime"] == "ONNX Runtime runs the file already"
