@@ -93,7 +93,7 @@ def test_what_is_written_where_a_dimension_has_no_name_is_none(tmp_path: Path) -
     float32 = onnx.TensorProto.FLOAT
     shapes = {"x": ("?", 3, "?", "?"), "tokens": ("tokens_dynamic_axes_1", "tokens_dynamic_axes_2"), "y": ("None", 4)}
     inputs = {name: (float32, shape) for name, shape in shapes.items()}
-    nodes = [(("Identity", [name], [f"same_{name}"]), {}) for name in shapes]
+    nodes: list[Any] = [(("Identity", [name], [f"same_{name}"]), {}) for name in shapes]
     file = written(tmp_path / "m.onnx", nodes, inputs, {f"same_{name}": inputs[name] for name in inputs})
     model = open_model(file)
     assert [[axis.symbol for axis in given.axes or () if axis.size is None] for given in model.inputs] == [
