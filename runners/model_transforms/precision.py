@@ -198,9 +198,9 @@ def _by_its_layers(model: torch.nn.Module) -> torch.nn.Module:
 
 def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> torch.nn.Module:
     assert dtype is not None, "only precisions that change what lies between the layers come here"
-    if not kept:
-        model._apply(_caster(dtype))  # type: ignore[no-untyped-call]
-        return model
+    # Of complex numbers, which Module.to would cast as well, the real parts would be left.
+    if not kept and not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(dtype)
     kept = _with_what_is_shared(model, kept)
     for module in model.modules():
         if id(module) not in kept:
