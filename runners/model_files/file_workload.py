@@ -55,7 +55,7 @@ def file_workload(
     else:
         adapter = (FileWorkload if plain else PaddedFileWorkload)(model, layout)
     adapter.folder = folder
-    adapter.output_axes = batch_axes(outputs or {})
+    adapter.output_axes = batch_axes(model, layout, outputs or {})
     return adapter
 
 
@@ -67,8 +67,8 @@ class FileWorkload(Workload):
 
     #: What gives the sizes of a request's own outputs, by name.
     cuts: Mapping[str, Cut] = MappingProxyType({})
-    #: The batch's dimension of outputs that have it elsewhere than first, by name.
-    output_axes: Mapping[str, int] = MappingProxyType({})
+    #: The batch's dimension of outputs that have it elsewhere than first, by name; ``None`` where they have none.
+    output_axes: Mapping[str, int | None] = MappingProxyType({})
 
     def __init__(self, model: OpenedModel, layout: Layout) -> None:
         self.layout = layout
@@ -164,10 +164,11 @@ class FileWorkload(Workload):
         import torch
 
         generator = torch.Generator().manual_seed(seed_of(request))
+        length = next(iter(sizes.values())) if len(sizes) == 1 else None
         tensors = []
         for given in self.layout.inputs:
             tensor = carried.get(given.name)
-            tensors.append(draw(given, _shape(given, sizes), generator) if tensor is None else tensor)
+            tensors.append(draw(given, _shape(given, sizes), generator, length) if tensor is None else tensor)
         return tuple(tensors)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default
+from latfix.runners.fixes.shared.conditions import at_default, need
+from latfix.runners.fixes.shared.model_facts import made_of
 
 #: A batch pays where a request's element in it costs less than this share of one alone.
 _PAYS = 0.8
@@ -31,17 +32,22 @@ def _cost(context: Context) -> tuple[float, float] | None:
     return costs[0], costs[1]
 
 
+def _largest(context: Context) -> int:
+    """Most requests in a batch: what a model file takes, else what is worth a trial."""
+    return min(made_of(context).get("largest_batch") or _LARGEST, _LARGEST)
+
+
 def _wanted(context: Context) -> int:
     """A first guess, by what batches cost; the forecast tries all options."""
     current, cost = context.settings.max_batch_size, _cost(context)
     if cost is not None:
-        return min(current * 2, _LARGEST) if cost[1] < _PAYS * cost[0] else 1
-    return 1 if current > 1 else 4
+        return min(current * 2, _largest(context)) if cost[1] < _PAYS * cost[0] else 1
+    return 1 if current > 1 else min(4, _largest(context))
 
 
 def _options(context: Context) -> list[Change]:
     current = context.settings.max_batch_size
-    most = min(max(2 * current, 8), _LARGEST)
+    most = min(max(2 * current, 8), _largest(context))
     sizes = {2**k for k in range(_LARGEST.bit_length())} - {current}
     return [{"max_batch_size": size} for size in sorted(sizes) if size <= most]
 
@@ -65,7 +71,10 @@ FIX = Fix(
     risk="larger batches delay their first members; smaller ones lose throughput on a GPU",
     changes_outputs=True,
     mates_only=True,
-    needs=(at_default("batching", "batching is {}, which moves its limit by itself"),),
+    needs=(
+        at_default("batching", "batching is {}, which moves its limit by itself"),
+        need(_options, "the model file takes one request at a time"),
+    ),
     sets=lambda context: {"max_batch_size": _wanted(context)},
     options=_options,
     verify=_verify,

@@ -65,7 +65,7 @@ def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, backend: s
     evidence = other.evidence(traffic())
     assert len(evidence["conversions"]) == 2, "one for each worker's model"
     one = evidence["conversions"][0]
-    assert one["varying"] == 3 and one["threads"] == 1 and one["deviation"] < 1e-4
+    assert one["threads"] == 1 and one["deviation"] < 1e-4
     assert evidence["batches_replaced"] == evidence["batches_run"] > 0
     found = verified(fuse_onnxruntime.FIX if backend == "onnxruntime" else fuse_openvino.FIX, other)
     assert found.effective, found.evidence

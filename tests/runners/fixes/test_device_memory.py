@@ -169,19 +169,6 @@ def test_what_is_chosen_is_beside_what_stands(
     assert _BY_ID["memory.device_allocator"].change(now) == {"env": both}
 
 
-def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
-    stalls: RunRecord, play: Play, make_context: MakeContext
-) -> None:
-    """The environment came too late, or another variable won: the allocator itself is asked."""
-    choice = Choice(setting="expandable_segments:True", said="none would be left")
-    now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
-    asked = now.settings.with_overrides(_BY_ID["memory.device_allocator"].change(now))
-    record = play()
-    record = replace(record, meta=record.meta.updated(settings=asked))
-    found = _BY_ID["memory.device_allocator"].verify(Applied(evidence={}, record=record, without=stalls))
-    assert not found.effective and "does not say that it has expandable_segments" in found.evidence
-
-
 def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: MakeContext) -> None:
     fix = _BY_ID["memory.device_allocator"]
     choice = Choice(said="torch's defaults: 3 stalls, 0 failures. None of the settings that were tried does better.")

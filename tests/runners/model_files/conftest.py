@@ -163,3 +163,20 @@ def _axis(given: int | str | Axis) -> Axis:
     if isinstance(given, Axis):
         return given
     return Axis(size=given) if isinstance(given, int) else Axis(symbol=given)
+
+
+def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[Any] = (), opset: int = 17) -> Path:
+    """An ONNX file.
+
+    :param nodes: operator, inputs and outputs of each, and its attributes.
+    :param inputs: by name, each a type and a shape; ``outputs`` likewise.
+    """
+    from onnx import helper
+
+    given, answered = (
+        [helper.make_tensor_value_info(name, *kind) for name, kind in each.items()] for each in (inputs, outputs)
+    )
+    graph = helper.make_graph([helper.make_node(*one, **more) for one, more in nodes], "g", given, answered, tables)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    file.write_bytes(model.SerializeToString())
+    return file

@@ -54,16 +54,6 @@ def test_what_keeps_memory_already_is_not_tried_again(
     assert ALLOCATOR.obstacle(make_context(faulting)) == "glibc keeps freed memory already (GLIBC_TUNABLES)"
 
 
-def test_fewer_faults_are_believed_where_the_tunables_were_there(make_record: Make, verified: Verify) -> None:
-    before = make_record(faults=900)
-    started = {"environment": {"GLIBC_TUNABLES": f"glibc.malloc.perturb=1:{KEPT}"}}
-    assert verified(ALLOCATOR, make_record(faults=20, **started), before)[0]
-    assert not verified(ALLOCATOR, make_record(faults=880, **started), before)[0]
-    for environment in ({}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}):
-        effective, said = verified(ALLOCATOR, make_record(faults=20, environment=environment), before)
-        assert not effective and "started without the tunables" in said
-
-
 def test_both_sources_of_preloads_count(
     make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,13 +182,6 @@ def test_huge_pages_need_a_kernel_a_library_and_a_reason(
     for mode, words in (("always", "every process already"), ("never", "off"), ("", "off")):
         monkeypatch.setattr(memory_huge_pages, "huge_page_mode", lambda mode=mode: mode)
         assert words in HUGE.obstacle(make_context(large))
-
-
-def test_huge_pages_are_believed_when_there_are_more_of_them(make_record: Make, verified: Verify) -> None:
-    some = make_record(memory={"huge_bytes": 6 * MIB})
-    assert verified(HUGE, make_record(memory={"huge_bytes": 64 * MIB}), some)[0]
-    assert not verified(HUGE, make_record(memory={"huge_bytes": 8 * MIB}), some)[0]
-    assert not verified(HUGE, make_record(), make_record())[0]
 
 
 def test_a_pool_says_what_it_did_with_answers(make_record: Make, verified: Verify) -> None:
