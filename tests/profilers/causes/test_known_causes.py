@@ -225,6 +225,8 @@ def test_long_window(simulate: Simulate) -> None:
 def test_burst_and_overload_are_told_apart(simulate: Simulate) -> None:
     lulls = np.arange(0, 60000, 150.0)
     arrivals = np.sort(np.concatenate([lulls, np.repeat(np.arange(5000, 60000, 10000.0), 30)]))
+    burst = diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals, workers=2, max_batch=3))
+    assert any("(2 workers, batches of up to 3)" in c.evidence for c in burst.causes if c.cause == "traffic.burst")
     assert diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals)).verdict == "traffic.burst"
     assert diagnose(simulate(rate=140)).verdict == "traffic.overload"
 
@@ -410,7 +412,7 @@ def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simul
     record.batches["worker"][:205] = 0
     settings = {"batching": "continuous", "max_batch_size": 4, "workers": 1}
     meta = record.meta.updated(settings=settings, threads={"worker": [9000]})
-    found = diagnose(replace(record, meta=meta), bootstrap=60)
+    found = diagnose(replace(record, meta=meta), percentile=95, bootstrap=60)
     assert found.verdict == verdict
     assert entry(found, "cold.start")[0] < 0.1
     assert entry(found, "python.gc" if kind == "gc" else "unexplained")[0] > 0.9 * found.excess_ms
