@@ -315,7 +315,7 @@ def test_a_setting_that_did_nothing_is_not_taken_for_effective(
     fix: Fix, known: Run, calling: Callable[..., Context], make_record: Make, verified: Verify
 ) -> None:
     """The settings ask for it, the plan will say so, and the service is as it was."""
-    run = make_record(**CHANCE, **known, settings=fix.change(calling(fix)))
+    run = make_record(**CHANCE, **known, settings=fix.changes(calling(fix))[0])
     found = verified(fix.id, run, make_record(**known), **IDLE_SERVICE)
     assert not found.effective, found.evidence
     assert found.evidence
