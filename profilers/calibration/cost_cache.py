@@ -18,7 +18,7 @@ from latfix.formatting import finite
 from latfix.profilers.calibration.microbenchmarks import MEASURES, UnitCost, flat, measure, minor_fault
 
 #: Raised with every change of what is measured or how.
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 _OLDEST_S = 30 * 86_400.0
 #: A quick measurement that differs from the cache by more than this factor shows another machine.
 _FACTOR = 2.0

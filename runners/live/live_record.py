@@ -15,7 +15,7 @@ from pathlib import Path
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError
 from latfix.profilers.calibration.cost_cache import unit_costs
-from latfix.profilers.probes.gc_probe import GcPauses
+from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.ring_recorder import RecordedRing
 from latfix.profilers.probes.sampler import Sampler
 from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter

@@ -18,7 +18,7 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
-from latfix.runners.fixes.shared import apply_plan
+from latfix.runners.host import apply_plan
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.settings import Precision, RunnerSettings
 
@@ -339,6 +339,10 @@ def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_contex
     now = make_context(None, RunnerSettings(keep_precision=("head",)), found=found)
     change = BY_ID["quantize.int8_excluded"].change(now)
     assert change == {"precision": "int8_dynamic", "keep_precision": ["head", "layers.1"]}
+
+
+def test_variables_that_a_plan_may_hold_are_those_of_the_fixes() -> None:
+    assert {name for fix in FIXES for name in fix.environment} == apply_plan.FIX_VARIABLES
 
 
 def test_a_plan_preloads_only_what_is_an_allocator_here_or_preloaded_anyhow(monkeypatch: pytest.MonkeyPatch) -> None:
