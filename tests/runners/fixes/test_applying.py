@@ -38,7 +38,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
 ) -> None:
     now = calling(fix)
     assert fix.obstacle(now) == ""
-    change = fix.change(now)
+    change = fix.changes(now)[0]
     settings = before.with_overrides(change)
     assert settings != before
     # The change survives being written into a plan and read from it.
@@ -59,7 +59,7 @@ def test_what_calls_for_a_fix_is_looked_at(uncalled: frozenset[str], make_contex
 def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make, make_context: MakeContext) -> None:
     empty = make_context(make_record([], pauses_ms=()))
     if not fix.obstacle(empty):
-        fix.change(empty)
+        fix.changes(empty)
 
 
 @pytest.mark.parametrize(
@@ -235,17 +235,6 @@ def test_what_this_machine_cannot_do_is_no_fix(
     assert BY_ID["quantize.bf16"].obstacle(make_context(make_record(device="cuda:0"))) == ""
     assert BY_ID["fuse.compile"].obstacle(make_context()) == "no compiler"
     assert "glibc" in BY_ID["memory.allocator"].obstacle(make_context())
-
-
-def test_batches_shrink_where_they_cost_more_and_grow_where_they_pay(
-    make_record: Make, make_context: MakeContext
-) -> None:
-    dear = make_record([[50]] * 20 + [[50, 400, 50, 50]] * 20)
-    dear.batches["compute_end_ns"][20:] += 100_000_000
-    cheap = make_record([[50]] * 20 + [[50] * 2] * 20)
-    assert BY_ID["batch.size"].change(make_context(dear)) == {"max_batch_size": 1}
-    assert BY_ID["batch.size"].change(make_context(cheap)) == {"max_batch_size": 4}
-    assert BY_ID["batch.size"].obstacle(make_context(dear)) == BY_ID["batch.size"].obstacle(make_context(cheap)) == ""
 
 
 def test_numbers_to_choose_from_are_others_than_now(
