@@ -217,7 +217,7 @@ class _Findings:
         chance = chance_wait_ns(
             books.line, self.percentile, arrivals=handed.count, span_ns=handed.span_ns, seed=self.seed
         )
-        floors = floors_ms(p50_ms, self.tail.excess_ms, self.source.meta, chance)
+        floors = floors_ms(p50_ms, self.tail.excess_ms, chance)
         return above_noise(floors, self.tail, self.percentile, books)
 
     def _stages_ms(self) -> dict[str, dict[str, float]]:

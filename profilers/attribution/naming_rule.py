@@ -50,15 +50,13 @@ _NEEDS_WORKERS, _NEEDS_THREADS = ("host.routing",), ("host.threads", "host.wait_
 _TOLD = 0.02
 
 
-def floors_ms(p50_ms: float, excess_ms: float, meta: RunMeta, chance_wait_ns: float) -> dict[str, float]:
+def floors_ms(p50_ms: float, excess_ms: float, chance_wait_ns: float) -> dict[str, float]:
     """What each cause's interval must exceed for the cause to be named, in milliseconds.
 
     :param excess_ms: by which the tail exceeds the reference.
-    :param meta: of the run, for the floor of its clock.
     :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.noise_floors`).
     """
-    timer_ms = meta.calibration.get("timer_floor_ns", 0.0) / 1e6
-    least = max(_LEAST_OF_P50 * p50_ms, timer_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
+    least = max(_LEAST_OF_P50 * p50_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
     floors = {cause.id: least for cause in CAUSES}
     for cause_id in _ALWAYS_SOME:
         floors[cause_id] = max(least, _USUAL_OF_P50 * p50_ms)

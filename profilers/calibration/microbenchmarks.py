@@ -1,4 +1,4 @@
-"""Measures unit costs of this machine: what a page fault, giving memory back, or a reading of the clock takes.
+"""Measures unit costs of this machine: what a page fault takes, and giving memory back.
 
 Each measurement is repeated in rounds. Its value is the rounds' median, its interval their central 80 %.
 """
@@ -76,22 +76,10 @@ def unmapping(mebibytes: int = 4, rounds: int = 5) -> UnitCost:
     return UnitCost.of(costs)
 
 
-def timer_floor(rounds: int = 5, samples: int = 300) -> UnitCost:
-    """What two adjacent readings of the clock lie apart at the 99th percentile."""
-    return UnitCost.of([float(timer_floor_ns(samples)) for _ in range(rounds)])
-
-
-def timer_floor_ns(samples: int = 1000) -> int:
-    """The 99th percentile of the gap between two adjacent readings of the clock, in nanoseconds."""
-    gaps = sorted(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(samples))
-    return gaps[int(0.99 * (samples - 1))]
-
-
 #: What is measured, by name; each takes some ten milliseconds on a machine that is not busy.
 MEASURES: dict[str, Callable[[], UnitCost]] = {
     "minor_fault": minor_fault,
     "unmapping_mib": unmapping,
-    "timer_floor": timer_floor,
 }
 
 

@@ -125,7 +125,7 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
     spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
     record = run(tmp_path / "run", replay)
-    names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "timer_floor_ns", "unmapping_mib_ns"}
+    names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "unmapping_mib_ns"}
     calibration, overhead = record.meta.calibration, record.meta.overhead
     assert names <= set(calibration)
     series = set(record.samples["series"])
