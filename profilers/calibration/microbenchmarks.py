@@ -87,7 +87,7 @@ def timer_floor_ns(samples: int = 1000) -> int:
     return gaps[int(0.99 * (samples - 1))]
 
 
-#: What is measured, by name; each takes under 50 ms on a machine that is not busy.
+#: What is measured, by name; each takes some ten milliseconds on a machine that is not busy.
 MEASURES: dict[str, Callable[[], UnitCost]] = {
     "minor_fault": minor_fault,
     "unmapping_mib": unmapping,
@@ -95,13 +95,13 @@ MEASURES: dict[str, Callable[[], UnitCost]] = {
 }
 
 
-def measure() -> dict[str, UnitCost]:
-    """All unit costs of this machine, now."""
-    return {name: take() for name, take in MEASURES.items()}
+def unit_costs() -> dict[str, float]:
+    """This machine's unit costs, now: :func:`flat`, and the bytes of a page."""
+    return flat({name: take() for name, take in MEASURES.items()}) | {"page_bytes": mmap.PAGESIZE}
 
 
 def flat(costs: Mapping[str, UnitCost]) -> dict[str, float]:
-    """Costs as ``calibration`` of ``run.json``."""
+    """Costs as ``calibration`` of ``run.json``: ``<name>_ns``, ``<name>_low_ns``, ``<name>_high_ns``."""
     values: dict[str, float] = {}
     for name, cost in costs.items():
         values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import RunnerError
-from latfix.profilers.calibration.cost_cache import unit_costs
 from latfix.profilers.calibration.gpu_memory_calls import device_costs
+from latfix.profilers.calibration.microbenchmarks import unit_costs
 from latfix.profilers.code_lines.stack_samples import StackLog
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
@@ -90,7 +90,7 @@ class RecordedReplay:
         service, recorder = self._service, self._recorder
         pooled = service.models.pool_counts()
         compiled = service.compiles.count
-        calibration = unit_costs().flat() | device_costs(service.models.device, allocator_conf(os.environ))
+        calibration = unit_costs() | device_costs(service.models.device, allocator_conf(os.environ))
         accelerator = service.models.instances[0].accelerator
         if accelerator is not None:
             # Once a process: each time would leave memory with the allocator that no request uses.
