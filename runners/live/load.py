@@ -14,7 +14,7 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.profilers.probes.stage_recorder import EventLog
-from latfix.runners.fixes.shared.apply_plan import check_environment
+from latfix.runners.host.apply_plan import check_environment
 from latfix.runners.host.start_environment import warn_unless_in_effect
 from latfix.runners.live.live_record import LiveRecord
 from latfix.runners.live.runner import Runner, WhenFull, no_traffic

@@ -18,7 +18,7 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
-from latfix.runners.fixes.shared import apply_plan
+from latfix.runners.host import apply_plan
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.settings import Precision, RunnerSettings
 
@@ -38,7 +38,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
 ) -> None:
     now = calling(fix)
     assert fix.obstacle(now) == ""
-    change = fix.change(now)
+    change = fix.changes(now)[0]
     settings = before.with_overrides(change)
     assert settings != before
     # The change survives being written into a plan and read from it.
@@ -59,7 +59,7 @@ def test_what_calls_for_a_fix_is_looked_at(uncalled: frozenset[str], make_contex
 def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make, make_context: MakeContext) -> None:
     empty = make_context(make_record([], pauses_ms=()))
     if not fix.obstacle(empty):
-        fix.change(empty)
+        fix.changes(empty)
 
 
 @pytest.mark.parametrize(
@@ -237,17 +237,6 @@ def test_what_this_machine_cannot_do_is_no_fix(
     assert "glibc" in BY_ID["memory.allocator"].obstacle(make_context())
 
 
-def test_batches_shrink_where_they_cost_more_and_grow_where_they_pay(
-    make_record: Make, make_context: MakeContext
-) -> None:
-    dear = make_record([[50]] * 20 + [[50, 400, 50, 50]] * 20)
-    dear.batches["compute_end_ns"][20:] += 100_000_000
-    cheap = make_record([[50]] * 20 + [[50] * 2] * 20)
-    assert BY_ID["batch.size"].change(make_context(dear)) == {"max_batch_size": 1}
-    assert BY_ID["batch.size"].change(make_context(cheap)) == {"max_batch_size": 4}
-    assert BY_ID["batch.size"].obstacle(make_context(dear)) == BY_ID["batch.size"].obstacle(make_context(cheap)) == ""
-
-
 def test_numbers_to_choose_from_are_others_than_now(
     before: RunnerSettings, make_record: Make, make_context: MakeContext
 ) -> None:
@@ -350,6 +339,10 @@ def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_contex
     now = make_context(None, RunnerSettings(keep_precision=("head",)), found=found)
     change = BY_ID["quantize.int8_excluded"].change(now)
     assert change == {"precision": "int8_dynamic", "keep_precision": ["head", "layers.1"]}
+
+
+def test_variables_that_a_plan_may_hold_are_those_of_the_fixes() -> None:
+    assert {name for fix in FIXES for name in fix.environment} == apply_plan.FIX_VARIABLES
 
 
 def test_a_plan_preloads_only_what_is_an_allocator_here_or_preloaded_anyhow(monkeypatch: pytest.MonkeyPatch) -> None:

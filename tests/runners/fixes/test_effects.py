@@ -315,7 +315,7 @@ def test_a_setting_that_did_nothing_is_not_taken_for_effective(
     fix: Fix, known: Run, calling: Callable[..., Context], make_record: Make, verified: Verify
 ) -> None:
     """The settings ask for it, the plan will say so, and the service is as it was."""
-    run = make_record(**CHANCE, **known, settings=fix.change(calling(fix)))
+    run = make_record(**CHANCE, **known, settings=fix.changes(calling(fix))[0])
     found = verified(fix.id, run, make_record(**known), **IDLE_SERVICE)
     assert not found.effective, found.evidence
     assert found.evidence
@@ -357,6 +357,12 @@ HALF: list[tuple[str, Run, Run]] = [
     ("transfer.pinned", {"columns": {**COPIED, "pageable_bytes": [0, 5000]}}, {}),
     ("memory.allocator", {"faults": 510, "environment": {"GLIBC_TUNABLES": tunables_text(KEEP_FREED)}}, {}),
     ("memory.allocator", {"faults": 20, "environment": {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}}, {}),
+    # Preloaded with its defaults, which give everything back.
+    ("memory.jemalloc", memory(880, allocator="jemalloc"), {}),
+    ("memory.page_prefault", memory(20, prefaulted_bytes=64 * MIB, prefault_kept_bytes=20 * MIB), {}),
+    ("memory.page_prefault", memory(800, prefaulted_bytes=64 * MIB, prefault_kept_bytes=64 * MIB), {}),
+    ("cache.embeddings", {"embeddings": {"hot_rows": 500, "hot_share": 0.8}, "residence": {"rows": 499}}, {}),
+    ("cache.embeddings", {"embeddings": {"hot_rows": 500, "hot_share": 0.05}, "residence": {"rows": 700}}, {}),
     ("gc.freeze", CHANCE, {"gc_enabled": True, "gc_frozen": 90_000}),
     ("gc.freeze", CHANCE, {"gc_enabled": False, "gc_frozen": 0}),
     # Weights that were all alike; and a slow worker that took what waited all the same.
