@@ -207,9 +207,15 @@ class ReplayLoop:
 
     def _answered(self, connection: Connection, now: int) -> None:
         answer = connection.answer
+        if answer.events is not None:
+            answer.events.feed(b"\n", now)  # a stream's last line may have no end
         status, message = _verdict(answer.status, answer.body, answer.events.failure if answer.events else "")
+        # In dense traffic there is no moment to look for requests whose time is over.
+        if now > self._scheduled[connection.slot] + self._timeout_ns:
+            status, message = Status.TIMEOUT, "answered after its time"
+        whole = connection.sent_ns > 0  # else the server would take the next request for the rest of this one
         self._write(connection, status, message, now)
-        if self._keep_alive and answer.keep and connection.open:
+        if self._keep_alive and answer.keep and connection.open and whole:
             connection.slot = -1
             self._idle.append(connection)
         else:
