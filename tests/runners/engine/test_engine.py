@@ -88,8 +88,9 @@ def _numbers(hook: Hook) -> Hook:
 ERRORS = [ValueError("bad one"), SystemExit(3), KeyboardInterrupt(), Panic("panic"), MemoryError()]
 
 
-def test_outputs_come_back_to_their_requests() -> None:
-    served = _served(requests_of(20), model=lambda x: x * 2)
+@pytest.mark.parametrize("model", [lambda x: x * 2, lambda x: x.numpy() * 2], ids=["tensor", "array"])
+def test_outputs_come_back_to_their_requests(model: Hook) -> None:
+    served = _served(requests_of(20), model=model)
     assert served.statuses() == ["ok"] * 20
     assert [served.outcomes[k].output.item() for k in range(20)] == [2.0 * k for k in range(20)]
     assert (served.rows["batch_id"] >= 0).all()
