@@ -158,12 +158,18 @@ def test_a_body_that_cannot_be_unpacked_is_an_answer_all_the_same(tmp_path: Path
     assert replayed(tmp_path, _answering(answer), [b"{}"])[0]["status"].tolist() == [Status.OK]
 
 
-def test_an_answer_after_its_time_is_none_however_dense_the_traffic(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late_s", [0.2, 60.0], ids=["late", "never"])
+def test_a_timeout_holds_however_dense_the_traffic(tmp_path: Path, late_s: float) -> None:
+    over = threading.Event()
+
     def serve(sock: socket.socket, number: int) -> None:
         while _read(sock)[0]:
-            time.sleep(0.0 if number else 0.2)
+            if not number:
+                over.wait(late_s)
             sock.sendall(OK)
 
-    rows, _ = replayed(tmp_path, serve, [b"{}"] * 1000, gap_ns=400_000, timeout_ns=100_000_000)
+    rows, _ = replayed(tmp_path, serve, [b"{}"] * 1500, gap_ns=400_000, timeout_ns=100_000_000)
+    over.set()
     assert rows["status"][0] == Status.TIMEOUT
+    assert rows["latency_ns"][0] < 1499 * 400_000, "it is not held until there is nothing else to do"
     assert (rows["status"] == Status.OK).any()
