@@ -215,6 +215,7 @@ def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
     assert "queue" not in found.stages_ms
 
 
+@pytest.mark.slow
 def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_path: Path) -> None:
     @latfix.record(tmp_path / "plain")
     def plain(k: int) -> None:
@@ -234,6 +235,7 @@ def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_p
     assert _diagnosis(tmp_path / "declared").verdict == "dependency.feature_store"
 
 
+@pytest.mark.slow
 def test_collections_are_named(tmp_path: Path) -> None:
     kept = [[k] for k in range(600_000)]
 
@@ -252,6 +254,7 @@ def test_collections_are_named(tmp_path: Path) -> None:
     assert found.verdict in ("python.gc", "host.contention")  # the latter where others have this machine's cores
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None:
     one_at_a_time = threading.Lock()
 
