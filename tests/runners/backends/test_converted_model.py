@@ -163,6 +163,11 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
     [
         (
             "        x = torch",
+            "        for _ in range(tokens.shape[1]):\n            pass\n        x = torch",
+            "UserError: You marked .* as dynamic but your code specialized it to be a constant",
+        ),
+        (
+            "        x = torch",
             "        for _ in range(int(tokens.sum())):\n            pass\n        x = torch",
             r"\w+: ",
         ),
@@ -173,7 +178,7 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
             "among its inputs, found a int where tensors",
         ),
     ],
-    ids=["a loop over data", "no tensor"],
+    ids=["a loop over a length", "a loop over data", "no tensor"],
 )
 def test_what_cannot_be_exported_says_why_in_one_line(
     tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, says: str

@@ -135,14 +135,6 @@ def test_a_reservation_that_the_device_refuses_is_no_effect(
     assert not found.effective and f"reserve_mb = {settings.reserve_mb}: the device refused it" in found.evidence
 
 
-def test_a_neighbor_that_leaves_no_room_is_an_obstacle(stalls: RunRecord, make_context: MakeContext) -> None:
-    crowded = {**facts(stalls), "left_bytes": 0, "reserved_end_bytes": 300 * _MIB}
-    now = make_context(
-        replace(stalls, meta=stalls.meta.updated(device_memory=crowded)), RunnerSettings(buffer_pool=True)
-    )
-    assert "300 MiB are there for all of them" in _BY_ID["memory.pool"].obstacle(now)
-
-
 def test_the_history_chooses_the_setting(
     stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
 ) -> None:

@@ -15,6 +15,9 @@ from latfix.request import Request
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
@@ -180,3 +183,12 @@ def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     file.write_bytes(model.SerializeToString())
     return file
+
+
+def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
+    """The file's answers to requests, as a service gives them; none may fail."""
+    service = Service(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=1, **values))
+    service.load()
+    outcomes = service.predict(requests)
+    assert [outcome.status for outcome in outcomes] == [Status.OK] * len(requests), [o.error for o in outcomes]
+    return [outcome.output for outcome in outcomes]

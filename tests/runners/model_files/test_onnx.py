@@ -18,10 +18,8 @@ from latfix.runners.model_files.embedding_lookups import looked_up_rows
 from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
-from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.stages import Status
-from tests.runners.model_files.conftest import written
+from tests.runners.model_files.conftest import served, written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -63,14 +61,6 @@ def build(tmp_path: Path) -> Build:
         )
 
     return make
-
-
-def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
-    service = Service(file.parent, file.name, settings(**values))
-    service.load()
-    outcomes = service.predict(requests)
-    assert [outcome.status for outcome in outcomes] == [Status.OK] * len(requests), [o.error for o in outcomes]
-    return [outcome.output for outcome in outcomes]
 
 
 def settings(**values: Any) -> RunnerSettings:
