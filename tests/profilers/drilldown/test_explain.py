@@ -238,7 +238,7 @@ def test_the_chain_goes_back_to_when_the_worker_was_last_idle() -> None:
     assert not before.waits
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_every_story_adds_up(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 40))
