@@ -155,7 +155,7 @@ def make_record(folder: Path, requests: int, seed: int = 0) -> None:
         "torch_threads": 1,
         "settings": {"max_batch_size": _MAX_BATCH, "workers": 1, "prepare_threads": 1},
         "threads": {"worker": [_WORKER], "prepare": [_WORKER + 1]},
-        "calibration": {"minor_fault_ns": 500.0, "timer_floor_ns": 100.0},
+        "calibration": {"minor_fault_ns": 500.0},
         "objective": {"percentile": 99},
     }
     (folder / "run.json").write_text(json.dumps(meta))

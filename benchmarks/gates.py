@@ -34,7 +34,7 @@ import numpy as np
 from gate_worlds import PLANTED, WORLDS, Bench, Floats, World
 from real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
 
-from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.runners.host.cpu_quota import cpu_model
 from latfix.runners.optimize.final_replay import MOST_ROUNDS
 from latfix.runners.replay.run_session import versions
 from latfix.statistics.bootstrap_ratio import arm_ratios

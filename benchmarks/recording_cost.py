@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import latfix
-from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.runners.host.cpu_quota import cpu_model
 
 #: Percentiles of the cost.
 _KEYS = {"p50": 50, "p99": 99}

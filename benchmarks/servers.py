@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from latfix.cli.shared.address_flow import AddressOptions, replay_of, spec_of
-from latfix.profilers.calibration.cost_cache import cpu_model
+from latfix.runners.host.cpu_quota import cpu_model
 from latfix.statistics.censored import outcomes_of
 from latfix.traffic.schedule import Traffic
 

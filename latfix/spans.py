@@ -6,6 +6,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,17 @@ class SpanRecord:
     end_ns: int
 
 
-#: Of a thread, and in an event loop of a task: tasks of one thread take turns within their spans.
-_records: ContextVar[list[SpanRecord] | None] = ContextVar("latfix_spans", default=None)
-_depth: ContextVar[int] = ContextVar("latfix_span_depth", default=0)
+class Collector(Protocol):
+    """Where finished spans go: a list, or whatever takes them as one."""
+
+    def append(self, record: SpanRecord, /) -> object:
+        """Take one."""
+
+
+#: Of a thread, and in an event loop of a task: tasks of one thread take turns.
+collected: ContextVar[Collector | None] = ContextVar("latfix_spans", default=None)
+#: The span that encloses what runs now.
+_outermost: ContextVar[span | None] = ContextVar("latfix_outermost_span", default=None)
 
 
 class span:
@@ -31,32 +40,37 @@ class span:
     :param name: the dependency's name, as it should read in the report.
     """
 
-    __slots__ = ("_outer", "_start", "name")
+    __slots__ = ("_outer", "_records", "_start", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._start = self._outer = 0
+        self._start = 0
+        self._outer: span | None = None
+        self._records: Collector | None = None
 
     def __enter__(self) -> span:
-        self._outer = _depth.get()
-        _depth.set(self._outer + 1)
+        self._records, self._outer = collected.get(), _outermost.get()
+        if self._records is not None:
+            # A generator's span may still be open here, of another request.
+            if self._outer is not None and self._outer._records is self._records:
+                self._records = None
+            else:
+                _outermost.set(self)
         self._start = time.perf_counter_ns()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _depth.set(self._outer)
-        records = _records.get()
-        if records is not None and self._outer == 0:
-            records.append(SpanRecord(self.name, self._start, time.perf_counter_ns()))
+        records, self._records = self._records, None
+        if records is None:
+            return
+        records.append(SpanRecord(self.name, self._start, time.perf_counter_ns()))
+        if _outermost.get() is self:
+            outer = self._outer
+            _outermost.set(outer if outer is not None and outer._records is not None else None)
 
 
-def collect_spans(records: list[SpanRecord] | None) -> list[SpanRecord] | None:
-    """Send finished spans of this thread, or of this task, to ``records`` from now on; ``None`` stops collecting.
-
-    :returns: where they went until now.
-    """
-    before = _records.get()
-    _records.set(records)
-    return before
+def collect_spans(records: Collector | None) -> None:
+    """Send finished spans of this thread, or of this task, to ``records`` from now on; ``None`` stops collecting."""
+    collected.set(records)

@@ -37,15 +37,13 @@ from latfix.profilers.chunked.survey import Survey, survey_record, survey_rows
 from latfix.profilers.code_lines.slow_lines import slow_lines, stack_times
 from latfix.profilers.drilldown.incident import incident_of
 from latfix.profilers.evidence.run_baselines import quiet_median
-from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.over_time.active_intervals import activity
 from latfix.profilers.services.server_advice import with_advice
 from latfix.profilers.services.service_figures import service_figures
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Incident, Slowest, Source, WhatIf
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
-from latfix.stages import Status, status_counts
-from latfix.statistics.censored import Outcomes
+from latfix.stages import status_counts
 from latfix.statistics.latency_summary import QUANTILES, summarize_ms
 from latfix.statistics.quantile_sketch import Distribution
 from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
@@ -78,9 +76,7 @@ def diagnose(
     if len(source) <= scale.limit:
         baselines = learn_all(source.stretch(0, len(source)), q)
         whole = whole_ledger(baselines)
-        arrival = whole.evidence.rows["arrival_ns"][whole.evidence.ok]
-        seen = survey_rows(_outcomes(whole.evidence), len(source), arrival, whole.ledger.latency_ns, wanted)
-        chunks, ledgers = 1, iter([whole])
+        seen, chunks, ledgers = survey_rows(whole.evidence, wanted), 1, iter([whole])
     else:
         cuts, seen = survey_record(source, wanted, scale.chunk)
         baselines = learn(source, cuts, q, scale)
@@ -99,13 +95,6 @@ def write_causes(diagnosis: Diagnosis, path: Path) -> None:
     """Write ``causes.parquet``: a row for each nonzero entry of the ledger, by the requests' ids."""
     with CausesFile(path) as file:
         file.add(diagnosis.ledger)
-
-
-def _outcomes(evidence: Evidence) -> Outcomes:
-    """Of the requests of the ledger, and of those that did not end ``ok``."""
-    rows = evidence.rows
-    some = evidence.ok | ((rows["warmup"] == 0) & (rows["status"] != Status.OK))
-    return Outcomes.of(rows["latency_ns"][some], rows["status"][some])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +127,9 @@ class _Findings:
         ledger = totals.ledger()
         if not totals.exact:
             notes.append(
-                f"{totals.requests:,} requests were attributed in pieces: references and models are learned from "
-                f"stretches of the run, and only the {len(ledger.request):,} slowest requests are shown one by one."
+                f"{totals.requests:,} requests were attributed in pieces: references, models and what the causes' "
+                f"sentences count are of stretches of the run, and only the {len(ledger.request):,} slowest requests "
+                "are shown one by one."
             )
         return Diagnosis(
             workload=meta.workload,
@@ -227,7 +217,7 @@ class _Findings:
         chance = chance_wait_ns(
             books.line, self.percentile, arrivals=handed.count, span_ns=handed.span_ns, seed=self.seed
         )
-        floors = floors_ms(p50_ms, self.tail.excess_ms, self.source.meta, chance)
+        floors = floors_ms(p50_ms, self.tail.excess_ms, chance)
         return above_noise(floors, self.tail, self.percentile, books)
 
     def _stages_ms(self) -> dict[str, dict[str, float]]:

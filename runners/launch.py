@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from latfix.errors import EXIT_INPUT, EXIT_OK, InputError
-from latfix.runners.fixes.shared.apply_plan import with_plan
+from latfix.runners.host.apply_plan import with_plan
 from latfix.runners.host.process_setup import process_environment
 from latfix.runners.host.start_environment import command_line
 from latfix.settings import RunnerSettings

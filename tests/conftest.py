@@ -34,12 +34,14 @@ Cli = Callable[..., tuple[int, str, str]]
 
 #: Tests that look at charts, or hand odd records to what draws them: nine tenths of a page's time are Matplotlib's.
 _PAGES = "tests/reports/html/test_pages.py::test_"
+#: Sessions whose charts differ in kind: without a row, of odd scales, with names that are markup, of one row.
+_ODD = ("zero", "tiny", "hostile", "huge", "one", "negative", "many causes")
 _DRAWN = (
     "tests/reports/charts/",
-    f"{_PAGES}every_session",
+    *(f"{_PAGES}every_session_makes_a_whole_page[{name}]" for name in _ODD),
     f"{_PAGES}every_optimization",
     f"{_PAGES}what_each_fix_gave_is_drawn",
-    *(f"{_PAGES}every_pair_of_sessions_makes_a_whole_comparison[{name}]" for name in ("zero", "tiny", "hostile")),
+    *(f"{_PAGES}every_pair_of_sessions_makes_a_whole_comparison[{name}]" for name in _ODD[:3]),
     f"{_PAGES}the_page_and_its_chart",
     "tests/reports/test_sweep_reports.py::test_awkward",
     "tests/cli/test_hostile_records.py::test_any",

@@ -244,7 +244,7 @@ def service_settings(
     settings = spec.settings
     fixes: tuple[PlannedFix, ...] = ()
     if plan is not None:
-        from latfix.runners.fixes.shared.apply_plan import with_plan
+        from latfix.runners.host.apply_plan import with_plan
 
         settings, applied = with_plan(settings, plan)
         if strange := applied.strange_to(spec.name):

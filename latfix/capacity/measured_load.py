@@ -14,7 +14,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.capacity.objective import Percentile, SlowShare, Target, percentile_of, slow_share
 from latfix.files.json_documents import Document, json_key
 from latfix.queueing.length_buckets import padded_elements
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time, lag_p99_ms
 from latfix.stages import Status
 from latfix.statistics.censored import Outcomes
 from latfix.statistics.distributions import normal_quantile
@@ -159,7 +159,6 @@ def load_point(record: RunRecord, *, cut_s: float | None = None, hopeless: bool 
     span = max(float(arrival[-1] - arrival[0]) / 1e9, 1e-9) if sent else 1e-9
     took = max((until - int(arrival[0])) / 1e9, 1e-9) if sent else 1e-9
     counts = record.counts()
-    lag = dispatch_lag(record)
     return LoadPoint(
         offered=_rate(record.traffic.arrival_ns),
         span=span,
@@ -180,8 +179,8 @@ def load_point(record: RunRecord, *, cut_s: float | None = None, hopeless: bool 
         or backlog_grew(arrival, end, at_once=at_once),
         cut=cut_s is not None,
         until=until / 1e9,
-        lag_p99=lag.p99_ms / 1e3,
-        trustworthy=lag.trustworthy,
+        lag_p99=lag_p99_ms(record) / 1e3,
+        trustworthy=is_on_time(record),
         error=next(iter(record.errors.values()), ""),
     )
 

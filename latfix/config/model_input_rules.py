@@ -37,7 +37,7 @@ class InputRule:
     :param dtype: one of :data:`DTYPES`.
     :param low: values are drawn evenly from here on.
     :param high: values are drawn evenly below it.
-    :param pad: fills what is added where inputs of one batch differ in size.
+    :param pad: fills what is added where inputs of one batch differ in size; zeros by default.
     :param where: file and line, for messages.
     """
 
@@ -45,7 +45,7 @@ class InputRule:
     dtype: str | None = None
     low: float | None = None
     high: float | None = None
-    pad: float = 0.0
+    pad: float | None = None
     where: str = ""
 
 
@@ -79,13 +79,12 @@ def _rule(name: str, entry: Any, file: TomlFile) -> InputRule:
         raise file.error(
             "inputs", name, f"{name} with low = {low or 0:g} and high = {high:g}", "a low below the high"
         )
-    pad = _number(entry, "pad", name, file)
     return InputRule(
         shape=parse_shape(name, entry["shape"], file, "inputs") if "shape" in entry else None,
         dtype=dtype,
         low=low,
         high=high,
-        pad=0.0 if pad is None else pad,
+        pad=_number(entry, "pad", name, file),
         where=where,
     )
 

@@ -17,7 +17,7 @@ from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
 from latfix.lower_bound import AtLeast
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord, throughput_rps
 from latfix.stages import STATUS_NAMES, Status, status_counts
 from latfix.statistics.bootstrap_ratio import arm_ratios
@@ -366,7 +366,7 @@ def _summary(records: Sequence[RunRecord], arms: Sequence[_Arm], seed: int, accu
         throughput_rps=throughput_rps(records),
         requests=status_counts(np.bincount(status[status >= 0], minlength=len(STATUS_NAMES)).tolist()),
         accuracy=accuracy,
-        trustworthy=all(dispatch_lag(record).trustworthy for record in records),
+        trustworthy=all(is_on_time(record) for record in records),
         partial=any(record.partial for record in records),
         **costs(records),
     )

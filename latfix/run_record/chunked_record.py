@@ -178,11 +178,7 @@ class RecordFile:
         wanted = np.unique(ids[ids >= 0])
         if not len(wanted):
             return _plain(self._batches, self._batches.rows(0, 0), names)
-        low, high = int(wanted[0]), int(wanted[-1])
-        table = self._batches.between("batch_id", low, high)
-        known = table.column("batch_id").to_numpy()
-        first, last = np.searchsorted(known, [low, high + 1])
-        found = _plain(self._batches, table.slice(int(first), int(last - first)), names)
+        found = _plain(self._batches, self._batches.between("batch_id", int(wanted[0]), int(wanted[-1])), names)
         return kept(found, np.isin(found["batch_id"], wanted))
 
     def _events_in(self, begin: int, end: int) -> Columns:

@@ -6,12 +6,9 @@ its latency: a runner's interpreter that was held, a core that it did not get.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from latfix.stages import Status
 
 if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
@@ -19,40 +16,21 @@ if TYPE_CHECKING:
 _LATE_MS, _LATE_SHARE = 1.0, 0.1
 
 
-def is_late(lag_p99_ms: float, median_ms: float) -> bool:
+def is_late(lag_ms: float, median_ms: float) -> bool:
     """True if a replay's lag spoils its latencies: at p99 above 1 ms and above a tenth of the median latency.
 
     The one rule, for ``diagnose``, ``compare``, ``optimize``, sweeps and gates.
     """
-    return lag_p99_ms > max(_LATE_MS, _LATE_SHARE * median_ms)
+    return lag_ms > max(_LATE_MS, _LATE_SHARE * median_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchLag:
-    """Scheduled arrival to handing over, over the measured requests, in milliseconds.
-
-    :param trustworthy: see :func:`is_late`.
-    """
-
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-    trustworthy: bool
+def lag_p99_ms(record: RunRecord) -> float:
+    """From scheduled arrival to handing over, at p99 of the measured requests; 0 where nothing was recorded."""
+    lag = record.requests["dispatch_ns"][record.measured]
+    return float(np.quantile(lag, 0.99)) / 1e6 if len(lag) else 0.0
 
 
-def dispatch_lag(record: RunRecord) -> DispatchLag:
-    """The replay's own lag in a run; zero where nothing was recorded."""
-    measured = record.measured
-    lag = record.requests["dispatch_ns"][measured] / 1e6
-    if not len(lag):
-        return DispatchLag(p50_ms=0.0, p99_ms=0.0, max_ms=0.0, trustworthy=True)
-    ok = record.requests["status"][measured] == Status.OK
-    latency = record.requests["latency_ns"][measured][ok] / 1e6
-    typical = float(np.median(latency)) if len(latency) else 0.0
-    p99 = float(np.quantile(lag, 0.99))
-    return DispatchLag(
-        p50_ms=float(np.median(lag)),
-        p99_ms=p99,
-        max_ms=float(lag.max()),
-        trustworthy=not is_late(p99, typical),
-    )
+def is_on_time(record: RunRecord) -> bool:
+    """Whether a run's latencies mean anything; see :func:`is_late`."""
+    latency = record.latencies_ns()
+    return not is_late(lag_p99_ms(record), float(np.median(latency)) / 1e6 if len(latency) else 0.0)

@@ -72,7 +72,8 @@ def _cheapest_cuts(values: Floats, price: float) -> Ints:
     starts = np.zeros(1, np.int64)
     for end in range(1, n + 1):
         total = running[end] - running[starts]
-        through = cost[starts] - _worth(total, (end - starts).astype(np.float64))
+        # As _worth, in fewer steps: this line runs for each value.
+        through = cost[starts] - total * np.log(np.maximum(total, 1e-300) / (end - starts))
         best = int(np.argmin(through))
         cost[end], previous[end] = through[best] + price, starts[best]
         starts = np.append(starts[through <= cost[end]], end)

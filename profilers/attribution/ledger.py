@@ -40,8 +40,7 @@ class Books:
     :param by_others: ``(K, n)`` of ``propagated``, what came by the finish of others in the batch and by whoever held
         the interpreter lock.
     :param lock_closure_ns: ``(n,)`` waits for the lock that nobody is known to have held.
-    :param usual: what the references rest on.
-    :param spread: ``(K, n)`` standard errors of entries that rest on fitted or calibrated figures.
+    :param doubt: what makes its figures uncertain.
     """
 
     ledger: Ledger
@@ -51,8 +50,7 @@ class Books:
     line: Line
     ok: Bools
     by_others: Ints
-    usual: tuple[Usual, ...]
-    spread: Floats
+    doubt: Doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +100,6 @@ class _Remains:
         return granted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usual:
-    """One part of the reference: a median over quiet requests.
-
-    :param cause: row of the ledger that counts from it.
-    :param values: ``(n,)`` the quantity of every request of the record, nanoseconds.
-    """
-
-    cause: int
-    values: Ints
-
-
 class _Accounts:
     """Entries per cause while they are being booked; row ``k`` belongs to ``CAUSES[k]``."""
 
@@ -121,7 +107,8 @@ class _Accounts:
         n, m = len(evidence.ok), len(evidence.batches["size"])
         self.evidence = evidence
         self.reference = Reference()
-        self.usual: list[Usual] = []
+        #: Parts of the reference, each the median of a quantity of every request, by the cause that counts from it.
+        self.usual: list[tuple[int, Ints]] = []
         self.spread = np.zeros((len(CAUSES), n))
         self.own: Ints = np.zeros((len(CAUSES), n), np.int64)
         self.prepare: Ints = np.zeros((len(CAUSES), n), np.int64)
@@ -170,7 +157,7 @@ class _Accounts:
 
     def _usual(self, k: int, name: str, amount: Ints) -> int:
         if amount.any():
-            self.usual.append(Usual(cause=k, values=amount))
+            self.usual.append((k, amount))
         quiet = self.evidence.quiet
         return self.evidence.norms.of(f"reference.{CAUSES[k].id}.{name}", lambda: quiet_median(amount, quiet))
 
@@ -179,15 +166,6 @@ class _Accounts:
             self.prepare[k] += excess
         elif name == "finish":
             self.finish[k] += excess
-
-
-def doubt_of(evidence: Evidence, books: Books) -> Doubt:
-    """What else than the choice of moments makes the ledger's figures uncertain."""
-    return Doubt(
-        quiet=evidence.quiet[evidence.ok],
-        usual=tuple((part.cause, part.values[evidence.ok]) for part in books.usual),
-        spread=books.spread,
-    )
 
 
 def make_books(evidence: Evidence) -> Books:
@@ -407,8 +385,11 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
         line=line,
         ok=ok,
         by_others=(finished + accounts.locked)[:, ok],
-        usual=tuple(accounts.usual),
-        spread=accounts.spread[:, ok],
+        doubt=Doubt(
+            quiet=evidence.quiet[ok],
+            usual=tuple((k, values[ok]) for k, values in accounts.usual),
+            spread=accounts.spread[:, ok],
+        ),
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from latfix.arrays import Bools, Ints
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, other_threads_ns
 from latfix.profilers.evidence.intervals import Timeline
-from latfix.profilers.evidence.units import Evidence, Unit, places
+from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.profilers.probes.gil_probe import USUAL_NS, WAIT_SERIES
 
 #: Units in which a thread runs code of the service.
@@ -59,7 +59,7 @@ class LockHolders:
         shares = {name: self._holding(name) for name in HOLDERS}
         self._threads = {
             place: self._timeline(place, held, paused, shares)
-            for place in np.unique(np.concatenate([places(name, evidence.units[name].thread) for name in HOLDERS]))
+            for place in np.unique(np.concatenate([evidence.places(name) for name in HOLDERS]))
         }
 
     def blame(self, name: str, unit: Unit, waited: Ints) -> LockBlame:
@@ -72,7 +72,7 @@ class LockHolders:
         if not len(rows):
             return LockBlame(owned=owned, unknown=np.zeros(len(waited), np.int64))
         start, end = unit.start[rows], unit.end[rows]
-        mine = places(name, unit.thread[rows])
+        mine = self._evidence.places(name)[rows]
         total = np.zeros((3 + len(self._named), len(rows)))
         for place, timeline in self._threads.items():
             total += np.where(mine == place, 0.0, timeline.between(start, end))
@@ -103,7 +103,7 @@ class LockHolders:
         begin, end, columns = [], [], []
         for name in HOLDERS:
             unit = self._evidence.units[name]
-            rows = np.flatnonzero((unit.wall > 0) & (places(name, unit.thread) == place))
+            rows = np.flatnonzero((unit.wall > 0) & (self._evidence.places(name) == place))
             busy = np.maximum((unit.cpu + unit.runq - paused[name])[rows], 0)
             entries = held[name][np.ix_(self._named, rows)]
             # Granted blocked time that holds the lock, as a page that is read from a disk, comes on top.

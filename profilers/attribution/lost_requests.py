@@ -29,26 +29,30 @@ def lost_requests(source: RecordSource, evidence: Evidence, books: Books, sample
     :param evidence: of the run, or of a sample of it, which then speaks for the rest; ``books`` its ledger.
     :param sample: what both are of.
     """
-    errors, hung = sample.errors, np.flatnonzero(sample.events["kind"] == "hang")
+    errors, rows, hung = sample.errors, sample.requests, np.flatnonzero(sample.events["kind"] == "hang")
     begun = sample.events["t_ns"][hung]
     hangs = np.stack([begun, begun + sample.events["duration_ns"][hung]], axis=1)[
         sample.events["batch_id"][hung] >= 0
     ]
     parts, arrived = [], 0
-    for rows in source.scan(_COLUMNS):
-        measured = rows["warmup"] == 0
+    for part in source.scan(_COLUMNS):
+        measured = part["warmup"] == 0
         arrived += int(np.count_nonzero(measured))
-        lost = measured & (rows["status"] != Status.OK)
-        parts.append({name: rows[name][lost] for name in _COLUMNS})
-    every = {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in _COLUMNS}
+        lost = measured & (part["status"] != Status.OK)
+        parts.append({name: part[name][lost] for name in _COLUMNS})
+    every = {name: np.concatenate([np.zeros(0, np.int64), *(lost[name] for lost in parts)]) for name in _COLUMNS}
     if not len(every["status"]):
         return ()
     waits = _Waits(evidence, books, hangs)
     found = []
     for name in LOST_NAMES:
-        some = every["status"] == STATUS_NAMES.index(name)
+        code = STATUS_NAMES.index(name)
+        some, seen = every["status"] == code, (rows["warmup"] == 0) & (rows["status"] == code)
         if some.any():
-            found.append(_losses(name, {key: values[some] for key, values in every.items()}, arrived, waits, errors))
+            waited_for = waits.mean_ms({key: rows[key][seen] for key in _COLUMNS})
+            found.append(
+                _losses(name, {key: values[some] for key, values in every.items()}, arrived, waited_for, errors)
+            )
     return tuple(map(_seen, found)) if evidence.setup.outside else tuple(found)
 
 
@@ -59,7 +63,9 @@ def _seen(losses: Losses) -> Losses:
     return replace(losses, in_stage=stages, stages_ms=took)
 
 
-def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mapping[int, str]) -> Losses:
+def _losses(
+    name: str, rows: Columns, arrived: int, waited_for: Mapping[str, float], errors: Mapping[int, str]
+) -> Losses:
     count, waited = len(rows["status"]), rows["latency_ns"] / 1e6
     stages = {stage: float(rows[f"{stage}_ns"].mean()) / 1e6 for stage in STAGES}
     said = Counter(errors[k] for k in rows["index"].tolist() if k in errors)
@@ -70,7 +76,7 @@ def _losses(name: str, rows: Columns, arrived: int, waits: _Waits, errors: Mappi
         waited_ms={"p50": float(np.median(waited)), "max": float(waited.max())},
         in_stage=dict(Counter(_stages_of(rows)).most_common()),
         stages_ms={stage: took for stage, took in stages.items() if took},
-        waited_for_ms=waits.mean_ms(rows),
+        waited_for_ms=waited_for,
         errors=dict(said.most_common(_MESSAGES)),
     )
 
@@ -125,7 +131,7 @@ class _Waits:
         hung = sum(float(_overlap(enqueued, rows["queue_ns"], *hang).sum()) / self._count for hang in self._hangs)
         total["unrecorded"] -= hung
         total["hang"] = hung
-        each = {name: value / 1e6 / len(handed) for name, value in total.items()}
+        each = {name: value / 1e6 / max(len(handed), 1) for name, value in total.items()}
         least = 0.001 * sum(map(abs, each.values()))
         return dict(sorted(((k, v) for k, v in each.items() if abs(v) > least), key=lambda one: -one[1]))
 

@@ -21,8 +21,8 @@ _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
 _ALWAYS_SOME = ("host.contention", "host.slowdown", "host.steal", "python.gil", "observer", "input.size")
 OF_THE_MACHINE = _ALWAYS_SOME[:-1]
 _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
-#: Beginnings of the fixes that need a GPU, and of those that change layers or have torch compile them, which a file
-#: that another runtime executes does not have.
+#: Beginnings of the fixes that need a GPU, or a CPU; of those that change layers or have torch compile them, which a
+#: file that another runtime executes does not have; that need several workers; and several threads of one operator.
 _NEEDS_GPU = (
     "quantize.fp8_dynamic",
     "fuse.tensorrt",
@@ -30,22 +30,33 @@ _NEEDS_GPU = (
     "fuse.compile_autotune",
     "transfer.",
     "memory.device_allocator",
+    "memory.limit",
+)
+_NEEDS_CPU = (
+    "cache.embeddings",
+    "fuse.onnxruntime",
+    "fuse.openvino",
+    "host.parallel",
+    "host.pin",
+    "host.threads",
+    "host.wait_policy",
+    "host.workers",
+    "locality.cores",
 )
 _NEEDS_LAYERS = ("quantize.", "fuse.", "cache.embeddings", "dispatch.inference_mode")
 _GRAPHS = ("ONNX", "TensorRT")
+_NEEDS_WORKERS, _NEEDS_THREADS = ("host.routing",), ("host.threads", "host.wait_policy")
 #: From this share of the tail on, a cause's course over the run is looked at though it is not named.
 _TOLD = 0.02
 
 
-def floors_ms(p50_ms: float, excess_ms: float, meta: RunMeta, chance_wait_ns: float) -> dict[str, float]:
+def floors_ms(p50_ms: float, excess_ms: float, chance_wait_ns: float) -> dict[str, float]:
     """What each cause's interval must exceed for the cause to be named, in milliseconds.
 
     :param excess_ms: by which the tail exceeds the reference.
-    :param meta: of the run, for the floor of its clock.
     :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.noise_floors`).
     """
-    timer_ms = meta.calibration.get("timer_floor_ns", 0.0) / 1e6
-    least = max(_LEAST_OF_P50 * p50_ms, timer_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
+    least = max(_LEAST_OF_P50 * p50_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
     floors = {cause.id: least for cause in CAUSES}
     for cause_id in _ALWAYS_SOME:
         floors[cause_id] = max(least, _USUAL_OF_P50 * p50_ms)
@@ -95,10 +106,15 @@ def summarize_cause(
 
 
 def applicable(fixes: tuple[str, ...], meta: RunMeta) -> tuple[str, ...]:
-    """Those of a cause's fixes that can apply where the run was made: to this kind of device and of model."""
-    file = KINDS.get(Path(meta.entry).suffix)
-    barred = (_NEEDS_GPU if meta.device == "cpu" else ()) + (_NEEDS_LAYERS if file in _GRAPHS else ())
-    return tuple(fix for fix in fixes if not fix.startswith(barred)) if barred else fixes
+    """Those of a cause's fixes that can apply where the run was made: to its device, its model and its settings."""
+    barred: tuple[str, ...] = _NEEDS_GPU if meta.device == "cpu" else _NEEDS_CPU
+    if KINDS.get(Path(meta.entry).suffix) in _GRAPHS:
+        barred += _NEEDS_LAYERS
+    if meta.settings.workers < 2:
+        barred += _NEEDS_WORKERS
+    if meta.torch_threads == 1:
+        barred += _NEEDS_THREADS
+    return tuple(fix for fix in fixes if not fix.startswith(barred))
 
 
 def worth_a_course(cause: CauseSummary) -> bool:

@@ -17,6 +17,7 @@ from latfix.profilers.evidence.outside.outside_view import CPU, Counter, late_ac
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary, Losses
 from latfix.run_record.dispatch_lag import is_late
+from latfix.run_record.live_record import LIVE
 from latfix.run_record.run_record import RunRecord
 from latfix.statistics.percentiles import percentile_key
 
@@ -159,14 +160,14 @@ def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, ab
     opening = f"{about}, {ratio:.1f}x the median"
     named = [cause for cause in causes if cause.named]
     top = max(named, key=lambda cause: cause.tail_ms, default=None)
-    close = tail.mean_ms - median <= max(HARDLY_ABOVE * median, 0.1)
+    longer = tail.mean_ms - median
+    close = longer <= max(HARDLY_ABOVE * median, _NOISE_MS)
     # All requests alike may still be all late: a queue that never empties, a timer that all wait for.
     if close and (top is None or median <= _MOSTLY_WAITING * (tail.mean_ms - tail.excess_ms)):
         extra = f"; all requests carry {milliseconds(top.tail_ms)} of {CATALOGUE[top.cause].happened}" if top else ""
-        return Verdict(
-            word=STEADY,
-            sentence=f"{opening}: steady, slow requests take hardly longer than typical ones{extra}.",
-        )
+        much = "hardly" if longer <= HARDLY_ABOVE * median else f"{milliseconds(longer)}"
+        sentence = f"{opening}: steady, slow requests take {much} longer than typical ones{extra}."
+        return Verdict(word=STEADY, sentence=sentence)
     unexplained = next((cause.tail_ms for cause in causes if cause.cause == UNEXPLAINED), 0.0)
     if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
         return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_doubt(unexplained, tail, top)}")
@@ -249,7 +250,7 @@ def warnings(
     """What a reader must know before believing the figures, a sentence each."""
     notes: list[str] = []
     counts = record.counts()
-    n, ended = tail.requests, sum(counts.values())
+    n, ended, live = tail.requests, sum(counts.values()), record.meta.source.get("kind") == LIVE
     if record.partial:
         missing = max(record.unrecorded(), 0)
         notes.append(
@@ -263,7 +264,7 @@ def warnings(
     if not n:
         notes.append("No request ended ok: there is nothing to diagnose.")
     elif n < _FEW_REQUESTS or tail.inside < _FEW_IN_TAIL:
-        notes.append(_too_few(tail.inside, n, percentile))
+        notes.append(_too_few(tail.inside, n, percentile, live=live))
     lost = counts["ok"] - n
     if lost > 0:
         notes.append(f"{lost} requests that ended ok have no record of their batch and are not in these figures.")
@@ -282,7 +283,7 @@ def warnings(
     if n and evidence.setup.outside:
         return notes + _not_seen(evidence)
     first_use = sum(cause.tail_share for cause in causes if cause.cause.startswith(_FIRST_USE))
-    if n and not np.any(evidence.rows["warmup"]) and first_use >= _WORTH_A_NOTE:
+    if n and not live and not np.any(evidence.rows["warmup"]) and first_use >= _WORTH_A_NOTE:
         notes.append(
             f"No warm-up requests were sent, and first use is {100 * first_use:.0f} % of the tail: "
             "warmup_requests = 10 in workload.toml leaves it out."
@@ -299,8 +300,8 @@ def _not_seen(evidence: Evidence) -> list[str]:
         notes.append("What the service did meanwhile is not known: --pid watches its process, if it runs here.")
     if evidence.setup.servers == 0:
         notes.append(
-            "Answers do not show one queue in front of a fixed number of servers: waiting in line is not told "
-            "apart from being served."
+            "No queue in front of a fixed number of servers is seen: waiting in line is not told apart from being "
+            "served."
         )
     if parts := late_acknowledgements(evidence.rows, evidence.samples, evidence.ok):
         notes.append(
@@ -310,12 +311,13 @@ def _not_seen(evidence: Evidence) -> list[str]:
     return notes
 
 
-def _too_few(inside: int, n: int, percentile: float) -> str:
-    """How few, how many would do, and the option that makes them."""
-    enough = max(math.ceil(_FEW_IN_TAIL / max(1 - percentile / 100, 1e-9)), _FEW_REQUESTS)
+def _too_few(inside: int, n: int, percentile: float, *, live: bool) -> str:
+    """How few, how many would do, and the option that makes them; a service that runs makes them by itself."""
+    enough = max(round(100 * _FEW_IN_TAIL / max(100 - percentile, 1e-7)), _FEW_REQUESTS)
     times = math.ceil(enough / max(n, 1))
     more = f"--repeat {times} or a longer --duration" if times > 1 else "a longer --duration"
-    return f"p{percentile:g} rests on {inside} of {n} requests; about {enough:,} would do ({more})."
+    how = "" if live else f" ({more})"
+    return f"p{percentile:g} rests on {inside} of {n} requests; about {enough:,} would do{how}."
 
 
 def _hangs(record: RunRecord) -> list[str]:

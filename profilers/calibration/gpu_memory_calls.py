@@ -44,7 +44,7 @@ class DeviceCalls(Protocol):
 
 
 def device_costs(device: str, environment: str = "") -> dict[str, float]:
-    """Prices of ``device``'s calls as :meth:`latfix.profilers.calibration.cost_cache.UnitCosts.flat` has them.
+    """Prices of ``device``'s calls as :func:`latfix.profilers.calibration.microbenchmarks.flat` has them.
 
     :param environment: the settings of torch's allocator; with expandable segments it makes other calls.
     :returns: ``device_malloc``, ``device_malloc_mib``, ``device_free``, ``device_free_mib``, ``device_sync``, each

@@ -10,6 +10,7 @@ from latfix.arrays import Ints
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.outside.outside_view import Counter, divided
+from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 
@@ -64,7 +65,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     for name in ("compute", "finish"):
         unit, idle = evidence.units[name], _idle(evidence, name)
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
-        usual = evidence.norms.of(f"idle.{name}", partial(_median, idle))
+        usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
         units[name] = Parts(cpu=np.minimum(np.maximum(idle - still - usual, 0), left.cpu_excess(name)))
     return Claim(units=units)
 
@@ -80,10 +81,6 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
 def _idle(evidence: Evidence, name: str) -> Ints:
     unit = evidence.units[name]
     return divided(evidence.samples, unit.start, unit.end)[1]
-
-
-def _median(values: Ints) -> int:
-    return int(np.median(values)) if len(values) else 0
 
 
 CAUSE = Cause(

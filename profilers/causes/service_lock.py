@@ -18,21 +18,18 @@ from latfix.profilers.causes.cause import (
     typical_and_p99,
 )
 from latfix.profilers.evidence.outside.lock_waits import LockWaits
+from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
 
 def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Claim:
     """What requests waited beyond the median, at most what their place of service took too long."""
     chosen = waited[evidence.ok]
-    usual = evidence.norms.of(f"waits.{name}", partial(_median, chosen))
+    usual = evidence.norms.of(f"waits.{name}", partial(whole_median, chosen))
     member = evidence.batches["batch_id"]
     at = np.zeros(len(member), np.int64)
     at[evidence.batch_of[evidence.batch_of >= 0]] = np.maximum(waited - usual, 0)[evidence.batch_of >= 0]
     return Claim(units={"compute": Parts(cpu=np.minimum(at, left.cpu_excess("compute")))})
-
-
-def _median(values: Ints) -> int:
-    return int(np.median(values)) if len(values) else 0
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:

@@ -12,10 +12,11 @@ from latfix.profilers.evidence.units import Evidence
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    blocked = evidence.of_batch(evidence.units["compute"].blocked)[evidence.ok]
+    blocked = {name: evidence.of_batch(evidence.units[name].blocked)[evidence.ok] for name in ("compute", "collate")}
+    where = max(blocked, key=lambda name: float(np.quantile(blocked[name], 0.99)))
     return (
-        f"no probe accounts for it: {own_and_behind(figures)}; blocked time within compute was "
-        f"{typical_and_p99(blocked)}{sleeps_in(evidence, 'compute')}."
+        f"no probe accounts for it: {own_and_behind(figures)}; blocked time within {where} was "
+        f"{typical_and_p99(blocked[where])}{sleeps_in(evidence, where)}."
     )
 
 

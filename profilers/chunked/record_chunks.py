@@ -142,7 +142,7 @@ class WholeRecord:
         return replace(
             whole,
             requests=requests,
-            batches=_batches_of(whole.batches, requests["batch_id"]),
+            batches=kept(whole.batches, np.isin(whole.batches["batch_id"], requests["batch_id"])),
             events=kept(whole.events, inside),
             samples=with_opening(kept(whole.samples, near), self._opening),
             traffic=part_of(whole.traffic, low, high),
@@ -158,14 +158,6 @@ class WholeRecord:
 
     def notes(self) -> Columns:
         return notes_of(self._record.events)
-
-
-def _batches_of(batches: Columns, ids: Ints) -> Columns:
-    wanted = np.unique(ids[ids >= 0])
-    low, high = (wanted[0], wanted[-1] + 1) if len(wanted) else (0, 0)
-    first, last = np.searchsorted(batches["batch_id"], [low, high])
-    found = {name: values[first:last] for name, values in batches.items()}
-    return kept(found, np.isin(found["batch_id"], wanted))
 
 
 def part_of(traffic: Traffic, first: int, last: int) -> Traffic:
@@ -204,11 +196,12 @@ def joined(parts: Sequence[RunRecord]) -> RunRecord:
         scheduled += len(part.traffic)
     traffics = [part.traffic for part in parts]
     requests = _stacked([part.requests for part in parts]) | {"index": np.concatenate(index)}
+    events = _distinct(_stacked([part.events for part in parts]), ("t_ns", "duration_ns", "thread"))
     return replace(
         parts[0],
         requests=requests,
         batches=_once(_stacked([part.batches for part in parts]), "batch_id"),
-        events=_distinct(_stacked([part.events for part in parts]), ("t_ns", "duration_ns", "thread")),
+        events=events | {"request": _renumbered(events["request"], parts)},
         samples=_distinct(_stacked([part.samples for part in parts]), ("t_ns", "series")),
         traffic=Traffic(
             arrival_ns=np.concatenate([traffic.arrival_ns for traffic in traffics]),
@@ -226,6 +219,16 @@ def joined(parts: Sequence[RunRecord]) -> RunRecord:
         errors={key: text for part in parts for key, text in part.errors.items()},
         first_index=0,
     )
+
+
+def _renumbered(index: Ints, parts: Sequence[RunRecord]) -> Ints:
+    """Schedule indices as joined parts have them; -1 for what is in none."""
+    first, count = (
+        np.array(of) for of in zip(*((part.first_index, len(part.traffic)) for part in parts), strict=True)
+    )
+    at = np.maximum(np.searchsorted(first, index, side="right") - 1, 0)
+    inside = (index >= first[at]) & (index < (first + count)[at])
+    return np.where(inside, index - first[at] + (np.cumsum(count) - count)[at], -1)
 
 
 def _stacked(parts: Sequence[Columns]) -> Columns:

@@ -12,11 +12,10 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
-from latfix.profilers.attribution.ledger import Books, doubt_of
+from latfix.profilers.attribution.ledger import Books
 from latfix.profilers.attribution.tail import AT_ONCE, Median, Tail, moved_ms, reaching, resampled_rows
 from latfix.profilers.chunked.chunk_ledgers import Baselines
 from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
-from latfix.profilers.evidence.units import Evidence
 from latfix.statistics.block_bootstrap import block_counts, block_length, block_sums, evidence, iter_block_starts
 from latfix.statistics.distributions import student_t
 from latfix.statistics.latency_summary import QUANTILES
@@ -46,11 +45,10 @@ def cut_tail(totals: RunTotals, baselines: Baselines, percentile: float, *, seed
 def _drawn(totals: RunTotals, baselines: Baselines, percentile: float, seed: int, replicates: int) -> Floats:
     """``(replicates, K)``: every cause's mean over the tail of a resample, milliseconds."""
     if totals.kept is not None:
-        doubt = doubt_of(totals.kept.evidence, totals.kept.books)
-        return resampled_rows(totals.kept.ledger, percentile, doubt, seed, replicates)
+        return resampled_rows(totals.kept.ledger, percentile, totals.kept.books.doubt, seed, replicates)
     assert totals.blocks is not None
     drawn = _resampled_blocks(totals.blocks, percentile, seed, replicates)
-    return drawn - _moved_references(baselines.evidence, baselines.books, len(totals.tail_own), seed, replicates)
+    return drawn - _moved_references(baselines.books, len(totals.tail_own), seed, replicates)
 
 
 def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replicates: int) -> Floats:
@@ -80,9 +78,9 @@ def _held(counts: Floats, share: float) -> Floats:
     return np.asarray(np.clip((wanted - above) / np.maximum(counts, 1), 0.0, 1.0), dtype=np.float64)
 
 
-def _moved_references(sample: Evidence, books: Books, kinds: int, seed: int, replicates: int) -> Floats:
+def _moved_references(books: Books, kinds: int, seed: int, replicates: int) -> Floats:
     """``(replicates, kinds)``: how references move when the sample they were learned from is drawn anew, in ms."""
-    latency, doubt = books.ledger.latency_ns, doubt_of(sample, books)
+    latency, doubt = books.ledger.latency_ns, books.doubt
     n = len(latency)
     moved = np.zeros((replicates, kinds))
     medians = [(k, Median(values, doubt.quiet)) for k, values in doubt.usual]

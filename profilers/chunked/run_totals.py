@@ -184,13 +184,15 @@ class RunTotals:
         self._predict(chunk)
 
     def strikes(self, cause: int) -> tuple[Ints, Ints]:
-        """What a cause cost on requests' own paths, and when their work began: by request, or by slot of time."""
+        """What a cause cost requests on their own path, and when work began: by request, or means of time slots."""
         if self.kept is not None:
             return self.kept.ledger.own_ns[cause], self.kept.begun_ns
         assert self.blocks is not None
-        some, edges = self.blocks.moment_requests > 0, self.blocks.layout.moments_ns
+        served, edges = self.blocks.moment_requests, self.blocks.layout.moments_ns
+        some = served > 0
         middle = ((edges[:-1] + edges[1:]) / 2)[some]
-        return self.blocks.moment_own[cause][some].astype(np.int64), middle.astype(np.int64)
+        each = self.blocks.moment_own[cause][some] / served[some]  # a busy slot is no strong strike
+        return each.astype(np.int64), middle.astype(np.int64)
 
     def ledger(self) -> Ledger:
         """The run's ledger, or its slowest rows."""
@@ -304,7 +306,7 @@ class BlockTotals:
             self.beyond[k, first:last] += np.bincount(here[latency > limit], minlength=last - first)
 
     def _add_bands(self, chunk: ChunkLedger, block: Ints, entries: Ints, present: Ints) -> None:
-        layout, ledger, spread = self.layout, chunk.ledger, chunk.books.spread
+        layout, ledger, spread = self.layout, chunk.ledger, chunk.books.doubt.spread
         once = [k for k, cause in enumerate(ledger.causes) if cause in ONCE]
         touched = (entries[once] > 0.05 * max(ledger.reference_ns, 1)).any(axis=0)
         bands = len(layout.bands_ns) + 1

@@ -11,6 +11,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.lower_bound import AtLeast
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter
+from latfix.profilers.evidence.units import Evidence
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -29,7 +30,7 @@ class Survey:
     :param arrived_ns: the same of all that arrived (:mod:`latfix.statistics.censored`), and at 100 the longest.
     :param outcomes: what became of all that arrived; ``None`` where the record is cut into several chunks.
     :param histogram: of their latencies; ``None`` where the record is one chunk, whose rows are kept.
-    :param first_ns: their first arrival, ``last_ns`` the last one; ``ended_ns`` when the last of them had ended.
+    :param first_ns: the first arrival of all, ``last_ns`` the last one; ``ended_ns`` when the last ``ok`` had ended.
     """
 
     rows: int
@@ -43,25 +44,22 @@ class Survey:
     ended_ns: int
 
 
-def survey_rows(
-    outcomes: Outcomes, rows: int, arrival_ns: Ints, latency_ns: Ints, percentiles: Sequence[float]
-) -> Survey:
-    """The survey of a record in one chunk, from the rows of its ledger.
-
-    :param outcomes: of the same requests, and of those that did not end ``ok``.
-    """
-    every = (*percentiles, 100.0)
-    some = len(arrival_ns) > 0
+def survey_rows(evidence: Evidence, percentiles: Sequence[float]) -> Survey:
+    """The survey of a record that is laid out at once."""
+    rows, ok = evidence.rows, evidence.ok
+    some = ok | ((rows["warmup"] == 0) & (rows["status"] != Status.OK))
+    outcomes = Outcomes.of(rows["latency_ns"][some], rows["status"][some])
+    every, arrival, latency = (*percentiles, 100.0), rows["arrival_ns"][some], rows["latency_ns"][ok]
     return Survey(
-        rows=rows,
-        requests=len(arrival_ns),
-        percentiles_ns={q: percentile_ns(latency_ns, q) for q in percentiles},
+        rows=len(ok),
+        requests=len(latency),
+        percentiles_ns={q: percentile_ns(latency, q) for q in percentiles},
         arrived_ns=dict(zip(every, outcomes.percentiles_ns(every), strict=True)),
         outcomes=outcomes,
         histogram=None,
-        first_ns=int(arrival_ns.min()) if some else 0,
-        last_ns=int(arrival_ns.max()) if some else 0,
-        ended_ns=int((arrival_ns + latency_ns).max()) if some else 0,
+        first_ns=int(arrival.min()) if len(arrival) else 0,
+        last_ns=int(arrival.max()) if len(arrival) else 0,
+        ended_ns=int((rows["arrival_ns"][ok] + latency).max(initial=0)),
     )
 
 
@@ -78,11 +76,11 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
         counted = _counted(rows)
         lost = (rows["warmup"] == 0) & (rows["status"] != Status.OK)
         every.add(rows["latency_ns"][counted | lost])
+        arrived = rows["arrival_ns"][counted | lost]
+        first, last = min(first, int(arrived.min(initial=first))), max(last, int(arrived.max(initial=last)))
         censored.add(rows["latency_ns"][lost & (rows["status"] == Status.UNFINISHED)])
-        arrival, taken = rows["arrival_ns"][counted], rows["latency_ns"][counted]
-        latency.add(taken)
-        ended = max(ended, int((arrival + taken).max(initial=ended)))
-        first, last = min(first, int(arrival.min(initial=first))), max(last, int(arrival.max(initial=last)))
+        latency.add(rows["latency_ns"][counted])
+        ended = max(ended, int((rows["arrival_ns"] + rows["latency_ns"])[counted].max(initial=ended)))
     requests, asked = len(latency), (*percentiles, 100.0)
     ranks = answered_ranks(latency.counts, censored.counts, len(every), asked)
     places = [rank if math.isnan(rank) else 100 * rank / max(requests - 1, 1) for rank in ranks]
@@ -100,8 +98,8 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
         },
         outcomes=None,
         histogram=latency,
-        first_ns=first if requests else 0,
-        last_ns=last if requests else 0,
+        first_ns=first if len(every) else 0,
+        last_ns=last if len(every) else 0,
         ended_ns=ended if requests else 0,
     )
 

@@ -132,7 +132,7 @@ class _Teller:
         real, padded = int(batches["real_elements"][batch]), int(batches["padded_elements"][batch])
         return BatchFacts(
             batch_id=int(batches["batch_id"][batch]),
-            worker=int(batches["worker"][batch]),
+            worker=int(self.evidence.units["compute"].thread[batch]),
             size=int(batches["size"][batch]),
             members=tuple(self._id(int(member)) for member in self._members(batch)[:_MEMBERS_TOLD]),
             padding_share=max(padded - real, 0) / padded if padded > 0 and real > 0 else None,

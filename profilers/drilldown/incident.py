@@ -52,7 +52,7 @@ def incident_of(
     return replace(
         moment,
         batch=int(evidence.batches["batch_id"][worst]),
-        worker=int(costs.thread[worst]),
+        worker=int(evidence.units["compute"].thread[worst]),
         held_ms=float(held[worst]) / 1e6,
         typical_ms=float(costs.typical[worst]) / 1e6,
     )

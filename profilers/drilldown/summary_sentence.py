@@ -43,15 +43,14 @@ def _failed(story: Story) -> str:
         "shed": "It was turned away",
         "unfinished": "The run ended while it was",
     }[story.status]
-    if story.status == "shed":
-        after = from_ns(story.latency_ns)
-        return f"{words} {after} after its arrival: the service held as many requests as it admits."
     longest = max(taken, key=lambda stage: stage.duration_ns, default=None)
     most = ""
     if longest is not None and longest.stage != ended and longest.duration_ns > 0.5 * story.latency_ns:
         most = f", most of it ({from_ns(longest.duration_ns)}) in {longest.stage}"
     deadline = f"; its deadline was {from_ns(story.deadline_ms * 1e6)}" if story.deadline_ms else ""
     reason = f": {story.error.rstrip('.')}" if story.error else ""
+    if story.status == "shed":
+        return f"{words} {from_ns(story.latency_ns)} after its arrival{reason}."
     return f"{words} in {ended} after {from_ns(story.latency_ns)}{most}{deadline}{reason}." + (
         _culprit(story) if story.status == "timeout" else ""
     )

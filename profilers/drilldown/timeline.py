@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Ints
+from latfix.profilers.evidence.known_pauses import named_threads
 from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.results.request_explanation import Account, Happening, StageTime
 from latfix.run_record.run_record import RunRecord
@@ -52,7 +53,7 @@ class EventIndex:
             timed=timed,
             longest=int(duration[timed].max(initial=0)),
             by_request={request: tuple(rows) for request, rows in named.items()},
-            roles=_roles(record),
+            roles={native: f"{role} {number}" for native, (role, number) in named_threads(record).items()},
         )
 
     def within(self, begin: int, end: int) -> list[int]:
@@ -70,15 +71,6 @@ class EventIndex:
             if (self.kind[k] == "error" and ends) or (self.kind[k] == "span" and detail.get("stage") == stage):
                 found.append(k)
         return found
-
-
-def _roles(record: RunRecord) -> dict[int, str]:
-    """Native thread id to ``worker 0``, ``prepare 1``."""
-    return {
-        native: f"{role} {number}"
-        for role in ("worker", "prepare")
-        for number, native in enumerate(record.meta.threads.get(role, ()))
-    }
 
 
 def timeline(evidence: Evidence, events: EventIndex, row: int) -> tuple[StageTime, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.profilers.evidence.intervals import Intervals
+from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.run_record.process_facts import DeviceWork
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def unusual_idle_ns(evidence: Evidence) -> Ints | None:
     if idle is None:
         return None
     quiet = idle[evidence.quiet_batch]
-    usual = evidence.norms.of("device.idle", lambda: int(np.median(quiet)) if len(quiet) else 0)
+    usual = evidence.norms.of("device.idle", lambda: whole_median(quiet))
     return np.maximum(idle - usual, 0)
 
 

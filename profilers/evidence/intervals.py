@@ -43,14 +43,6 @@ class Intervals:
             return np.zeros(len(start), np.int64)
         return np.asarray(np.maximum(self._until(end) - self._until(start), 0), dtype=np.int64)
 
-    def touched(self, start: Ints, end: Ints) -> Ints:
-        """How many intervals of the set meet each span."""
-        if not len(self.start):
-            return np.zeros(len(start), np.int64)
-        first = np.searchsorted(self.end, start, side="right")
-        last = np.searchsorted(self.start, end, side="left")
-        return np.asarray(np.maximum(last - first, 0), dtype=np.int64)
-
     def _until(self, t: Ints) -> Ints:
         before = np.concatenate([[0], np.cumsum(self.end - self.start)])
         k = np.searchsorted(self.start, t, side="right")

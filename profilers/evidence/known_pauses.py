@@ -49,7 +49,7 @@ def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
     interval lies within a worker's batch does not say that it ran there, since any thread's can.
     """
     events = record.events
-    named = _named_threads(record)
+    named = named_threads(record)
     kinds = events["kind"]
     result: dict[str, Pauses] = {}
     for kind in ("gc", "compile"):
@@ -76,8 +76,8 @@ def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
     return result
 
 
-def _named_threads(record: RunRecord) -> dict[int, tuple[str, int]]:
-    """Native id -> role and number."""
+def named_threads(record: RunRecord) -> dict[int, tuple[str, int]]:
+    """By native id, the role (``worker``, ``prepare``) and number of each thread of the runner."""
     return {
         native: (role, number)
         for role in ("worker", "prepare")

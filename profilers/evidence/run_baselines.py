@@ -40,10 +40,14 @@ class Norms:
         return name in self._known
 
 
+def whole_median(values: Ints) -> int:
+    """Median in whole nanoseconds; zero of none."""
+    return int(np.median(values)) if len(values) else 0
+
+
 def quiet_median(values: Ints, quiet: Bools) -> int:
     """Median over quiet requests, in whole nanoseconds; zero where there are none."""
-    chosen = values[quiet]
-    return int(np.median(chosen)) if len(chosen) else 0
+    return whole_median(values[quiet])
 
 
 @dataclass(slots=True)

@@ -110,6 +110,14 @@ class Setup:
             expandable=bool(meta.device_memory.get("settings", {}).get("expandable_segments")),
         )
 
+    @property
+    def crew(self) -> str:
+        """Who serves: ``2 workers, batches of up to 8``, or the servers that one queue is seen to feed."""
+        if self.servers is not None:
+            return f"{self.servers} server{'s' * (self.servers != 1)}"
+        workers = max(self.workers // self.places, 1)
+        return f"{workers} worker{'s' * (workers != 1)}, batches of up to {max(self.max_batch, self.places)}"
+
     def device_numbers(self, worker: Ints) -> Ints:
         """``(m,)`` by batch, the number of its worker's device; -1 for the first worker's, or where none is told.
 

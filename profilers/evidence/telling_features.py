@@ -13,6 +13,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import Members, work_designs
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.work_model import error_out_of_fold
+from latfix.statistics.block_bootstrap import ranks
 
 _MOST_FEATURES = 3
 #: Features that are tried one by one; of more, those that go best with what sizes leave.
@@ -114,12 +115,7 @@ def _rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> floa
     """Spearman's; ties take the mean rank. Zero where one of them is constant."""
     if len(first) < 3:
         return 0.0
-    a, b = _ranks(first), _ranks(second)
+    a, b = ranks(first), ranks(second)
     a, b = a - a.mean(), b - b.mean()
     power = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / power if power > 0 else 0.0
-
-
-def _ranks(values: npt.NDArray[Any]) -> Floats:
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(count) - (count - 1) / 2)[place], dtype=np.float64)

@@ -20,10 +20,10 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
-from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits
+from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
-from latfix.profilers.evidence.run_baselines import Norms
+from latfix.profilers.evidence.run_baselines import Norms, whole_median
 from latfix.profilers.evidence.run_settings import Setup
 from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
 from latfix.run_record.run_record import RunRecord
@@ -48,7 +48,7 @@ class Unit:
     :param start: when it began; ``end`` when it ended.
     :param cpu: on-CPU; ``runq`` runnable but not running; ``blocked`` the rest of the wall time.
     :param expected_cpu: on-CPU time that its inputs need.
-    :param thread: worker or prepare thread that did it.
+    :param thread: number of the worker or prepare thread that did it; -1 for nobody.
     """
 
     start: Ints
@@ -112,7 +112,16 @@ class Evidence:
 
     def usually_blocked(self, unit: str) -> int:
         """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
-        return self.norms.of(f"blocked.{unit}", partial(_median, self.units[unit].blocked))
+        return self.norms.of(f"blocked.{unit}", partial(whole_median, self.units[unit].blocked))
+
+    def account(self, name: str) -> Columns:
+        """The columns that the account of a unit is in: the batches', or the requests'."""
+        return self.batches if name in BATCH_UNITS else self.rows
+
+    def beyond_usual(self, name: str, blocked: Ints) -> Ints:
+        """Of each unit's blocked time, what is beyond what it always waits for and beyond its declared spans."""
+        span = self.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
+        return np.maximum(blocked - np.maximum(self.usually_blocked(name), span), 0)
 
     def stood_still(self, name: str) -> Ints:
         """Nanoseconds of each unit's blocked time in which its thread had never let go of its core by itself.
@@ -120,16 +129,28 @@ class Evidence:
         Who waits for anything is switched away from of its own will. Where a thread never was, the machine stopped
         under it. Zero where switches were not counted.
         """
-        unit, source = self.units[name], self.batches if name in BATCH_UNITS else self.rows
-        switches = source.get(f"{name}_vcsw")
+        unit, switches = self.units[name], self.account(name).get(f"{name}_vcsw")
         if switches is None or not switches.any():
             return np.zeros(len(unit.blocked), np.int64)
         return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
 
+    def places(self, name: str) -> Ints:
+        """Who did each unit: prepare threads from zero up, workers from minus one down; latfix's own are none.
+
+        Whoever does several at a time, as a worker that requests join between steps, counts as several.
+        """
+        if name in ("dispatch", "intake"):
+            return np.full(len(self.ok), _LATFIX, np.int64)
+        if name == "prepare":
+            return self.rows["prepare_thread"]
+        worker = self.batches["worker"]
+        return -1 - (worker if name in BATCH_UNITS else self.of_batch(worker))
+
     def met_denormals(self, name: str) -> Bools:
         """Units whose own thread, a pool's aside, computed with denormal numbers by the processor's flag."""
-        source = self.batches if name in BATCH_UNITS else self.rows
-        return np.asarray(source.get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0)
+        return np.asarray(
+            self.account(name).get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0
+        )
 
     @property
     def released_ns(self) -> Ints:
@@ -155,19 +176,32 @@ class Evidence:
             np.asarray(self.samples["value"][keep], dtype=np.float64),
         )
 
+    def latest(self, name: str, default: float = 0.0) -> float:
+        """A sampled series' last value; ``default`` where it was not read, or is not above zero."""
+        _, values = self.series(name)
+        return float(values[-1]) if len(values) and values[-1] > 0 else default
+
+    def before(self, name: str, at: Ints) -> Floats:
+        """A sampled series' last value before each moment; its first where there is none, 0 where it was not read."""
+        times, values = self.series(name)
+        if not len(times):
+            return np.zeros(len(at))
+        return values[np.maximum(np.searchsorted(times, at, side="right") - 1, 0)]
+
+    def grown_around(self, name: str, start: Ints, end: Ints) -> Floats:
+        """By how much a counter grew from the reading before each span to the one after; 0 where it was not read."""
+        times, values = self.series(name)
+        if len(times) < 2:
+            return np.zeros(len(start))
+        after = np.minimum(np.searchsorted(times, end, side="left"), len(times) - 1)
+        return np.maximum(values[after] - self.before(name, start), 0.0)
+
 
 def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number]:
     """A batch's figure at each of its members; zero for requests without a batch."""
     if not len(per_batch):
         return np.zeros(len(batch_of), per_batch.dtype)
     return np.where(batch_of >= 0, per_batch[np.maximum(batch_of, 0)], 0).astype(per_batch.dtype)
-
-
-def places(name: str, thread: Ints) -> Ints:
-    """A number for each thread: prepare threads from zero up, workers from minus one down; latfix's own are none."""
-    if name in ("dispatch", "intake"):
-        return np.full(len(thread), _LATFIX, np.int64)
-    return thread if name == "prepare" else -1 - thread
 
 
 def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
@@ -179,7 +213,8 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     norms = Norms() if norms is None else norms
     servers = None
     if record.meta.is_http:
-        record, servers = as_served(record, norms)
+        servers = norms.of("servers", partial(servers_of, record))
+        record = as_served(record, servers)
     rows, batches = record.requests, record.batches
     setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows, servers))
     n, m = len(rows["index"]), len(batches["batch_id"])
@@ -193,7 +228,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     ideal = _ideal_close(batches, members, enqueue, head, setup)
     lag = np.maximum(batches["close_ns"] - ideal, 0)
     pauses = collect_pauses(record)
-    units = {**_request_units(rows, batches, batch_of), **_batch_units(batches, lag, setup)}
+    units = {**_request_units(rows, batches, batch_of, setup), **_batch_units(batches, lag, setup)}
     clean = {} if "models" in norms else _clean(units, pauses, batches, rows)
     spans = {"prepare": span_cpu(units["prepare"], rows["prepare_span_ns"])}
     spans["finish"] = span_cpu(units["finish"], rows["finish_span_ns"])
@@ -386,14 +421,14 @@ def _unit(start: Ints, end: Ints, parts: tuple[Ints, Ints, Ints], faults: tuple[
     )
 
 
-def _request_units(rows: Columns, batches: Columns, batch_of: Ints) -> dict[str, Unit]:
+def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup) -> dict[str, Unit]:
     handed = rows["arrival_ns"] + rows["dispatch_ns"]
     end = handed + rows["prepare_ns"]
     prepare = _split(rows["prepare_ns"] - rows["prepare_wait_ns"], rows["prepare_cpu_ns"], rows["prepare_runq_ns"])
     finished = rows["arrival_ns"] + rows["latency_ns"]
     own = np.maximum(rows["finish_ns"] - rows["finish_wait_ns"], 0)
     finish = _split(own, rows["finish_cpu_ns"], rows["finish_runq_ns"])
-    worker = spread(batches["worker"], batch_of)
+    worker = spread(batches["worker"] // setup.places, batch_of)
     zero = np.zeros(len(handed), np.int64)
     lag = np.maximum(rows["dispatch_ns"], 0)
     until = np.clip(rows["intake_ns"], 0, np.maximum(rows["prepare_wait_ns"], 0))
@@ -420,7 +455,7 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
         compute = _split_on_device(batches, setup)
     elif setup.pooled:
         compute = _split_pooled(end - begin, batches["process_cpu_ns"], runq)
-    none, worker = (zero, zero), batches["worker"]
+    none, worker = (zero, zero), batches["worker"] // setup.places
     return {
         "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
         "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),
@@ -477,7 +512,7 @@ def _with_expectations(
     }
     result: dict[str, Unit] = {}
     for name, unit in units.items():
-        usual = norms.of(f"on-cpu.{name}", partial(_median, unit.cpu))
+        usual = norms.of(f"on-cpu.{name}", partial(whole_median, unit.cpu))
         plain = np.full(len(unit.cpu), usual, np.int64)
         result[name] = replace(unit, expected_cpu=by_name.get(name, plain))
     return result
@@ -517,10 +552,6 @@ def _quiet(
     quiet = ok & (disturbed <= limit)
     quiet_batch[batch_of[quiet]] = True
     return np.asarray(quiet), quiet_batch
-
-
-def _median(values: Ints) -> int:
-    return int(np.median(values)) if len(values) else 0
 
 
 def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:

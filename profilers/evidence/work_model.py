@@ -210,9 +210,9 @@ def nonnegative_least_squares(x: Floats, y: Floats, weight: Floats) -> Floats:
             break
         passive[best] = True
         while True:
-            trial = np.zeros(columns)
-            trial[passive] = np.linalg.solve(gram[np.ix_(passive, passive)], target[passive])
-            if (trial[passive] > 0).all():
+            trial, among = np.zeros(columns), np.flatnonzero(passive)
+            trial[among] = np.linalg.solve(gram[among[:, None], among], target[among])
+            if trial[among].min() > 0:
                 b = trial
                 break
             falling = passive & (trial <= 0)

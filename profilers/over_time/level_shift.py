@@ -26,12 +26,11 @@ class Stretch:
     """A stretch of a series.
 
     :param first: its first value; ``last`` belongs to what follows.
-    :param superior: how often a value inside exceeds one outside.
+    :param inside: mean of its values; ``outside`` of the others.
     """
 
     first: int
     last: int
-    superior: float
     inside: float
     outside: float
 
@@ -62,4 +61,4 @@ def raised_stretch(values: Floats) -> Stretch | None:
     rest = (float(values.sum()) - within * inside[best]) / outside[best]
     if within < _HIGHER * rest:
         return None
-    return Stretch(chosen.start, chosen.stop, superior, within, rest)
+    return Stretch(chosen.start, chosen.stop, within, rest)

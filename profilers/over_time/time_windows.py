@@ -23,7 +23,7 @@ def window_edges(requests: int, first_ns: int, last_ns: int) -> Floats:
     """Bounds of the windows in seconds: six to 24 of equal length, fewer where they would hold under 50 requests.
 
     :param requests: that ended ``ok``, at least one.
-    :param first_ns: the first arrival among them, ``last_ns`` the last.
+    :param first_ns: the first arrival of all, ``last_ns`` the last.
     """
     number = int(np.clip(requests // _REQUESTS, _FEWEST, _MOST))
     number = max(min(number, requests // _LEAST_REQUESTS), 1)
@@ -97,15 +97,17 @@ class WindowTally:
 
 
 def _percentiles_ms(latency: Distribution, lost: Distribution) -> dict[str, float | None]:
-    """Percentiles that enough requests rest on; lost requests are slower than any answer."""
-    answered, arrived = len(latency), len(latency) + len(lost)
+    """Percentiles that enough requests rest on; the lost are slower than any answer, and than they had waited."""
+    every = Distribution(exact=latency.histogram is None)
+    every += latency
+    every += lost
     found: dict[str, float | None] = {}
     for q, least in _REST.items():
-        name, rank = f"p{q}_ms", (arrived - 1) * q / 100
-        if arrived < least:
+        name, last, rank = f"p{q}_ms", len(latency) - 1, (len(every) - 1) * q / 100
+        if len(every) < least:
             found[name] = None
-        elif rank <= answered - 1:
-            found[name] = latency.percentile(100 * rank / max(answered - 1, 1)) / 1e6
+        elif rank <= last:
+            found[name] = latency.percentile(100 * rank / max(last, 1)) / 1e6
         else:
-            found[name] = AtLeast(min(latency.percentile(100), lost.percentile(50)) / 1e6)
+            found[name] = AtLeast(every.percentile(q) / 1e6)
     return found

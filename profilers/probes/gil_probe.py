@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from latfix.profilers.probes.sampler import ProbeThread
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.stage_recorder import SampleLog
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.schema import THREAD_ACCOUNT
@@ -33,7 +33,7 @@ _RUNQ, _VCSW = THREAD_ACCOUNT.index("runq_ns"), THREAD_ACCOUNT.index("vcsw")
 SLACK = 1.5
 
 
-class LockProbe(ProbeThread):
+class LockProbe(OwnThread):
     """Logs ``gil.wait_ns`` every 20 ms, at the time when the thread should have run.
 
     :param period_s: seconds asleep between two readings.

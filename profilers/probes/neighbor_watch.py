@@ -7,13 +7,14 @@ both.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from latfix.profilers.probes.sampler import ProbeThread
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.run_record.run_record import SEGMENTS
 
 PERIOD_S = 1.0
@@ -26,7 +27,7 @@ _KEPT, _LEAST = 5, 0.02
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-class NeighborWatch(ProbeThread):
+class NeighborWatch(OwnThread):
     """Reads CPU time of processes until it is left.
 
     :param own: processes of the service, which are no neighbors, nor are their descendants.
@@ -45,7 +46,7 @@ class NeighborWatch(ProbeThread):
     ) -> None:
         super().__init__("neighbors")
         self._own, self._latfix, self._proc, self._clock = set(own), {os.getpid(), *latfix}, proc, clock
-        self._before: dict[int, tuple[str, int]] = {}
+        self._before: dict[tuple[int, str], int] = {}
         self._read_ns = 0
         self.samples: list[tuple[int, str, float]] = []
 
@@ -57,12 +58,9 @@ class NeighborWatch(ProbeThread):
 
     def look(self) -> None:
         """One reading; the first has nothing to compare with, and says when the second begins."""
-        now, found = self._clock(), self._processes()
-        spent = {
-            pid: ticks - self._before[pid][1]
-            for pid, (born, ticks) in found.items()
-            if pid in self._before and self._before[pid][0] == born
-        }
+        now, (found, service) = self._clock(), self._processes()
+        known = self._before or found  # who was not there then has spent since then what it has spent at all
+        spent = {pid: ticks - known.get((pid, born), 0) for (pid, born), ticks in found.items() if pid not in service}
         took = now - self._read_ns if self._read_ns else 0
         if found:
             others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid not in self._latfix}
@@ -74,20 +72,19 @@ class NeighborWatch(ProbeThread):
                     self.samples.append((now, f"{PREFIX}{pid}.{self._name(pid)}{SUFFIX}", float(others[pid])))
         self._before, self._read_ns = found, now
 
-    def _processes(self) -> dict[int, tuple[str, int]]:
-        """By number, when each process was born, which tells two of one number apart, and its ticks on a core."""
-        found, parents = {}, dict[int, int]()
-        try:
+    def _processes(self) -> tuple[dict[tuple[int, str], int], set[int]]:
+        """Ticks on a core by number and birth, which tells two of one number apart; and who is of the service."""
+        found, parents = dict[tuple[int, str], int](), dict[int, int]()
+        entries: list[str] = []
+        with contextlib.suppress(OSError):
             entries = os.listdir(self._proc)  # noqa: PTH208
-        except OSError:
-            return {}
         for entry in entries:
             if entry.isdigit() and (stat := self._text(f"{entry}/stat")):
                 fields = stat.rpartition(")")[2].split()
                 if len(fields) > 19:
                     parents[int(entry)] = int(fields[1])
-                    found[int(entry)] = fields[19], int(fields[11]) + int(fields[12])
-        return {pid: known for pid, known in found.items() if not self._is_own(pid, parents)}
+                    found[int(entry), fields[19]] = int(fields[11]) + int(fields[12])
+        return found, {pid for pid in parents if self._is_own(pid, parents)}
 
     def _is_own(self, pid: int, parents: Mapping[int, int]) -> bool:
         """Whether a process is of the service, or descends from one; parents that ended meanwhile end the line."""

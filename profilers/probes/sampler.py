@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from latfix.profilers.probes.kept_files import KeptOpen
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.schema import THREAD_ACCOUNT
@@ -41,31 +42,7 @@ class Probe:
     in_driver: bool = False
 
 
-class ProbeThread:
-    """A probe on a thread of its own, from entering to leaving it.
-
-    :ivar cpu_ns: what the thread has spent.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"latfix-{name}", daemon=True)
-        self.cpu_ns = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        raise NotImplementedError
-
-
-class Sampler(ProbeThread):
+class Sampler(OwnThread):
     """Polls a group of probes on one thread.
 
     :param probes: polled in turn; the thread wakes at the shortest period.

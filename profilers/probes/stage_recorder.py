@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.arrays import Ints
+from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
 from latfix.stages import STAGES, Status
@@ -54,14 +54,26 @@ _ACCOUNTS: tuple[str, ...] = (*THREAD_ACCOUNT, *PROCESS_ACCOUNT)
 FLUSH_INTERVAL_S = 0.5
 
 
-class EventLog:
-    """Events of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
+class _Log:
+    """Rows of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
 
     :param most: keep the latest so many only, where nobody may ever flush; ``None`` keeps all.
     """
 
     def __init__(self, most: int | None = None) -> None:
-        self._rows: deque[tuple[int, int, str, int, int, int, Mapping[str, Any]]] = deque(maxlen=most)
+        self._rows: deque[tuple[Any, ...]] = deque(maxlen=most)
+
+    def drain(self, t0_ns: int) -> str:
+        """All rows since the last call as JSON Lines, with times from ``t0_ns``."""
+        lines = []
+        while self._rows:
+            at_ns, *rest = self._rows.popleft()
+            lines.append(json.dumps([at_ns - t0_ns, *rest]) + "\n")
+        return "".join(lines)
+
+
+class EventLog(_Log):
+    """Events."""
 
     def add(
         self,
@@ -77,32 +89,13 @@ class EventLog:
         """Log an event; ``start_ns`` is on the clock of ``time.perf_counter_ns``."""
         self._rows.append((start_ns, duration_ns, kind, thread, request, batch_id, detail))
 
-    def drain(self, t0_ns: int) -> str:
-        """All events since the last call as JSON Lines, with times from ``t0_ns``."""
-        lines = []
-        while self._rows:
-            start, *rest = self._rows.popleft()
-            lines.append(json.dumps([start - t0_ns, *rest]))
-        return "".join(line + "\n" for line in lines)
 
-
-class SampleLog:
-    """Samples of the probes, in memory until the next flush."""
-
-    def __init__(self) -> None:
-        self._rows: deque[tuple[int, str, float]] = deque()
+class SampleLog(_Log):
+    """Samples of the probes."""
 
     def add(self, t_ns: int, series: str, value: float) -> None:
         """Log one reading; ``t_ns`` is on the clock of ``time.perf_counter_ns``."""
         self._rows.append((t_ns, series, value))
-
-    def drain(self, t0_ns: int) -> str:
-        """All samples since the last call as JSON Lines, with times from ``t0_ns``."""
-        lines = []
-        while self._rows:
-            t_ns, series, value = self._rows.popleft()
-            lines.append(json.dumps([t_ns - t0_ns, series, value]))
-        return "".join(line + "\n" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,36 +326,33 @@ class StageRecorder:
         return rows
 
 
-class SegmentWriter:
+class SegmentWriter(OwnThread):
     """Appends what was recorded to ``segments/`` from a thread of its own.
 
     :param folder: the run's folder; ``segments/`` must exist in it.
-    :raises OSError: from :meth:`check` and :meth:`close`, where the disk would not take it.
+    :raises OSError: from :meth:`check` and at its end, where the disk would not take it.
     """
 
     def __init__(self, folder: Path, recorder: StageRecorder, events: EventLog, samples: SampleLog) -> None:
-        self._recorder = recorder
-        self._events = events
-        self._samples = samples
+        super().__init__("segments")
+        self._recorder, self._events, self._samples = recorder, events, samples
         segments = folder / "segments"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._files = {
             name: os.open(segments / name, flags, 0o644)
             for name in ("requests.bin", "batches.bin", "events.jsonl", "samples.jsonl")
         }
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-segments", daemon=True)
         self.error: OSError | None = None
-        self.cpu_ns = 0
 
-    def __enter__(self) -> SegmentWriter:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        """Write the rest and close the files."""
+        super().__exit__()
+        try:
+            if self.error is None:
+                self.flush()
+        finally:
+            for fd in self._files.values():
+                os.close(fd)
 
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_INTERVAL_S):
@@ -385,17 +375,6 @@ class SegmentWriter:
         """Raise the error that stopped the thread, if one did."""
         if self.error is not None:
             raise self.error
-
-    def close(self) -> None:
-        """Write the rest and close the files."""
-        self._stop.set()
-        self._thread.join()
-        try:
-            if self.error is None:
-                self.flush()
-        finally:
-            for fd in self._files.values():
-                os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -197,28 +197,8 @@ class ProcessMemory:
         self._file.close()
 
 
-def snapshot_cost_ns(samples: int = 300) -> int:
-    """Median cost of one :meth:`ThreadCounters.snapshot` on this machine, now, in nanoseconds."""
-    counters = ThreadCounters()
-    cost = _median_cost_ns(counters.snapshot, samples)
-    counters.close()
-    return cost
-
-
-def memory_cost_ns(samples: int = 300) -> int:
-    """Median cost of one :meth:`ProcessMemory.read` on this machine, now, in nanoseconds."""
-    memory = ProcessMemory()
-    cost = _median_cost_ns(memory.read, samples)
-    memory.close()
-    return cost
-
-
-def process_clock_cost_ns(samples: int = 300) -> int:
-    """Median cost of reading the CPU time of the whole process, in nanoseconds."""
-    return _median_cost_ns(time.process_time_ns, samples)
-
-
-def _median_cost_ns(read: Callable[[], object], samples: int) -> int:
+def median_cost_ns(read: Callable[[], object], samples: int = 300) -> int:
+    """Median cost of a reading on this machine, now, in nanoseconds."""
     costs = []
     for _ in range(samples):
         start = time.perf_counter_ns()

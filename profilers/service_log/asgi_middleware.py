@@ -13,11 +13,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+#: Kinds of message that can be an answer's last.
+_BODY = ("http.response.body", "http.response.pathsend")
+
 
 class RecordMiddleware:
     """``app.add_middleware(latfix.RecordMiddleware, folder="DIR")``; of plain ASGI, for any framework.
 
-    A request's latency is until the last byte of its answer was handed to the server. Of its path the route is kept
+    A request's latency is until the last byte of its answer was handed to the server; what runs in the background
+    after that is no part of it, and an answer that was broken off is ``cancelled``. Of its path the route is kept
     (``/users/{id}``), of its query, headers and body nothing but the body's length.
 
     :param folder: and ``most_mb``, ``rows_per_s`` as in :class:`latfix.record`.
@@ -34,22 +38,31 @@ class RecordMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = "cancelled"  # where no answer begins
+        request, status = OpenRequest(self._log), ""
+
+        def end(ended: str) -> None:
+            request.end(ended, _route(scope), _features(scope))
 
         async def noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
-            await send(message)
+            try:
+                await send(message)
+            except OSError:  # so that a server says that the client is gone
+                end("cancelled")
+                raise
+            if message["type"] in _BODY and not message.get("more_body"):
+                end("ok" if status[:1] in "123" else status)
 
-        request = OpenRequest(self._log)
         try:
             await self._app(scope, receive, noting)
         except BaseException as error:
-            status = status_of(error)
+            end(status_of(error))
             raise
         finally:
-            request.end("ok" if status[:1] in "123" else status, _route(scope), _features(scope))
+            if request.running:  # the answer was not sent to its end
+                end("cancelled")
 
 
 def _route(scope: Mapping[str, Any]) -> str:
@@ -59,7 +72,12 @@ def _route(scope: Mapping[str, Any]) -> str:
         return known
     path = str(scope.get("path", ""))
     for name, value in (scope.get("path_params") or {}).items():
-        path = path.replace(str(value), f"{{{name}}}") if str(value) else path
+        if value == "":
+            continue
+        found, put = str(value), f"{{{name}}}"
+        whole = f"{path}/".replace(f"/{found}/", f"/{put}/")[:-1]
+        # Part of a segment, as in {name}.json: the last that can be it.
+        path = whole if whole != path else put.join(path.rsplit(found, 1))
     return path
 
 

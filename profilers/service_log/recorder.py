@@ -9,10 +9,11 @@ import asyncio
 import atexit
 import functools
 import inspect
+import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, Token
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -21,13 +22,16 @@ from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.profilers.service_log.request_counters import counters_at_begin, counters_at_end
 from latfix.profilers.service_log.row_writer import Row, RowWriter
-from latfix.spans import SpanRecord, collect_spans
+from latfix.spans import SpanRecord, collected
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Numbers that tell how much work a request is: as they are, or made of a function's arguments.
 Features = Mapping[str, float] | Callable[..., Mapping[str, float]] | None
 _NONE: Mapping[str, float] = {}
+#: What a user's function may raise and the request it was asked about must survive.
+_MISTAKES = (Exception,)
+_WORDS = logging.getLogger("latfix")
 
 
 class OpenRequest:
@@ -36,20 +40,44 @@ class OpenRequest:
     __slots__ = ("_before", "_in_flight", "_log", "_outer", "_spans")
 
     def __init__(self, log: ServiceLog) -> None:
-        self._log = log
-        log.inside.add(self)
-        self._in_flight = len(log.inside)
-        self._spans: list[SpanRecord] = []
-        self._outer = collect_spans(self._spans)
+        self._log, inside = log, log.inside
+        inside.add(self)
+        self._in_flight = len(inside)
+        self._spans: Sequence[SpanRecord] = ()
+        self._outer = collected.set(self)
         self._before = counters_at_begin()
 
-    def end(self, status: str, route: str, features: Mapping[str, float] = _NONE) -> None:
-        """The request ended, on the thread or in the task in which it began."""
-        after = counters_at_end(self._before)
-        collect_spans(self._outer)
-        self._log.inside.discard(self)
-        row = (self._before, after, status, route, self._in_flight, self._spans, features)
-        self._log.rows.add(tuple.__new__(Row, row))  # without the frame of Python that Row(...) is
+    def append(self, span: SpanRecord, /) -> None:
+        """A span of it is over."""
+        self._spans = (*self._spans, span)
+
+    @property
+    def running(self) -> bool:
+        """It has not ended, and is not of the process that this one was forked from."""
+        return self in self._log.inside
+
+    def end(
+        self,
+        status: str,
+        route: str,
+        told: Features = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NONE,
+    ) -> None:
+        """The request ended, on the thread or in the task in which it began; only the first time counts.
+
+        :param told: its features, or what makes them of ``args`` and ``kwargs``.
+        """
+        after, log = counters_at_end(self._before), self._log
+        if collected.get() is self:  # not a request that began later, or this one's generator goes on elsewhere
+            outer = self._outer.old_value
+            over = outer is Token.MISSING or (isinstance(outer, OpenRequest) and not outer.running)
+            collected.set(None if over else outer)
+        if self in log.inside:
+            log.inside.discard(self)
+            features = _NONE if told is None else log.features(told, args, kwargs)
+            row = (self._before, after, status, route, self._in_flight, self._spans, features)
+            log.rows.add(tuple.__new__(Row, row))  # without the frame of Python that Row(...) is
 
 
 class ServiceLog:
@@ -64,12 +92,25 @@ class ServiceLog:
 
     def __init__(self, folder: Path, most_mb: float, rows_per_s: int) -> None:
         self._make = functools.partial(RowWriter, folder, int(most_mb * 1e6), rows_per_s)
+        self._warned = False
         self.restart()
 
     def restart(self) -> None:
         """Begin anew, as in a process that was forked from the one that recorded."""
         self.inside = set()
         self.rows = self._make()
+
+    def features(
+        self, told: Mapping[str, float] | Callable[..., Mapping[str, float]], args: Any, kwargs: Any
+    ) -> Mapping[str, float]:
+        """Features as they are now; none, and a warning, where they cannot be had: the request has its answer."""
+        try:
+            return dict(told(*args, **kwargs) if callable(told) else told)
+        except _MISTAKES as error:
+            if not self._warned:
+                self._warned = True
+                _WORDS.warning("latfix.record: requests have no features: %s: %s", type(error).__name__, error)
+            return _NONE
 
 
 _logs: dict[str, ServiceLog] = {}
@@ -153,8 +194,11 @@ class record:
         most_mb: float = 256.0,
         rows_per_s: int = 1000,
     ) -> None:
+        if not isinstance(route, str):
+            raise InputError(f"latfix.record: found route = {shown(route)}; expected a text")
         self._log = log_of(folder, most_mb, rows_per_s)
         self._route, self._features = route, features
+        self._inside: list[OpenRequest] = []
 
     def __call__(self, function: F) -> F:
         """The function, recorded.
@@ -166,49 +210,50 @@ class record:
                 f"latfix.record: found the generator {shown(function)}; expected a function or a coroutine function; "
                 "put the loop over it into a with block"
             )
-        route = self._route or getattr(function, "__name__", type(function).__name__)
+        route = self._route or str(getattr(function, "__name__", type(function).__name__))
+        log, told = self._log, self._features
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
             @functools.wraps(function)
             async def recorded_async(*args: Any, **kwargs: Any) -> Any:
-                request, status = OpenRequest(self._log), "ok"
+                request, status = OpenRequest(log), "ok"
                 try:
                     return await function(*args, **kwargs)
                 except BaseException as error:
                     status = status_of(error)
                     raise
                 finally:
-                    request.end(status, route, self._told(args, kwargs))
+                    request.end(status, route, told, args, kwargs)
 
             return cast(F, recorded_async)
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            request, status = OpenRequest(self._log), "ok"
+            request, status = OpenRequest(log), "ok"
             try:
                 return function(*args, **kwargs)
             except BaseException as error:
                 status = status_of(error)
                 raise
             finally:
-                request.end(status, route, self._told(args, kwargs))
+                request.end(status, route, told, args, kwargs)
 
         return cast(F, recorded)
 
-    def _told(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NONE) -> Mapping[str, float]:
-        features = self._features
-        return _NONE if features is None else features(*args, **kwargs) if callable(features) else features
-
     def __enter__(self) -> Self:
-        _open.set((*_open.get(), OpenRequest(self._log)))
+        request = OpenRequest(self._log)
+        self._inside.append(request)
+        _open.set((*(one for one in _open.get() if one.running), request))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        *outer, request = _open.get()
-        _open.set(tuple(outer))
-        request.end("ok" if error is None else status_of(error), self._route, self._told())
+        # A generator may be ended in another context than it began in, and before one that began earlier.
+        inside = self._inside
+        request = next((one for one in reversed(_open.get()) if one in inside), inside[-1])
+        inside.remove(request)
+        request.end("ok" if error is None else status_of(error), self._route, self._features)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

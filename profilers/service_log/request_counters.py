@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from dataclasses import dataclass
+from threading import get_ident
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 from latfix.profilers.probes.kept_files import LockHeldFile
@@ -24,8 +25,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.read = LockHeldFile("/proc/thread-self/schedstat").read
-        #: The latest reading, and when.
-        self.text, self.at_ns = b"", 0
+        self.latest: tuple[bytes, int] = (b"", 0)  # reading, and when
 
 
 class _Collections:
@@ -37,7 +37,7 @@ class _Collections:
 
     def _callback(self, phase: str, info: dict[str, Any]) -> None:
         del info
-        now = time.perf_counter_ns()
+        now = perf_counter_ns()
         if phase == "start":
             self._start = now
         elif self._start:
@@ -45,7 +45,7 @@ class _Collections:
 
 
 #: A reading of ``schedstat`` takes as long as all else together: at a begin the last one will do that is no older
-#: than this, and at an end none is taken where the thread was off the CPU no longer than this.
+#: than this. At an end neither it nor the process is read where the thread was off the CPU no longer than this.
 _RECENT_NS, _NO_TIME_NS = 20_000_000, 50_000
 
 _thread = _Thread()
@@ -54,22 +54,21 @@ _collections = _Collections()
 
 def counters_at_begin() -> Reading:
     """The counters of the thread that calls, where a request begins; some microseconds."""
-    thread, now = _thread, time.perf_counter_ns()
-    if now - thread.at_ns > _RECENT_NS:
-        thread.text, thread.at_ns = thread.read(), now
-    cpu, process = time.thread_time_ns(), time.process_time_ns()
-    return (now, cpu, thread.text, process, _collections.total_ns, threading.get_ident())
+    now = perf_counter_ns()
+    text, at_ns = _thread.latest
+    if now - at_ns > _RECENT_NS:
+        text, at_ns = _thread.latest = _thread.read(), now
+    return (now, thread_time_ns(), text, process_time_ns(), _collections.total_ns, get_ident())
 
 
 def counters_at_end(before: Reading) -> Reading:
     """The counters where it ends, on whatever thread."""
-    now, cpu, process = time.perf_counter_ns(), time.thread_time_ns(), time.process_time_ns()
-    text = before[2]
-    if now - before[0] - (cpu - before[1]) > _NO_TIME_NS:
-        thread = _thread
-        text = thread.text = thread.read()
-        thread.at_ns = now
-    return (now, cpu, text, process, _collections.total_ns, threading.get_ident())
+    now, cpu = perf_counter_ns(), thread_time_ns()
+    own = cpu - before[1]
+    if before[5] == get_ident() and now - before[0] - own <= _NO_TIME_NS:
+        return (now, cpu, before[2], before[3] + own, _collections.total_ns, before[5])
+    text, _ = _thread.latest = _thread.read(), now
+    return (now, cpu, text, process_time_ns(), _collections.total_ns, get_ident())
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ the requests that came, and slow requests keep their exact place among them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -83,10 +84,12 @@ class RowWriter:
         self._throttled: deque[tuple[int, int]] = deque(
             [(time.perf_counter_ns(), self._throttle.throttled_ns())], 256
         )
-        threading.Thread(target=self._run, name="latfix-record", daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def add(self, row: Row) -> None:
         """Take a row; some hundred nanoseconds."""
+        if self._thread is None:
+            self._start()
         if len(self._pending) < _MOST_PENDING:
             self._pending.append(row)
         else:
@@ -109,6 +112,14 @@ class RowWriter:
                     _WORDS.warning("%s: latfix cannot record there (%s)", self.folder, error.strerror)
                 self._warned = True
             self._drains += 1
+
+    def _start(self) -> None:
+        """With the first row: a server that only forks its workers is to have one thread."""
+        with self._writing:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="latfix-record", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends: what is here is written at its exit
+                    self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -141,9 +152,9 @@ class RowWriter:
                     "gc_ns": found.gc_ns,
                     "spans_ns": span_times(row.spans),
                     "features": {
-                        name: float(value)
+                        name: number
                         for name, value in row.features.items()
-                        if isinstance(value, numbers.Real) and math.isfinite(value)
+                        if isinstance(name, str) and math.isfinite(number := _number(value))
                     },
                 },
                 separators=(",", ":"),
@@ -215,6 +226,14 @@ def sampled(rows: Sequence[Row], most: int, turn: int, lost: int = 0) -> list[tu
         first, last = len(rest) * place // kept, len(rest) * (place + 1) // kept
         chosen[rest[first + turn % (last - first)]] = high - low
     return [(rows[k], chosen[k]) for k in sorted(chosen)]
+
+
+def _number(value: object) -> float:
+    """A feature's value; not a number where it is none that fits."""
+    try:
+        return float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _well(status: str) -> bool:

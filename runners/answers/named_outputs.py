@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ Answers = Sequence[Answer | None]
 def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
     """An answer as arrays of its tensors, numbers and texts.
 
-    A list of numbers, or of texts, is one output; items of other lists share one name, however many there are.
+    A list of numbers, or of texts, is one output; items of other lists share one name, however many there are. Of
+    complex numbers the real parts come first, then the imaginary ones.
 
     :param names: of the outputs, by their order, where a model file has them.
     """
@@ -40,21 +42,25 @@ def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
 
 
 def _walked(value: Any, name: str) -> list[Output]:
+    if not isinstance(value, dict | type) and dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return [output for key in sorted(value, key=str) for output in _walked(value[key], _under(name, str(key)))]
     if isinstance(value, tuple | list) and not _is_row(value):
         places = ["*"] * len(value) if isinstance(value, list) else [str(k) for k in range(len(value))]
         return [output for k, item in zip(places, value, strict=True) for output in _walked(item, _under(name, k))]
     if hasattr(value, "detach"):
-        tensor = value.detach().cpu()
-        return [Output(name, (tensor.float() if tensor.is_floating_point() else tensor).numpy())]
-    if isinstance(value, bool | int | float | str | np.generic | np.ndarray | tuple | list):
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        value = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    if isinstance(value, bool | int | float | complex | str | np.generic | np.ndarray | tuple | list):
         return [Output(name, _elements(np.asarray(value)))]
     return [Output(name, np.asarray(repr(value)))]
 
 
 def _elements(values: Array) -> Array:
-    """Objects, such as integers beyond 64 bits, as their texts: no file holds them, and nothing compares them."""
+    """Complex numbers in two parts; objects, such as integers beyond 64 bits, as texts."""
+    if values.dtype.kind == "c":
+        return np.stack([values.real, values.imag])
     if not values.dtype.hasobject:
         return values
     return np.array([str(each) for each in values.ravel()], dtype=np.str_).reshape(values.shape)

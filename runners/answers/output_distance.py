@@ -19,13 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import ne
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.config.model_output_rules import Kind
 from latfix.runners.answers.named_outputs import Array
-from latfix.runners.answers.output_kinds import sum_to_one
+from latfix.runners.answers.output_kinds import bare, sum_to_one
 
 Floats = npt.NDArray[np.float64]
 
@@ -104,7 +107,7 @@ def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
         spreads = [float(each.std(-1).mean()) for each in floats if each.ndim]
         return Measure(kind=kind, scale=float(np.median(spreads or [1.0])) or 1.0, form=_form(values))
     if kind == "vectors":
-        norms = np.concatenate([np.linalg.norm(_rows(each), axis=-1) for each in floats])
+        norms = np.concatenate([np.linalg.norm(_rows(each, each), axis=-1) for each in floats])
         return Measure(kind=kind, scale=float(np.median(norms)) or 1.0)
     squares = sum(float((each**2).sum()) for each in floats)
     return Measure(kind=kind, scale=float(np.sqrt(squares / sum(each.size for each in floats))) or 1.0)
@@ -119,8 +122,11 @@ def apart(measure: Measure, a: Array, b: Array) -> Apart:
     broken = a.shape == b.shape and bool((np.isfinite(a) & ~np.isfinite(b)).any())
     if broken or (a.shape == b.shape and bool((np.isnan(a) & ~np.isnan(b)).any())):
         return Apart(0.0, None, broken)
-    if measure.kind == "steps" and a.ndim == b.ndim == 2 and len(a) != len(b):
-        return Apart(similarity(a.argmax(-1), b.argmax(-1)), None)
+    steps = bare(a, 2), bare(b, 2)
+    if measure.kind == "steps" and steps[0].ndim == steps[1].ndim == 2 and len(steps[0]) != len(steps[1]):
+        return Apart(similarity(*(each.argmax(-1) for each in steps)), None)
+    if measure.kind == "numbers" and a.ndim == b.ndim > 0 and len(a) != len(b) and a.shape[1:] == b.shape[1:]:
+        return Apart(similarity(a, b, partial(_unlike, measure)), None)
     if a.shape != b.shape:
         return Apart(0.0, None)
     if not a.size:
@@ -131,9 +137,16 @@ def apart(measure: Measure, a: Array, b: Array) -> Apart:
     return Apart(float(agrees.mean()), float(distance.max()), same=bool(same.all()))
 
 
+def _unlike(measure: Measure, a: Array, b: Array) -> Array:
+    """By row of ``b``: a number in it is not that of ``a``."""
+    near = np.abs(b - a) <= measure.bound * np.maximum(np.abs(a), _NEXT_TO_ZERO * measure.scale)
+    return np.asarray(~near.all(axis=tuple(range(1, near.ndim))))
+
+
 def _labels_apart(kind: Kind, a: Array, b: Array) -> Apart:
     if kind == "steps" and a.ndim == b.ndim == 0:
         a, b = (np.array(list(str(text)), dtype=str) for text in (a, b))
+    a, b = bare(a, 1), bare(b, 1)
     if kind == "steps" and a.ndim == b.ndim == 1:
         agreement = similarity(a, b)
     elif a.shape != b.shape:
@@ -143,25 +156,28 @@ def _labels_apart(kind: Kind, a: Array, b: Array) -> Apart:
     return Apart(agreement, None, same=agreement == 1.0)
 
 
-def similarity(a: Array, b: Array) -> float:
-    """1 less the edit distance (Levenshtein, 1966) of two sequences over the length of the longer one."""
+def similarity(a: Array, b: Array, unlike: Callable[[Any, Array], Array] = ne) -> float:
+    """1 less the edit distance (Levenshtein, 1966) of two sequences over the length of the longer one.
+
+    :param unlike: of an item of ``a``, or as many as there are of ``b``, by item of ``b`` whether the two differ.
+    """
     longest = max(len(a), len(b))
     if not longest:
         return 1.0
     if longest > _LONGEST_EDITED:
         shared = min(len(a), len(b))
-        return float(np.sum(a[:shared] == b[:shared])) / longest
-    return 1.0 - edits(a, b) / longest
+        return float(np.sum(~unlike(a[:shared], b[:shared]))) / longest
+    return 1.0 - edits(a, b, unlike) / longest
 
 
-def edits(a: Array, b: Array) -> int:
+def edits(a: Array, b: Array, unlike: Callable[[Any, Array], Array] = ne) -> int:
     """The least number of insertions, deletions and substitutions that lead from one sequence to the other."""
     places = np.arange(len(b) + 1)
     row = places.copy()
     for item in a:
         ahead = np.empty_like(row)
         ahead[0] = row[0] + 1
-        ahead[1:] = np.minimum(row[1:] + 1, row[:-1] + (b != item))
+        ahead[1:] = np.minimum(row[1:] + 1, row[:-1] + unlike(item, b))
         # What insertions make of it, from left to right at once.
         row = np.minimum.accumulate(ahead - places) + places
     return int(row[-1])
@@ -199,7 +215,7 @@ def _scores(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
 
 
 def _vectors(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
-    a, b = _rows(a), _rows(b)
+    a, b = _rows(a, a), _rows(b, a)
     least = _NEXT_TO_ZERO * measure.scale
     first, second = (np.linalg.norm(each, axis=-1) for each in (a, b))
     cosine = (a * b).sum(-1) / np.maximum(first * second, np.finfo(np.float64).tiny)
@@ -250,9 +266,14 @@ def _filled(array: Floats) -> Floats:
     return np.where(np.isfinite(array), array, -np.inf)
 
 
-def _rows(array: Floats) -> Floats:
-    """Vectors along the last axis; what has more than two dimensions is one vector."""
-    return array.reshape(1, -1) if array.ndim != 2 else array
+def _rows(array: Floats, reference: Floats) -> Floats:
+    """Vectors along the last axis. What has more than two dimensions is one vector, and no direction but a field:
+    what lies above the mean of the reference. With a large mean any two would point the same way."""
+    array, reference = bare(array, 2), bare(reference, 2)
+    if array.ndim == 2:
+        return array
+    middle = reference.mean() if array.ndim > 2 else 0.0
+    return np.asarray(array - middle, dtype=np.float64).reshape(1, -1)
 
 
 def _softmax(array: Floats) -> Floats:

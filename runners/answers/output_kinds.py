@@ -35,19 +35,27 @@ def kind_of(name: str, values: Sequence[Array]) -> tuple[Kind, str]:
     :param values: the output in some answers to different requests.
     """
     types = {array.dtype.kind for array in values}
-    dimensions = max(array.ndim for array in values)
     if not types <= set("f"):
-        return _of_labels(name, values, dimensions)
+        return _of_labels(name, values)
     if all(array.size <= 1 for array in values):
         return "numbers", "single numbers"
-    if dimensions <= 2 and all(map(sum_to_one, values)):
-        return _classes(dimensions), "rows that sum to 1"
+    rows = [bare(array, 2) for array in values]
+    dimensions = max(array.ndim for array in rows)
+    if dimensions <= 2 and all(map(sum_to_one, rows)):
+        return ("scores" if dimensions <= 1 else "steps"), "rows that sum to 1"
     for pattern, kind in _NAMES:
         if pattern.search(name.rpartition(".")[2]):
-            return (_classes(dimensions) if kind == "scores" else kind), f"the name {name!r}"
+            return (_classes(rows) if kind == "scores" else kind), f"the name {name!r}"
     if all(map(_of_unit_length, values)):
         return "vectors", "rows of length 1"
-    return _by_shape(values, dimensions)
+    return _by_shape(values, rows)
+
+
+def bare(array: Array, least: int) -> Array:
+    """Without leading dimensions of 1, such as the batch of one that a model kept, down to ``least`` dimensions."""
+    while array.ndim > least and array.shape[0] == 1:
+        array = array[0]
+    return array
 
 
 def sum_to_one(array: Array) -> bool:
@@ -57,41 +65,48 @@ def sum_to_one(array: Array) -> bool:
     return bool((array >= -_ONE).all() and (np.abs(array.sum(-1) - 1.0) < _ONE).all())
 
 
-def _of_labels(name: str, values: Sequence[Array], dimensions: int) -> tuple[Kind, str]:
+def _of_labels(name: str, values: Sequence[Array]) -> tuple[Kind, str]:
     if all(array.dtype.kind == "U" for array in values):
         texts = [str(array) for array in values]
         written = len(set(texts)) > _WRITTEN * len(texts) and any(len(text) > 1 for text in texts)
         return ("steps", "texts that differ") if written else ("ids", "texts that recur")
     if all(array.dtype.name == "uint8" and _is_picture(array) for array in values):
         return "images", "bytes in the shape of a picture"
-    if dimensions == 1 and all(array.dtype.kind in "iu" for array in values):
-        if len({len(array) for array in values}) > 1:
+    rows = [bare(array, 1) for array in values]
+    if all(array.ndim == 1 and array.dtype.kind in "iu" for array in rows):
+        if len({len(array) for array in rows}) > 1:
             return "steps", "rows of whole numbers of different lengths"
         if _SEQUENCES.search(name):
             return "steps", f"the name {name!r}"
     return "ids", "whole numbers or labels"
 
 
-def _classes(dimensions: int) -> Kind:
-    return "scores" if dimensions <= 1 else "steps"
+def _classes(rows: Sequence[Array]) -> Kind:
+    """Classes of a request, or of its steps; in rows of any length there is a number for each of what was found."""
+    if max(array.ndim for array in rows) > 1:
+        return "steps"
+    return "scores" if len({array.shape for array in rows}) == 1 else "numbers"
 
 
 def _of_unit_length(array: Array) -> bool:
     return array.ndim >= 1 and bool((np.abs(np.linalg.norm(array, axis=-1) - 1.0) < _ONE).all())
 
 
-def _by_shape(values: Sequence[Array], dimensions: int) -> tuple[Kind, str]:
+def _by_shape(values: Sequence[Array], rows: Sequence[Array]) -> tuple[Kind, str]:
     first = f"the shape {values[0].shape}"
     if all(map(_is_picture, values)):
         return "images", f"{first}, that of a picture"
+    dimensions = max(array.ndim for array in rows)
     if dimensions > 2:
         return "vectors", first
-    if dimensions == 2:
-        return ("numbers", f"{first}, that of boxes") if values[0].shape[-1] == 4 else ("steps", first)
-    return ("scores", first) if len({array.shape for array in values}) == 1 else ("numbers", "rows of any length")
+    if dimensions == 2 and rows[0].shape[-1] == 4:
+        return "numbers", f"{first}, that of boxes"
+    found = _classes(rows)
+    return found, "rows of any length" if found == "numbers" else first
 
 
 def _is_picture(array: Array) -> bool:
+    array = bare(array, 3)
     shape = array.shape
     if array.ndim != 3:
         return False

@@ -9,9 +9,6 @@ import numpy as np
 
 from latfix.runners.answers.named_outputs import Array, outputs_of
 
-#: The largest deviation that another order of summation in float32 explains.
-MOST_DEVIATION = 1e-3
-
 
 def deviation_of(expected: Any, got: Any) -> float:
     """The largest difference of the floats of two outputs, as a share of the largest number in the same tensor.

@@ -33,21 +33,18 @@ class Conversion:
     """How a conversion went.
 
     :param backend: name and version.
-    :param seconds: exporting, or finding it in the cache, and loading it; ``export_s`` is the first part.
+    :param seconds: exporting, or finding it in the cache, and loading it.
     :param batches: different batches on which the answers were compared.
     :param deviation: the largest among them, as a share of the original's largest number.
-    :param varying: dimensions that may differ from batch to batch, of all inputs.
     :param precisions: what the backend's operators compute in, where it says so.
     :param file: the model file that the backend runs as it is; empty where the model was exported for it.
     """
 
     backend: str
     seconds: float
-    export_s: float
     cached: bool
     batches: int
     deviation: float
-    varying: int
     threads: int
     precisions: dict[str, int]
     file: str = ""
@@ -113,11 +110,9 @@ def _convert(
     return converted, Conversion(
         backend=f"{settings.backend} {graph.version}",
         seconds=round(time.perf_counter() - started, 3),
-        export_s=round(exported.seconds, 3),
         cached=exported.cached,
         batches=len(batches),
         deviation=float(deviation),
-        varying=sum(size is None for of in exported.sizes for size in of),
         threads=threads,
         precisions=graph.precisions(),
     )
@@ -139,11 +134,11 @@ def too_far(deviation: float, settings: RunnerSettings) -> bool:
     return deviation > _FAR and settings.precision == "default"
 
 
-def other_answers(what: str, deviation: float, batches: int) -> RunnerError:
+def other_answers(what: str, deviation: float, batches: int, limit: float = _FAR) -> RunnerError:
     """The refusal of ``what`` for its answers."""
     return RunnerError(
         f"{what} answers something else: the largest deviation over {batches} batches is {deviation:.2g} of the"
-        f" largest number, limit {_FAR:g}"
+        f" largest number, limit {limit:g}"
     )
 
 

@@ -93,11 +93,12 @@ def raised_as(message: str, reason: Callable[[BaseException], str] = describe) -
 
 
 def root_reason(error: BaseException) -> str:
-    """The first line of the error at the bottom of a chain; exporters wrap theirs in pages."""
+    """The first reason listed, or the first line, of the error at the bottom of a chain: exporters wrap theirs."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:240]}" if lines else describe(error)
+    said = next((line[2:] for line in lines if line.startswith("- ")), lines[0] if lines else "")
+    return f"{type(error).__name__}: {said[:240]}" if said else describe(error)
 
 
 @contextlib.contextmanager

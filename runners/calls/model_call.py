@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from latfix.formatting import clipped
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter fails one request
@@ -32,20 +34,20 @@ def call_model(model: Any, inputs: Any) -> Any:
 
 
 def split_output(output: Any, size: int) -> list[Any]:
-    """One output a request from a batch's: along dimension 0 of tensors, or item by item of a list.
+    """One output a request from a batch's: along dimension 0 of tensors and arrays, or item by item of a list.
 
     :raises ValueError: where the batch's size is not found in the output.
     """
     import torch
 
-    if isinstance(output, torch.Tensor):
-        if output.dim() == 0 or output.shape[0] != size:
+    if isinstance(output, torch.Tensor | np.ndarray):
+        if output.ndim == 0 or output.shape[0] != size:
             raise ValueError(
                 f"the model returned shape {tuple(output.shape)} for a batch of {size}; expected {size} in the first "
                 "dimension: put the batch first, in the model or an adapter around it, or say of a model file where "
                 'it is: [outputs] output = { shape = [64, "batch", 10] }'
             )
-        return list(output.unbind(0))
+        return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
     if isinstance(output, dict):
         columns = {key: split_output(item, size) for key, item in output.items()}
         return [{key: column[k] for key, column in columns.items()} for k in range(size)]

@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 
-from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.results.doctor_finding import CheckedMachine, Doctor, Finding
 from latfix.runners.doctor.cpu import processor
 from latfix.runners.doctor.findings import untold
@@ -17,6 +16,7 @@ from latfix.runners.doctor.privileges import limits
 from latfix.runners.doctor.software import software
 from latfix.runners.doctor.stall_probe import standstill, watch
 from latfix.runners.doctor.torch_facts import torch_facts
+from latfix.runners.host.cpu_quota import cpu_model
 from latfix.runners.host.kernel_files import System
 from latfix.runners.replay.run_session import versions
 

@@ -43,6 +43,10 @@ Collate = Callable[[list[Any]], Any]
 T = TypeVar("T", "Ran", "Flight")
 
 
+class CollateError(Exception):
+    """``collate`` failed, of the adapter or a pool; its text says how."""
+
+
 @dataclass(slots=True)
 class ModelInstance:
     """A loaded model and how to call it.
@@ -307,7 +311,7 @@ class Worker:
         stamps = dict.fromkeys(("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns"), now)
         if len(members) == 1:
             recorder.batch_values(batch_id, {name: now for name in stamps if not recorder.batch[name][batch_id]})
-            self._end(members[0], Status.ERROR, f"the model raised {failure}", now)
+            self._end(members[0], Status.ERROR, failure, now)
             recorder.batch_done(batch_id, now)
             return now
         recorder.batch_values(batch_id, {**stamps, "retried": 1})
@@ -331,8 +335,10 @@ class Worker:
         """
         try:
             return run(*arguments)
+        except CollateError as error:
+            return f"collate raised {error}"
         except USER_ERRORS as error:
-            return describe(error)
+            return f"the model raised {describe(error)}"
 
     def _open(self, members: list[Waiting], open_ns: int, close_ns: int, free_ns: int, *, retried: bool) -> int:
         recorder = self._engine.recorder
@@ -384,9 +390,12 @@ class Worker:
         recorder, counters, memory = self._engine.recorder, self._counters, self._engine.memory
         opened, opening = memory.read(), time.process_time_ns()
         start, recorder.batch["wake_runq_ns"][batch_id] = counters.wake()
-        batch = self._instance.collate([member.inputs for member in members])
-        tensors = tensors_of(batch)
-        elements, length = elements_and_length(tensors, 1)
+        try:
+            batch = self._instance.collate([member.inputs for member in members])
+            tensors = tensors_of(batch)
+            elements, length = elements_and_length(tensors, 1)
+        except USER_ERRORS as error:
+            raise CollateError(describe(error)) from None
         if self._flights is None and self._instance.dtype is not None:
             batch = move(batch, "cpu", self._instance.dtype)
         self._delays.begin()

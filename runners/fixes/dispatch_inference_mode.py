@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
-from latfix.runners.fixes.shared.model_facts import COMPUTE
+from latfix.runners.fixes.shared.model_facts import COMPUTE, torch_runs_it
 
 
 def _verify(applied: Applied) -> Verified:
@@ -19,7 +19,7 @@ FIX = Fix(
     relief=0.05,
     gentle=True,
     risk="answers are tensors that cannot be changed in place later; a model that keeps state must not mind",
-    needs=(at_default("inference_mode", "batches run in inference mode already"),),
+    needs=(at_default("inference_mode", "batches run in inference mode already"), torch_runs_it),
     sets={"inference_mode": True},
     verify=_verify,
 )

@@ -180,8 +180,8 @@ class Fix:
     making_s: float = 0.0
     making_gpu_s: float | None = None
     needs: tuple[Condition, ...] = ()
-    sets: Mapping[str, Any] | Callable[[Context], Change]
     verify: Callable[[Applied], Verified]
+    sets: Mapping[str, Any] | Callable[[Context], Change] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
     set_up: SetUp | None = None
     after: str = ""

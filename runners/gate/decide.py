@@ -16,7 +16,7 @@ from latfix.gates.latency_change import latency_change
 from latfix.gates.syntax import Gate
 from latfix.profilers.diagnose import diagnose
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.gate.paired_rounds import Round
 from latfix.runners.replay.run_session import Interrupted
@@ -139,7 +139,7 @@ def _by_cause(metric: str, records: Sequence[RunRecord], seed: int) -> Mapping[s
 
 
 def _on_time(found: Round) -> bool:
-    return all(dispatch_lag(record).trustworthy for record in (found.base, found.new))
+    return all(is_on_time(record) for record in (found.base, found.new))
 
 
 def _waits_for(gate: Gate) -> bool:

@@ -33,9 +33,6 @@ class Capturer(Protocol):
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """What does it all again, on the same memory, and the function's result, which lies in that memory."""
 
-    def reserved_bytes(self) -> int:
-        """What the allocator must hold of the device, graphs' memory included."""
-
 
 class CudaCapturer:
     """CUDA graphs of one device, in one pool of memory."""
@@ -62,11 +59,6 @@ class CudaCapturer:
         stream.synchronize()
         return graph.replay, result
 
-    def reserved_bytes(self) -> int:
-        """What the allocator holds of the device, and cannot give back."""
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved(self._device)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
@@ -91,15 +83,13 @@ class Bucket:
 class GraphFacts:
     """What became of the batches of a model with graphs.
 
-    :param captured: graphs; ``capture_s`` what capturing took; ``memory_bytes`` by how much it made the allocator's
-        hold of the device grow.
+    :param captured: graphs; ``capture_s`` what capturing took.
     :param replays: batches that ran as one; ``padded`` those among them that were smaller than their bucket.
     :param misses: batches that did not, by why.
     """
 
     captured: int = 0
     capture_s: float = 0.0
-    memory_bytes: int = 0
     replays: int = 0
     padded: int = 0
     misses: Counter[str] = field(default_factory=Counter)
@@ -114,7 +104,6 @@ class GraphFacts:
         return {
             "graphs_captured": self.captured,
             "capture_s": round(self.capture_s, 3),
-            "graph_bytes": self.memory_bytes,
             "graph_replays": self.replays,
             "graph_padded": self.padded,
             "graph_misses": dict(self.misses),
@@ -129,7 +118,6 @@ def facts_of(models: Iterable[GraphedModel]) -> dict[str, Any]:
     total = GraphFacts(
         captured=found[0].captured,
         capture_s=sum(each.capture_s for each in found),
-        memory_bytes=sum(each.memory_bytes for each in found),
         replays=sum(each.replays for each in found),
         padded=sum(each.padded for each in found),
         misses=sum((each.misses for each in found), start=Counter[str]()),
@@ -174,7 +162,7 @@ class GraphedModel(torch.nn.Module):
 
         :raises RunnerError: the model cannot be captured, or answers something else as a graph.
         """
-        started, held = time.perf_counter(), self._capturer.reserved_bytes()
+        started = time.perf_counter()
         flat = [flatten(as_called(batch)) for batch in batches]
         flat.sort(key=lambda each: -sum(tensor.numel() for tensor in each[0]))
         for tensors, names in flat:
@@ -188,7 +176,6 @@ class GraphedModel(torch.nn.Module):
         self._lengths = self._following()
         self.facts.captured = len(self._buckets)
         self.facts.capture_s += time.perf_counter() - started
-        self.facts.memory_bytes += max(self._capturer.reserved_bytes() - held, 0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original would return."""

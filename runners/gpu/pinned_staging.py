@@ -23,21 +23,16 @@ class Staging(BufferPool):
     Where the workload batches by the default collate, it writes a request's tensors straight into a buffer; what a
     collate of its own returns is copied into one. A buffer is used again once nobody holds a view of it, and a batch
     on its way holds its buffers until the device is done with them.
-
-    :ivar direct: batch tensors that needed no copy on the host: pinned by ``prepare``, in a batch of one.
-    :ivar copied: batch tensors that a collate of the workload's own had made, and that were copied once more.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__()
         self._accelerator = accelerator
-        self.direct = self.copied = 0
 
     def stage(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
         """A batch's tensor in pinned memory: itself where it is, otherwise a copy in a buffer."""
         if self._accelerator.is_pinned(tensor):
             return tensor
-        self.copied += 1
         flat, there = self._take(self._inputs, (*path, tensor.dtype), tensor.numel(), tensor)
         self.hits, self.misses = self.hits + there, self.misses + (not there)
         return flat.view(tensor.shape).copy_(tensor)
@@ -50,7 +45,6 @@ class Staging(BufferPool):
 
     def _stack(self, tensors: Sequence[torch.Tensor], path: tuple[Any, ...]) -> torch.Tensor:
         if len(tensors) == 1 and tensors[0].is_contiguous() and self._accelerator.is_pinned(tensors[0]):
-            self.direct += 1
             return tensors[0].unsqueeze(0)
         return super()._stack(tensors, path)
 

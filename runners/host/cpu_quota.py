@@ -6,7 +6,6 @@ import os
 import platform
 from typing import Any
 
-from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.runners.host.kernel_files import System
 
@@ -19,6 +18,13 @@ def usable_cores(system: System | None = None) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = ControlGroups((system or System()).root).cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def cpu_model() -> str:
+    """The processor's name, as the kernel or the platform gives it."""
+    lines = (System().text("/proc/cpuinfo") or "").splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.processor() or platform.machine()
 
 
 def machine_facts() -> dict[str, Any]:

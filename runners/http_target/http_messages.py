@@ -6,12 +6,15 @@ By hand, because a library costs the client several times as much a request (``b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 #: Heads of answers are no longer; nor are lines of streamed events.
 _LONGEST_HEAD, _LONGEST_EVENT = 1 << 17, 1 << 24
+#: For zlib: either format, told by its first bytes.
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 #: How much of an answer is kept, to quote it where it is an error.
 _KEPT = 2048
 _END = b"\r\n\r\n"
@@ -56,7 +59,7 @@ class AnswerReader:
     :ivar events: reads streamed output; ``None`` where the answer is not streamed.
     """
 
-    __slots__ = ("_chunk", "_held", "_left", "_mode", "body", "events", "keep", "received", "status")
+    __slots__ = ("_chunk", "_held", "_left", "_mode", "_unpacked", "body", "events", "keep", "received", "status")
 
     def __init__(self) -> None:
         self.reset()
@@ -67,6 +70,7 @@ class AnswerReader:
         self._mode = "head"
         self._left = 0
         self._chunk = ""
+        self._unpacked: Callable[[bytes, int], bytes] | None = None
         self.status, self.keep, self.received = 0, True, 0
         self.body = b""
         self.events: StreamedOutput | None = None
@@ -128,6 +132,10 @@ class AnswerReader:
         self.keep = b"close" not in connection and (head.startswith(b"HTTP/1.1") or b"keep-alive" in connection)
         if fields.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
             self.events = StreamedOutput()
+        if fields.get(b"content-encoding", b"").lower() in (b"gzip", b"x-gzip", b"deflate"):
+            self._unpacked = zlib.decompressobj(_GZIP_OR_ZLIB).decompress
+        if 300 <= status < 400 and b"location" in fields:
+            self.body = b"to " + fields[b"location"].partition(b"?")[0]
         if status in (204, 304):
             self._mode = "done"
         elif b"chunked" in fields.get(b"transfer-encoding", b"").lower():
@@ -179,6 +187,11 @@ class AnswerReader:
         return False
 
     def _take(self, data: bytes, now_ns: int) -> None:
+        if self._unpacked is not None and (self.events is not None or len(self.body) < _KEPT):
+            try:
+                data = self._unpacked(data, _LONGEST_EVENT)
+            except zlib.error:  # of a kind that it does not know: only quotes and streams need it
+                self._unpacked = None
         if self.events is not None:
             self.events.feed(data, now_ns)
         if len(self.body) < _KEPT:
@@ -223,8 +236,9 @@ class StreamedOutput:
             return
         if isinstance(event, dict):
             self._usage(event)
-            if event.get("error"):
-                self.failure = str(event["error"])[:200]
+            failure = event.get("message") if event.get("object") == "error" else event.get("error")
+            if failure:
+                self.failure = str(failure)[:200]
         if _brings_output(event):
             self.at_ns.append(now_ns)
 
@@ -242,7 +256,7 @@ def _brings_output(event: Any) -> bool:
         return True
     choices = event.get("choices")
     if not isinstance(choices, list):
-        return "error" not in event
+        return "error" not in event and event.get("object") != "error"
     for choice in choices:
         if not isinstance(choice, dict):
             continue

@@ -103,6 +103,7 @@ class ReplayLoop:
         if now >= due:
             self._hand_over(now)
             if self._next % _BEHIND == 0:
+                self._expire(now)
                 self._look(0, now)
             return True
         left = due - now
@@ -119,12 +120,7 @@ class ReplayLoop:
 
     def _between(self, now: int, left: int) -> None:
         """What can wait for a moment in which nothing is due."""
-        while self._deadlines and (
-            self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._carriers
-        ):  # those that have ended are passed over
-            deadline, slot = self._deadlines.popleft()
-            if deadline <= now and slot in self._carriers:
-                self._lose(self._carriers[slot], Status.TIMEOUT, "no answer in time", now)
+        self._expire(now)
         if now - self._reported > _REPORT_NS:
             self._reported = now
             self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
@@ -134,6 +130,14 @@ class ReplayLoop:
                 left -= self._render_ns
                 if len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES:
                     break
+
+    def _expire(self, now: int) -> None:
+        while self._deadlines and (
+            self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._carriers
+        ):  # those that have ended are passed over
+            deadline, slot = self._deadlines.popleft()
+            if deadline <= now and slot in self._carriers:
+                self._lose(self._carriers[slot], Status.TIMEOUT, "no answer in time", now)
 
     def _render(self) -> None:
         begun = _clock()
@@ -207,9 +211,15 @@ class ReplayLoop:
 
     def _answered(self, connection: Connection, now: int) -> None:
         answer = connection.answer
+        if answer.events is not None:
+            answer.events.feed(b"\n", now)  # a stream's last line may have no end
         status, message = _verdict(answer.status, answer.body, answer.events.failure if answer.events else "")
+        # Its time may be over since the last look for those.
+        if now > self._scheduled[connection.slot] + self._timeout_ns:
+            status, message = Status.TIMEOUT, "answered after its time"
+        whole = connection.sent_ns > 0  # else the server would take the next request for the rest of this one
         self._write(connection, status, message, now)
-        if self._keep_alive and answer.keep and connection.open:
+        if self._keep_alive and answer.keep and connection.open and whole:
             connection.slot = -1
             self._idle.append(connection)
         else:

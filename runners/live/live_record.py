@@ -14,8 +14,8 @@ from pathlib import Path
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError
-from latfix.profilers.calibration.cost_cache import unit_costs
-from latfix.profilers.probes.gc_probe import GcPauses
+from latfix.profilers.calibration.microbenchmarks import unit_costs
+from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.ring_recorder import RecordedRing
 from latfix.profilers.probes.sampler import Sampler
 from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter
@@ -47,7 +47,7 @@ class LiveRecord:
         self._spec, self._service = spec, service
         self._most_bytes = int(most_mb * 1e6)
         self._lines: deque[tuple[int, Request]] = deque(maxlen=_MOST_LINES)
-        self._costs = unit_costs().flat()
+        self._costs = unit_costs()
         self._samples = SampleLog()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="latfix-live-record", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.formatting import shown
 from latfix.profilers.probes.stage_recorder import EventLog
-from latfix.runners.fixes.shared.apply_plan import check_environment
+from latfix.runners.host.apply_plan import check_environment
 from latfix.runners.host.start_environment import warn_unless_in_effect
 from latfix.runners.live.live_record import LiveRecord
 from latfix.runners.live.runner import Runner, WhenFull, no_traffic
@@ -106,6 +107,8 @@ def load_runner(
     try:
         # After the rest, as before a replay: what is not compiled by now is not compiled for these either.
         runner.warm_up([known.request(k % len(known)) for k in range(chosen.warmup_requests if warm else 0)])
+        if service.collector is None:
+            gc.collect()  # what loading left is walked now, and not in a request for a tenth of a second or more
         runner.start_record()
     except BaseException:
         runner.close(timeout_s=0.0)

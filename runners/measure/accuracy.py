@@ -32,7 +32,7 @@ AGREEMENT_SAMPLE = 192
 _ENOUGH = 128
 #: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch; after so
 #: many seconds so many are enough.
-_LOOKED_AT, _LOOKS_END = 64, ((4.0, 16),)
+_LOOKED_AT, _LOOKS_END = 64, ((4.0, 16), (8.0, 8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def evaluate(
 ) -> Accuracy:
     """Measure a loaded service's accuracy.
 
-    :param reference: the original's answers (``save``, or :func:`save_outputs`), without which there is no loss,
+    :param reference: the original's answers (``save``), without which there is no loss,
         no agreement, and for a workload without ``evaluate`` no score other than 1.
     :param max_drop: the loss that is allowed; where it is given, and the first requests do not decide, more are
         compared.
@@ -168,13 +168,6 @@ def evaluate(
     if known is not None:
         return _agreement(service, requests, known, max_drop)
     return Accuracy(score=1.0, kind="agreement", samples=0) if save is None else _saved(service, requests, save)
-
-
-def save_outputs(service: Service, traffic: Traffic, file: Path, *, spare: bool = False) -> int:
-    """Save the answers to a sample of the traffic, each request alone; returns how many."""
-    requests = sample_requests(traffic, spare=spare)
-    _saved(service, requests, file)
-    return len(Reference.load(file).sample)
 
 
 def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:

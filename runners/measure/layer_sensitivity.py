@@ -60,14 +60,12 @@ class Layer:
     :param effect: root of the mean squared change of the model's outputs, as a share of their own size, when only
         these are changed.
     :param saves_ms: of one request's forward pass, by changing these.
-    :param loss: of the accuracy with only these changed; ``None`` where it was not measured.
     :param kept: ``no gain`` or ``accuracy`` where they keep their precision; empty where they are changed.
     """
 
     names: tuple[str, ...]
     effect: float = 0.0
     saves_ms: float = 0.0
-    loss: float | None = None
     kept: str = ""
 
     @property
@@ -82,9 +80,7 @@ class Sensitivity:
 
     :param keep: modules that are to keep their precision, with the effect of each; empty where ``reason`` says why
         there is no such choice.
-    :param score: of the original; ``all_score`` with every layer changed that is faster for it, ``kept_score`` with
-        ``keep`` left out.
-    :param saved_share: of the milliseconds that changing all of those saves, what is left with ``keep``.
+    :param score: of the original.
     :param trials: how many layers were kept for their accuracy, and what the accuracy was then.
     """
 
@@ -93,11 +89,7 @@ class Sensitivity:
     keep: dict[str, float] = field(default_factory=dict)
     reason: str = ""
     score: float = 0.0
-    all_score: float | None = None
-    kept_score: float | None = None
-    saved_share: float = 0.0
     trials: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -144,7 +136,6 @@ def measure(
                 return evaluate(changed, traffic, reference, max_drop=max_drop, spare=True)
 
         _choose(found, accuracy_of, max_drop, lambda: started + budget_s - clock())
-    found.seconds = round(clock() - started, 2)
     return found
 
 
@@ -172,10 +163,6 @@ def _choose(
         ok, said = judge(asdict(scored), found.score, max_drop)
         found.trials.append({"kept": count, "score": scored.score, "allowed": ok, "said": said})
         least_s = max(least_s, before - left_s())
-        if count == 0:
-            found.all_score = scored.score
-        if ok:
-            found.kept_score = scored.score
         return ok
 
     best = _fewest(len(useful), allowed, lambda: left_s() > 1.5 * least_s, first=_outstanding(useful))
@@ -186,11 +173,7 @@ def _choose(
         layer.kept = "accuracy"
     if not best and not useless:
         found.reason = f"the accuracy is kept with all {len(useful)} layers changed"
-    saved = max(sum(layer.saves_ms for layer in useful), _LEAST_MS)
-    found.saved_share = round(sum(layer.saves_ms for layer in useful[best:]) / saved, 4)
     found.keep = {name: layer.effect for layer in (*useless, *useful[:best]) for name in layer.names}
-    if best and len(useful) > 1:
-        _losses_alone(found, useful[:best], accuracy_of, lambda: left_s() > 1.5 * least_s)
 
 
 def _refusal(trials: Sequence[Mapping[str, Any]], most: int) -> str:
@@ -227,20 +210,6 @@ def _fewest(most: int, allowed: Callable[[int], bool], in_time: Callable[[], boo
             low = middle + 1
         middle = (low + high) // 2
     return best
-
-
-def _losses_alone(
-    found: Sensitivity,
-    kept: Sequence[Layer],
-    accuracy_of: Callable[[Collection[str]], Accuracy],
-    in_time: Callable[[], bool],
-) -> None:
-    """What each kept layer would have cost alone, as long as there is time."""
-    for layer in kept:
-        if not in_time():
-            return
-        others = [name for other in found.layers if other is not layer for name in other.names]
-        layer.loss = found.score - accuracy_of(others).score
 
 
 @contextmanager

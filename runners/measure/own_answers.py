@@ -14,12 +14,16 @@ from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.answers.own_variation import OwnAnswers, own_variation
 from latfix.runners.calls.model_call import USER_ERRORS
 from latfix.runners.calls.tensor_tree import tensors_of
+from latfix.runners.host.privileges import available_bytes
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 
 #: One request after another takes longer than batches: after so many seconds it ends, if it has so many requests.
-_ENDS = ((8.0, 192), (20.0, 64))
-_AT_ONCE = 32
+#: Of a model that takes seconds for each, few say as much as some more: none of so few excludes a loss.
+_ENDS = ((8.0, 192), (20.0, 64), (30.0, 16))
+_AT_ONCE = 8
+#: Of the available memory, the share that these answers may take; they are held several times over.
+_MOST_HELD = 0.15
 #: Requests whose inputs' sizes are looked at.
 _SIZED = 64
 #: Requests that are answered once more on another number of threads.
@@ -40,13 +44,16 @@ def answers_alone(service: Service, requests: Sequence[Request]) -> list[Answer 
 def look_at_own(
     service: Service, requests: Sequence[Request], ends: Sequence[tuple[float, int]] = _ENDS
 ) -> tuple[list[Answer | None], OwnAnswers]:
-    """A service's answers to requests alone, as many as there is time for, and how far its others vary from them.
+    """A service's answers to requests alone, as far as time and memory go, and how far its others vary from them.
 
     :param ends: after so many seconds so many answers are enough.
     :raises InputError: ``[outputs]`` declares what no answer has.
     """
     started, alone = time.monotonic(), list[Answer | None]()
+    room = _MOST_HELD * available_bytes()
     while len(alone) < len(requests):
+        if room and sum(output.values.nbytes for answer in alone for output in answer or ()) > room:
+            break
         if any(len(alone) >= count and time.monotonic() - started > seconds for seconds, count in ends):
             break
         alone += answers_alone(service, requests[len(alone) : len(alone) + _AT_ONCE])

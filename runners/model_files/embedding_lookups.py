@@ -10,7 +10,8 @@ from latfix.files.protobuf_wire import Field, WireError, fields
 #: Numbers of fields: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
-_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR = 1, 2, 4
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE = 1, 2, 4, 5
+_ATTRIBUTE_INT = 3
 _TENSOR_DIMS, _TENSOR_NAME = 1, 8
 _PASSING_ON = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
@@ -26,7 +27,7 @@ def looked_up_rows(file: Path) -> dict[str, int]:
         memoryview(mapped) as message,
     ):
         tables: dict[str, int] = {}
-        lookups: dict[str, str] = {}
+        lookups: list[tuple[str, str]] = []
         passed: dict[str, str] = {}
         try:
             for graph in _messages(message, _MODEL_GRAPH):
@@ -35,7 +36,7 @@ def looked_up_rows(file: Path) -> dict[str, int]:
         except (WireError, UnicodeDecodeError):
             return {}
     rows: dict[str, int] = {}
-    for indices, table in lookups.items():
+    for indices, table in lookups:
         if table not in tables:
             continue
         name = indices
@@ -55,17 +56,19 @@ def _messages(message: memoryview, number: int) -> list[memoryview]:
     return kept
 
 
-def _read_graph(graph: memoryview, tables: dict[str, int], lookups: dict[str, str], passed: dict[str, str]) -> None:
+def _read_graph(
+    graph: memoryview, tables: dict[str, int], lookups: list[tuple[str, str]], passed: dict[str, str]
+) -> None:
     for field in fields(graph):
         with field.data:
             if field.number == _GRAPH_INITIALIZER:
                 name, dims = _tensor(field.data)
-                if dims:
+                if dims and dims[0]:  # written otherwise (packed) they are not read
                     tables[name] = dims[0]
             elif field.number == _GRAPH_NODE:
-                operator, inputs, outputs = _node(field.data)
-                if operator == "Gather" and len(inputs) == 2:
-                    lookups[inputs[1]] = inputs[0]
+                operator, inputs, outputs, number = _node(field.data)
+                if operator == "Gather" and len(inputs) == 2 and not number:  # its axis: rows of the table
+                    lookups.append((inputs[1], inputs[0]))
                 elif operator in _PASSING_ON and inputs and outputs:
                     passed[outputs[0]] = inputs[0]
 
@@ -81,8 +84,9 @@ def _tensor(message: memoryview) -> tuple[str, list[int]]:
     return name, dims
 
 
-def _node(message: memoryview) -> tuple[str, list[str], list[str]]:
-    operator, inputs, outputs = "", list[str](), list[str]()
+def _node(message: memoryview) -> tuple[str, list[str], list[str], int]:
+    """Operator, inputs, outputs, and the number that is its attribute: nodes that are looked at have one at most."""
+    operator, inputs, outputs, number = "", list[str](), list[str](), 0
     for field in fields(message):
         with field.data:
             if field.number == _NODE_INPUT:
@@ -91,7 +95,9 @@ def _node(message: memoryview) -> tuple[str, list[str], list[str]]:
                 outputs.append(_text(field))
             elif field.number == _NODE_OPERATOR:
                 operator = _text(field)
-    return operator, inputs, outputs
+            elif field.number == _NODE_ATTRIBUTE:
+                number = sum(each.value for each in fields(field.data) if each.number == _ATTRIBUTE_INT)
+    return operator, inputs, outputs, number
 
 
 def _text(field: Field) -> str:

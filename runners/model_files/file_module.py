@@ -18,7 +18,8 @@ class FileModule(torch.nn.Module):
     Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its
     last request, and their outputs are dropped.
 
-    :param names: of the file's outputs; ``output_axes`` the batch's dimension of those that have it elsewhere.
+    :param names: of the file's outputs; ``output_axes`` the batch's dimension of those that have it elsewhere,
+        ``None`` of those that have none.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class FileModule(torch.nn.Module):
         model: torch.nn.Module,
         layout: Layout,
         names: Sequence[str] = (),
-        output_axes: Mapping[str, int] = MappingProxyType({}),
+        output_axes: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.model = model
@@ -39,11 +40,11 @@ class FileModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         if self._plain:
-            return self.model(*tensors)
+            return _mapped(self.model(*tensors), lambda x: x)
         size = tensors[0].shape[0]
         output = self.model(*(self._arranged(x, axis) for x, axis in zip(tensors, self._axes, strict=True)))
         if self._none_batched:
-            return _mapped(output, lambda x: x.unsqueeze(0))
+            return _mapped(output, lambda x: [x] if isinstance(x, list) else x.unsqueeze(0))
         if self.output_axes:
             output = batch_first(output, self.output_names, self.output_axes)
         if self._fixed > size:
@@ -90,10 +91,12 @@ def alone_or_tuple(outputs: Sequence[Any]) -> Any:
 
 
 def _mapped(output: Any, change: Any) -> Any:
-    if isinstance(output, torch.Tensor):
+    """An output with its tensors changed. A list of tensors is a row of outputs; any other has an item a request."""
+    several = isinstance(output, tuple) or (isinstance(output, list) and output and torch.is_tensor(output[0]))
+    if isinstance(output, torch.Tensor | list) and not several:
         return change(output)
     if isinstance(output, dict):
         return {key: _mapped(item, change) for key, item in output.items()}
-    if isinstance(output, tuple | list):
+    if several:
         return tuple(_mapped(item, change) for item in output)
     return output

@@ -9,8 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from latfix.adapter_api import Workload, map_structure
-from latfix.config.model_input_rules import InputRule
-from latfix.config.model_output_rules import OutputRule
 from latfix.config.workload_toml import declared_outputs, model_inputs
 from latfix.errors import InputError
 from latfix.request import Request
@@ -35,27 +33,16 @@ def load_file_workload(folder: Path, entry: str) -> FileWorkload:
     :raises InputError: the file, these tables or the two together are wrong.
     :raises RunnerError: the file's backend is not installed, or does not run here.
     """
-    return file_workload(folder, folder / entry, model_inputs(folder, entry), declared_outputs(folder, entry))
-
-
-def file_workload(
-    folder: Path, file: Path, rules: Mapping[str, InputRule], outputs: Mapping[str, OutputRule] | None = None
-) -> FileWorkload:
-    """As :func:`load_file_workload`, with rules for inputs and outputs that are known already."""
-    model = open_model(file)
+    rules, outputs = model_inputs(folder, entry), declared_outputs(folder, entry)
+    model = open_model(folder / entry)
     layout = lay_out(model, rules)
     # The default collate pads dimension 0 with zeros, and a buffer pool can stand in for it; only where a model
-    # needs more is it replaced.
-    plain = _default_collate_pads(layout)
-    cuts = output_cuts(model, outputs or {})
-    adapter: FileWorkload
-    if cuts:
-        adapter = (CutFileWorkload if plain else CutPaddedFileWorkload)(model, layout)
-        adapter.cuts = cuts
-    else:
-        adapter = (FileWorkload if plain else PaddedFileWorkload)(model, layout)
-    adapter.folder = folder
-    adapter.output_axes = batch_axes(outputs or {})
+    # needs more is it replaced. A finish is watched in each request: there is one only where outputs are cut.
+    plain, cuts = _default_collate_pads(layout), output_cuts(model, outputs)
+    kinds = (FileWorkload, PaddedFileWorkload, CutFileWorkload, CutPaddedFileWorkload)
+    adapter: FileWorkload = kinds[2 * bool(cuts) + (not plain)](model, layout)
+    adapter.folder, adapter.cuts = folder, cuts
+    adapter.output_axes = batch_axes(model, layout, outputs)
     return adapter
 
 
@@ -67,8 +54,8 @@ class FileWorkload(Workload):
 
     #: What gives the sizes of a request's own outputs, by name.
     cuts: Mapping[str, Cut] = MappingProxyType({})
-    #: The batch's dimension of outputs that have it elsewhere than first, by name.
-    output_axes: Mapping[str, int] = MappingProxyType({})
+    #: The batch's dimension of outputs that have it elsewhere than first, by name; ``None`` where they have none.
+    output_axes: Mapping[str, int | None] = MappingProxyType({})
 
     def __init__(self, model: OpenedModel, layout: Layout) -> None:
         self.layout = layout
@@ -164,10 +151,11 @@ class FileWorkload(Workload):
         import torch
 
         generator = torch.Generator().manual_seed(seed_of(request))
+        length = next(iter(sizes.values())) if len(sizes) == 1 else None
         tensors = []
         for given in self.layout.inputs:
             tensor = carried.get(given.name)
-            tensors.append(draw(given, _shape(given, sizes), generator) if tensor is None else tensor)
+            tensors.append(draw(given, _shape(given, sizes), generator, length) if tensor is None else tensor)
         return tuple(tensors)
 
 

@@ -14,7 +14,9 @@ from latfix.formatting import did_you_mean
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 from latfix.traffic.feature_expressions import Expression
 
-_BATCH_NAME = re.compile(r"(batch|batch_?size|bs|b|n)", re.IGNORECASE)
+_BATCH_NAME = re.compile(r"[\w .-]*batch[\w .-]*|bs|b|n", re.IGNORECASE)
+#: Of truth values: true where a mask is called so is padding, false where it is not.
+_PADDING_MASK = re.compile(r"pad\w*mask|mask\w*pad", re.IGNORECASE)
 #: Names of dimensions and features that are lengths of something.
 LENGTH_NAME = re.compile(r"len|tok|seq|size|time|frame|step|word|char|item|sample|count|width|height", re.IGNORECASE)
 
@@ -156,8 +158,13 @@ def _input_layout(
         rows=given.rows,
         low=rule.low,
         high=rule.high,
-        pad=rule.pad,
+        pad=float(marks_padding(given.name, dtype)) if rule.pad is None else rule.pad,
     )
+
+
+def marks_padding(name: str, dtype: str | None) -> bool:
+    """True if an input is a mask that is true where there is padding, as torch's attention takes it."""
+    return dtype == "bool" and _PADDING_MASK.search(name) is not None
 
 
 #: No dimension is the batch's.

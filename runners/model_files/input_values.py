@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.config.model_input_rules import BATCH, FLOATS
 from latfix.request import Request
-from latfix.runners.model_files.input_layout import InputLayout, Size
+from latfix.runners.model_files.input_layout import InputLayout, Size, marks_padding
 from latfix.traffic.feature_expressions import Expression
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MASK = re.compile(r"mask", re.IGNORECASE)
 _SEGMENTS = re.compile(r"token_type|segment", re.IGNORECASE)
+#: Of whole numbers, one a request: how long its other inputs are.
+_LENGTHS = re.compile(r"len(gth)?s?$", re.IGNORECASE)
 _POSITIONS = re.compile(r"position", re.IGNORECASE)
 #: Ends of the values that are drawn for whole numbers of unknown meaning.
 _RANGES: Mapping[str, tuple[int, int]] = {"uint8": (0, 256), "int8": (-128, 128)}
@@ -28,12 +30,16 @@ def seed_of(request: Request) -> int:
     return int.from_bytes(hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=7).digest(), "big")
 
 
-def draw(given: InputLayout, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+def draw(
+    given: InputLayout, shape: Sequence[int], generator: torch.Generator, length: int | None = None
+) -> torch.Tensor:
     """A tensor for one input of one request.
 
-    Masks are ones, segments zeros, positions count up. Whole numbers that look up a table are drawn from all of
-    it but row 0, which is padding; floating-point numbers are normal. ``low`` and ``high`` of ``[inputs]`` go
-    before all of this.
+    Masks are ones (those of padding zeros), lengths that of the request, segments zeros, positions count up. Whole
+    numbers that look up a table are drawn from all of it but row 0, which is padding; floating-point numbers are
+    normal. ``low`` and ``high`` of ``[inputs]`` go before all of this.
+
+    :param length: of the request's inputs, where one dimension of theirs varies.
     """
     import torch
 
@@ -43,7 +49,9 @@ def draw(given: InputLayout, shape: Sequence[int], generator: torch.Generator) -
     if given.high is not None:
         return _even(given, shape, dtype, floating, generator)
     if _MASK.search(given.name):
-        return torch.ones(shape, dtype=dtype)
+        return torch.full(tuple(shape), not marks_padding(given.name, given.dtype), dtype=dtype)
+    if length is not None and _is_length(given):
+        return torch.full(tuple(shape), length, dtype=dtype)
     if _SEGMENTS.search(given.name) and not floating:
         return torch.zeros(shape, dtype=dtype)
     if _POSITIONS.search(given.name) and not floating and shape:
@@ -52,6 +60,11 @@ def draw(given: InputLayout, shape: Sequence[int], generator: torch.Generator) -
         return torch.randn(shape, generator=generator).to(dtype)
     low, high = value_range(given)
     return torch.randint(low, high, tuple(shape), generator=generator).to(dtype)
+
+
+def _is_length(given: InputLayout) -> bool:
+    one = all(size.fixed == 1 for size in given.sizes or ())
+    return one and given.dtype not in FLOATS and _LENGTHS.search(given.name) is not None
 
 
 def value_range(given: InputLayout) -> tuple[int, int]:
@@ -68,7 +81,7 @@ def describe(given: InputLayout, bound: Mapping[str, Expression], fixed_batch: i
     """
     if given.dtype is None or given.sizes is None:
         return f"{given.name}: as the payload brings it"
-    return f"{given.name}: {given.dtype} {_shape(given, given.sizes, bound, fixed_batch)}, {_drawn(given)}"
+    return f"{given.name}: {given.dtype} {_shape(given, given.sizes, bound, fixed_batch)}, {_drawn(given, bound)}"
 
 
 def _shape(given: InputLayout, sizes: Sequence[Size], bound: Mapping[str, Expression], fixed_batch: int) -> str:
@@ -81,13 +94,15 @@ def _shape(given: InputLayout, sizes: Sequence[Size], bound: Mapping[str, Expres
     return f"({', '.join(words)})"
 
 
-def _drawn(given: InputLayout) -> str:
+def _drawn(given: InputLayout, bound: Mapping[str, Expression]) -> str:
     """What :func:`draw` draws."""
     floating = given.dtype in FLOATS
     if given.high is not None:
         return f"values from {given.low or 0:g} to below {given.high:g}"
     if _MASK.search(given.name):
-        return "ones"
+        return "zeros" if marks_padding(given.name, given.dtype) else "ones"
+    if len(bound) == 1 and _is_length(given):
+        return "the length"
     if not floating and _SEGMENTS.search(given.name):
         return "zeros"
     if not floating and _POSITIONS.search(given.name):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,8 @@ class OpenedModel:
 
     :param backend: as the tables call it.
     :param inputs: in the order in which they are given.
-    :param outputs: names of the outputs in order; none where the file does not say.
+    :param outputs: names of the outputs in order; none where the file does not say. ``output_axes`` their dimensions
+        by name, of those of which the file does.
     :param load: makes a module on a torch device, which takes one tensor for each input, in order, and returns a
         tensor, or a tuple, list or dict of them.
     """
@@ -59,3 +60,4 @@ class OpenedModel:
     inputs: tuple[TensorInput, ...]
     load: Callable[[str], torch.nn.Module]
     outputs: tuple[str, ...] = ()
+    output_axes: Mapping[str, tuple[Axis, ...]] = field(default_factory=dict)

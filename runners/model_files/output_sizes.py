@@ -10,7 +10,8 @@ from latfix.config.model_output_rules import ALL, OutputRule
 from latfix.errors import InputError
 from latfix.formatting import did_you_mean
 from latfix.request import FeatureValue
-from latfix.runners.model_files.opened_model import OpenedModel
+from latfix.runners.model_files.input_layout import Layout
+from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.traffic.feature_expressions import Expression
 
 #: The name of a file's only output where the file gives it none.
@@ -43,18 +44,40 @@ def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str
     return cuts
 
 
-def batch_axes(rules: Mapping[str, OutputRule]) -> dict[str, int]:
-    """By output, the dimension of the batch, where it is not the first."""
-    places = {name: list(map(is_batch, rule.shape or ())) for name, rule in rules.items()}
-    return {name: found.index(True) for name, found in places.items() if any(found[1:])}
+def batch_axes(model: OpenedModel, layout: Layout, rules: Mapping[str, OutputRule]) -> dict[str, int | None]:
+    """By output, the dimension of the batch where it is not the first, as ``[outputs]`` or else the file says;
+    ``None`` for an output of a single request that has none, such as a list of boxes."""
+    batch = [
+        given.axes[own.batch_axis]
+        for given, own in zip(model.inputs, layout.inputs, strict=True)
+        if given.axes and own.batch_axis is not None
+    ]
+    found = {name: _batch_axis(axes, batch) for name, axes in model.output_axes.items()}
+    for name, rule in rules.items():
+        if rule.shape is not None:
+            found[name] = list(map(is_batch, rule.shape)).index(True)
+    return {name: axis for name, axis in found.items() if axis != 0}
 
 
-def batch_first(output: Any, names: Sequence[str], axes: Mapping[str, int]) -> Any:
+def _batch_axis(axes: Sequence[Axis], batch: Sequence[Axis]) -> int | None:
+    """Where an output has the batch of the inputs; first, where that is not told."""
+    symbols, sizes = {axis.symbol for axis in batch if axis.size is None}, {axis.size for axis in batch} - {None}
+    places = [
+        k for k, axis in enumerate(axes) if (axis.symbol in symbols if axis.size is None else axis.size in sizes)
+    ]
+    if places:
+        return places[0]
+    return None if sizes == {1} and not symbols else 0
+
+
+def batch_first(output: Any, names: Sequence[str], axes: Mapping[str, int | None]) -> Any:
     """A batch's output as latfix splits it: with the batch in dimension 0."""
 
     def moved(name: str, item: Any) -> Any:
-        axis = axes.get(name, 0)
-        return item.movedim(axis, 0) if 0 < axis < getattr(item, "dim", int)() else item
+        axis, dimensions = axes.get(name, 0), getattr(item, "dim", int)()
+        if axis is None:
+            return item.unsqueeze(0) if hasattr(item, "dim") else [item]
+        return item.movedim(axis, 0) if 0 < axis < dimensions else item
 
     if isinstance(output, dict):
         return {name: moved(str(name), item) for name, item in output.items()}

@@ -59,11 +59,9 @@ def serve_file(
     return served, Conversion(
         backend=f"{backend} {graph.version}",
         seconds=round(time.perf_counter() - started, 3),
-        export_s=0.0,
         cached=False,
         batches=len(batches),
         deviation=float(deviation),
-        varying=sum(size.symbol != "" for given in model.layout.inputs for size in given.sizes or ()),
         threads=threads,
         precisions=graph.precisions(),
         file=own.file.name,

@@ -36,8 +36,9 @@ def in_channels_last(model: torch.nn.Module) -> int:
     import torch
 
     last = torch.channels_last
-    changed = sum(p.dim() == 4 and not p.is_contiguous(memory_format=last) for p in model.parameters())
-    model.to(memory_format=last)  # type: ignore[call-overload]
+    weights = [p for p in model.parameters() if p.dim() == 4 and not p.is_contiguous(memory_format=last)]
+    for weight in weights:  # not by Module.to, which asks the same of weights of five dimensions and fails
+        weight.data = weight.data.contiguous(memory_format=last)
 
     def laid_out(tensor: torch.Tensor) -> torch.Tensor:
         images = tensor.dim() == 4 and tensor.is_floating_point()
@@ -47,4 +48,4 @@ def in_channels_last(model: torch.nn.Module) -> int:
         return map_plain(args, laid_out), map_plain(kwargs, laid_out)
 
     model.register_forward_pre_hook(enter, with_kwargs=True)
-    return changed
+    return len(weights)

@@ -13,8 +13,8 @@ from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.model_transforms.precision import activation_dtype, cast_floats, in_precision, quantizable
 from latfix.settings import Precision
 
-#: Turns of each layer; fewer where time runs out.
-_TURNS, _LEAST_TURNS = 7, 2
+#: Turns of each layer; fewer where time runs out, and a single one, which finds no cache warm, only where it is slow.
+_TURNS, _SLOW_S = 8, 0.5
 #: The precisions whose matrix products are compared.
 LINEAR_PRECISIONS: tuple[Precision, ...] = ("bf16", "int8_dynamic", "int8_weight_only")
 
@@ -43,12 +43,13 @@ def layer_times(
     settle = _settling(batch)
     for number in range(1, max(len(precisions), 1) + 1):
         compared = [(0, before), *((number, _changed(plan, wanted, one)) for one in precisions[number - 1 : number])]
-        for turn in range(-1, _TURNS):  # the first does not count
+        began = time.perf_counter()
+        for turn in range(_TURNS):
             for kind, steps in compared:
                 for place, spent in enumerate(_timed(steps, settle)):
-                    if turn >= 0:
-                        least[kind][place] = min(least[kind][place], spent)
-            if turn + 1 >= _LEAST_TURNS and time.perf_counter() > deadline:
+                    least[kind][place] = min(least[kind][place], spent)
+            now = time.perf_counter()
+            if now > deadline and (turn or now - began > max(seconds, _SLOW_S)):
                 break
     found = {name: [0.0] * len(least) for name in wanted}
     for kind, times in enumerate(least):

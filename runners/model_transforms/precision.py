@@ -137,7 +137,10 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
         # Deprecated in favor of torchao, whose int8 pays only when compiled; this one works today.
         warnings.simplefilter("ignore")
         quantized: torch.nn.Module = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
-            model, spec, dtype=torch.qint8
+            model,
+            spec,
+            dtype=torch.qint8,
+            inplace=True,  # by default a copy, of what may not be copied
         )
     for layer in quantized.modules():
         if isinstance(layer, torch.ao.nn.quantized.dynamic.Linear):
@@ -195,7 +198,8 @@ def _by_its_layers(model: torch.nn.Module) -> torch.nn.Module:
 
 def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> torch.nn.Module:
     assert dtype is not None, "only precisions that change what lies between the layers come here"
-    if not kept:
+    # Of complex numbers, which Module.to would cast as well, the real parts would be left.
+    if not kept and not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
         return model.to(dtype)
     kept = _with_what_is_shared(model, kept)
     for module in model.modules():

@@ -21,11 +21,10 @@ class Graphs:
     """What the compiler was given.
 
     :param count: graphs, one for each part of the model and each kind of shape that it had to tell apart.
-    :param operators: operators in all of them; what they answer in is counted in ``dtypes``.
+    :param dtypes: what the operators in them answer in.
     """
 
     count: int = 0
-    operators: int = 0
     dtypes: Counter[str] = field(default_factory=Counter)
 
     def add(self, graph: Any) -> None:
@@ -36,7 +35,6 @@ class Graphs:
         for node in graph.graph.nodes:
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
-            self.operators += 1
             value = node.meta.get("example_value")
             if isinstance(value, torch.Tensor):
                 self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
@@ -103,10 +101,7 @@ def compiler_evidence(graphs: Graphs) -> dict[str, Any]:
     inductor = counters["inductor"]
     return {
         "graphs": graphs.count,
-        "graph_operators": graphs.operators,
         "graph_dtypes": dict(graphs.dtypes),
-        "graph_breaks": sum(counters["graph_break"].values()),
-        "compile_cache": os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""),
         "compile_cache_hits": inductor["fxgraph_cache_hit"],
         "compile_cache_misses": inductor["fxgraph_cache_miss"],
         # Graphs whose frozen weights are packed for oneDNN, which nothing can store: their kernels alone are kept.

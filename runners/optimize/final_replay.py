@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from latfix.results.comparison import Comparison, compare_rounds
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.arm import Arm, Watch
 from latfix.runners.replay.run_session import Interrupted
@@ -128,7 +128,7 @@ def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: i
 
 def _on_time(pair: _Pair) -> bool:
     """Rounds in which something outside held up the replayer say nothing of the service."""
-    return all(dispatch_lag(record).trustworthy for record in pair)
+    return all(is_on_time(record) for record in pair)
 
 
 def _look(proof: Proof, seed: int, *, ended: bool) -> Reason | None:

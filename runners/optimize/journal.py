@@ -18,7 +18,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.results.optimization import Prediction
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
-from latfix.runners.fixes.shared.apply_plan import check_environment
+from latfix.runners.host.apply_plan import check_environment
 from latfix.runners.optimize.alternatives import Alternative
 from latfix.runners.optimize.configuration import Choice, Configuration
 from latfix.runners.optimize.measurement import SEARCH_FOLDER
@@ -203,7 +203,7 @@ def _chosen(
         if entry.fix not in known:
             raise InputError(f"{file}: found fix {shown(entry.fix)}, which this version of latfix does not know")
         settings = validate_settings(entry.settings, TomlFile(file), "settings")
-        check_environment(settings.get("env", {}), first, file, (known[entry.fix],))
+        check_environment(settings.get("env", {}), first, file, known[entry.fix].environment)
         choices.append(Choice(known[entry.fix], settings))
     return tuple(choices)
 

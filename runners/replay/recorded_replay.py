@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 
 from latfix.errors import RunnerError
-from latfix.profilers.calibration.cost_cache import unit_costs
 from latfix.profilers.calibration.gpu_memory_calls import device_costs
+from latfix.profilers.calibration.microbenchmarks import unit_costs
 from latfix.profilers.code_lines.stack_samples import StackLog
 from latfix.profilers.gpu.allocator_counters import BatchCounters, cuda_reader
 from latfix.profilers.gpu.device_probes import DeviceProbe, allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.free_block_probe import PERIOD_S as BLOCKS_PERIOD_S
 from latfix.profilers.gpu.free_block_probe import REST_S, free_blocks_reader
 from latfix.profilers.probes.control_groups import cgroup_reader, neighbor_reader
-from latfix.profilers.probes.gc_probe import GcPauses
 from latfix.profilers.probes.gil_probe import PERIOD_S, LockProbe
 from latfix.profilers.probes.heap_readers import host_heap_reader
+from latfix.profilers.probes.own_thread import OwnThread
+from latfix.profilers.probes.pause_probes import GcPauses
 from latfix.profilers.probes.sampler import (
     Probe,
     Reading,
@@ -36,12 +37,7 @@ from latfix.profilers.probes.sampler import (
     thread_reader,
 )
 from latfix.profilers.probes.stage_recorder import SampleLog, SegmentWriter, StageRecorder
-from latfix.profilers.probes.thread_counters import (
-    ThreadCounters,
-    memory_cost_ns,
-    process_clock_cost_ns,
-    snapshot_cost_ns,
-)
+from latfix.profilers.probes.thread_counters import ProcessMemory, ThreadCounters, median_cost_ns
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 from latfix.runners.calls.model_call import describe
 from latfix.runners.engine.engine import Engine
@@ -94,7 +90,7 @@ class RecordedReplay:
         service, recorder = self._service, self._recorder
         pooled = service.models.pool_counts()
         compiled = service.compiles.count
-        calibration = unit_costs().flat() | device_costs(service.models.device, allocator_conf(os.environ))
+        calibration = unit_costs() | device_costs(service.models.device, allocator_conf(os.environ))
         accelerator = service.models.instances[0].accelerator
         if accelerator is not None:
             # Once a process: each time would leave memory with the allocator that no request uses.
@@ -254,13 +250,14 @@ class RecordedReplay:
         engine: Engine,
     ) -> dict[str, Any]:
         """The cost of latfix itself: on the requests' path, and on threads of its own."""
-        snapshot = snapshot_cost_ns()
+        with contextlib.closing(ThreadCounters()) as counters, contextlib.closing(ProcessMemory()) as memory:
+            snapshot, reading = median_cost_ns(counters.snapshot), median_cost_ns(memory.read)
         requests = max(self._recorder.completed, 1)
         reads = sum(thread.reads for thread in self._recorder.counters)
         stamps = _stamp_cost_ns() * requests
         sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
         # The process's clock is read about once for each reading of a thread's counters.
-        process = process_clock_cost_ns() * reads + memory_cost_ns() * engine.memory.reads
+        process = median_cost_ns(time.process_time_ns) * reads + reading * engine.memory.reads
         device = engine.device_memory
         device_ns = 0 if device is None else device.cost_ns
         aside = cost["replayer_ns"] + cost["intake_ns"] + cost["writer_ns"] + sampler_ns + lock.cpu_ns
@@ -354,7 +351,7 @@ class ThreadDeaths:
             raise RunnerError(f"{self._first}; runner.log has the whole of it")
 
 
-class _StatusLines:
+class _StatusLines(OwnThread):
     """Reports progress to the parent four times a second, and ends a replay that has stalled."""
 
     def __init__(
@@ -366,29 +363,16 @@ class _StatusLines:
         writer: SegmentWriter,
         watchdog: BatchWatchdog,
     ) -> None:
-        self._watchdog = watchdog
-        self._parent = parent
-        self._engine = engine
-        self._recorder = recorder
-        self._stop = stop
-        self._writer = writer
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="latfix-status", daemon=True)
+        super().__init__("status")
+        self._parent, self._engine, self._recorder = parent, engine, recorder
+        self._stop_replay, self._writer, self._watchdog = stop, writer, watchdog
         self.sent_all = False
         #: Why the replay was ended; empty where it was not.
         self.stalled = ""
 
-    def __enter__(self) -> _StatusLines:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
     def _run(self) -> None:
         done, since = -1, time.monotonic()
-        while not self._ended.wait(_STATUS_INTERVAL_S):
+        while not self._stop.wait(_STATUS_INTERVAL_S):
             completed = self._recorder.completed
             if completed != done or not self._engine.in_flight:
                 done, since = completed, time.monotonic()
@@ -396,14 +380,14 @@ class _StatusLines:
                 self.stalled = (
                     f"no request ended for {STALL_S:.0f} s with {self._engine.in_flight} in flight; gave up"
                 )
-                self._stop.set()
+                self._stop_replay.set()
             self._watch()
             hopeless = self._engine.failures.given_up(completed, time.perf_counter_ns())
             if hopeless:
                 self.stalled = self.stalled or hopeless
-                self._stop.set()
+                self._stop_replay.set()
             if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
-                self._stop.set()
+                self._stop_replay.set()
             elapsed = time.perf_counter_ns() - self._recorder.t0_ns
             self._parent.send(
                 {
@@ -424,7 +408,7 @@ class _StatusLines:
         worst = self._watchdog.worst
         if beyond and worst is not None and not self.stalled:
             self.stalled = f"{worst.words} with {self._engine.in_flight} requests in flight; gave up"
-            self._stop.set()
+            self._stop_replay.set()
 
 
 def _ended(stalled: str, *, interrupted: bool) -> dict[str, str]:

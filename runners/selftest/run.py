@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError
-from latfix.profilers.calibration.cost_cache import cpu_model
 from latfix.profilers.diagnose import diagnose
 from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.host.cpu_quota import cpu_model
 from latfix.runners.replay.run_session import Interrupted
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import read_faults

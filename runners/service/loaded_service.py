@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import RunnerError
-from latfix.profilers.probes.compile_probe import CompileEvents
+from latfix.profilers.probes.pause_probes import CompileEvents
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.request import Request
 from latfix.runners.calls.call_counters import summary

@@ -39,12 +39,14 @@ class Makeup:
     :param parameters: numbers in the parameters and buffers that torch holds.
     :param runtime: what runs the operators of a model without any; empty where that is torch, or not known.
     :param file: the model file that is the workload; empty for an adapter.
+    :param largest_batch: most requests that a call of the file takes; 0 for any number, and for an adapter.
     """
 
     kind: Kind
     parameters: int
     runtime: str = ""
     file: str = ""
+    largest_batch: int = 0
 
 
 def makeup(model: Any, adapter: Workload) -> Makeup:
@@ -54,14 +56,14 @@ def makeup(model: Any, adapter: Workload) -> Makeup:
     """
     parameters = sum(int(tensor.numel()) for tensor in (*model.parameters(), *model.buffers()))
     runtime = "" if parameters else _runtime(model)
-    file = ""
+    file, largest = "", 0
     if isinstance(adapter, FileWorkload):
         from latfix.runners.model_files.file_module import SealedModule  # it imports torch
 
-        file = adapter.layout.file.name
+        file, largest = adapter.layout.file.name, adapter.largest_batch or 0
         if any(isinstance(module, SealedModule) for module in model.modules()):
             runtime = runtime or adapter.model.backend
-    return Makeup(kind=_kind(model), parameters=parameters, runtime=runtime, file=file)
+    return Makeup(kind=_kind(model), parameters=parameters, runtime=runtime, file=file, largest_batch=largest)
 
 
 def _kind(model: Any) -> Kind:

@@ -10,7 +10,7 @@ from typing import Any
 from latfix.config.plan import Plan
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError
-from latfix.runners.fixes.shared.apply_plan import with_plan
+from latfix.runners.host.apply_plan import with_plan
 from latfix.settings import RunnerSettings
 
 #: The workload without any change.

@@ -15,7 +15,7 @@ from latfix.errors import LatfixError, RunnerError
 from latfix.formatting import significant
 from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_rounds, summarize
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import by_device
 from latfix.runners.measure.accuracy_guard import judge
@@ -282,7 +282,7 @@ class SideBySide:
         """Rounds that both completed; those in which something outside held up the replayer only if all are."""
         base = self._base
         pairs = [(base.records[k], tried.records[k]) for k in sorted(base.records.keys() & tried.records.keys())]
-        on_time = [pair for pair in pairs if all(dispatch_lag(record).trustworthy for record in pair)]
+        on_time = [pair for pair in pairs if all(is_on_time(record) for record in pair)]
         if not pairs:
             return None
         if on_time and len(on_time) < len(pairs):

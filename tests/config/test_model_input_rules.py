@@ -34,7 +34,7 @@ def test_everything_is_read() -> None:
         9,
         2,
     )
-    assert rules["input.1"].shape is None and rules["input.1"].pad == 0
+    assert rules["input.1"].shape is None and rules["input.1"].pad is None
     assert sources(rules["mask"]) == [3]
     assert rules["tokens"].where == "workload.toml:2" and rules["mask"].where == "workload.toml:4"
 

@@ -217,7 +217,7 @@ class _Run:
                 "workers": plan.workers,
                 "prepare_threads": plan.prepare_threads,
             },
-            "calibration": {"minor_fault_ns": 500.0, "timer_floor_ns": 100.0},
+            "calibration": {"minor_fault_ns": 500.0},
             "objective": {"percentile": 99},
         }
         if plan.name_threads:

@@ -12,7 +12,7 @@ import pytest
 from latfix.gates.evaluate import evaluate
 from latfix.gates.syntax import parse_gate
 from latfix.results.comparison import Comparison, compare_records, compare_rounds
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time, lag_p99_ms
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE, Columns
 from latfix.stages import Status
@@ -255,6 +255,6 @@ def test_gates_see_the_new_arm_and_the_ratio(gate: str, passed: bool | None) -> 
 def test_lag_is_late_only_above_a_millisecond_and_a_tenth_of_the_median() -> None:
     slow = _record(_latencies(1, 10.0), dispatch_ms=5.0)  # median about 100 ms
     quick = _record(_latencies(1, 0.1), dispatch_ms=0.9)  # median about 1 ms
-    assert dispatch_lag(slow).trustworthy and dispatch_lag(slow).p99_ms == pytest.approx(5.0)
-    assert dispatch_lag(quick).trustworthy
-    assert not dispatch_lag(_record(_latencies(1, 0.1), dispatch_ms=1.1)).trustworthy
+    assert is_on_time(slow) and lag_p99_ms(slow) == pytest.approx(5.0)
+    assert is_on_time(quick)
+    assert not is_on_time(_record(_latencies(1, 0.1), dispatch_ms=1.1))

@@ -178,6 +178,7 @@ def test_score_is_near_the_best_possible_one(workload: Any, model: Any, train: A
     assert best - 0.03 < score <= best + 0.02
 
 
+@pytest.mark.slow
 def test_score_falls_when_either_part_is_damaged(
     monkeypatch: pytest.MonkeyPatch, module: Any, workload: Any, model: Any
 ) -> None:
@@ -198,6 +199,7 @@ def test_score_counts_only_tokens_whose_past_was_right(
     assert score == 4 / 5
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_most_answers(model: Any, workload: Any, mixed: list[Request]) -> None:
     halved = copy.deepcopy(model).to(torch.bfloat16)
     output = run(halved, workload, mixed)

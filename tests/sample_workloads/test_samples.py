@@ -61,6 +61,7 @@ def _without_a_block(model: Any) -> None:
     model.blocks[3].second.weight.zero_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "low", "high", "damage", "loss"),
     [(RECOMMENDER, 0.82, 0.90, _without_targets, 0.05), (VISION, 0.85, 1.0, _without_a_block, 0.1)],

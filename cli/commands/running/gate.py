@@ -160,7 +160,7 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     if not workload:
         raise InputError(f"{text}: found no workload there; expected --workload beside a plan or another folder")
     if path.suffix == ".toml" or holds[PLAN_FILE]:
-        from latfix.runners.fixes.shared.apply_plan import with_plan
+        from latfix.runners.host.apply_plan import with_plan
 
         spec = load_spec(workload, traffic=traffic, profile=profile)
         settings, plan = with_plan(spec.settings, path)

@@ -11,17 +11,17 @@ from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.causes.marked_units import slow_by_mark
 from latfix.profilers.evidence.units import Evidence
-from latfix.profilers.probes.compile_probe import LIMIT_SERIES
+from latfix.profilers.probes.pause_probes import LIMIT_SERIES
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     pauses = evidence.pauses["compile"]
     units = {}
-    for name in ("lag", "collate", "compute", "finish"):
+    for name in ("prepare", "lag", "collate", "compute", "finish"):
         unit = evidence.units[name]
-        own = pauses.inside(unit.start, unit.end, unit.thread, worker=True)
-        # Where the thread is not known, a compilation is taken for this worker's: it is on-CPU beyond what the
-        # inputs need, or it held the lock that this worker waited for.
+        own = pauses.inside(unit.start, unit.end, unit.thread, worker=name != "prepare")
+        # Where the thread is not known, a compilation is taken for this one's: it is on-CPU beyond what the
+        # inputs need, or it held the lock that this thread waited for.
         seen = pauses.unplaced.covered(unit.start, unit.end)
         given_up = slow_by_mark(evidence, left, name, _uncompiled(evidence), "uncompiled") if name == "compute" else 0
         units[name] = Parts(
@@ -60,7 +60,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
     return (
         f"{pauses.count} compilations ran between requests' stamps, the longest {from_ns(pauses.longest_ns)}; "
-        f"{figures.requests} requests were in a batch that paid for one{gave_up if later else ''}."
+        f"{figures.requests} requests paid for one, or their batch did{gave_up if later else ''}."
     )
 
 

@@ -16,28 +16,17 @@ _FEW = 4
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    cold = _first_batches(evidence) | _cold_shapes(evidence, left)
+    cold = _firsts(evidence, "compute") | _cold_shapes(evidence, left)
     units = {
         name: Parts(cpu=np.where(cold, left.cpu_excess(name), 0), blocked=np.where(cold, left.blocked(name), 0))
         for name in ("collate", "compute")
     }
     units["lag"] = Parts(blocked=np.where(cold, left.blocked("lag"), 0))
-    fresh = _first_prepares(evidence)
+    fresh = _firsts(evidence, "prepare")
     units["prepare"] = Parts(cpu=np.where(fresh, left.cpu_excess("prepare"), 0))
     first = evidence.of_batch(cold.astype(np.int64)) * (evidence.ahead_in_batch == 0) > 0
     units["finish"] = Parts(cpu=np.where(first, left.cpu_excess("finish"), 0))
     return Claim(units=units)
-
-
-def _first_batches(evidence: Evidence) -> Bools:
-    """The first batch of every worker."""
-    first = np.zeros(len(evidence.batches["worker"]), dtype=bool)
-    if not evidence.begins:
-        return first
-    order = np.argsort(evidence.batches["open_ns"], kind="stable")
-    _, where = np.unique(evidence.batches["worker"][order], return_index=True)
-    first[order[where]] = True
-    return first
 
 
 def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
@@ -54,16 +43,15 @@ def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
     return np.asarray(fresh & (excess > usual))
 
 
-def _first_prepares(evidence: Evidence) -> Bools:
-    """The first request of every prepare thread."""
-    thread = evidence.rows["prepare_thread"]
-    first = np.zeros(len(thread), dtype=bool)
-    if not evidence.begins:
-        return first
-    order = np.argsort(evidence.units["prepare"].start, kind="stable")
-    order = order[thread[order] >= 0]
-    _, where = np.unique(thread[order], return_index=True)
-    first[order[where]] = True
+def _firsts(evidence: Evidence, name: str) -> Bools:
+    """What each worker or prepare thread did first; nothing where others came before."""
+    unit = evidence.units[name]
+    first = np.zeros(len(unit.thread), dtype=bool)
+    if evidence.begins:
+        order = np.argsort(unit.start, kind="stable")
+        order = order[unit.thread[order] >= 0]
+        _, where = np.unique(unit.thread[order], return_index=True)
+        first[order[where]] = True
     return first
 
 

@@ -9,6 +9,7 @@ from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.causes.drift.correlates import Origin, origin_of
 from latfix.profilers.causes.drift.growth import Growth, find_growths
 from latfix.profilers.evidence.units import Evidence
+from latfix.stages import stage_label
 
 
 def _claim(cause_id: str, evidence: Evidence, left: Left) -> Claim:
@@ -30,11 +31,13 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     if not growths:
         return f"work took longer with age, beyond what its inputs need; {own_and_behind(figures)}."
     largest = max(growths, key=lambda growth: float(growth.level[-1]))
-    return f"{_rise_words(largest)}; {_companion_words(origin_of(evidence, growths))}; {own_and_behind(figures)}."
+    rise = _rise_words(largest, outside=evidence.setup.outside)
+    return f"{rise}; {_companion_words(origin_of(evidence, growths))}; {own_and_behind(figures)}."
 
 
-def _rise_words(growth: Growth) -> str:
-    subject = growth.unit if growth.part == "cpu" else f"blocked time in {growth.unit}"
+def _rise_words(growth: Growth, *, outside: bool) -> str:
+    stage = stage_label(growth.unit, outside=outside)
+    subject = stage if growth.part == "cpu" else f"blocked time in {stage}"
     first, last = (from_ns(figure) for figure in growth.took)
     if growth.step_s is not None:
         more = from_ns(float(growth.level[-1]))

@@ -42,15 +42,12 @@ def _counted(evidence: Evidence, name: str) -> Ints:
     cores together were wanted for, stolen time included, each unit lost as much as everybody did.
     """
     unit = evidence.units[name]
-    times, values = evidence.series("host.steal_ns")
-    when, wanted = evidence.series("host.cpu_busy_ns")
-    if len(times) < 2 or name in ("dispatch", "intake", "lag"):
+    if name in ("dispatch", "intake", "lag"):
         return np.zeros(len(unit.start), np.int64)
-    before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
-    after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
-    grown = np.where(values[after] - values[before] >= _TICK_NS, values[after] - values[before], 0)
-    busy = np.interp(times, when, wanted) if len(when) else times.astype(np.float64)
-    share = np.clip(grown / np.maximum(busy[after] - busy[before], 1.0), 0.0, 1.0)
+    stolen, wanted = (
+        evidence.grown_around(f"host.{what}_ns", unit.start, unit.end) for what in ("steal", "cpu_busy")
+    )
+    share = np.clip(np.where(stolen >= _TICK_NS, stolen, 0.0) / np.maximum(wanted, 1.0), 0.0, 1.0)
     return np.asarray(np.rint(share * unit.cpu), dtype=np.int64)
 
 

@@ -10,6 +10,8 @@ from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter, divided
 from latfix.profilers.evidence.units import Evidence
 
+_SERIES = "cgroup.throttled_ns"
+
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     """What stood still while the cgroup's throttled time grew.
@@ -18,7 +20,11 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     """
     runnable = {name: _sampled(evidence, name) for name in ("prepare", "finish", "collate", "compute")}
     if evidence.setup.workers == 1:  # one worker: growth seen at a batch's end happened since the last one's
-        seen = np.maximum(evidence.batches["throttled_ns"], 0)
+        batches = evidence.batches
+        seen = np.maximum(batches["throttled_ns"], 0)
+        if len(evidence.series(_SERIES)[0]) > 1:  # read seldom: what it grew by may have been long before
+            grown = evidence.grown_around(_SERIES, batches["close_ns"], batches["finish_end_ns"])
+            seen = np.minimum(seen, grown.astype(np.int64))
         compute = np.minimum(seen, left.runq("compute"))
         collate = np.minimum(seen - compute, left.runq("collate"))
         runnable |= {"compute": compute, "collate": collate, "finish": evidence.of_batch(seen - compute - collate)}
@@ -27,30 +33,18 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         asked = runnable.get(name)
         taken = 0 if asked is None else np.minimum(asked, left.runq(name))
         stopped = np.maximum(_sampled(evidence, name) - taken, 0)
-        units[name] = Parts(runq=asked, blocked=np.minimum(stopped, _standing_still(evidence, left, name)))
+        units[name] = Parts(runq=asked, blocked=np.minimum(stopped, evidence.beyond_usual(name, left.blocked(name))))
     return Claim(units=units)
-
-
-def _standing_still(evidence: Evidence, left: Left, name: str) -> Ints:
-    """Blocked time beyond what the unit always waits for and beyond its declared spans."""
-    usual = evidence.usually_blocked(name)
-    span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
-    return np.maximum(left.blocked(name) - np.maximum(usual, span), 0)
 
 
 def _sampled(evidence: Evidence, name: str) -> Ints:
     """Growth of the sampled counter over each unit, at most the whole step between the samples around it."""
     unit = evidence.units[name]
-    times, values = evidence.series("cgroup.throttled_ns")
-    if len(times) < 2:
-        return np.zeros(len(unit.start), np.int64)
-    before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
-    after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
-    return np.maximum(values[after] - values[before], 0).astype(np.int64)
+    return evidence.grown_around(_SERIES, unit.start, unit.end).astype(np.int64)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    times, values = evidence.series("cgroup.throttled_ns")
+    times, values = evidence.series(_SERIES)
     total = float(values[-1] - values[0]) if len(times) else float(np.sum(evidence.batches["throttled_ns"]))
     return (
         f"the cgroup was throttled for {from_ns(total)} in all, and {figures.requests} requests stood still "

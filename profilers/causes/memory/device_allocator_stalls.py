@@ -172,7 +172,7 @@ def _of_device(evidence: Evidence, number: int) -> Stretches:
     if len(times) < 2:
         return _none()
     reserved, pieces, taken, given = (
-        _at(times, evidence.series(series_of(f"cuda.{name}", number)))
+        evidence.before(series_of(f"cuda.{name}", number), times)
         for name in ("reserved_bytes", "inactive_split_bytes", "device_allocs", "device_frees")
     )
     most_free, most = (np.maximum(each[:-1], each[1:]) for each in (pieces, reserved))
@@ -216,11 +216,11 @@ def _none() -> Stretches:
 
 def prices_of(evidence: Evidence) -> Prices | None:
     """What was calibrated on the run's device, or is usual for pages; ``None`` where neither is known."""
-    found = {name: _last(evidence, f"cost.device_{name}_ns") for name in _PRICES}
+    found = {name: evidence.latest(f"cost.device_{name}_ns") for name in _PRICES}
     if not found["malloc"] and not found["malloc_mib"]:
         return _PAGES if evidence.setup.expandable else None
     # An interval holds the central 80 % of the rounds: 2.56 standard errors of a normal one.
-    low, high = (_last(evidence, f"cost.device_malloc_{end}_ns") for end in ("low", "high"))
+    low, high = (evidence.latest(f"cost.device_malloc_{end}_ns") for end in ("low", "high"))
     error = min(max(high - low, 0.0) / (2.56 * found["malloc"]), 1.0) if found["malloc"] else 0.0
     return replace(_PAGES, **found, error=error, measured=True)
 
@@ -285,16 +285,3 @@ def said_price(evidence: Evidence, kind: Kind) -> str:
     total = float(prices.of(stretches)[stretches.calls(kind) > 0].sum()) / 1e6
     what = "they cost on the idle device" if prices.measured else "such calls usually cost, which was not measured"
     return f", {milliseconds(total)} in all at what {what}"
-
-
-def _last(evidence: Evidence, name: str) -> float:
-    _, values = evidence.series(name)
-    return float(values[-1]) if len(values) else 0.0
-
-
-def _at(times: Ints, series: tuple[Ints, Floats]) -> Floats:
-    """A series at other times, by its reading before; 0 where there is none."""
-    at, values = series
-    if not len(at):
-        return np.zeros(len(times))
-    return np.where(times >= at[0], values[np.maximum(np.searchsorted(at, times, side="right") - 1, 0)], values[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.profilers.evidence.units import BATCH_UNITS, Evidence
+from latfix.profilers.evidence.units import Evidence
 
 UNITS: tuple[str, ...] = ("prepare", "collate", "compute", "finish")
 _DEFAULT_PAGE = 4096
@@ -36,8 +36,7 @@ _CONFIRMED = 0.5
 
 def column(evidence: Evidence, name: str, what: str) -> Ints:
     """A column of a unit's account: ``<unit>_<what>``."""
-    source = evidence.batches if name in BATCH_UNITS else evidence.rows
-    return np.asarray(source[f"{name}_{what}"], dtype=np.int64)
+    return np.asarray(evidence.account(name)[f"{name}_{what}"], dtype=np.int64)
 
 
 def heap_growth(evidence: Evidence, name: str) -> Ints:
@@ -71,16 +70,16 @@ def grown_in_pieces(evidence: Evidence, name: str) -> Ints:
     known = column(evidence, name, "free_bytes")
     read = known > 0
     grown = np.where(read, np.maximum(column(evidence, name, "arena_bytes"), 0), _sampled_growth(evidence, name))
-    sampled = _at_last_sample(evidence, name, "malloc.free_bytes")
+    sampled = evidence.before("malloc.free_bytes", evidence.units[name].start)
     free = np.where(read, known, sampled) - np.where(_in_pieces(evidence, name), 0.0, _always_free(evidence))
     return np.asarray(np.where((heap_growth(evidence, name) > 0) & (free >= grown), grown, 0), dtype=np.int64)
 
 
 def _in_pieces(evidence: Evidence, name: str) -> Bools:
     """Whether what was last seen free lay in small pieces, the heap's top left out: then it is no idle arena's."""
-    pieces = _at_last_sample(evidence, name, "malloc.free_chunks")
-    free = _at_last_sample(evidence, name, "malloc.free_bytes")
-    inside = free - _at_last_sample(evidence, name, "malloc.trimmable_bytes")
+    pieces = evidence.before("malloc.free_chunks", evidence.units[name].start)
+    free = evidence.before("malloc.free_bytes", evidence.units[name].start)
+    inside = free - evidence.before("malloc.trimmable_bytes", evidence.units[name].start)
     return np.asarray((pieces >= _MANY_PIECES) & (inside <= _SMALL_PIECE * pieces))
 
 
@@ -89,23 +88,9 @@ def _sampled_growth(evidence: Evidence, name: str) -> Ints:
 
     A heap of many free chunks takes long to read and is not read for each unit.
     """
-    grown = heap_growth(evidence, name)
-    unit = evidence.units[name]
-    times, arena = evidence.series("malloc.arena_bytes")
-    if len(times) < 2:
-        return np.zeros_like(grown)
-    before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
-    after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
-    return np.where(arena[after] - arena[before] >= _CONFIRMED * grown, grown, 0)
-
-
-def _at_last_sample(evidence: Evidence, name: str, series: str) -> Floats:
-    """A series' last value before each unit began; its first where there is none."""
-    times, values = evidence.series(series)
-    start = evidence.units[name].start
-    if not len(times):
-        return np.zeros(len(start))
-    return values[np.maximum(np.searchsorted(times, start, side="right") - 1, 0)]
+    grown, unit = heap_growth(evidence, name), evidence.units[name]
+    confirmed = evidence.grown_around("malloc.arena_bytes", unit.start, unit.end)
+    return np.where(confirmed >= np.maximum(_CONFIRMED * grown, 1), grown, 0)
 
 
 def _always_free(evidence: Evidence) -> float:
@@ -121,15 +106,10 @@ def given_back_ns(evidence: Evidence, name: str) -> Ints:
     freed = np.maximum(-size, -column(evidence, name, "used_bytes"))
     shrunk = np.minimum(freed, -column(evidence, name, "resident_bytes"))
     shrunk = np.where(shrunk >= _LEAST_BYTES, shrunk, 0)
-    price = _cost(evidence, "unmapping_mib_ns", _DEFAULT_UNMAPPING_NS)
+    price = evidence.latest("cost.unmapping_mib_ns", _DEFAULT_UNMAPPING_NS)
     return np.rint(shrunk / MIB * price).astype(np.int64)
 
 
 def _page_bytes(evidence: Evidence) -> float:
     """Bytes of a page on the run's machine."""
-    return _cost(evidence, "page_bytes", _DEFAULT_PAGE)
-
-
-def _cost(evidence: Evidence, name: str, default: float) -> float:
-    _, values = evidence.series(f"cost.{name}")
-    return float(values[-1]) if len(values) and values[-1] > 0 else default
+    return evidence.latest("cost.page_bytes", _DEFAULT_PAGE)

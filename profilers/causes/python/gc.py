@@ -18,9 +18,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         elsewhere = np.maximum(pauses.seen(unit.start, unit.end) - own, 0)
         # Another thread's collection costs this one only what it was kept from running: time blocked beyond
         # what it always waits for and beyond its declared spans.
-        usual = evidence.usually_blocked(name)
-        span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
-        held_up = np.minimum(elsewhere, np.maximum(left.blocked(name) - np.maximum(usual, span), 0))
+        held_up = np.minimum(elsewhere, evidence.beyond_usual(name, left.blocked(name)))
         # A collection whose thread is not known may have been this one's: on-CPU beyond what its inputs need.
         unplaced = np.maximum(pauses.unplaced.covered(unit.start, unit.end) - held_up, 0)
         if name == "compute" and evidence.setup.on_device:

@@ -6,6 +6,7 @@ switch. Somebody holds the lock meanwhile: a thread of this process, on a core, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from latfix.arrays import Floats, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.intervals import Timeline
-from latfix.profilers.evidence.units import BATCH_UNITS, Evidence, places
+from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, SLACK, USUAL_NS, WAIT_SERIES
 
 #: Where the CPU time of the process stands, by unit.
@@ -26,10 +27,8 @@ PROCESS_CPU = {
 _DEFAULT_INTERVAL_NS = 5_000_000.0
 #: A unit's waits are judged by the probe's readings within it and this far around it.
 _AROUND_NS = int(PERIOD_S * 1e9)
-#: Threads of latfix itself that run no code of the service.
-_OWN_THREADS = frozenset(
-    f"latfix-{name}" for name in ("sampler", "nvml", "gil", "segments", "status", "commands", "calibration")
-) | {"MainThread"}
+#: Series of threads that run code of the service: not the replayer's, the pools' together, and latfix's own.
+_SERVING = r"thread\.(?!MainThread\.|native\.|latfix-(?!worker|prepare))(.*)\."
 
 
 def held_ns(evidence: Evidence, left: Left, name: str) -> Ints:
@@ -55,7 +54,7 @@ def one_wakeup_ns(evidence: Evidence, start: Ints, end: Ints) -> Ints:
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
         return np.zeros(len(start), np.int64)
-    interval = _interval_ns(evidence)
+    interval = evidence.latest(INTERVAL_SERIES, _DEFAULT_INTERVAL_NS)
     longest = _Probe(times, waits, interval).longest(start, end)
     return np.rint(np.where(longest > 0, np.maximum(longest, SLACK * interval), 0.0)).astype(np.int64)
 
@@ -65,10 +64,10 @@ def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
 
     :param what: ``cpu_ns`` or ``runq_ns``.
     """
+    known = re.compile(_SERVING + what)
     for series in sorted({str(name) for name in evidence.samples["series"]}):
-        name = series.removeprefix("thread.").removesuffix(f".{what}")
-        if series.startswith("thread.") and series.endswith(f".{what}") and name not in (*_OWN_THREADS, "native"):
-            yield name, series
+        if found := known.fullmatch(series):
+            yield found[1], series
 
 
 def other_threads_ns(evidence: Evidence, name: str) -> Ints:
@@ -92,32 +91,25 @@ def other_threads_ns(evidence: Evidence, name: str) -> Ints:
 
 def _others(evidence: Evidence, name: str) -> Ints:
     """CPU time of the process beside the unit's own."""
-    source = evidence.batches if name in BATCH_UNITS else evidence.rows
+    source = evidence.account(name)
     return np.asarray(np.maximum(source[PROCESS_CPU[name]] - source[f"{name}_cpu_ns"], 0), dtype=np.int64)
 
 
 def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
     """What each unit can have waited for the lock, and the CPU time of the process's other threads meanwhile."""
     unit = evidence.units[name]
-    source = evidence.batches if name in BATCH_UNITS else evidence.rows
+    source = evidence.account(name)
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
         return np.zeros(len(unit.start), np.int64), np.zeros(len(unit.start), np.int64)
-    interval = _interval_ns(evidence)
+    interval = evidence.latest(INTERVAL_SERIES, _DEFAULT_INTERVAL_NS)
     probe = _Probe(times, waits, interval)
     # Where the probe waited for that long within the unit, the lock was held all the while: each switch lasted then.
     kept = probe.longest(unit.start, unit.end, around_ns=0) >= interval
     a_switch = np.maximum(probe.a_switch(unit.start, unit.end), np.where(kept, SLACK * interval, 0.0))
     # One more than were counted: the stamps lie a little outside of the counters' readings.
     switched = np.rint((source[f"{name}_vcsw"] + 1) * a_switch).astype(np.int64)
-    return np.minimum(switched, _held_up(evidence, left, name)), _others(evidence, name)
-
-
-def _held_up(evidence: Evidence, left: Left, name: str) -> Ints:
-    """Blocked time beyond what the unit always waits for and beyond its declared spans."""
-    usual = evidence.usually_blocked(name)
-    span = evidence.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
-    return np.asarray(np.maximum(left.blocked(name) - np.maximum(usual, span), 0), dtype=np.int64)
+    return np.minimum(switched, evidence.beyond_usual(name, left.blocked(name))), _others(evidence, name)
 
 
 def _delayed(evidence: Evidence, name: str) -> Ints:
@@ -127,23 +119,19 @@ def _delayed(evidence: Evidence, name: str) -> Ints:
     """
     unit = evidence.units[name]
     total = np.zeros(len(unit.start))
-    mine = places(name, unit.thread)
+    mine = evidence.places(name)
     by_units = np.zeros(len(unit.start))
     for place, timeline in _run_queue_delays(evidence).items():
         by_units += np.where(mine == place, 0.0, timeline.between(unit.start, unit.end)[0])
     for _, series in service_threads(evidence, "runq_ns"):
-        times, values = evidence.series(series)
-        if len(times) > 1:
-            before = np.maximum(np.searchsorted(times, unit.start, side="right") - 1, 0)
-            after = np.minimum(np.searchsorted(times, unit.end, side="left"), len(times) - 1)
-            total += np.maximum(values[after] - values[before], 0)
+        total += evidence.grown_around(series, unit.start, unit.end)
     return np.rint(np.maximum(total, by_units)).astype(np.int64)
 
 
 def _run_queue_delays(evidence: Evidence) -> dict[int, Timeline]:
     """By thread, its units' run-queue delays."""
     kinds = {name: evidence.units[name] for name in PROCESS_CPU}
-    where = {name: places(name, unit.thread) for name, unit in kinds.items()}
+    where = {name: evidence.places(name) for name in kinds}
     found = {}
     for place in np.unique(np.concatenate(list(where.values()))).tolist():
         chosen = [(unit, np.flatnonzero((unit.runq > 0) & (where[name] == place))) for name, unit in kinds.items()]
@@ -187,8 +175,3 @@ class _Probe:
         first, last = self._around(start, end)
         count = last - first
         return np.where(count > 0, (total[np.maximum(last, first)] - total[first]) / np.maximum(count, 1), 0.0)
-
-
-def _interval_ns(evidence: Evidence) -> float:
-    _, values = evidence.series(INTERVAL_SERIES)
-    return float(values[-1]) if len(values) else _DEFAULT_INTERVAL_NS

@@ -8,11 +8,10 @@ from latfix.profilers.evidence.units import Evidence
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
-    size = int(evidence.setup.max_batch)
     return (
         f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
         f"{milliseconds(figures.largest_ms)}, though the backlog did not keep growing "
-        f"(batches of up to {size}, {evidence.setup.workers} worker(s))."
+        f"({evidence.setup.crew})."
     )
 
 

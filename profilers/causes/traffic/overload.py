@@ -10,8 +10,8 @@ from latfix.profilers.evidence.units import Evidence
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return (
         f"with every request at reference cost, {figures.requests} requests would still have waited, at most "
-        f"{milliseconds(figures.largest_ms)}: load stayed at or above the capacity of {evidence.setup.workers} "
-        "worker(s), and the backlog kept growing."
+        f"{milliseconds(figures.largest_ms)}: load stayed at or above the capacity of {evidence.setup.crew}, "
+        "and the backlog kept growing."
     )
 
 

@@ -23,8 +23,12 @@ from latfix.profilers.evidence.outside.outside_view import (
     ONE_ADDRESS,
     RUN_QUEUE,
     Counter,
+    find_servers,
+    in_line,
 )
+from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
+from latfix.stages import Status
 
 #: A thread is still busy with an answer for so long after its last byte came.
 _AFTER_NS = 2_000_000
@@ -35,8 +39,8 @@ _LEAST, _ALONE = 10, 0.2
 _LONGEST_STEPS = 4.0
 #: Of a core that the process used while threads waited: from here on the holder computed, below it waited itself.
 _COMPUTED, _IDLE = 0.7, 0.3
-#: Of a standstill, for which its event loop was away.
-_AWAY = 0.8
+#: Of a standstill, for which its event loop was away; of waits in line, for which threads wait for a lock.
+_AWAY, _MOSTLY = 0.8, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,24 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
         held=held,
         held_cores=_cores(samples, held.start, held.end),
     )
+
+
+def servers_of(record: RunRecord) -> int:
+    """How many servers one queue feeds, each with one request at a time; 0 where that cannot be told.
+
+    Requests that all need one lock are answered as behind a queue. Where threads are seen waiting for a lock for most
+    of the time that was waited, it is that.
+    """
+    rows = record.requests
+    usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
+    at = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[usable]
+    end = (rows["arrival_ns"] + rows["latency_ns"])[usable]
+    servers = find_servers(at, end)
+    if not servers:
+        return 0
+    waited = int((in_line(at, end, servers)[0] - at).sum())
+    locked = int(find_lock_waits(record.samples, at, end, NO_INTERVALS).lock.sum())
+    return 0 if locked > _MOSTLY * waited else servers
 
 
 def _counts(samples: Columns, name: str, times: Floats) -> Floats:

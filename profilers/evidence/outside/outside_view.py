@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.profilers.evidence.run_baselines import Norms
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
-from latfix.stages import OUTSIDE_STAGES, Status
+from latfix.stages import OUTSIDE_STAGES
 
 #: Servers that are tried for; requests that must have waited, and not have waited, for either to be compared.
 _MOST_SERVERS, _LEAST = 16, 20
@@ -111,21 +110,19 @@ def late_acknowledgements(rows: Columns, samples: Columns, ok: Bools) -> str:
     return ""
 
 
-def as_served(record: RunRecord, norms: Norms) -> tuple[RunRecord, int]:
+def as_served(record: RunRecord, servers: int) -> RunRecord:
     """The record with queue, places of service and what the process did in them.
 
-    :returns: it, and how many servers one queue was seen to feed; 0 where that cannot be told.
+    :param servers: that one queue feeds (:func:`latfix.profilers.evidence.outside.lock_waits.servers_of`).
     """
     rows = dict(record.requests)
     at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
     end = rows["arrival_ns"] + rows["latency_ns"]
     taken = np.asarray(rows["http_status"] > 0)
-    usable = taken & (rows["status"] == Status.OK)
-    servers = norms.of("servers", lambda: find_servers(at[usable], end[usable]))
     start, lane = at.copy(), np.zeros(len(at), np.int64)
     if servers:
         chosen = np.flatnonzero(taken)
-        turns, lanes = _in_line(at[chosen], end[chosen], servers)
+        turns, lanes = in_line(at[chosen], end[chosen], servers)
         lane[chosen] = lanes
         first = (end - rows["finish_ns"])[chosen]
         start[chosen] = np.minimum(turns, np.maximum(first, at[chosen]))
@@ -138,7 +135,7 @@ def as_served(record: RunRecord, norms: Norms) -> tuple[RunRecord, int]:
     rows["finish_runq_ns"], _ = divided(record.samples, answered, end)
     rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
     batches = _places(rows, record.samples, np.flatnonzero(taken), start, answered, end, lane)
-    return replace(record, requests=rows, batches=batches), servers
+    return replace(record, requests=rows, batches=batches)
 
 
 def _places(
@@ -171,7 +168,7 @@ def find_servers(at: Ints, end: Ints) -> int:
     at, end = at[order], end[order]
     fits = []
     for servers in range(1, _MOST_SERVERS + 1):
-        turn, _ = _in_line(at, end, servers)
+        turn, _ = in_line(at, end, servers)
         misfit = _misfit(at, end, turn)
         if misfit is None:
             continue
@@ -181,7 +178,7 @@ def find_servers(at: Ints, end: Ints) -> int:
     return min(fits)[1] if fits else 0
 
 
-def _in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
+def in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
     """When each request's turn came, first come first served, and at which server."""
     turn, lane = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
     free = [(-(2**62), k) for k in range(servers)]

@@ -29,6 +29,7 @@ class Accounts:
     :param floors_ms: by cause, what chance alone makes of it.
     :param stages: measured parts of latencies, each ``(n,)``, -1 where they are not known.
     :param timed: false where only the order of arrivals is known.
+    :param unread: what may tell more, to be said where much is unexplained.
     """
 
     arrival_ns: Ints
@@ -45,3 +46,4 @@ class Accounts:
     ids: tuple[str, ...] = ()
     timed: bool = True
     notes: tuple[str, ...] = ()
+    unread: str = ""

@@ -35,6 +35,8 @@ _IN_TAIL = 20
 #: What no cause is named below, in milliseconds and as a share of p50.
 _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
 _MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
+#: From this part of the excess on, what is unexplained is worth a look at columns that were not read.
+_WORTH_READING = 0.1
 #: A tail this close to the median is no jitter.
 _HARDLY_ABOVE = 0.15
 #: ... unless the median itself is this many times the reference.
@@ -113,7 +115,7 @@ def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float 
         causes=causes,
         dispatch_ms=_dispatch_ms(accounts),
         throughput_rps=_rate(accounts),
-        notes=tuple(_notes(accounts, n, q, inside)),
+        notes=tuple(_notes(accounts, n, q, inside, unexplained > _WORTH_READING * excess_ms)),
         models=accounts.models,
         windows=sums.windows.windows(shown) if n and accounts.timed else (),
         learned_from=n,
@@ -284,8 +286,10 @@ def _rate(accounts: Accounts) -> float:
     return len(accounts.latency_ns) / max(ended, 1) * 1e9
 
 
-def _notes(accounts: Accounts, n: int, q: float, inside: int) -> Iterator[str]:
+def _notes(accounts: Accounts, n: int, q: float, inside: int, wanting: bool) -> Iterator[str]:
     yield from accounts.notes
+    if accounts.unread and wanting:
+        yield accounts.unread
     if n and (n < _FEW or inside < _IN_TAIL // 2):
         yield f"{percentile_label(q)} rests on {inside} of {n} requests: too few to be sure of."
 

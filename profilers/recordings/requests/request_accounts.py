@@ -376,6 +376,7 @@ class _Ledger:
             ids=_ids(self.table),
             timed=self.table.timed,
             notes=tuple(notes),
+            unread=self.table.unread,
         )
 
     def _find_traffic(self) -> None:

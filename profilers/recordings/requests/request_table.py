@@ -70,6 +70,7 @@ class RequestTable:
     :param has_status: false where the format does not say how requests ended.
     :param facts: what was read, by name, for ``source.read``.
     :param notes: what a reader must know, one sentence each.
+    :param unread: which columns may tell more, to be said where much is unexplained.
     """
 
     arrival_ns: Ints
@@ -93,6 +94,7 @@ class RequestTable:
     has_status: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unread: str = ""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

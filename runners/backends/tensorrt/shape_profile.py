@@ -45,11 +45,6 @@ class ShapeProfile:
             for shape, extents in zip(shapes, self.inputs, strict=True)
         )
 
-    @property
-    def varying(self) -> int:
-        """Dimensions that vary, of all tensors."""
-        return sum(extent.varies for extents in self.inputs for extent in extents)
-
     def words(self) -> list[str]:
         """For each tensor its shape, ``(1..8..8, 4..71..512)`` where dimensions vary."""
         return [f"({', '.join(map(str, extents))})" for extents in self.inputs]

@@ -38,7 +38,6 @@ FIX = Fix(
         batches_shared("requests run one by one (max_batch_size = 1), and none waits for company"),
         need(lambda context: context.settings.batch_window_ms > 0, "there is no batch window"),
     ),
-    sets={"batch_window_ms": 0.0},
     options=_options,
     verify=_verify,
 )

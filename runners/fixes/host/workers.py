@@ -48,7 +48,6 @@ FIX = Fix(
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
     needs=(on_host(), _room_for_more),
-    sets=lambda context: _share(context.cores, context.cores),
     options=_options,
     verify=_verify,
 )

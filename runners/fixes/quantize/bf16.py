@@ -22,8 +22,8 @@ def native_bf16() -> bool:
 
 
 def _native(context: Context) -> str:
-    if context.on_cpu:
-        return "" if native_bf16() else "this CPU has no bfloat16 instructions, without which it is slower"
+    if context.on_cpu and not native_bf16():
+        return "this CPU has no bfloat16 instructions, without which it is slower"
     found = capability(context)
     if found is not None and found < _LEAST:
         return "bfloat16 is emulated on GPUs before compute capability 8.0; quantize.fp16 is not"

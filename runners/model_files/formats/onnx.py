@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ BACKEND = "ONNX Runtime"
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
-    "tensor(bfloat16)": "bfloat16",
     "tensor(double)": "float64",
     "tensor(int64)": "int64",
     "tensor(int32)": "int32",
@@ -32,6 +32,7 @@ _DTYPES = {
     "tensor(uint8)": "uint8",
     "tensor(bool)": "bool",
 }
+_NO_NAME = re.compile(r"[\W\d_]*|none|unknown", re.IGNORECASE)
 
 
 def open_file(file: Path) -> OpenedModel:
@@ -52,6 +53,10 @@ def open_file(file: Path) -> OpenedModel:
         inputs=inputs,
         load=lambda device: _module(session, file, device),
         outputs=tuple(output.name for output in session.get_outputs()),
+        output_axes={
+            output.name: tuple(_axis(size, k, output.name) for k, size in enumerate(output.shape or ()))
+            for output in session.get_outputs()
+        },
     )
 
 
@@ -83,7 +88,15 @@ def _input(given: Any, file: Path, rows: dict[str, int]) -> TensorInput:
 def _axis(size: Any, place: int, name: str) -> Axis:
     if isinstance(size, int) and size > 0:
         return Axis(size=size)
-    return Axis(symbol=size if isinstance(size, str) and size else f"{name}[{place}]")
+    return Axis(symbol=size if isinstance(size, str) and _is_name(size, name) else f"{name}[{place}]")
+
+
+def _is_name(symbol: str, tensor: str) -> bool:
+    """False for what exporters write where a dimension has no name: ``?``, ``None``, ``x_dynamic_axes_1`` of ``x``.
+
+    Several dimensions that are written so are not equally long, and what they are of is no word of theirs.
+    """
+    return not (_NO_NAME.fullmatch(symbol) or symbol.startswith(f"{tensor}_dynamic_axes_"))
 
 
 def _module(session: Any, file: Path, device: str) -> torch.nn.Module:

@@ -78,7 +78,7 @@ def test_figures_are_served_while_it_watches(cli: Cli, tmp_path: Path) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    code, _, _ = cli("watch", str(tmp_path), "--updates", "20", "--every", "0.2", "--metrics", f"127.0.0.1:{port}")
+    code, _, _ = cli("watch", str(tmp_path), "--updates", "8", "--every", "0.2", "--metrics", f"127.0.0.1:{port}")
     asking.join()
     assert code == 0
     assert "latfix_window_requests{workload=" in asked[-1] and asked[-1].endswith("# EOF\n")

@@ -118,7 +118,7 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10_000),
     n=st.integers(0, 120),

@@ -13,6 +13,7 @@ from latfix.gates.evaluate import evaluate
 from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
 from latfix.lower_bound import AtLeast
+from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
@@ -100,3 +101,14 @@ def test_shed_on_arrival(simulate: Simulate) -> None:
         rows[name][shed] = 0
     found = diagnose(record)
     assert found.verdict == "losing" and found.lost[0].in_stage == {"admission": 12}
+
+
+def test_what_lost_requests_of_a_large_run_waited_for_is_seen_where_it_was_learned(simulate: Simulate) -> None:
+    """Of those between the stretches that a large run is learned from, nothing is known: they are not unrecorded."""
+    record = _cut_off(simulate(n=6_000, rate=60.0), 0.1)
+    (whole,) = diagnose(record).lost
+    (pieces,) = diagnose(record, scale=Scale(limit=0, chunk=1_000, stretches=4, stretch=500)).lost
+    assert pieces.requests == whole.requests and pieces.in_stage == whole.in_stage
+    assert next(iter(pieces.waited_for_ms)) == next(iter(whole.waited_for_ms)) == "work"
+    share, expected = (one.waited_for_ms["work"] / sum(one.waited_for_ms.values()) for one in (pieces, whole))
+    assert share == pytest.approx(expected, abs=0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,11 @@ from latfix.profilers.attribution.noise_floors import _raised
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.verdict import judge
 from latfix.profilers.causes import CAUSES
+from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_meta import RunMeta
+from latfix.run_record.run_record import RunRecord
+from latfix.settings import RunnerSettings
 
 
 def cause(name: str, tail_ms: float, excess_ms: float, *, named: bool = False) -> CauseSummary:
@@ -88,4 +93,33 @@ def test_advice_can_apply_where_the_run_was_made() -> None:
     assert {"quantize.int8_dynamic", "fuse.openvino", "batch.bucket"} <= set(on_cpu)
     of_file = applicable(every, RunMeta(device="cpu", entry="model.onnx"))
     assert not any(fix.startswith(("quantize.", "fuse.")) for fix in of_file) and "batch.bucket" in of_file
-    assert applicable(every, RunMeta(device="cuda:0", entry="adapter:Service")) == every
+    on_gpu = applicable(every, RunMeta(device="cuda:0", entry="adapter:Service"))
+    assert {"host.workers", "host.threads", "fuse.openvino", "cache.embeddings"}.isdisjoint(on_gpu)
+    assert {"fuse.cudagraph", "quantize.int8_dynamic", "batch.size"} <= set(on_gpu)
+    # One worker has nobody to route to, and one thread of an operator waits for no other.
+    alone = RunMeta(settings=RunnerSettings(workers=1), torch_threads=1)
+    several = RunMeta(settings=RunnerSettings(workers=2), torch_threads=4)
+    for fix in ("host.routing", "host.threads", "host.wait_policy"):
+        assert fix not in applicable(every, alone) and fix in applicable(every, several)
+
+
+@pytest.mark.parametrize(("median_ms", "words"), [(10.0, "take hardly longer"), (0.05, "take 0.0900 ms longer")])
+def test_a_service_of_microseconds_is_not_said_to_take_hardly_longer(median_ms: float, words: str) -> None:
+    found = judge((), tail(0.09, median_ms + 0.09), {"p50": median_ms}, 99.0, median_ms + 0.09)
+    assert found.word == "steady" and words in found.sentence
+
+
+@pytest.mark.parametrize(("kind", "told"), [("replay", True), ("live", False)])
+def test_options_of_a_replay_are_no_advice_to_a_service_that_runs(
+    simulate: Callable[..., RunRecord], kind: str, told: bool
+) -> None:
+    record = simulate(n=60, cold=400.0, meta={"source": {"kind": kind, "path": "x"}})
+    notes = " ".join(diagnose(record, bootstrap=10).notes)
+    assert "about 1,000 would do" in notes
+    assert all((words in notes) == told for words in ("--repeat 17", "warmup_requests = 10"))
+
+
+def test_how_many_would_do_is_a_round_number(simulate: Callable[..., RunRecord]) -> None:
+    record = simulate(n=60)
+    for percentile, enough in ((90.0, "100"), (99.9, "10,000")):
+        assert f"about {enough} would do" in " ".join(diagnose(record, percentile=percentile, bootstrap=10).notes)

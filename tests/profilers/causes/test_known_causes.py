@@ -13,7 +13,7 @@ import pytest
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
-from latfix.run_record.dispatch_lag import dispatch_lag
+from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.test_memory_and_gil import MS, add_samples
 
@@ -56,6 +56,7 @@ def check_sums(diagnosis: Diagnosis) -> None:
         ("compute", "denormals", "numerics.denormals"),
         ("prepare", "denormals", "numerics.denormals"),
         ("prepare", "gc", "python.gc"),
+        ("prepare", "compile", "cold.compile"),
         ("prepare", "runq", "host.contention"),
         ("prepare", "span", "external.dependency"),
         ("prepare", "blocked", "external.dependency"),
@@ -224,6 +225,8 @@ def test_long_window(simulate: Simulate) -> None:
 def test_burst_and_overload_are_told_apart(simulate: Simulate) -> None:
     lulls = np.arange(0, 60000, 150.0)
     arrivals = np.sort(np.concatenate([lulls, np.repeat(np.arange(5000, 60000, 10000.0), 30)]))
+    burst = diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals, workers=2, max_batch=3))
+    assert any("(2 workers, batches of up to 3)" in c.evidence for c in burst.causes if c.cause == "traffic.burst")
     assert diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals)).verdict == "traffic.burst"
     assert diagnose(simulate(rate=140)).verdict == "traffic.overload"
 
@@ -343,7 +346,7 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
     record = simulate(rate=20, dispatch=late)
     diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
     assert diagnosis.verdict == "observer"
-    assert not diagnosis.trustworthy and diagnosis.trustworthy == dispatch_lag(record).trustworthy
+    assert not diagnosis.trustworthy and diagnosis.trustworthy == is_on_time(record)
 
 
 def test_requests_that_were_taken_in_late_are_the_services(simulate: Simulate) -> None:
@@ -398,3 +401,34 @@ def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simula
     faults = next(each for each in diagnosis.causes if each.cause == "memory.page_faults")
     assert diagnosis.verdict == "host.slowdown" and "500 ns each" in faults.evidence
     assert faults.tail_share < 0.1
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("gc", "python.gc"), ("blocked", "inconclusive")])
+def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simulate, kind: str, verdict: str) -> None:
+    """The batches' column counts each of its places as a worker: each is taken first at some time, none is cold."""
+    struck = dict.fromkeys(range(205, 400, 13), (kind, 60.0))
+    record = simulate(n=400, arrivals_ms=np.arange(400) * 150.0, workers=4, compute_faults=struck)
+    record.events["thread"][:] = 9000
+    record.batches["worker"][:205] = 0
+    settings = {"batching": "continuous", "max_batch_size": 4, "workers": 1}
+    meta = record.meta.updated(settings=settings, threads={"worker": [9000]})
+    found = diagnose(replace(record, meta=meta), percentile=95, bootstrap=60)
+    assert found.verdict == verdict
+    assert entry(found, "cold.start")[0] < 0.1
+    assert entry(found, "python.gc" if kind == "gc" else "unexplained")[0] > 0.9 * found.excess_ms
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_quota_that_ran_out_before_a_batch_did_not_hold_it_up(simulate: Simulate, earlier: bool) -> None:
+    """The worker looks at the counter where it waited for a core: what that grew by may be from long before."""
+    struck = some("runq", 40.0)
+    record = simulate(rate=10, compute_faults=struck)
+    batches = record.batches
+    hit = np.isin(record.requests["index"], sorted(struck))
+    rows = np.searchsorted(batches["batch_id"], record.requests["batch_id"][hit])
+    batches["throttled_ns"][rows] = 40 * MS
+    times = np.arange(0, int(batches["finish_end_ns"][-1]) + 100 * MS, 100 * MS)
+    when = batches["h2d_end_ns"][rows] - (300 * MS if earlier else 0)
+    total = 40 * MS * np.searchsorted(np.sort(when), times - 20 * MS)
+    found = diagnose(add_samples(record, {"cgroup.throttled_ns": (times, total)}), bootstrap=20)
+    assert found.verdict == ("host.contention" if earlier else "host.throttle")

@@ -24,6 +24,8 @@ from latfix.run_record.run_record import RunRecord
 Simulate = Callable[..., RunRecord]
 SMALL = Scale(limit=1_000, chunk=3_000, stretches=8, stretch=2_000, listed=400)
 N = 24_000
+#: When traffic is many times as dense for four seconds, in milliseconds.
+RUSHES = (30_000, 90_000, 130_000)
 
 
 def _faults(rng: np.random.Generator, n: int) -> dict[int, tuple[str, float]]:
@@ -194,6 +196,18 @@ def test_windows_and_activity_agree(simulate: Simulate) -> None:
         assert second.requests == first.requests
         assert second.p50_ms == pytest.approx(first.p50_ms, rel=0.03)
         assert second.causes_ms["python.gc"] == pytest.approx(first.causes_ms["python.gc"], rel=0.1, abs=0.3)
+
+
+def test_a_cause_that_all_requests_share_comes_in_no_bursts_of_the_traffic(simulate: Simulate) -> None:
+    rng = np.random.default_rng(4)
+    lull, rush = np.arange(0, 160_000, 80.0), np.concatenate([at + np.arange(0, 4_000, 3.0) for at in RUSHES])
+    arrivals = np.sort(np.concatenate([lull, rush]))
+    n = len(arrivals)
+    faults = {k: ("runq", float(ms)) for k, ms in enumerate(rng.exponential(3.0, n))}
+    record = simulate(n=n, arrivals_ms=arrivals, workers=8, base=2.0, per_item=0.0, compute_faults=faults)
+    for found in (diagnose(record), diagnose(record, scale=SMALL)):
+        active = _named(found)["host.contention"].active
+        assert active is not None and active.text == "throughout"
 
 
 def test_a_backlog_at_a_cut_belongs_to_what_made_it(

@@ -77,13 +77,17 @@ def test_a_stretch_holds_what_belongs_to_it(simulate: Callable[..., RunRecord]) 
 
 
 def test_joined_stretches_are_numbered_anew(simulate: Callable[..., RunRecord]) -> None:
-    record = simulate(n=300, max_batch=4, rate=200.0)
+    faults = dict.fromkeys((10, 60, 150), ("gc", 20.0))
+    record = simulate(n=300, max_batch=4, rate=200.0, compute_faults=faults)
+    record.events["request"][:] = sorted(faults)  # each names the request whose batch it struck
     source = WholeRecord(record)
     both = joined([source.stretch(0, 40), source.stretch(120, 200)])
     np.testing.assert_array_equal(both.requests["index"], np.arange(120))
     assert both.traffic.ids == record.traffic.ids[:40] + record.traffic.ids[120:200]
     assert np.all(np.diff(both.batches["batch_id"]) > 0)
     np.testing.assert_array_equal(both.requests["arrival_ns"][40:], record.requests["arrival_ns"][120:200])
+    named = both.events["request"][both.events["request"] >= 0]
+    assert [both.traffic.ids[k] for k in named] == ["r10", "r150"]
 
 
 def _ledger(n: int) -> Ledger:

@@ -29,20 +29,15 @@ _CUTLASS3 = (
 MATRIX = [
     # cuBLAS, Ampere and before
     ("ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x6_tn", "bf16"),
-    ("ampere_s16816gemm_bf16_128x64_ldg8_stages_32x6_nn", "bf16"),
     ("ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn", "bf16"),
     ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_tn", "fp16"),
-    ("ampere_s16816gemm_fp16_64x64_sliced1x2_ldg8_stages_64x6_tn", "fp16"),
     ("ampere_h16816gemm_128x128_ldg8_stages_32x5_tn", "fp16"),
     ("volta_fp16_s884gemm_fp16_256x128_ldg8_f2f_mods_nt", "fp16"),
     ("ampere_sgemm_128x64_tn", "fp32"),
-    ("ampere_sgemm_64x32_sliced1x4_tn", "fp32"),
-    ("volta_sgemm_32x32", "fp32"),
     ("volta_int32_i8816gemm_int8_256x128_ldg16_mods_nt", "int8"),
     # cuBLASLt: type of the operands' memory, then of the product
     ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize256x64x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4", "fp32"),
     ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_warpsize2x1x2_tensor16x8x8", "tf32"),
-    ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_cgasize1x2x1_stage4_gmmastage2", "tf32"),
     (
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel"
         "__5x_cublas",
@@ -50,17 +45,13 @@ MATRIX = [
     ),
     ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize64x128x64_warpgroupsize1x1x1_execute", "fp16"),
     ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128_cgasize1x2x1_stage4", "fp8"),
-    ("sm90_xmma_gemm_e4m3f32_e4m3f32_f32_tn_n_tilesize128x128x128", "fp8"),
     ("sm90_xmma_gemm_i8i32_i8i32_i32_tn_n_tilesize256x128x128_warpgroupsize2x1x1_execute", "int8"),
     # cuBLASLt's newer kernels
     ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN", "fp16"),
     ("nvjet_sm90_hss_64x8_64x16_1x1_h_bz_splitK_NNT", "fp16"),
-    ("nvjet_tst_128x24_64x11_2x1_v_bz_TNT", "bf16"),
     ("nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT", "bf16"),
-    ("nvjet_tss_256x128_64x4_1x2_h_bz_coopA_TNT", "bf16"),
     ("nvjet_sm120_tst_mma_64x64x128_3_32x32x128_tmaAB_alignCD4_bz_TNNN", "bf16"),
     ("nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT", "fp8"),
-    ("nvjet_qqhsh_128x256_128x6_2x1_v_bz_TNT", "fp8"),
     ("nvjet_sss_tf32_128x256_TNT", "tf32"),
     # CUTLASS inside of cuBLAS
     (
@@ -69,17 +60,13 @@ MATRIX = [
         "bf16",
     ),
     ("void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>(…::Params)", "bf16"),
-    ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_32x1_tn_align8>(…)", "bf16"),
     ("cutlass_80_tensorop_f16_s16816gemm_relu_f16_128x128_32x4_tn_align8", "fp16"),
     ("void cutlass::Kernel2<cutlass_80_tensorop_h16816gemm_256x128_32x3_nn_align8>(…::Params)", "fp16"),
     ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x128_16x3_nn_align4>(…::Params)", "tf32"),
     ("cutlass_tensorop_s1688tf32gemm_256x128_16x3_nn_align4", "tf32"),
     ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_nn_align1>(…::Params)", "fp32"),
     ("void cutlass::Kernel2<cutlass_80_tensorop_i16832gemm_s8_128x64_128x3_tn_align16>(…::Params)", "int8"),
-    ("cutlass_80_wmma_tensorop_i161616gemm_s8_forwardCompat_128x128_32x2_nn_align4", "int8"),
-    ("cutlass_75_tensorop_i8816gemm_s8_128x128_tn_align16", "int8"),
     ("cutlass3x_sm100_tensorop_s64x128x16gemm_f16_f16_f32_f16_f16_64x128x64_1x1x1_0_nnn_align8_1sm", "fp16"),
-    ("cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_bf16_bf16_128x128x64_2x1x1_0_ntn_align8", "bf16"),
     ("cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_64x128x128_2x1x1_0_tnt_align16", "fp8"),
     ("cutlass3x_sm100_tensorop_s128x128x8tf32gemm_f32_f32_f32_f32_f32_128x128x32_0_tnn_align4_2sm_epi_tma", "tf32"),
     # templates
@@ -88,7 +75,6 @@ MATRIX = [
     ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<(cute::UMMA::Major)0, 0u, 4096u, 1024u>(unsigned int)", "fp8"),
     ("bmm_e4m3_e4m3e4m3_fp32_t128x64x128u2_s6_et64x64", "fp8"),
     (_GEMV.format("__nv_bfloat16"), "bf16"),
-    (_GEMV.format("__half"), "fp16"),
     (_GEMV.format("float"), "fp32"),
     ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 2, 4, false, false>(…)", "fp16"),
     (
@@ -102,11 +88,6 @@ MATRIX = [
         "bf16",
     ),
     (
-        "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false, cublasGemvTensorStridedBatched<__half const>,"
-        " cublasGemvTensorStridedBatched<__half const>, cublasGemvTensorStridedBatched<__half> >(…)",
-        "fp16",
-    ),
-    (
         "void gemmk1_kernel<int, float, 256, 5, false, false, false, false,"
         " cublasGemvTensorStridedBatched<__nv_bfloat16 const>, cublasGemvTensorStridedBatched<__nv_bfloat16 const>,"
         " cublasGemvTensorStridedBatched<__nv_bfloat16>,"
@@ -117,10 +98,6 @@ MATRIX = [
         "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<__half const>,"
         " cublasGemvTensorStridedBatched<__half> > >(…)",
         "fp16",
-    ),
-    (
-        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float const>, cublasGemvTensor<float>>>(…)",
-        "fp32",
     ),
     # a frame named after what it is filled with, and a kernel without a name of its own
     (
@@ -140,13 +117,11 @@ MATRIX = [
     ("_5x_cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1", "fp32"),
     # attention
     (_FLASH.format("cutlass::bfloat16_t"), "bf16"),
-    (_FLASH.format("cutlass::half_t"), "fp16"),
     (
         "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
         "bf16",
     ),
     ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", "fp16"),
-    ("fmha_cutlassF_f32_aligned_64x64_rf_sm80", "fp32"),
     # cuDNN writes f16 for bfloat16, too
     ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", ""),
     # compiled: templates of an operator that takes one format only
@@ -175,7 +150,6 @@ _ELEMENT = (
     ("name", "found"),
     [
         (_ELEMENT.format("c10::BFloat16"), "bf16"),
-        (_ELEMENT.format("c10::Half"), "fp16"),
         (_ELEMENT.format("float"), "fp32"),
         (
             "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int)",
@@ -189,7 +163,6 @@ _ELEMENT = (
             "",
         ),
         ("triton_poi_fused_add_gelu_0", ""),
-        ("triton_red_fused_native_layer_norm_2", ""),
         ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, false>(…)", ""),
         ("void per_token_group_quant_8bit_kernel<c10::BFloat16, __nv_fp8_e4m3, false, false, float>(…)", ""),
         ("void flash::flash_fwd_splitkv_combine_kernel<traits>(params)", ""),

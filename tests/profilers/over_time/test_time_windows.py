@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from latfix.arrays import Ints
+from latfix.lower_bound import AtLeast
+from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.results.diagnosis import Window
 from latfix.run_record.run_record import RunRecord
+from latfix.stages import Status
 
 Simulate = Callable[..., RunRecord]
 MS = 1_000_000
@@ -69,6 +72,20 @@ def test_an_episode_of_collections_is_placed_in_time(simulate: Simulate) -> None
     assert before and max(before) == 0 and min(during) > 0
     # Only causes with a part of the tail worth mention are followed over time.
     assert set(windows[0].causes_ms) == {cause.cause for cause in found.causes if cause.active}
+
+
+@pytest.mark.parametrize("limit", [10_000, 0], ids=["at-once", "in-chunks"])
+def test_windows_reach_to_the_end_of_a_run_that_stops_answering(simulate: Simulate, limit: int) -> None:
+    record = simulate(n=900, status=dict.fromkeys(range(450, 900), int(Status.TIMEOUT)))
+    found = diagnose(record, scale=Scale(limit=limit, chunk=300, stretches=3, stretch=200))
+    arrival, latency = (record.requests[name] / 1e9 for name in ("arrival_ns", "latency_ns"))
+    assert found.windows[-1].end_s == arrival[-1] > 1.5 * arrival[449]
+    last = found.windows[-1]
+    waited = latency[arrival >= last.start_s] * 1e3
+    assert last.requests == 0 and last.offered_rps > 0
+    assert isinstance(last.p50_ms, AtLeast) and last.p50_ms.bound == pytest.approx(np.median(waited), rel=0.01)
+    first = latency[arrival < found.windows[0].end_s] * 1e3
+    assert found.windows[0].p50_ms == pytest.approx(np.median(first), rel=0.01)
 
 
 def test_a_run_without_ok_requests_has_no_windows(simulate: Simulate) -> None:

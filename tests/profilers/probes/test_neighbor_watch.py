@@ -53,13 +53,15 @@ def test_who_spent_how_much(tmp_path: Path) -> None:
     ]
 
 
-def test_another_process_of_the_same_number_starts_anew(tmp_path: Path) -> None:
+def test_another_process_of_the_same_number_starts_anew_and_one_that_came_since_counts(tmp_path: Path) -> None:
     process(tmp_path, 7, "old", 5000, born=5)
-    watch = NeighborWatch(set(), proc=tmp_path)
+    clock = count(SECOND, SECOND)
+    watch = NeighborWatch(set(), proc=tmp_path, clock=lambda: next(clock))
     watch.look()
-    process(tmp_path, 7, "new", 5001, born=6)
+    process(tmp_path, 7, "new", 40, born=6)
+    process(tmp_path, 11, "passer-by", 20)
     watch.look()
-    assert [value for _, _, value in watch.samples] == [0.0, 0.0, 0.0, 0.0]
+    assert [value for _, _, value in watch.samples] == [0.0, 0.0, 60.0 * TICK_NS, 0.0, 40.0 * TICK_NS, 20.0 * TICK_NS]
 
 
 def test_a_name_brings_no_control_characters_and_a_torn_line_takes_none_with_it(tmp_path: Path) -> None:

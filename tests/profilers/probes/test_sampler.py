@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from latfix.profilers.calibration.microbenchmarks import minor_fault, timer_floor_ns
+from latfix.profilers.calibration.microbenchmarks import MEASURES, unit_costs
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes import heap_readers as allocator
 from latfix.profilers.probes.control_groups import cgroup_reader
@@ -226,6 +227,10 @@ def test_nvml_says_what_is_there_or_missing() -> None:
         nvml.close()
 
 
-def test_calibration_is_positive() -> None:
-    assert minor_fault(pages=64, rounds=3).value > 0
-    assert timer_floor_ns(samples=200) >= 0
+def test_unit_costs_lie_within_their_intervals() -> None:
+    costs = unit_costs()
+    for name in MEASURES:
+        assert 0 <= costs[f"{name}_low_ns"] <= costs[f"{name}_ns"] <= costs[f"{name}_high_ns"] > 0, name
+    # What must be so on any machine: more work takes longer.
+    assert costs["unmapping_mib_ns"] > 0.02 * 256 * costs["minor_fault_ns"] > 0
+    assert costs["page_bytes"] == mmap.PAGESIZE

@@ -24,8 +24,7 @@ from latfix.profilers.probes.thread_counters import (
     ProcessMemory,
     ThreadCounters,
     difference,
-    memory_cost_ns,
-    snapshot_cost_ns,
+    median_cost_ns,
 )
 from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 
@@ -142,8 +141,8 @@ def test_the_cost_of_a_snapshot_is_that_of_its_system_calls() -> None:
     for _ in range(200):
         counters.snapshot()
     mean = (time.perf_counter_ns() - start) / 200
+    assert 0 < median_cost_ns(counters.snapshot, samples=200) < 10 * mean
     counters.close()
-    assert 0 < snapshot_cost_ns(samples=200) < 10 * mean
 
 
 def test_pool_delays_leave_python_threads_out() -> None:
@@ -248,12 +247,11 @@ def test_a_reading_without_the_heap_says_nothing_of_it(memory: ProcessMemory) ->
     assert [change[name] for name in MEMORY[2:]] == [20, 5, 15, 30]
 
 
-def test_closed_memory_reads_as_zero_and_readings_cost_something() -> None:
+def test_closed_memory_reads_as_zero() -> None:
     memory = ProcessMemory()
     memory.close()
     memory.close()
     assert memory.read()[:2] == (0, 0)
-    assert memory_cost_ns(samples=50) > 0
 
 
 def test_counters_are_read_without_letting_go_of_the_interpreter_lock() -> None:

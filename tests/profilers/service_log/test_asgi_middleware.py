@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 
 import latfix
 from latfix.profilers.recordings import service_log
-from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.service_log.recorder import flush
 from latfix.stages import Status
 
@@ -74,6 +77,60 @@ def test_ends_are_told_apart(tmp_path: Path, client: Any) -> None:
     assert statuses == [Status.OK, Status.ERROR, Status.SHED, Status.OK, Status.OK]
 
 
+def _served(folder: Path, messages: list[dict[str, Any]], after: Callable[[], None], **scope: Any) -> RequestTable:
+    """What is recorded of an application that sends these messages, and then does something else."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200})
+        for message in messages:
+            await send({"type": "http.response.body", **message})
+        after()
+
+    with contextlib.suppress(OSError, ValueError):
+        asyncio.run(latfix.RecordMiddleware(app, folder)({"type": "http", **scope}, _nothing, _nothing))
+    return _table(folder)
+
+
+async def _nothing(*messages: Any) -> Any:
+    if any(message.get("gone") for message in messages):
+        raise OSError("the client is gone")
+    return {}
+
+
+def test_an_answer_ends_with_its_last_byte(tmp_path: Path) -> None:
+    def background() -> None:
+        time.sleep(0.2)
+        raise ValueError("after the answer")
+
+    table = _served(tmp_path, [{"more_body": True}, {}], background)
+    assert table.status.tolist() == [Status.OK]
+    assert table.latency_ns[0] < 0.2e9
+
+
+@pytest.mark.parametrize("message", [{"more_body": True}, {"gone": True}])
+def test_an_answer_that_was_broken_off_is_the_clients(tmp_path: Path, message: dict[str, Any]) -> None:
+    assert _served(tmp_path, [message], lambda: None).status.tolist() == [CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "route"),
+    [
+        ("/v1/items/1", {"id": 1}, "/v1/items/{id}"),
+        ("/files/a/b.txt", {"path": "a/b.txt"}, "/files/{path}"),
+        ("/a/a.json", {"name": "a.json"}, "/a/{name}"),
+        ("/data/a.json", {"name": "a"}, "/data/{name}.json"),
+        ("/data/", {"name": ""}, "/data/"),
+    ],
+)
+def test_a_path_without_a_route_loses_the_values_in_it(
+    tmp_path: Path, path: str, values: dict[str, Any], route: str
+) -> None:
+    _served(tmp_path, [{}], lambda: None, path=path, path_params=values)
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text())["route"] == route
+
+
 def test_other_kinds_of_connection_pass_through(tmp_path: Path) -> None:
     seen = []
 
@@ -81,11 +138,8 @@ def test_other_kinds_of_connection_pass_through(tmp_path: Path) -> None:
         del receive, send
         seen.append(scope["type"])
 
-    async def nothing(*_: Any) -> Any:
-        return {}
-
     middleware = latfix.RecordMiddleware(app, tmp_path)
-    asyncio.run(middleware({"type": "lifespan"}, nothing, nothing))
+    asyncio.run(middleware({"type": "lifespan"}, _nothing, _nothing))
     assert seen == ["lifespan"]
     flush()
     assert not list(tmp_path.iterdir())

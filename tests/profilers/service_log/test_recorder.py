@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.service_log.recorder import flush
 from latfix.results.diagnosis import Diagnosis
+from latfix.spans import collected
 from latfix.stages import Status
 
 
@@ -109,6 +112,50 @@ def test_blocks_nest_and_spans_go_to_the_innermost(tmp_path: Path) -> None:
     assert (table.parts["db"][table.route == outer] == 0).all()
 
 
+def test_blocks_of_generators_end_in_any_order_and_in_any_context(tmp_path: Path) -> None:
+    shared = latfix.record(tmp_path, route="shared")
+
+    def stream(block: latfix.record) -> Iterator[int]:
+        with block, latfix.span("db"):
+            yield 1
+
+    early, late = stream(latfix.record(tmp_path, route="early")), stream(latfix.record(tmp_path, route="late"))
+    elsewhere = stream(shared)
+    assert [next(early), next(late)] == [1, 1]
+    assert contextvars.copy_context().run(next, elsewhere) == 1
+    assert list(early) == []
+    time.sleep(0.02)
+    assert list(late) == []
+    assert contextvars.copy_context().run(list, elsewhere) == []
+    assert collected.get() is None, "spans that are of no request would pile up"
+    table = _table(tmp_path)
+    took = dict(zip((table.routes[k] for k in table.route), table.latency_ns, strict=True))  # type: ignore[union-attr]
+    assert took.keys() == {"early", "late", "shared"}
+    assert took["early"] < took["late"]
+    assert took["late"] > 0.02e9
+
+
+@pytest.mark.parametrize("told", [lambda: 1 / 0, lambda: 3, {"n": 10**400}, {(1,): 2}, {"n": object()}])
+def test_features_that_are_none_cost_neither_an_answer_nor_rows(tmp_path: Path, told: Any) -> None:
+    @latfix.record(tmp_path, features=told)
+    def answer() -> int:
+        return 42
+
+    assert [answer(), answer()] == [42, 42]
+    assert len(_table(tmp_path)) == 2
+    assert {
+        json.loads(line)["in_flight"] for file in tmp_path.iterdir() for line in file.read_text().splitlines()
+    } == {1}
+
+
+def test_a_process_that_only_forks_has_no_thread_of_it(tmp_path: Path) -> None:
+    before = threading.active_count()
+    work = latfix.record(tmp_path)(_nothing)
+    assert threading.active_count() == before
+    work()
+    assert threading.active_count() == before + 1
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -116,6 +163,7 @@ def test_blocks_nest_and_spans_go_to_the_innermost(tmp_path: Path) -> None:
         (lambda _: latfix.record(print), "expected the folder"),  # type: ignore[arg-type]
         (lambda folder: latfix.record(folder, most_mb=0), "most_mb"),
         (lambda folder: latfix.record(folder, rows_per_s=True), "rows_per_s"),
+        (lambda folder: latfix.record(folder, route=3), "found route"),  # type: ignore[arg-type]
         (lambda _: latfix.record("/proc/latfix"), "cannot record there"),
     ],
 )
@@ -131,8 +179,8 @@ def generator() -> Any:
 
 def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
     work = latfix.record(tmp_path)(_nothing)
-    work()
-    child = os.fork()
+    with latfix.record(tmp_path):  # the request during which it forks is the parent's
+        child = os.fork()
     if not child:
         work()
         flush()
@@ -167,6 +215,7 @@ def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
     assert "queue" not in found.stages_ms
 
 
+@pytest.mark.slow
 def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_path: Path) -> None:
     @latfix.record(tmp_path / "plain")
     def plain(k: int) -> None:
@@ -186,6 +235,7 @@ def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_p
     assert _diagnosis(tmp_path / "declared").verdict == "dependency.feature_store"
 
 
+@pytest.mark.slow
 def test_collections_are_named(tmp_path: Path) -> None:
     kept = [[k] for k in range(600_000)]
 
@@ -204,6 +254,7 @@ def test_collections_are_named(tmp_path: Path) -> None:
     assert found.verdict in ("python.gc", "host.contention")  # the latter where others have this machine's cores
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None:
     one_at_a_time = threading.Lock()
 

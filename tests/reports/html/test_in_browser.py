@@ -22,7 +22,7 @@ from tests.reports.conftest import make_session
 
 Session = tuple[RunRecord, Diagnosis]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 #: Runs ``look`` once the page is drawn, and adds what it returns to the page.
 PROBE = """<script>addEventListener("load", () => {

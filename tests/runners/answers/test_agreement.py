@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,17 @@ from latfix.errors import InputError
 from latfix.runners.answers.agreement import Yardstick, compare, difference, following_axes, yardstick_of
 from latfix.runners.answers.named_outputs import outputs_of
 from latfix.runners.answers.own_variation import own_variation
+
+
+@dataclass
+class _Found:
+    """An answer of a type of its own; what is written of many numbers leaves most of them out."""
+
+    boxes: torch.Tensor
+    label: str = "cat"
+
+
+_MANY = torch.arange(1.0, 4001.0)
 
 
 def _agree(a: Any, b: Any) -> float:
@@ -43,6 +55,10 @@ def _agree(a: Any, b: Any) -> float:
         (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
         (torch.tensor(float("nan")), torch.tensor(1.0), False),
         (torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0], dtype=torch.bfloat16), True),
+        (_Found(_MANY), _Found(_MANY * 1.001), True),
+        (_Found(_MANY), _Found(torch.where(_MANY == 2000, 3000.0, _MANY)), False),
+        (torch.tensor([[[1 + 2j, 3 - 1j]]]), torch.tensor([[[1 + 2.001j, 3 - 1j]]]), True),
+        (torch.tensor([[[1 + 2j, 3 - 1j]]]), torch.tensor([[[2 + 1j, 3 - 1j]]]), False),
     ],
 )
 def test_agreement(a: Any, b: Any, same: bool) -> None:

@@ -97,6 +97,8 @@ def test_one_step_of_many_is_no_whole_failure() -> None:
     changed[7] = np.roll(changed[7], 5)
     assert _judged("steps", steps, changed).agreement == pytest.approx(39 / 40)
     assert _judged("steps", steps, np.delete(steps, 7, axis=0)).agreement == pytest.approx(39 / 40)
+    assert _judged("steps", steps[None], np.delete(steps, 7, axis=0)[None]).agreement == pytest.approx(39 / 40)
+    assert _judged("steps", np.array([[1, 2, 3]]), np.array([[1, 3]])).agreement == pytest.approx(2 / 3)
     assert _judged("steps", np.array("Invoice 17"), np.array("Invoice17")).agreement == pytest.approx(0.9)
     assert _judged("ids", np.array("Invoice 17"), np.array("Invoice17")).agreement == 0.0
 
@@ -136,6 +138,23 @@ def test_vectors_agree_by_direction_and_length() -> None:
     longer = _judged("vectors", first, 1.2 * first)
     assert longer.agreement == 0.0 and longer.distance == pytest.approx(0.2)
     assert _judged("vectors", np.stack([first, first]), np.stack([first, -first])).agreement == 0.5
+
+
+def test_a_field_with_a_large_mean_is_not_like_any_other() -> None:
+    """Temperatures in kelvin, say: as plain directions all of them are the same."""
+    field, other = (280.0 + 15.0 * _RNG.normal(size=(5, 12, 12)) for _ in range(2))
+    assert _judged("vectors", field, other).agreement == 0.0
+    assert _judged("vectors", field, field + _RNG.normal(size=field.shape)).agreement == 1.0
+    assert _judged("vectors", field, field + 15.0).agreement == 0.0
+
+
+def test_one_box_of_many_is_no_whole_failure() -> None:
+    boxes = 200.0 * _RNG.random((10, 4))
+    assert _judged("numbers", boxes, np.delete(1.001 * boxes, 3, axis=0)).agreement == pytest.approx(0.9)
+    assert _judged("numbers", boxes, np.delete(1.5 * boxes, 3, axis=0)).agreement < 0.2
+    assert _judged("numbers", boxes, boxes[:0]).agreement == 0.0
+    scores = np.linspace(0.9, 0.1, 9)
+    assert _judged("numbers", scores, scores[:-1]).agreement == pytest.approx(8 / 9)
 
 
 def test_numbers_agree_within_2_percent_of_themselves() -> None:

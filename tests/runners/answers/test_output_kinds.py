@@ -39,6 +39,14 @@ def _unit(*shape: int) -> Any:
         ("", _RNG.normal(size=3), _RNG.normal(size=4), "numbers"),
         ("", _RNG.random((3, 32, 40)), _RNG.random((3, 32, 40)), "images"),
         ("", np.zeros((32, 40, 3), np.uint8), np.zeros((32, 40, 3), np.uint8), "images"),
+        # A batch of one that the model kept is no dimension of the answer's.
+        ("", _probabilities(1, 7, 10), _probabilities(1, 9, 10), "steps"),
+        ("", _RNG.normal(size=(1, 7, 5)), _RNG.normal(size=(1, 9, 5)), "steps"),
+        ("", _RNG.normal(size=(1, 6, 4)), _RNG.normal(size=(1, 3, 4)), "numbers"),
+        ("", _RNG.random((1, 3, 32, 40)), _RNG.random((1, 3, 32, 40)), "images"),
+        ("", np.array([[1, 2, 3]]), np.array([[4, 5]]), "steps"),
+        # Of what was found there is a score each, and no class among them.
+        ("scores", _RNG.random(3), _RNG.random(5), "numbers"),
         ("", _RNG.random((64, 8, 8)), _RNG.random((64, 8, 8)), "vectors"),
         ("label", np.array(3), np.array(4), "ids"),
         ("top", np.array([1, 2, 3]), np.array([4, 5, 6]), "ids"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -70,18 +71,30 @@ def test_what_does_not_load_says_why(tmp_path: Path, source: str, kind: type[Exc
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_outputs_are_split_along_the_batch(size: int, width: int) -> None:
     batch = torch.arange(size * width).reshape(size, width)
-    nested = {"scores": batch, "pair": (batch + 1, list(range(size)))}
+    nested = {"scores": batch, "pair": (batch + 1, list(range(size))), "array": batch.numpy()}
     parts = split_output(nested, size)
     assert len(parts) == size
     for k, part in enumerate(parts):
         assert torch.equal(part["scores"], batch[k])
         assert torch.equal(part["pair"][0], batch[k] + 1)
         assert part["pair"][1] == k
+        assert np.array_equal(part["array"], batch[k].numpy())
 
 
 @pytest.mark.parametrize(
     "output",
-    [torch.ones(3, 2), torch.tensor(1.0), [1, 2, 3], None, "ab", 3.0, (torch.ones(2), torch.ones(3)), {"a": None}],
+    [
+        torch.ones(3, 2),
+        torch.tensor(1.0),
+        [1, 2, 3],
+        np.ones(3),
+        np.array(1.0),
+        None,
+        "ab",
+        3.0,
+        (torch.ones(2), torch.ones(3)),
+        {"a": None},
+    ],
     ids=repr,
 )
 def test_an_output_without_the_batch_is_refused(output: object) -> None:

@@ -31,14 +31,21 @@ class Panic(BaseException):
 class Adapter(Numbers):
     """``bad`` requests fail where the test says."""
 
-    def __init__(self, *, prepare: Hook | None = None, finish: Hook | None = None) -> None:
+    def __init__(
+        self, *, prepare: Hook | None = None, finish: Hook | None = None, collate: Hook = lambda _: None
+    ) -> None:
         self._prepare = prepare
         self._finish = finish
+        self._collate = collate
 
     def prepare(self, request: Request) -> Any:
         if self._prepare is not None:
             return self._prepare(request)
         return super().prepare(request)
+
+    def collate(self, inputs: Sequence[Any]) -> Any:
+        self._collate(inputs)
+        return super().collate(inputs)
 
     def finish(self, output: Any, request: Request) -> Any:
         if self._finish is not None:
@@ -81,8 +88,9 @@ def _numbers(hook: Hook) -> Hook:
 ERRORS = [ValueError("bad one"), SystemExit(3), KeyboardInterrupt(), Panic("panic"), MemoryError()]
 
 
-def test_outputs_come_back_to_their_requests() -> None:
-    served = _served(requests_of(20), model=lambda x: x * 2)
+@pytest.mark.parametrize("model", [lambda x: x * 2, lambda x: x.numpy() * 2], ids=["tensor", "array"])
+def test_outputs_come_back_to_their_requests(model: Hook) -> None:
+    served = _served(requests_of(20), model=model)
     assert served.statuses() == ["ok"] * 20
     assert [served.outcomes[k].output.item() for k in range(20)] == [2.0 * k for k in range(20)]
     assert (served.rows["batch_id"] >= 0).all()
@@ -92,15 +100,20 @@ def test_outputs_come_back_to_their_requests() -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("where", ["prepare", "model", "finish"])
+@pytest.mark.parametrize("where", ["prepare", "collate", "model", "finish"])
 def test_one_failure_is_one_requests_error(where: str, error: BaseException) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         if where == "model" and (x == 2).any():
             raise error
         return x
 
+    def collate(inputs: list[torch.Tensor]) -> None:
+        if where == "collate" and 2 in inputs:
+            raise error
+
     adapter = Adapter(
         prepare=_numbers(lambda r: _fail(r, "2" if where == "prepare" else "", error)),
+        collate=collate,
         finish=lambda r: _fail(r, "2" if where == "finish" else "", error),
     )
     served = _served(requests_of(6), adapter=adapter, model=model)

@@ -18,7 +18,7 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix
-from latfix.runners.fixes.shared import apply_plan
+from latfix.runners.host import apply_plan
 from latfix.runners.host.malloc_libraries import JEMALLOC
 from latfix.settings import Precision, RunnerSettings
 
@@ -38,7 +38,7 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
 ) -> None:
     now = calling(fix)
     assert fix.obstacle(now) == ""
-    change = fix.change(now)
+    change = fix.changes(now)[0]
     settings = before.with_overrides(change)
     assert settings != before
     # The change survives being written into a plan and read from it.
@@ -59,7 +59,7 @@ def test_what_calls_for_a_fix_is_looked_at(uncalled: frozenset[str], make_contex
 def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make, make_context: MakeContext) -> None:
     empty = make_context(make_record([], pauses_ms=()))
     if not fix.obstacle(empty):
-        fix.change(empty)
+        fix.changes(empty)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,13 @@ def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make
         ("batch.bucket", {"max_batch_size": 1}, {}, {}, "one by one"),
         ("batch.bucket", {}, {"members": [[50, 50]] * 40}, {}, "padding"),
         ("batch.size", {"batching": "adaptive"}, {}, {}, "batching is adaptive"),
+        (
+            "batch.size",
+            {"max_batch_size": 1},
+            {"model": {"made_of": {"largest_batch": 1}}},
+            {},
+            "takes one request at a time",
+        ),
         ("transfer.pinned", {}, {}, {}, "no device to copy to"),
         ("transfer.overlap", {}, {}, {}, "on the CPU"),
         ("transfer.overlap", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "batching is continuous"),
@@ -104,17 +111,21 @@ def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make
         ("quantize.int8_dynamic", {"precision": "bf16"}, {}, {}, "bf16"),
         ("quantize.int8_dynamic", {"compile": "dynamic"}, {}, {}, "torch.compile"),
         ("quantize.bf16", {"precision": "int8_dynamic"}, {}, {}, "int8_dynamic"),
+        ("quantize.bf16", {}, {"model": {"dtypes": {"bfloat16": 4, "float32": 1}}}, {}, "4 of 5 layers answer in 16"),
+        (
+            "dispatch.inference_mode",
+            {},
+            {"model": {"made_of": {"runtime": "ONNX Runtime"}}},
+            {},
+            "run in ONNX Runtime",
+        ),
         ("fuse.compile", {"precision": "int8_dynamic"}, {}, {}, "quantize.int8_dynamic"),
-        ("memory.allocator", {}, {"faults": 250}, {}, "250 page faults"),
         ("memory.allocator", {"env": {"LD_PRELOAD": "x.so"}}, {}, {}, "another allocator"),
         ("memory.pool", {}, {}, {"default_collate": False}, "collate of its own"),
         ("gc.freeze", {}, {"pauses_ms": (0.9, 0.2)}, {}, "0.9 ms"),
         ("gc.freeze", {}, {"pauses_ms": ()}, {}, "0 collections"),
-        ("host.threads", {}, {"device": "cuda:0"}, {}, "GPU"),
         ("host.threads", {}, {}, {"cores": 1}, "one core"),
-        ("host.threads", {}, {"torch_threads": 1}, {}, "one thread already"),
         ("host.workers", {}, {}, {"cores": 1}, "1 core"),
-        ("host.workers", {}, {"device": "cuda:0"}, {}, "GPU"),
         ("host.routing", {}, {}, {}, "one worker"),
         ("host.routing", {"workers": 2, "routing": "weighted"}, {}, {}, "already"),
         ("host.routing", {"workers": 2}, {}, {}, "record is of one worker"),
@@ -205,15 +216,6 @@ def test_a_fix_says_why_it_does_not_apply(
     assert words in BY_ID[fix].obstacle(now)
 
 
-@pytest.mark.parametrize("share", [0.03, 0.02])
-def test_an_allocator_is_judged_by_all_that_memory_costs_the_tail(
-    share: float, make_record: Make, make_context: MakeContext
-) -> None:
-    shares = dict.fromkeys(("memory.page_faults", "memory.fragmentation", "python.gc"), share)
-    told = BY_ID["memory.allocator"].obstacle(make_context(make_record(faults=2), shares=shares))
-    assert ("page faults a request" in told) == (2 * share < 0.05)
-
-
 def test_faults_that_other_fixes_have_ended_need_no_allocator(make_context: Any, make_record: Any) -> None:
     many = make_context(make_record(faults=5000))
     assert BY_ID["memory.allocator"].obstacle(many) == ""
@@ -235,24 +237,19 @@ def test_what_this_machine_cannot_do_is_no_fix(
     assert "glibc" in BY_ID["memory.allocator"].obstacle(make_context())
 
 
-def test_batches_shrink_where_they_cost_more_and_grow_where_they_pay(
-    make_record: Make, make_context: MakeContext
+def test_numbers_to_choose_from_are_others_than_now(
+    before: RunnerSettings, make_record: Make, make_context: MakeContext
 ) -> None:
-    dear = make_record([[50]] * 20 + [[50, 400, 50, 50]] * 20)
-    dear.batches["compute_end_ns"][20:] += 100_000_000
-    cheap = make_record([[50]] * 20 + [[50] * 2] * 20)
-    assert BY_ID["batch.size"].change(make_context(dear)) == {"max_batch_size": 1}
-    assert BY_ID["batch.size"].change(make_context(cheap)) == {"max_batch_size": 4}
-    assert BY_ID["batch.size"].obstacle(make_context(dear)) == BY_ID["batch.size"].obstacle(make_context(cheap)) == ""
-
-
-def test_numbers_to_choose_from_are_others_than_now(before: RunnerSettings, make_context: MakeContext) -> None:
     now = make_context(None, before.with_overrides({"max_batch_size": 4, "batch_window_ms": 5.0}))
     sizes = [change["max_batch_size"] for change in BY_ID["batch.size"].changes(now)]
     windows = [change["batch_window_ms"] for change in BY_ID["batch.window"].changes(now)]
     assert (sizes, windows) == ([1, 2, 8], [0.0, 1.0, 2.0]), "doubled at most, and never open for longer"
     large = make_context(None, before.with_overrides({"max_batch_size": 64}))
     assert max(change["max_batch_size"] for change in BY_ID["batch.size"].changes(large)) == 32
+    file = make_context(make_record(model={"made_of": {"largest_batch": 4}}), now.settings)
+    assert [change["max_batch_size"] for change in BY_ID["batch.size"].changes(file)] == [1, 2], (
+        "no more than it takes"
+    )
 
 
 def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
@@ -342,6 +339,10 @@ def test_layers_that_matter_are_added_to_those_that_are_kept_already(make_contex
     now = make_context(None, RunnerSettings(keep_precision=("head",)), found=found)
     change = BY_ID["quantize.int8_excluded"].change(now)
     assert change == {"precision": "int8_dynamic", "keep_precision": ["head", "layers.1"]}
+
+
+def test_variables_that_a_plan_may_hold_are_those_of_the_fixes() -> None:
+    assert {name for fix in FIXES for name in fix.environment} == apply_plan.FIX_VARIABLES
 
 
 def test_a_plan_preloads_only_what_is_an_allocator_here_or_preloaded_anyhow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,14 +135,6 @@ def test_a_reservation_that_the_device_refuses_is_no_effect(
     assert not found.effective and f"reserve_mb = {settings.reserve_mb}: the device refused it" in found.evidence
 
 
-def test_a_neighbor_that_leaves_no_room_is_an_obstacle(stalls: RunRecord, make_context: MakeContext) -> None:
-    crowded = {**facts(stalls), "left_bytes": 0, "reserved_end_bytes": 300 * _MIB}
-    now = make_context(
-        replace(stalls, meta=stalls.meta.updated(device_memory=crowded)), RunnerSettings(buffer_pool=True)
-    )
-    assert "300 MiB are there for all of them" in _BY_ID["memory.pool"].obstacle(now)
-
-
 def test_the_history_chooses_the_setting(
     stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
 ) -> None:
@@ -167,19 +159,6 @@ def test_what_is_chosen_is_beside_what_stands(
     now = make_context(record, RunnerSettings(), found={"memory.device_allocator": choice})
     both = {ALLOC_CONF: choice.setting, OLDER_CONF: choice.setting}
     assert _BY_ID["memory.device_allocator"].change(now) == {"env": both}
-
-
-def test_a_setting_that_the_allocator_does_not_have_is_no_effect(
-    stalls: RunRecord, play: Play, make_context: MakeContext
-) -> None:
-    """The environment came too late, or another variable won: the allocator itself is asked."""
-    choice = Choice(setting="expandable_segments:True", said="none would be left")
-    now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
-    asked = now.settings.with_overrides(_BY_ID["memory.device_allocator"].change(now))
-    record = play()
-    record = replace(record, meta=record.meta.updated(settings=asked))
-    found = _BY_ID["memory.device_allocator"].verify(Applied(evidence={}, record=record, without=stalls))
-    assert not found.effective and "does not say that it has expandable_segments" in found.evidence
 
 
 def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: MakeContext) -> None:

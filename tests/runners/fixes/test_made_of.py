@@ -13,6 +13,7 @@ from latfix.runners.fixes import FIXES, Context
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.runners.model_files.conftest import written
 
 WriteWorkload = Callable[..., Path]
 MakeContext = Callable[..., Context]
@@ -138,7 +139,13 @@ def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
     for package in ("onnx", "onnxruntime"):
         pytest.importorskip(package)
     facts = loaded(write_workload(tmp_path / "w", adapter=SESSION.replace("MODEL", model))).facts(traffic())
-    assert facts["made_of"] == {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": ""}
+    assert facts["made_of"] == {
+        "kind": "modules",
+        "parameters": 0,
+        "runtime": "ONNX Runtime",
+        "file": "",
+        "largest_batch": 0,
+    }
     found = obstacles(facts)
     assert all(found.values()), found
     for fix in ("quantize.bf16", "quantize.int8_weight_only", "fuse.compile", "fuse.onnxruntime", "fuse.openvino"):
@@ -148,15 +155,13 @@ def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
 def test_of_an_onnx_file_openvino_alone_is_begun(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    x, y = (helper.make_tensor_value_info(name, float32, ["batch", 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    given = (onnx.TensorProto.FLOAT, ["batch", 4])
+    written(tmp_path / "m.onnx", [(("Relu", ["x"], ["y"]), {})], {"x": given}, {"y": given})
     service = Service(tmp_path, "m.onnx", RunnerSettings(device="cpu"))
     service.load()
     facts = service.facts(traffic())
-    assert facts["made_of"] == {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": "m.onnx"}
+    made = {"kind": "modules", "parameters": 0, "runtime": "ONNX Runtime", "file": "m.onnx", "largest_batch": 0}
+    assert facts["made_of"] == made
     found = obstacles(facts)
     assert [fix for fix, reason in found.items() if not reason] == ["fuse.openvino"]
     assert found["fuse.onnxruntime"] == "ONNX Runtime runs the file already"
@@ -205,7 +210,13 @@ def test_of_modules_everything_that_they_have_is_begun(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
 ) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Net()"))).facts(traffic())
-    assert facts["made_of"] == {"kind": "modules", "parameters": 4 * 9 + 4 + 8 + 2, "runtime": "", "file": ""}
+    assert facts["made_of"] == {
+        "kind": "modules",
+        "parameters": 4 * 9 + 4 + 8 + 2,
+        "runtime": "",
+        "file": "",
+        "largest_batch": 0,
+    }
     del facts["linear_ms"], facts["few_row_products"]  # whether a precision pays is measured, here on two numbers
     begun = {fix for fix, reason in obstacles(facts).items() if not reason}
     assert begun >= {"quantize.bf16", "quantize.int8_dynamic", "fuse.compile", "fuse.openvino", "fuse.channels_last"}

@@ -195,6 +195,11 @@ def test_a_command_is_launched_with_the_environment_and_in_place(plan: Path) -> 
     assert done.returncode == 7, done.stderr
 
 
+def test_a_command_is_launched_without_the_fixes_being_imported() -> None:
+    code = "import sys; from latfix.runners import launch; sys.exit('latfix.runners.fixes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_without_a_command_the_line_is_printed(plan: Path) -> None:
     done = _launch(plan)
     assert done.returncode == 0, done.stderr

@@ -76,6 +76,7 @@ def test_a_slow_dependency_is_named_from_the_record(make_runner: MakeRunner, tmp
     assert diagnose_recording(tmp_path / "log", ReadOptions(percentile=95)).verdict == "external.dependency"
 
 
+@pytest.mark.slow
 def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: MakeRunner, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     (run := folder / "2026-11-01-run" / "segments").mkdir(parents=True)

@@ -103,6 +103,25 @@ def test_wrong_arguments_are_one_clear_line(make_runner: MakeRunner, load: dict[
         load_runner("no-such-workload")
 
 
+def test_what_loading_left_is_collected_before_there_are_requests(make_runner: MakeRunner) -> None:
+    """In a service it was seen to be walked for 0.27 s at the fourth hundred of requests a second."""
+    collected: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            collected.append(info["generation"])
+
+    gc.disable()  # those that come by chance
+    gc.callbacks.append(note)
+    try:
+        runner = make_runner()
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert collected == [2]
+    assert runner.infer_sync({"value": 1}) == 2.0
+
+
 def test_a_model_that_does_not_load_is_one_line(make_runner: MakeRunner) -> None:
     source = """
     from latfix import Workload

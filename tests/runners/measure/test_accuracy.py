@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,14 +18,8 @@ from latfix.results.answer_check import AnswerCheck
 from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import yardstick_of
 from latfix.runners.answers.named_outputs import Answer, outputs_of
-from latfix.runners.measure.accuracy import (
-    AGREEMENT_SAMPLE,
-    Accuracy,
-    Reference,
-    evaluate,
-    sample_requests,
-    save_outputs,
-)
+from latfix.runners.measure import own_answers
+from latfix.runners.measure.accuracy import AGREEMENT_SAMPLE, Accuracy, Reference, evaluate, sample_requests
 from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -137,7 +133,8 @@ def test_more_requests_are_compared_where_the_first_do_not_decide(
     labelled: Callable[..., Service], tmp_path: Path
 ) -> None:
     many = traffic(2 * 2 * AGREEMENT_SAMPLE)
-    assert save_outputs(labelled(scored=False), many, tmp_path / "r.npz") == 2 * AGREEMENT_SAMPLE
+    original = evaluate(labelled(scored=False), many, None, save=tmp_path / "r.npz")
+    assert original.samples == 2 * AGREEMENT_SAMPLE
     same = evaluate(labelled(scored=False), many, tmp_path / "r.npz", max_drop=0.01)
     assert same.samples == AGREEMENT_SAMPLE and same.agreement == 1.0
     near = labelled(noise=0.01, scored=False)
@@ -146,6 +143,18 @@ def test_more_requests_are_compared_where_the_first_do_not_decide(
     assert unclear.samples == 2 * AGREEMENT_SAMPLE and unclear.agreement is not None
     far = evaluate(labelled(noise=3.0, scored=False), many, tmp_path / "r.npz", max_drop=0.01)
     assert far.samples == AGREEMENT_SAMPLE, "no further request can save it"
+
+
+@pytest.mark.parametrize(("available", "seconds", "looked_at"), [(0, 0.0, 200), (1000, 0.0, 8), (0, 40.0, 16)])
+def test_of_a_slow_model_and_of_large_answers_few_are_looked_at(
+    labelled: Callable[..., Service], monkeypatch: pytest.MonkeyPatch, available: int, seconds: float, looked_at: int
+) -> None:
+    """Pictures of hundreds of requests would fill the memory; one after another of two seconds takes all the time."""
+    monkeypatch.setattr(own_answers, "available_bytes", lambda: available)
+    clock = count(0.0, seconds)
+    monkeypatch.setattr(own_answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    alone, own = own_answers.look_at_own(labelled(scored=False), sample_requests(traffic(400)))
+    assert len(alone) == own.check.compared == looked_at
 
 
 def test_choices_are_made_on_other_requests_than_they_are_judged_by() -> None:
@@ -177,22 +186,20 @@ class Padded(Workload):
 """
 
 
+def padded(folder: Path, size: int) -> Service:
+    made = Service(folder, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1))
+    made.load()
+    return made
+
+
 def test_a_larger_batch_is_seen_to_change_the_answers_of_a_model_that_reads_its_padding(
     tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
-
-    def service(size: int) -> Service:
-        made = Service(
-            folder, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1)
-        )
-        made.load()
-        return made
-
-    save_outputs(service(1), traffic(120), tmp_path / "r.npz")
-    alone = evaluate(service(1), traffic(120), tmp_path / "r.npz", max_drop=0.01)
+    evaluate(padded(folder, 1), traffic(120), None, save=tmp_path / "r.npz")
+    alone = evaluate(padded(folder, 1), traffic(120), tmp_path / "r.npz", max_drop=0.01)
     assert alone.agreement == 1.0 and alone.same
-    shared = evaluate(service(8), traffic(120), tmp_path / "r.npz", max_drop=0.01)
+    shared = evaluate(padded(folder, 8), traffic(120), tmp_path / "r.npz", max_drop=0.01)
     assert shared.agreement is not None and shared.agreement < 0.9
     assert shared.deviation is not None and shared.deviation > 0.1
     assert not judge(asdict(shared), 1.0, 0.01)[0]
@@ -204,25 +211,20 @@ def test_a_service_whose_padding_leaks_is_told_and_fixes_are_not_blamed_for_it(
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
     trained_otherwise = write_workload(tmp_path / "v", adapter=READS_PADDING.replace("seed(0)", "seed(1)"))
 
-    def service(size: int, where: Path = folder) -> Service:
-        made = Service(where, "adapter:Padded", RunnerSettings(device="cpu", max_batch_size=size, intra_op_threads=1))
-        made.load()
-        return made
-
     def judged(made: Service) -> tuple[bool, Accuracy]:
         found = evaluate(made, traffic(120), tmp_path / "r.npz", max_drop=0.01)
         return judge(asdict(found), original.score, 0.01)[0], found
 
-    original = evaluate(service(8), traffic(120), None, save=tmp_path / "r.npz")
+    original = evaluate(padded(folder, 8), traffic(120), None, save=tmp_path / "r.npz")
     check = AnswerCheck.from_json(original.answers)
     assert check.padded and check.differing > 12 and check.compared == 120
     assert original.score < 0.9 and original.kind == "agreement: scores"
     assert check.example is not None and f"request {check.example.request!r}" in check.faults()[0]
-    again, _ = judged(service(8))
+    again, _ = judged(padded(folder, 8))
     assert again, "who shares a batch is chance"
-    cured, single = judged(service(1))
+    cured, single = judged(padded(folder, 1))
     assert cured and single.score == 1.0 and single.same
-    kept, other = judged(service(8, trained_otherwise))
+    kept, other = judged(padded(trained_otherwise, 8))
     assert not kept and other.agreement is not None and other.agreement < 0.5
 
 
@@ -279,7 +281,7 @@ def test_embeddings_that_are_30_percent_off_are_rejected(
 def test_no_disagreement_in_a_small_sample_is_not_certainty(labelled: Callable[..., Service], tmp_path: Path) -> None:
     """Of n answers that all agree, one in 3.84 / (n + 3.84) may still not, by Wilson's interval."""
     few = traffic(100)
-    save_outputs(labelled(scored=False), few, tmp_path / "r.npz")
+    evaluate(labelled(scored=False), few, None, save=tmp_path / "r.npz")
     found = evaluate(labelled(scored=False), few, tmp_path / "r.npz")
     assert found.agreement == 1.0 and found.loss == 0.0
     assert found.loss_hi == pytest.approx(3.84 / 103.84, rel=0.01)

@@ -15,6 +15,9 @@ from latfix.request import Request
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
+from latfix.runners.service.loaded_service import Service
+from latfix.settings import RunnerSettings
+from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
@@ -163,3 +166,29 @@ def _axis(given: int | str | Axis) -> Axis:
     if isinstance(given, Axis):
         return given
     return Axis(size=given) if isinstance(given, int) else Axis(symbol=given)
+
+
+def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[Any] = (), opset: int = 17) -> Path:
+    """An ONNX file.
+
+    :param nodes: operator, inputs and outputs of each, and its attributes.
+    :param inputs: by name, each a type and a shape; ``outputs`` likewise.
+    """
+    from onnx import helper
+
+    given, answered = (
+        [helper.make_tensor_value_info(name, *kind) for name, kind in each.items()] for each in (inputs, outputs)
+    )
+    graph = helper.make_graph([helper.make_node(*one, **more) for one, more in nodes], "g", given, answered, tables)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
+    """The file's answers to requests, as a service gives them; none may fail."""
+    service = Service(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=1, **values))
+    service.load()
+    outcomes = service.predict(requests)
+    assert [outcome.status for outcome in outcomes] == [Status.OK] * len(requests), [o.error for o in outcomes]
+    return [outcome.output for outcome in outcomes]

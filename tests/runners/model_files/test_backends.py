@@ -19,9 +19,8 @@ from latfix.runners.model_files import open_model
 from latfix.runners.model_files.opened_model import TensorInput
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
-from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.stages import Status
+from tests.runners.model_files.conftest import served
 
 MakeRequest = Callable[..., Request]
 Save = Callable[..., Path]
@@ -29,14 +28,6 @@ Save = Callable[..., Path]
 
 def settings(**values: Any) -> RunnerSettings:
     return RunnerSettings(device="cpu", intra_op_threads=1, **values)
-
-
-def answers(file: Path, requests: list[Request], **values: Any) -> list[torch.Tensor]:
-    service = Service(file.parent, file.name, settings(**values))
-    service.load()
-    outcomes = service.predict(requests)
-    assert [outcome.status for outcome in outcomes] == [Status.OK] * len(requests), [o.error for o in outcomes]
-    return [outcome.output for outcome in outcomes]
 
 
 def expected(encoder: torch.nn.Module, file: Path, requests: list[Request]) -> list[torch.Tensor]:
@@ -62,8 +53,8 @@ def test_an_exported_program_tells_its_inputs(exported_file: Path) -> None:
 def test_an_exported_program_serves(encoder: torch.nn.Module, exported_file: Path, request_of: MakeRequest) -> None:
     requests = [request_of(str(k), length=length) for k, length in enumerate((1, 7, 64, 30, 12))]
     wanted = expected(encoder, exported_file, requests)
-    assert close(answers(exported_file, requests), wanted)
-    assert close(answers(exported_file, requests, max_batch_size=4, buffer_pool=True), wanted)
+    assert close(served(exported_file, requests), wanted)
+    assert close(served(exported_file, requests, max_batch_size=4, buffer_pool=True), wanted)
 
 
 def test_a_program_keeps_the_structure_of_its_call(save_exported: Save, request_of: MakeRequest) -> None:
@@ -85,7 +76,7 @@ def test_a_program_keeps_the_structure_of_its_call(save_exported: Save, request_
 
 def test_a_program_with_a_fixed_batch(save_exported: Save, request_of: MakeRequest) -> None:
     file = save_exported(torch.nn.Linear(4, 2), (torch.ones(1, 4),), "fixed")
-    assert answers(file, [request_of(str(k)) for k in range(3)])[2].shape == (2,)
+    assert served(file, [request_of(str(k)) for k in range(3)])[2].shape == (2,)
     with pytest.raises(InputError, match=r"max_batch_size = 4, but the file's batch dimension is fixed at 1"):
         load_models(file.parent, file.name, settings(max_batch_size=4))
 
@@ -170,14 +161,14 @@ def test_torchscript_serves_with_rules(
     (tmp_path / "workload.toml").write_text(text + mask)
     file = tmp_path / "model.ts"
     requests = [request_of(str(k), length=length) for k, length in enumerate((3, 9, 1))]
-    assert close(answers(file, requests, max_batch_size=4), expected(encoder, file, requests))
+    assert close(served(file, requests, max_batch_size=4), expected(encoder, file, requests))
 
 
 def test_torchscript_serves_what_the_payload_carries(
     encoder: torch.nn.Module, script_file: Path, request_of: MakeRequest
 ) -> None:
     payload = {"tokens": [4, 5, 6], "attention_mask": [1, 1, 0]}
-    found = answers(script_file, [request_of(payload=payload)])
+    found = served(script_file, [request_of(payload=payload)])
     with torch.no_grad():
         wanted = encoder(torch.tensor([[4, 5, 6]]), torch.tensor([[1, 1, 0]]))
     assert close(found, [wanted[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,29 @@ def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: M
         assert drawn.dtype == getattr(torch, dtype)
         assert (int(drawn.min()), int(drawn.max())) == (least, most)
     assert value_range(adapter(ids).layout.inputs[0]) == (1, 7)
+
+
+def test_a_mask_of_padding_marks_none_and_what_is_added(opened: Opened, request_of: MakeRequest) -> None:
+    """All true, attention has nothing to look at, and answers no numbers."""
+    model = adapter(opened({"src_key_padding_mask": ("batch", "length")}, dtype="bool"))
+    assert isinstance(model, PaddedFileWorkload)
+    inputs = [model.prepare(request_of(length=length)) for length in (2, 3)]
+    assert model.collate(inputs).tolist() == [[False, False, True], [False] * 3]
+    told = adapter(opened({"padding_mask": ("batch", "length")}, dtype="bool"), "padding_mask = { pad = 0 }")
+    assert told.layout.inputs[0].pad == 0
+
+
+@pytest.mark.parametrize("name", ["input_lengths", "seq_len", "length"])
+def test_a_length_is_that_of_the_request(opened: Opened, request_of: MakeRequest, name: str) -> None:
+    def drawn(**inputs: Any) -> Any:
+        model = opened({"x": ("batch", 80, "frames"), **inputs})
+        whole = [replace(given, dtype="int64") if given.name == name else given for given in model.inputs]
+        return adapter(replace(model, inputs=tuple(whole)))
+
+    for shape in (("batch",), ("batch", 1)):
+        assert drawn(**{name: shape}).prepare(request_of(frames=37))[1].tolist() in (37, [37])
+    of_two = drawn(y=("batch", "other"), **{name: ("batch",)})
+    assert of_two.prepare(request_of(frames=37, other=9))[2] in (0, 1), "nobody knows of which"
 
 
 def test_rules_give_the_range(opened: Opened, request_of: MakeRequest) -> None:
@@ -155,6 +179,20 @@ def test_a_fixed_batch_is_filled_up_and_cut_again(opened: Opened, request_of: Ma
     assert seen == [(4, 3)]
     parts = split_output(output, 3)
     assert [torch.equal(part["x"], given) for part, given in zip(parts, inputs, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("batch", [4, "batch"])
+def test_a_list_of_tensors_is_several_outputs_and_one_of_texts_is_of_requests(
+    opened: Opened, request_of: MakeRequest, batch: Any
+) -> None:
+    model = adapter(
+        opened({"x": (batch, 3)}, run=lambda x: ([x, 2 * x, 3 * x], list("abcd"))), 'x = { shape = ["batch", 3] }'
+    )
+    inputs = [model.prepare(request_of(name)) for name in ("abc" if batch == 4 else "abcd")]
+    parts = split_output(model.load("cpu")(model.collate(inputs)), len(inputs))
+    assert [text for _, text in parts] == list("abcd")[: len(inputs)]
+    for (levels, _), own in zip(parts, inputs, strict=True):
+        assert all(map(torch.equal, levels, (own, 2 * own, 3 * own)))
 
 
 def test_inputs_without_a_batch_are_given_as_they_are(opened: Opened, request_of: MakeRequest) -> None:

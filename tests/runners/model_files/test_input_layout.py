@@ -39,6 +39,8 @@ def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:
         ({"x": ("length", 64)}, {"x": (None, ["length", 64])}),
         ({"x": ("seq_len",)}, {"x": (None, ["seq_len"])}),
         ({"x": ("N", 3, 224, 224)}, {"x": (0, [3, 224, 224])}),
+        ({"x": ("dynamic_batch_size", "length")}, {"x": (0, ["length"])}),
+        ({"x": ("time", "max batch", 64)}, {"x": (1, ["time", 64])}),
         ({"x": (1, 3, 224, 224)}, {"x": (0, [3, 224, 224])}),
         ({"x": ("s0", 4), "rate": ()}, {"x": (0, [4]), "rate": (None, [])}),
         ({"x": ("s0", 4), "table": (7, 4)}, {"x": (0, [4]), "table": (None, [7, 4])}),

@@ -15,11 +15,11 @@ from latfix.request import Request
 from latfix.runners.backend_comparison.candidates import Candidate, candidates
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
+from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
-from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
-from latfix.stages import Status
+from tests.runners.model_files.conftest import served, written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -37,35 +37,28 @@ def weights() -> torch.Tensor:
 def build(tmp_path: Path) -> Build:
     """Writes the mean of embeddings over real tokens, with these dimensions and this version of the operators."""
 
-    def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17, name: str = "model.onnx") -> Path:
-        helper, kinds = onnx.helper, onnx.TensorProto
-        table = weights()
-        shape = [batch, length]
-        graph = helper.make_graph(
+    def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17) -> Path:
+        make_tensor, kinds = onnx.helper.make_tensor, onnx.TensorProto
+        return written(
+            tmp_path / "model.onnx",
             [
-                helper.make_node("Cast", ["tokens"], ["ids"], to=kinds.INT64),
-                helper.make_node("Gather", ["table", "ids"], ["rows"]),
-                helper.make_node("Unsqueeze", ["mask", "last"], ["weight"]),
-                helper.make_node("Mul", ["rows", "weight"], ["weighted"]),
-                helper.make_node("ReduceSum", ["weighted", "one"], ["total"], keepdims=0),
-                helper.make_node("ReduceSum", ["weight", "one"], ["count"], keepdims=0),
-                helper.make_node("Div", ["total", "count"], ["mean"]),
+                (("Cast", ["tokens"], ["ids"]), {"to": kinds.INT64}),
+                (("Gather", ["table", "ids"], ["rows"]), {}),
+                (("Unsqueeze", ["mask", "last"], ["weight"]), {}),
+                (("Mul", ["rows", "weight"], ["weighted"]), {}),
+                (("ReduceSum", ["weighted", "one"], ["total"]), {"keepdims": 0}),
+                (("ReduceSum", ["weight", "one"], ["count"]), {"keepdims": 0}),
+                (("Div", ["total", "count"], ["mean"]), {}),
             ],
-            "encoder",
+            {"tokens": (kinds.INT32, [batch, length]), "mask": (kinds.FLOAT, [batch, length])},
+            {"mean": (kinds.FLOAT, [batch, WIDTH])},
             [
-                helper.make_tensor_value_info("tokens", kinds.INT32, shape),
-                helper.make_tensor_value_info("mask", kinds.FLOAT, shape),
+                make_tensor("table", kinds.FLOAT, [ROWS, WIDTH], weights().numpy().tobytes(), raw=True),
+                make_tensor("one", kinds.INT64, [1], [1]),
+                make_tensor("last", kinds.INT64, [1], [-1]),
             ],
-            [helper.make_tensor_value_info("mean", kinds.FLOAT, [batch, WIDTH])],
-            [
-                helper.make_tensor("table", kinds.FLOAT, [ROWS, WIDTH], table.numpy().tobytes(), raw=True),
-                helper.make_tensor("one", kinds.INT64, [1], [1]),
-                helper.make_tensor("last", kinds.INT64, [1], [-1]),
-            ],
+            opset,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-        (tmp_path / name).write_bytes(model.SerializeToString())
-        return tmp_path / name
 
     return make
 
@@ -85,16 +78,53 @@ def test_a_file_tells_its_inputs(build: Build) -> None:
     assert unnamed is not None and [axis.symbol for axis in unnamed] == ["mask[0]", "mask[1]"]
 
 
+def test_what_is_written_where_a_dimension_has_no_name_is_none(tmp_path: Path) -> None:
+    """By exporters; dimensions that are written alike are not equally long then, and no length of anything."""
+    float32 = onnx.TensorProto.FLOAT
+    shapes = {"x": ("?", 3, "?", "?"), "tokens": ("tokens_dynamic_axes_1", "tokens_dynamic_axes_2"), "y": ("None", 4)}
+    inputs = {name: (float32, shape) for name, shape in shapes.items()}
+    nodes: list[Any] = [(("Identity", [name], [f"same_{name}"]), {}) for name in shapes]
+    file = written(tmp_path / "m.onnx", nodes, inputs, {f"same_{name}": inputs[name] for name in inputs})
+    model = open_model(file)
+    assert [[axis.symbol for axis in given.axes or () if axis.size is None] for given in model.inputs] == [
+        ["x[0]", "x[2]", "x[3]"],
+        ["tokens[0]", "tokens[1]"],
+        ["y[0]"],
+    ]
+    assert [given.batch_axis for given in lay_out(model, {}).inputs] == [0, 0, 0]
+
+
+def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, request_of: MakeRequest) -> None:
+    """Steps first, and as many as there are requests: nothing but the name tells them apart."""
+    float32 = onnx.TensorProto.FLOAT
+    file = written(
+        tmp_path / "m.onnx",
+        [(("Transpose", ["x"], ["steps"]), {"perm": [1, 0, 2]})],
+        {"x": (float32, ["batch", "length", 2])},
+        {"steps": (float32, ["length", "batch", 2])},
+    )
+    requests = [request_of(str(k), length=3) for k in range(3)]
+    own = [load_adapter(file.parent, file.name).prepare(request) for request in requests]
+    for batch in (1, 3):
+        assert all(map(torch.equal, served(file, requests, max_batch_size=batch), own))
+
+
+def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path, request_of: MakeRequest) -> None:
+    """Boxes that were found, as many as there are."""
+    float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    file = written(
+        tmp_path / "m.onnx",
+        [(("NonZero", ["x"], ["places"]), {}), (("Transpose", ["places"], ["found"]), {"perm": [1, 0]})],
+        {"x": (float32, [1, 2, 3])},
+        {"found": (int64, ["boxes", 3])},
+    )
+    assert [answer.shape for answer in served(file, [request_of(), request_of("b")])] == [(6, 3), (6, 3)]
+
+
 def test_it_serves_alone_and_in_batches(build: Build, request_of: MakeRequest) -> None:
     file = build()
     requests = [request_of(str(k), length=length) for k, length in enumerate((3, 30, 1, 9, 14))]
-    outputs = []
-    for batch in (1, 4):
-        service = Service(file.parent, file.name, settings(max_batch_size=batch))
-        service.load()
-        outcomes = service.predict(requests)
-        assert [outcome.status for outcome in outcomes] == [Status.OK] * 5, [o.error for o in outcomes]
-        outputs.append(torch.stack([outcome.output for outcome in outcomes]))
+    outputs = [torch.stack(served(file, requests, max_batch_size=batch)) for batch in (1, 4)]
     assert torch.allclose(outputs[0], outputs[1], atol=1e-6), "padding does not change the answers"
     tokens, mask = load_adapter(file.parent, file.name).prepare(requests[1])
     assert mask.tolist() == [1.0] * 30 and int(tokens.min()) >= 1 and int(tokens.max()) < ROWS
@@ -142,18 +172,12 @@ def test_files_that_do_not_load(build: Build, tmp_path: Path) -> None:
         open_model(tmp_path / "apart.onnx")
 
 
-def test_inputs_that_are_no_numbers(tmp_path: Path) -> None:
-    helper, kinds = onnx.helper, onnx.TensorProto
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["texts"], ["same"])],
-        "texts",
-        [helper.make_tensor_value_info("texts", kinds.STRING, ["batch"])],
-        [helper.make_tensor_value_info("same", kinds.STRING, ["batch"])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(InputError, match=r"input 'texts' of type tensor\(string\)"):
-        open_model(tmp_path / "model.onnx")
+@pytest.mark.parametrize("kind", ["string", "bfloat16"])
+def test_inputs_that_are_no_numbers_here(tmp_path: Path, kind: str) -> None:
+    given = (getattr(onnx.TensorProto, kind.upper()), ["batch"])
+    file = written(tmp_path / "m.onnx", [(("Identity", ["x"], ["same"]), {})], {"x": given}, {"same": given})
+    with pytest.raises(InputError, match=rf"input 'x' of type tensor\({kind}\)"):
+        open_model(file)
 
 
 def test_a_table_is_seen_through_a_conversion_only(build: Build, tmp_path: Path) -> None:
@@ -162,6 +186,23 @@ def test_a_table_is_seen_through_a_conversion_only(build: Build, tmp_path: Path)
     assert looked_up_rows(tmp_path / "none.onnx") == {}
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x08\x3a\x05\x0a")
     assert looked_up_rows(tmp_path / "broken.onnx") == {}
+
+
+def test_the_smallest_table_by_rows_limits_what_is_looked_up(tmp_path: Path) -> None:
+    float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    sizes = {"small": (9, 4), "large": (ROWS, 4), "wide": (4, 30)}
+    file = written(
+        tmp_path / "m.onnx",
+        [
+            (("Gather", ["small", "ids"], ["a"]), {}),
+            (("Gather", ["large", "ids"], ["b"]), {"axis": 0}),
+            (("Gather", ["wide", "columns"], ["c"]), {"axis": 1}),
+        ],
+        {"ids": (int64, ["batch"]), "columns": (int64, ["batch"])},
+        dict.fromkeys("abc", (float32, None)),
+        [onnx.helper.make_tensor(name, float32, size, [0.0] * (size[0] * size[1])) for name, size in sizes.items()],
+    )
+    assert looked_up_rows(file) == {"ids": 9}
 
 
 @pytest.mark.usefixtures("quick_loads")

@@ -1,4 +1,4 @@
-"""Files whose outputs are as long as their padded inputs: what `[outputs]` cuts, and what is told of a leak."""
+"""Files whose outputs are as long as their padded inputs: what `[outputs]` cuts."""
 
 from __future__ import annotations
 
@@ -30,19 +30,16 @@ Write = Callable[..., Path]
 
 
 class Reader(torch.nn.Module):
-    """A step for every four columns, its class scores; a neighborhood of three steps, and of all where it leaks."""
+    """A step for every four columns, its class scores."""
 
-    def __init__(self, leaks: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(2)
         self.columns = torch.nn.Conv1d(8, 12, 4, stride=4)
         self.classes = torch.nn.Conv1d(12, _CLASSES, 1)
-        self.leaks = leaks
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         steps = torch.relu(self.columns(image.transpose(1, 2)))
-        # As normalization over the width does, padding included.
-        steps = steps - self.leaks * steps.mean(2, keepdim=True)
         scores: torch.Tensor = 4.0 * self.classes(steps).transpose(1, 2)
         return scores
 
@@ -51,12 +48,12 @@ class Reader(torch.nn.Module):
 def write(tmp_path: Path) -> Write:
     """Writes a TorchScript file of a reader, and the ``workload.toml`` beside it."""
 
-    def make(leaks: float, outputs: str = "") -> Path:
-        folder = tmp_path / f"reader-{leaks}-{len(outputs)}"
+    def make(outputs: str = "") -> Path:
+        folder = tmp_path / f"reader-{len(outputs)}"
         folder.mkdir()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            traced = torch.jit.trace(Reader(leaks).eval(), torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
+            traced = torch.jit.trace(Reader().eval(), torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
             torch.jit.save(traced, folder / "model.pt")
         (folder / "traffic.jsonl").write_text('{"arrival_s": 0.0, "width": 40}\n')
         (folder / "workload.toml").write_text(
@@ -86,7 +83,7 @@ def test_a_service_returns_the_requests_own_part_where_the_shape_is_declared(wri
     requests = [_traffic().request(k) for k in range(24)]
     own = [int(request.features["width"]) // 4 for request in requests]
     for outputs, cut in (("", False), (_SHAPE, True)):
-        service = _service(write(0.0, outputs))
+        service = _service(write(outputs))
         outcomes = service.predict(requests)
         assert all(outcome.status == Status.OK for outcome in outcomes), outcomes[0].error
         found = [len(outcome.output) for outcome in outcomes]
@@ -95,7 +92,7 @@ def test_a_service_returns_the_requests_own_part_where_the_shape_is_declared(wri
 
 
 def test_payloads_give_the_length_as_well(write: Write) -> None:
-    adapter = load_adapter(write(0.0, _SHAPE), "model.pt")
+    adapter = load_adapter(write(_SHAPE), "model.pt")
     request = Traffic.plain(np.zeros(1, np.int64), payloads=[{"image": [[0.0] * 8] * 17}]).request(0)
     assert isinstance(adapter, FileWorkload) and adapter.prepare(request).shape == (17, 8)
     assert adapter.finish(torch.zeros(9, _CLASSES), request).shape == (4, _CLASSES)
@@ -103,7 +100,7 @@ def test_payloads_give_the_length_as_well(write: Write) -> None:
 
 @pytest.mark.parametrize("outputs", ["", _SHAPE])
 def test_a_file_that_is_right_loses_nothing_by_other_batches(write: Write, tmp_path: Path, outputs: str) -> None:
-    folder = write(0.0, outputs)
+    folder = write(outputs)
     original = evaluate(_service(folder), _traffic(), None, save=tmp_path / "r.npz")
     check = AnswerCheck.from_json(original.answers)
     assert (original.score, original.kind) == (1.0, "agreement: steps")
@@ -112,16 +109,6 @@ def test_a_file_that_is_right_loses_nothing_by_other_batches(write: Write, tmp_p
     for size in (1, 16):
         found = evaluate(_service(folder, size), _traffic(), tmp_path / "r.npz", max_drop=0.01)
         assert found.agreement == 1.0 and found.same and judge(asdict(found), original.score, 0.01)[0]
-
-
-def test_a_file_whose_padding_leaks_is_told_and_single_requests_are_right(write: Write, tmp_path: Path) -> None:
-    folder = write(1.5)
-    original = evaluate(_service(folder), _traffic(), None, save=tmp_path / "r.npz")
-    check = AnswerCheck.from_json(original.answers)
-    assert 10 < check.differing <= 80 and original.score < 0.97
-    assert "This service answers a padded request differently than the request alone" in check.faults()[0]
-    single = evaluate(_service(folder, 1), _traffic(), tmp_path / "r.npz", max_drop=0.01)
-    assert single.score == 1.0 and judge(asdict(single), original.score, 0.01)[0]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +122,7 @@ def test_a_file_whose_padding_leaks_is_told_and_single_requests_are_right(write:
 )
 def test_what_is_wrong_in_outputs_is_one_line(write: Write, outputs: str, said: str) -> None:
     with pytest.raises(InputError) as raised:
-        read_spec(write(0.0, outputs))
+        read_spec(write(outputs))
     assert (
         said in raised.value.message and "workload.toml:" in raised.value.message and "\n" not in raised.value.message
     )
@@ -157,7 +144,7 @@ class Recurrent(torch.nn.Module):
 def test_outputs_with_the_steps_first_are_split_along_the_batch(write: Write) -> None:
     """A batch as large as there are steps, too: nothing but the declaration tells them apart."""
     shapes = '0 = { shape = ["width", "batch", 6] }\n1 = { shape = ["batch", 6] }\n'
-    folder = write(0.0, f"[outputs]\n{shapes}")
+    folder = write(f"[outputs]\n{shapes}")
     model = Recurrent().eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -175,8 +162,8 @@ def test_outputs_with_the_steps_first_are_split_along_the_batch(write: Write) ->
 
 def test_a_shape_must_have_the_batch_and_read_what_there_is(write: Write) -> None:
     with pytest.raises(InputError, match='found output without "batch"'):
-        load_adapter(write(0.0, '[outputs]\noutput = { shape = ["width / 4", 6] }\n'), "model.pt")
-    adapter: Any = load_adapter(write(0.0, '[outputs]\noutput = { shape = ["batch", "height", 6] }\n'), "model.pt")
+        load_adapter(write('[outputs]\noutput = { shape = ["width / 4", 6] }\n'), "model.pt")
+    adapter: Any = load_adapter(write('[outputs]\noutput = { shape = ["batch", "height", 6] }\n'), "model.pt")
     with pytest.raises(InputError, match="neither a numeric feature nor a variable dimension 'height'"):
         adapter.check_traffic(_traffic())
 

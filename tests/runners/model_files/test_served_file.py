@@ -21,6 +21,7 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
+from tests.runners.model_files.conftest import written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -35,20 +36,17 @@ def build(tmp_path: Path) -> Build:
     """Writes ``relu(x @ w)`` over rows of a length that varies."""
 
     def make(batch: Any = "batch") -> Path:
-        helper, kinds = onnx.helper, onnx.TensorProto
-        weight = np.arange(WIDTH * 3, dtype=np.float32).reshape(WIDTH, 3) - 5
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["product"]), helper.make_node("Relu", ["product"], ["y"])],
-            "rows",
-            [helper.make_tensor_value_info("x", kinds.FLOAT, [batch, "length", WIDTH])],
-            [helper.make_tensor_value_info("y", kinds.FLOAT, [batch, "length", 3])],
-            [helper.make_tensor("w", kinds.FLOAT, [WIDTH, 3], weight.tobytes(), raw=True)],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        (tmp_path / "rows.onnx").write_bytes(model.SerializeToString())
+        float32 = onnx.TensorProto.FLOAT
+        weight = np.arange(WIDTH * 3, dtype=np.float32) - 5
         rules = f'[inputs]\nx = {{ shape = ["batch", "length", {WIDTH}] }}\n'
         (tmp_path / "workload.toml").write_text(f'[workload]\nmodel = "rows.onnx"\n{rules}')
-        return tmp_path / "rows.onnx"
+        return written(
+            tmp_path / "rows.onnx",
+            [(("MatMul", ["x", "w"], ["product"]), {}), (("Relu", ["product"], ["y"]), {})],
+            {"x": (float32, [batch, "length", WIDTH])},
+            {"y": (float32, [batch, "length", 3])},
+            [onnx.helper.make_tensor("w", float32, [WIDTH, 3], weight.tobytes(), raw=True)],
+        )
 
     return make
 

@@ -154,6 +154,7 @@ def test_an_adapter_s_model_is_converted_where_that_works(
                 assert torch.allclose(one.model(batch), model(batch), atol=1e-5), one.backend
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_conversion_is_made_anew_and_told_apart_from_loading(
     linear: Path, tmp_path: Path, quick_loads: list[str]
@@ -171,6 +172,7 @@ def test_a_conversion_is_made_anew_and_told_apart_from_loading(
     assert "ONNX Runtime" in quick_loads
 
 
+@pytest.mark.slow
 def test_the_first_load_is_measured_in_a_process_of_its_own(script_file: Path, tmp_path: Path) -> None:
     assert 0 < first_load_s(script_file, "TorchScript", (), 1) < 60
     (tmp_path / "gone.pt").write_bytes(b"PK")
@@ -207,6 +209,7 @@ def test_the_table_of_a_workload(linear: Path) -> None:
         assert row["single_speedup"]["value"] > 0
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told(tmp_path: Path, write_workload: WriteWorkload) -> None:
     dying = LINEAR.replace("torch.manual_seed(1)", "import os; print('out of luck', flush=True); os._exit(3)")
     spec = load_spec(str(write_workload(tmp_path / "w", adapter=dying)))

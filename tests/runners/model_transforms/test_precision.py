@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -74,6 +75,22 @@ def test_half_precision_reaches_all_but_what_is_kept() -> None:
     found = answer(model)
     assert found.dtype is torch.float16
     assert 0 < float((exact - found.float()).abs().max()) < 0.005 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("keep", [[], ["middle"]])
+def test_complex_numbers_stay_what_they_are(keep: list[str]) -> None:
+    """The turns of rotary positions, say; torch casts them to their real parts."""
+    model = tied()
+    model.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+    assert in_precision(model, "bf16", keep).get_buffer("turns").dtype is torch.complex64
+
+
+@pytest.mark.parametrize("precision", ["int8_dynamic", "int8_weight_only", "bf16"])
+def test_a_model_that_cannot_be_copied_changes_all_the_same(precision: Any) -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    changed = in_precision(model, precision)
+    assert type(changed[0]) is not nn.Linear or changed[0].weight.dtype is torch.bfloat16  # type: ignore[index]
 
 
 def test_a_kept_module_computes_in_what_it_was_in_before() -> None:

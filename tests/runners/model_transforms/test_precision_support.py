@@ -36,24 +36,6 @@ def test_the_cpu_has_no_half_precision_and_no_fp8() -> None:
     assert refused == {"fp16", "fp8_dynamic"}
 
 
-@pytest.mark.parametrize(
-    ("capability", "refused"),
-    [
-        ((7, 5), {"int8_dynamic", "fp8_dynamic"}),
-        ((8, 0), {"fp8_dynamic"}),
-        ((8, 9), set()),
-        ((9, 0), set()),
-        ((12, 0), set()),
-        (None, set()),
-    ],
-)
-def test_a_gpu_does_what_its_capability_says(torchao: Any, capability: Any, refused: set[str]) -> None:
-    torchao(True)
-    found = {one: said for one in get_args(Precision) if (said := unsupported(one, "cuda:0", capability))}
-    assert set(found) == refused
-    assert all(f"{capability[0]}.{capability[1]}" in said and "or later" in said for said in found.values())
-
-
 def test_without_torchao_a_gpu_has_no_eight_bits_and_says_what_to_install(torchao: Any) -> None:
     torchao(False)
     found = {one: said for one in get_args(Precision) if (said := unsupported(one, "cuda:0", (9, 0)))}

@@ -94,50 +94,47 @@ KEPT = ("trials", 0)
 CHOICE = (*KEPT, "choices", 0)
 
 
-@pytest.mark.parametrize(
-    ("where", "value", "said"),
-    [
-        ((*CHOICE, "fix"), "gone.fix", "found fix 'gone.fix', which this version of latfix does not know"),
-        ((*CHOICE, "fix"), ["a.A"], "fix = "),
-        ((*KEPT, "status"), "keep", "status 'keep'"),
-        ((*CHOICE, "settings"), {"worker": 2}, "unknown key 'worker'"),
-        ((*CHOICE, "settings"), {"workers": "two"}, "workers = 'two'"),
-        ((*CHOICE, "settings"), {"batch_window_ms": [1]}, "batch_window_ms = "),
-        ((*CHOICE, "settings"), [], "settings = "),
-        ((*CHOICE, "settings"), {"env": {"LD_PRELOAD": "/tmp/x.so"}}, "LD_PRELOAD = '/tmp/x.so'"),
-        ((*KEPT, "score"), "nan", "score = "),
-        ((*KEPT, "prediction"), [], "prediction = "),
-        ((*KEPT, "pairs"), [["none", "none"]], "none"),
-        (("trials",), 7, "trials = 7"),
-        (("ways",), [{"choices": [], "status": "ready", "reason": "", "cost": 3}], "cost = 3"),
-        (("accuracy",), float("nan"), "NaN is no number"),
-        (("accuracy",), 10**400, "a number of 401 digits"),
-        (("load_s",), float("inf"), "Infinity is no number"),
-        (("load_s",), 1e300, "a time or a count that cannot be"),
-        (("accuracy_s",), -1, "a time or a count that cannot be"),
-        (("replays",), 1.5, "replays = 1.5"),
-        (("seed",), True, "seed = True"),
-        (("found",), 3, "found = 3"),
-    ],
-    ids=range(21),
+EDITS: tuple[tuple[tuple[Any, ...], object, str], ...] = (
+    ((*CHOICE, "fix"), "gone.fix", "found fix 'gone.fix', which this version of latfix does not know"),
+    ((*CHOICE, "fix"), ["a.A"], "fix = "),
+    ((*KEPT, "status"), "keep", "status 'keep'"),
+    ((*CHOICE, "settings"), {"worker": 2}, "unknown key 'worker'"),
+    ((*CHOICE, "settings"), {"workers": "two"}, "workers = 'two'"),
+    ((*CHOICE, "settings"), {"batch_window_ms": [1]}, "batch_window_ms = "),
+    ((*CHOICE, "settings"), [], "settings = "),
+    ((*CHOICE, "settings"), {"env": {"LD_PRELOAD": "/tmp/x.so"}}, "LD_PRELOAD = '/tmp/x.so'"),
+    ((*KEPT, "score"), "nan", "score = "),
+    ((*KEPT, "prediction"), [], "prediction = "),
+    ((*KEPT, "pairs"), [["none", "none"]], "none"),
+    (("trials",), 7, "trials = 7"),
+    (("ways",), [{"choices": [], "status": "ready", "reason": "", "cost": 3}], "cost = 3"),
+    (("accuracy",), float("nan"), "NaN is no number"),
+    (("accuracy",), 10**400, "a number of 401 digits"),
+    (("load_s",), float("inf"), "Infinity is no number"),
+    (("load_s",), 1e300, "a time or a count that cannot be"),
+    (("accuracy_s",), -1, "a time or a count that cannot be"),
+    (("replays",), 1.5, "replays = 1.5"),
+    (("seed",), True, "seed = True"),
+    (("found",), 3, "found = 3"),
 )
-def test_a_journal_of_another_version_or_an_edited_one_is_one_line(
-    search: Any, world: Any, tmp_path: Path, where: tuple[Any, ...], value: object, said: str
-) -> None:
+
+
+def test_a_journal_of_another_version_or_an_edited_one_is_one_line(search: Any, world: Any, tmp_path: Path) -> None:
     """Whatever is not seen here ends the search much later, within the search or when it is written again."""
     search(world.fix("A", 0.5))
     file = tmp_path / "out" / "search.json"
-    document = json.loads(file.read_text())
-    inner = document
-    for key in where[:-1]:
-        inner = inner[key]
-    assert where[-1] in inner, "an entry that a journal has"
-    inner[where[-1]] = value
-    file.write_text(json.dumps(document))
-    with pytest.raises(InputError) as caught:
-        search(world.fix("A", 0.5), resume=True)
-    message = caught.value.message
-    assert said in message and "\n" not in message and str(tmp_path / "out") in message
+    text = file.read_text()
+    for where, value, said in EDITS:
+        document = inner = json.loads(text)
+        for key in where[:-1]:
+            inner = inner[key]
+        assert where[-1] in inner, "an entry that a journal has"
+        inner[where[-1]] = value
+        file.write_text(json.dumps(document))
+        with pytest.raises(InputError) as caught:
+            search(world.fix("A", 0.5), resume=True)
+        message = caught.value.message
+        assert said in message and "\n" not in message and str(tmp_path / "out") in message, (where, value)
     assert "this search cannot be gone on with: start anew without --resume" in message
 
 

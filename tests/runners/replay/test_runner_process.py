@@ -120,27 +120,22 @@ def test_it_starts_says_what_it_is_and_goes_with_what_user_code_left_behind(
 
 @pytest.mark.slow
 def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
-    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
-    first, second = (run(tmp_path / name, replay) for name in ("first", "second"))
-    # The machine's costs are measured once, and are in both records.
-    assert first.meta.calibration["cached"] == 0
-    assert len(list((tmp_path / "cache" / "latfix").glob("calibration-*.json"))) == 1
-    names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "timer_floor_ns", "unmapping_mib_ns"}
-    for record in (first, second):
-        calibration, overhead = record.meta.calibration, record.meta.overhead
-        assert names <= set(calibration)
-        series = set(record.samples["series"])
-        assert {"gil.wait_ns", "gil.switch_interval_ns", "thread.latfix-worker-0.cpu_ns"} <= series
-        assert {f"cost.{name}" for name in names} <= series
-        assert overhead["process_counters_us_per_request"] > 0
-        assert overhead["lock_probe_core_share"] > 0
-        assert overhead["memory_readings"] >= 2 * len(record.batches["batch_id"])
-        assert overhead["per_request_us"] > overhead["process_counters_us_per_request"]
-        assert (record.requests["prepare_process_cpu_ns"] > 0).all()
+    record = run(tmp_path / "run", replay)
+    names = {"minor_fault_ns", "minor_fault_low_ns", "minor_fault_high_ns", "unmapping_mib_ns"}
+    calibration, overhead = record.meta.calibration, record.meta.overhead
+    assert names <= set(calibration)
+    series = set(record.samples["series"])
+    assert {"gil.wait_ns", "gil.switch_interval_ns", "thread.latfix-worker-0.cpu_ns"} <= series
+    assert {f"cost.{name}" for name in names} <= series
+    assert overhead["process_counters_us_per_request"] > 0
+    assert overhead["lock_probe_core_share"] > 0
+    assert overhead["memory_readings"] >= 2 * len(record.batches["batch_id"])
+    assert overhead["per_request_us"] > overhead["process_counters_us_per_request"]
+    assert (record.requests["prepare_process_cpu_ns"] > 0).all()
 
 
 def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from latfix.runners.fixes.quantize import bf16 as quantize_bf16
 from latfix.runners.fixes.quantize import int8_dynamic as quantize_int8_dynamic
 from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_excluded
 from latfix.runners.fixes.quantize import int8_weight_only as quantize_int8_weight_only
-from latfix.runners.measure.accuracy import evaluate, save_outputs
+from latfix.runners.measure.accuracy import evaluate
 from latfix.runners.model_transforms.torch_compile import compiler_missing
 from latfix.runners.service.load import load_models, pool_applies, resolve_device
 from latfix.runners.service.loaded_service import Service
@@ -176,7 +176,7 @@ def test_precision_changes_the_score_a_little(linear: Path) -> None:
 
 def test_agreement_tells_another_model_from_the_same(no_linear: Path, tmp_path: Path) -> None:
     service = loaded(no_linear)
-    assert save_outputs(service, traffic(), tmp_path / "outputs.npz") == 12
+    assert evaluate(service, traffic(), None, save=tmp_path / "outputs.npz").samples == 12
     assert evaluate(service, traffic(), tmp_path / "outputs.npz").score == 1.0
     with torch.no_grad():
         service.models.instances[0].model.weight[:, 0] = 9.0

@@ -149,24 +149,25 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     if not total and not bad.count:
         raise input_error(path, 1, "no requests", _EXPECTED)
     bad.check(total)
-    notes = (*bad.notes(), *_unused(names, roles))
-    return _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad, notes)
+    table = _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
+    return replace(table, unread=_unused(names, roles))
 
 
 def _plain(value: Any) -> Any:
     return value.as_py() if hasattr(value, "as_py") else value
 
 
-def _unused(names: Sequence[str], roles: Sequence[Role]) -> Iterator[str]:
-    """Columns that are times by their names, and perhaps what a request waited for."""
+def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
+    """Columns that are times by their names, and perhaps what a request waited for; empty where there are none."""
     used = {column for role in roles for column in role.columns}
     left = [name for name in names if name not in used and _unit(name) is not None]
-    if left:
-        part = _identifier(_bare(left[0]))
-        yield (
-            f"Not read: {', '.join(left[:6])}. What was waited for within the latency is told by, for instance, "
-            f"--map {part}_ms={left[0]}."
-        )
+    if not left:
+        return ""
+    part = _identifier(_bare(left[0]))
+    return (
+        f"Not read: {', '.join(left[:6])}. What was waited for within the latency is told by, for instance, "
+        f"--map {part}_ms={left[0]}."
+    )
 
 
 def _header(path: Path) -> tuple[bool, dict[str, Any]]:
@@ -460,7 +461,7 @@ def _usable(values: Mapping[str, Any]) -> Any:
     return good
 
 
-def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines, notes: tuple[str, ...]) -> RequestTable:
+def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> RequestTable:
     latency = columns["latency"] if "latency" in columns else columns["end"] - columns["arrival"]
     latency = np.maximum(latency, UNKNOWN)
     moments = next((columns[name] for name in _MOMENTS if name in columns), None)
@@ -468,7 +469,6 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines, not
         arrival = np.arange(len(latency), dtype=np.int64)
     else:
         arrival = moments if "arrival" in columns else moments - np.maximum(latency, 0)
-        notes = (*notes, *_guessed(roles, moments))
     parts = {name.removeprefix("part."): column for name, column in columns.items()
              if name.startswith("part.") or name in ("queue", "dispatch")}  # fmt: skip
     plain = (*_TIMES, *_MOMENTS, *_OTHERS)
@@ -497,7 +497,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines, not
             "columns": ", ".join(f"{role.name} = {_words(role)}" for role in roles),
             "bad_lines": bad.count,
         },
-        notes=notes,
+        notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments))),
     ).sorted()
 
 

@@ -54,6 +54,7 @@ def traffic(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_two_addresses_are_replayed_in_turns(cli: Cli, serve: Serve, traffic: str, tmp_path: Path) -> None:
     fast, slow = serve(0.01), serve(0.2)
     out, file = tmp_path / "out", tmp_path / "c.json"

@@ -130,7 +130,7 @@ METAS: list[tuple[str, Any]] = [
     ("scheduled", "many"),
     ("machine", []),
     ("overhead", "none"),
-    ("calibration", {"timer_floor_ns": None}),
+    ("calibration", {"minor_fault_ns": None}),
     ("workload", ["w"]),
     ("probes", 3),
     ("warmup", 3),

@@ -64,6 +64,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "first_load_s", lambda *_: 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_table(cli: Cli, program: Path, traffic: Path, tmp_path: Path) -> None:
     target = tmp_path / "backends.json"

@@ -9,7 +9,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.intervals import NO_INTERVALS
 from latfix.profilers.evidence.outside.lock_waits import find_lock_waits
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, samples
+from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, samples, served, services
 
 BEFORE, AFTER = 4 * MS, 3 * MS
 
@@ -111,3 +111,20 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(awa
     loop = np.where(held, 0.0, 1.0) if away else none + 1
     found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=none, runq_ns=none, epoll=loop)))
     assert max(found.causes, key=lambda cause: cause.tail_ms).cause == ("service.loop" if away else "unexplained")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_lock_around_a_whole_service_is_no_queue_where_its_threads_are_seen_to_wait(shown: bool) -> None:
+    """One request at a time is served, whether a lock or one worker sees to that: its threads tell which."""
+    at = arrivals(60.0)
+    end = served(at, services(), 1)
+    times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
+    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
+    if shown:
+        series |= {"futex.1a0": np.maximum(there - 1, 0), "futex_one": np.maximum(there - 1, 0)}
+    found = diagnose(recorded(at, end, samples=samples(times, **series)))
+    largest = max(found.causes, key=lambda cause: cause.tail_ms)
+    assert largest.cause == ("service.lock" if shown else "traffic.burst")
+    assert found.service is not None and found.service.servers == (None if shown else 1)
+    assert found.ledger.conservation_error_ns() == 0

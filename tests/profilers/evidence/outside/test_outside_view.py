@@ -111,6 +111,7 @@ def test_a_burst_in_front_of_one_server_is_the_traffic_s() -> None:
     found = diagnose(recorded(at, served(at, services(len(at)), 1)))
     assert found.verdict == "traffic.burst"
     assert found.service is not None
+    assert any("did not keep growing (1 server)" in cause.evidence for cause in found.causes)
     assert found.service.servers == 1
     assert found.stages_ms["queue"]["p99"] > 0
 
@@ -229,3 +230,10 @@ def test_a_newcomer_s_prefill_is_owed_by_the_batch_and_other_standstills_by_nobo
     assert len(still.everyone) >= 10
     assert (len(still.prefill) >= 10) is prefills
     assert still.newcomers.any() == prefills
+
+
+def test_a_service_that_ages_is_told_by_the_stages_that_its_client_sees() -> None:
+    at = arrivals(20.0)
+    found = diagnose(recorded(at, at + services() + np.linspace(0, 30 * MS, N).astype(np.int64)))
+    assert found.verdict.startswith("drift.")
+    assert found.causes[0].evidence.startswith("first_byte took 1") and "compute" not in found.causes[0].evidence

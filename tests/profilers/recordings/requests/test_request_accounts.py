@@ -54,6 +54,13 @@ def test_a_quiet_log_names_no_fault(servers: int) -> None:
     assert {cause.cause for cause in found.causes if cause.named} <= {"input.size"}
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_columns_that_were_not_read_are_told_where_much_is_unexplained(known: bool) -> None:
+    table = replace(simulated("dependency", 11), unread="Not read: db_ms.")
+    found = diagnosed(table if known else replace(table, parts={}))
+    assert ("Not read: db_ms." in found.notes) == (not known)
+
+
 def test_the_queue_is_inferred_with_its_servers() -> None:
     found = diagnosed(simulated("quiet", 11, servers=4, load=0.6))
     burst = next(cause for cause in found.causes if cause.cause == "traffic.burst")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from latfix.errors import InputError, LatfixError
+from latfix.errors import InputError
 from latfix.runners.model_files import open_model
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
@@ -161,24 +161,6 @@ def test_it_keeps_its_precision_and_its_device(
     with pytest.raises(InputError, match=r"model\.engine: a TensorRT engine runs on a GPU; found device cpu"):
         service_of(write_engine())
     assert engine_package.engines
-
-
-def test_without_package_or_driver(write_engine: WriteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_engine()
-    monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: False)
-    with pytest.raises(InputError, match="needs the package tensorrt, which is not installed; pip install tensorrt"):
-        open_model(file)
-    monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: True)
-    monkeypatch.setattr(
-        "latfix.config.tensorrt_requirements.driver_missing",
-        lambda: "no NVIDIA driver (libcuda.so.1) on this machine",
-    )
-    with pytest.raises(InputError, match=r"needs an NVIDIA GPU, and there is no NVIDIA driver .* give the \.onnx"):
-        open_model(file)
-    monkeypatch.setattr("latfix.config.tensorrt_requirements.driver_missing", lambda: "")
-    monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(LatfixError, match="tensorrt, which is not installed"):
-        open_model(file)
 
 
 @pytest.mark.parametrize(

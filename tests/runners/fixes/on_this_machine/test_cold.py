@@ -128,15 +128,6 @@ def test_as_many_shapes_as_traffic_brings_within_bounds(make_record: Make, make_
     assert SHAPES.change(make_context(record)) == {"warmup_shapes": 32}
 
 
-def test_warming_up_tells_how_many_shapes_were_new(make_record: Make, verified: Verify) -> None:
-    cold = make_record()
-    cold.batches["first_shape"][:10] = 1
-    effective, said = verified(SHAPES, make_record(), cold, warmup_batches=15, warmup_shapes=3, warmup_s=1.25)
-    assert effective and "15 batches over 3 input sizes ran in 1.25 s" in said
-    assert "0% of the batches had a shape not run before, 25% without" in said
-    assert not verified(SHAPES, make_record(), cold, warmup_batches=0)[0]
-
-
 def tables(rows: int, row_bytes: int = 256, **more: Any) -> dict[str, Any]:
     return {"tables": 2, "rows": rows, "bytes": rows * row_bytes, **more}
 
@@ -153,16 +144,3 @@ def test_rows_are_kept_where_tables_exceed_the_cache(make_record: Make, make_con
     small = ROWS.obstacle(make_context(make_record(embeddings=tables(10_000))))
     assert small == "the tables (2.4 MiB) fit into the cache (32 MiB) whole"
     assert "no embedding tables" in ROWS.obstacle(make_context(make_record()))
-
-
-def test_rows_are_believed_when_they_were_read_while_idle(make_record: Make, verified: Verify) -> None:
-    def run(touched: int, hot: int = 100, share: float = 0.8) -> Any:
-        known = tables(1000, hot_rows=hot, hot_share=share, lookups=5000)
-        return make_record(embeddings=known, residence={"rows": touched})
-
-    effective, said = verified(ROWS, run(400))
-    assert effective and "100 rows, which served 80% of 5000 lookups, of 1000 in 2 table(s); 400 reads" in said
-    assert not verified(ROWS, run(99))[0], "not even each of them once"
-    assert not verified(ROWS, run(0, hot=0))[0]
-    assert "no rows are much used" in verified(ROWS, run(400, share=0.05))[1]
-    assert not verified(ROWS, make_record())[0]

@@ -298,11 +298,3 @@ def test_a_frozen_collector_says_what_could_not_wait(make_record: Make, verified
     )
     assert effective
     assert "31 collections in idle moments, 3 that could wait no longer (1 of everything), 900 objects freed" in said
-
-
-def test_records_of_empty_runs_prove_nothing(make_record: Make, verified: Verify) -> None:
-    empty = make_record(n=0)
-    for fix in (THREADS, WAIT, PARALLEL, PIN, PRIORITY, WORKERS, LOCALITY):
-        assert not verified(fix, empty, empty)[0], fix.id
-    assert host_threads.switches_per_batch(empty) == host_wait_policy.pool_cpu_ms(empty) == 0.0
-    assert np.isfinite(host_parallel._busy_share(empty, 1)) and host_parallel._compute_ms(empty) == 0.0

@@ -54,16 +54,6 @@ def test_what_keeps_memory_already_is_not_tried_again(
     assert ALLOCATOR.obstacle(make_context(faulting)) == "glibc keeps freed memory already (GLIBC_TUNABLES)"
 
 
-def test_fewer_faults_are_believed_where_the_tunables_were_there(make_record: Make, verified: Verify) -> None:
-    before = make_record(faults=900)
-    started = {"environment": {"GLIBC_TUNABLES": f"glibc.malloc.perturb=1:{KEPT}"}}
-    assert verified(ALLOCATOR, make_record(faults=20, **started), before)[0]
-    assert not verified(ALLOCATOR, make_record(faults=880, **started), before)[0]
-    for environment in ({}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0"}):
-        effective, said = verified(ALLOCATOR, make_record(faults=20, environment=environment), before)
-        assert not effective and "started without the tunables" in said
-
-
 def test_both_sources_of_preloads_count(
     make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,21 +103,6 @@ def test_a_preload_that_cannot_be_says_why(
     assert "Linux only" in module.FIX.obstacle(make_context(faulting))
 
 
-@pytest.mark.parametrize("module", [memory_jemalloc, memory_tcmalloc])
-def test_a_preload_is_believed_when_it_is_mapped_and_the_faults_are_gone(
-    module: Any, make_record: Make, verified: Verify
-) -> None:
-    name = module.FIX.id.partition(".")[2]
-    before = make_record(faults=900)
-    assert verified(module.FIX, make_record(faults=20, memory={"allocator": name}), before)[0]
-    # Named in LD_PRELOAD, but the loader did not find it.
-    assert not verified(module.FIX, make_record(faults=20, memory={"allocator": "glibc"}), before)[0]
-    # Loaded with its defaults, which give everything back.
-    effective, said = verified(module.FIX, make_record(faults=880, memory={"allocator": name}), before)
-    assert not effective and f"ran on {name}; 880 page faults a request, 900 without" in said
-    assert not verified(module.FIX, make_record(faults=20), before)[0]
-
-
 def grown(start: int, peak: int, **more: Any) -> dict[str, Any]:
     return {"resident_start_bytes": start * MIB, "peak_bytes": peak * MIB, **more}
 
@@ -158,25 +133,6 @@ def test_prefaulting_what_is_not_needed_or_not_there_is_refused(
     assert "not glibc" in PREFAULT.obstacle(make_context(make_record(memory=grown(400, 500))))
 
 
-def test_prefaulting_is_believed_when_it_stays_and_faults_go(make_record: Make, verified: Verify) -> None:
-    before = make_record(faults=900, memory=grown(400, 500))
-
-    def run(faults: int, touched: int, kept: int, **more: Any) -> Any:
-        return make_record(
-            faults=faults,
-            memory=grown(500, 501, prefaulted_bytes=touched * MIB, prefault_kept_bytes=kept * MIB),
-            **more,
-        )
-
-    effective, said = verified(PREFAULT, run(10, 128, 128), before)
-    assert effective
-    assert "128 MiB were touched before the first request and 128 MiB of it kept" in said
-    assert not verified(PREFAULT, run(10, 128, 30), before)[0], "the allocator gave it back"
-    assert not verified(PREFAULT, run(800, 128, 128), before)[0], "requests did not use it"
-    effective, said = verified(PREFAULT, run(10, 0, 0, setup_notes=["prefault_mb: no room", "nice: x"]), before)
-    assert not effective and said.endswith("prefault_mb: no room")
-
-
 def test_huge_pages_need_a_kernel_a_library_and_a_reason(
     make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,13 +148,6 @@ def test_huge_pages_need_a_kernel_a_library_and_a_reason(
     for mode, words in (("always", "every process already"), ("never", "off"), ("", "off")):
         monkeypatch.setattr(memory_huge_pages, "huge_page_mode", lambda mode=mode: mode)
         assert words in HUGE.obstacle(make_context(large))
-
-
-def test_huge_pages_are_believed_when_there_are_more_of_them(make_record: Make, verified: Verify) -> None:
-    some = make_record(memory={"huge_bytes": 6 * MIB})
-    assert verified(HUGE, make_record(memory={"huge_bytes": 64 * MIB}), some)[0]
-    assert not verified(HUGE, make_record(memory={"huge_bytes": 8 * MIB}), some)[0]
-    assert not verified(HUGE, make_record(), make_record())[0]
 
 
 def test_a_pool_says_what_it_did_with_answers(make_record: Make, verified: Verify) -> None:

@@ -176,15 +176,6 @@ def test_without_kernels_the_operators_tell(
     assert found.effective is effective and "no matrix kernel was recorded" in found.evidence
 
 
-def test_without_kernels_layers_and_graphs_tell_of_16_bits(make_record: Make, verified: Verify) -> None:
-    run = make_record(device="cuda:0")
-    for fix, dtype in (("quantize.bf16", "bfloat16"), ("quantize.fp16", "float16")):
-        assert verified(fix, run, device="cuda:0", dtypes={dtype: 3}).effective
-        assert not verified(fix, run, device="cuda:0", dtypes={"float32": 3}).effective
-        graphs = {"dtypes": {dtype: 3}, "graph_dtypes": {"float32": 9}}
-        assert not verified(fix, run, device="cuda:0", **graphs).effective
-
-
 @pytest.mark.parametrize(
     ("kernels", "kept", "effective"),
     [

@@ -1,7 +1,8 @@
-"""Compilations and recompilations by ``torch._dynamo``, whoever asked for them."""
+"""Pauses that the runtime tells of: collections by Python's garbage collector, compilations by ``torch._dynamo``."""
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
@@ -14,6 +15,36 @@ from latfix.profilers.probes.stage_recorder import EventLog
 LIMIT_SERIES = "compile.limit_hits"
 #: Of several versions of torch.
 _LIMIT = re.compile("recompile limit|cache_size_limit", re.IGNORECASE)
+
+
+class GcPauses:
+    """Logs each collection as an event of kind ``gc``, in the thread that it ran in.
+
+    A collection holds the interpreter lock, so it delays every thread that needs Python, not only its own.
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._start = 0
+        self.cost_ns = 0
+
+    def __enter__(self) -> GcPauses:
+        gc.callbacks.append(self._callback)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._callback)
+
+    def _callback(self, phase: str, info: dict[str, Any]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._start = now
+            return
+        if not self._start:  # registered while a collection was under way
+            return
+        detail = {"generation": info["generation"], "collected": info["collected"]}
+        self._log.add("gc", self._start, now - self._start, thread=threading.get_native_id(), detail=detail)
+        self.cost_ns += time.perf_counter_ns() - now
 
 
 class CompileEvents:

@@ -6,18 +6,30 @@ A variable may have a process load a library, which is code; a plan or a search'
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from latfix.config.plan import PLAN_FILE, Plan, read_plan
 from latfix.errors import InputError
-from latfix.runners.fixes import FIXES, Fix
 from latfix.runners.host.malloc_libraries import ALLOCATORS, preload_name
 from latfix.runners.host.process_setup import preloaded
 from latfix.settings import RunnerSettings
 
 _PRELOAD = "LD_PRELOAD"
+#: What fixes set. Told here, for importing them all takes as long as a small service takes to start.
+FIX_VARIABLES = frozenset(
+    {
+        _PRELOAD,
+        "GLIBC_TUNABLES",
+        "KMP_BLOCKTIME",
+        "OMP_NUM_THREADS",
+        "OMP_WAIT_POLICY",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        *(name for allocator in ALLOCATORS for name in allocator.environment),
+    }
+)
 
 
 def with_plan(settings: RunnerSettings, path: Path) -> tuple[RunnerSettings, Plan]:
@@ -31,16 +43,15 @@ def with_plan(settings: RunnerSettings, path: Path) -> tuple[RunnerSettings, Pla
 
 
 def check_environment(
-    variables: Mapping[str, Any], settings: RunnerSettings, where: Path | str, fixes: Iterable[Fix] = FIXES
+    variables: Mapping[str, Any], settings: RunnerSettings, where: Path | str, known: Collection[str] = FIX_VARIABLES
 ) -> None:
     """Refuse a variable that no fix sets, and a library that is neither an allocator found here nor preloaded anyhow.
 
     :param settings: those of the workload, whose own environment is as trustworthy as its code.
     :param where: the file that the variables come from, or what they were passed to.
-    :param fixes: those that the variables may be of.
+    :param known: variables that fixes may set.
     :raises InputError: there is one.
     """
-    known = {name for fix in fixes for name in fix.environment}
     for name, value in variables.items():
         if settings.env.get(name) == value:
             continue
