@@ -78,7 +78,10 @@ def _unknown(recorded: Recorded) -> InputError:
         found = "a file of another kind" if recorded.head.strip() else "an empty or damaged file"
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
-        found = f"{len(alone)} recordings that are read one at a time, the first {file.path.name}: {reader.reads}"
+        found = (
+            "a folder without workload.toml, "
+            f"and {len(alone)} recordings that are read one at a time, the first {file.path.name} ({reader.reads})"
+        )
         return InputError(f"{recorded.path}: found {found}; expected one file of them")
     for begin, words in _ADVICE:
         if recorded.head.startswith(begin):
