@@ -61,7 +61,6 @@ def asked(step: str | None, percentile: float | None, seed: int, traffic: Traffi
         seed=seed,
         step=step or "",
         mapping=tuple(traffic.mapping or ()),
-        skip_bad_lines=traffic.skip_bad_lines,
     )
 
 

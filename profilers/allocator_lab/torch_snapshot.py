@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from latfix.errors import InputError
+from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Event, Stall
 
 #: The first byte of a pickle of protocol 2 or later.
@@ -51,9 +52,9 @@ def read_snapshot(path: Path) -> AllocationTrace:
     :raises InputError: it is no snapshot, or has no history.
     """
     try:
-        with path.open("rb") as file:
+        with open_decompressed(path) as file:
             document = _PlainData(file).load()
-    except (OSError, pickle.UnpicklingError, *_DAMAGED) as error:
+    except (pickle.UnpicklingError, *CUT_OFF, *_DAMAGED) as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise InputError(f"{path}: found no readable snapshot ({reason}); {_WANTED}") from error
     traces = document.get("device_traces") if isinstance(document, Mapping) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import InputError, input_error
+from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.regular_file import check_regular
 from latfix.formatting import visible
 
@@ -107,18 +108,15 @@ def read_trace(path: Path) -> AllocationTrace:
 
     try:
         check_regular(path, _WANTED)
-        with path.open("rb") as file:
+        with open_decompressed(path) as file:
             head = file.read(2)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it ({error.strerror})") from error
+            text = "" if is_snapshot(head) else (head + file.read()).decode()
+    except (*CUT_OFF, UnicodeDecodeError) as error:
+        unread = isinstance(error, OSError) and error.strerror
+        found = "cannot read it" if unread else "found neither JSON lines nor a pickled snapshot"
+        raise InputError(f"{path}: {found} ({unread or error}); expected {_WANTED}") from error
     if is_snapshot(head):
         return read_snapshot(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: found neither JSON lines nor a pickled snapshot ({error}); expected {_WANTED}"
-        ) from error
     events = list(_checked(path, _lines(path, text.split("\n"))))
     if not events:
         raise InputError(f"{path}: found no allocation; expected one JSON object a line")

@@ -31,6 +31,7 @@ _BY_FILE = (KINETO, engine_steps.READER)
 #: What people name that is not read itself, and what to do about it, by its first bytes.
 _ADVICE: tuple[tuple[bytes, str], ...] = (
     (b"QDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
+    (b"PK\x03\x04", "a zip archive; unpack it"),
     (b"NVTXREP", "a report of Nsight Systems; nsys export --type sqlite FILE gives what can be read"),
 )
 
@@ -75,6 +76,13 @@ def _unknown(recorded: Recorded) -> InputError:
             return InputError(f"{recorded.path}: found a run that latfix recorded; show it with latfix report")
     else:
         found = "a file of another kind" if recorded.head.strip() else "an empty or damaged file"
+    if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
+        file, reader = alone[0]
+        found = (
+            "a folder without workload.toml, "
+            f"and {len(alone)} recordings that are read one at a time, the first {file.path.name} ({reader.reads})"
+        )
+        return InputError(f"{recorded.path}: found {found}; expected one file of them")
     for begin, words in _ADVICE:
         if recorded.head.startswith(begin):
             return InputError(f"{recorded.path}: found {words}")

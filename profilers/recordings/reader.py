@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import gzip
-import zlib
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import Any, NoReturn
 
 from latfix.errors import InputError, input_error
+from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.regular_file import check_regular
 from latfix.results.diagnosis import Diagnosis
 
@@ -18,9 +18,6 @@ from latfix.results.diagnosis import Diagnosis
 _HEAD_BYTES = 1 << 16
 #: Files of a folder that are looked at, and how deep.
 _MOST_FILES, _DEEPEST = 400, 3
-_GZIP = b"\x1f\x8b"
-#: What reading a compressed file raises where it is cut off or damaged.
-CUT_OFF = (EOFError, zlib.error, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +27,12 @@ class ReadOptions:
     :param percentile: where the tail begins; ``None`` for the reader's own choice.
     :param step: a regular expression that names the steps of a device's recording; empty for the reader's own choice.
     :param mapping: ``NAME=EXPRESSION`` for logs whose columns have names of their own.
-    :param skip_bad_lines: leave malformed lines out, and count them.
     """
 
     percentile: float | None = None
     seed: int = 0
     step: str = ""
     mapping: tuple[str, ...] = ()
-    skip_bad_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +84,6 @@ def recorded_at(path: Path) -> Recorded:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a recording") from error
 
 
-def open_decompressed(path: Path) -> IO[bytes]:
-    """The bytes of a file, decompressed where it is gzip."""
-    with path.open("rb") as file:
-        compressed = file.read(2) == _GZIP
-    return gzip.open(path, "rb") if compressed else path.open("rb")  # type: ignore[return-value]
-
-
 def damaged(path: Path, what: str, reason: object, *, todo: str = "record it again, or copy it again") -> NoReturn:
     """Refuse a file in one line.
 
@@ -117,11 +105,11 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        begin = file.read(_HEAD_BYTES)
-    if begin.startswith(_GZIP):
-        try:
-            begin = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(begin, _HEAD_BYTES)
-        except zlib.error:
-            return b""
-    return begin.removeprefix(codecs.BOM_UTF8)
+    found = b""
+    file: Any = open_decompressed(path)
+    with file, contextlib.suppress(*CUT_OFF):  # what there is of a damaged one tells what it was
+        while len(found) < _HEAD_BYTES and (part := file.read1(_HEAD_BYTES - len(found))):
+            found += part
+    if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return found.decode("utf-16", "ignore").encode()
+    return found.removeprefix(codecs.BOM_UTF8)

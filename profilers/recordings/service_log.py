@@ -12,13 +12,14 @@ import numpy as np
 
 from latfix.arrays import Bools, Ints
 from latfix.errors import input_error
+from latfix.files.decompressed import open_text
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.profilers.recordings.requests.formats.mapped_log import status_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable
-from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object, open_text
+from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object
 from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.run_record.live_record import live_parts, load_live

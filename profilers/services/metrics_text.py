@@ -1,4 +1,4 @@
-"""What a service tells under ``/metrics``: the text format of Prometheus, summed over labels."""
+"""What a service tells under ``/metrics``: the text formats of Prometheus and OpenMetrics."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from collections import defaultdict
 #: Names that are kept, at most; and how long a text is read.
 _MOST_NAMES = 200
 LONGEST_TEXT = 8 << 20
-_LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?\s*")
+#: A name, labels, a value; perhaps a time, and in OpenMetrics an example behind it.
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*?)\})?\s+([^\s#]+)(?:\s+[-+.0-9eE]+)?\s*(?:#.*)?", re.ASCII)
+
+
+def read_sample(line: str) -> tuple[str, str, str] | None:
+    """Name, labels and value of a line as texts; ``None`` for one that has none."""
+    match = _SAMPLE.fullmatch(line)
+    return None if match is None else (match[1], match[2] or "", match[3])
 
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Values by name, summed over labels; buckets, quantiles and what is not finite are left out."""
     found: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
-        if line.startswith("#") or "quantile=" in line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None or match.group(1).endswith(("_bucket", "_created")):
+        name, labels, number = read_sample(line) or ("", "", "")
+        if not name or name.endswith(("_bucket", "_created")) or "quantile=" in labels:
             continue
         try:
-            value = float(match.group(3))
+            value = float(number)
         except ValueError:
             continue
-        if math.isfinite(value) and (match.group(1) in found or len(found) < _MOST_NAMES):
-            found[match.group(1)] += value
+        if math.isfinite(value) and (name in found or len(found) < _MOST_NAMES):
+            found[name] += value
     return dict(found)

@@ -20,16 +20,10 @@ import numpy as np
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.errors import input_error
+from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import milliseconds
 from latfix.profilers.recordings.devices.step_diagnosis import StepFigures, diagnose_steps
-from latfix.profilers.recordings.reader import (
-    CUT_OFF,
-    Reader,
-    ReadOptions,
-    Recorded,
-    damaged,
-    open_decompressed,
-)
+from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, damaged
 from latfix.results.diagnosis import Diagnosis, Source
 
 _COLUMNS = ("cycle", "pid", "function_name", "metric_name", "func_type", "mu_pct", "duration")
@@ -114,7 +108,7 @@ def _table(path: Path) -> _Table:
     clocks: list[float] = []
     rows = None
     try:
-        with open_decompressed(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        with open_text(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
             rows = csv.DictReader(text)
             for row in rows:
                 _add(steps, clocks, row)

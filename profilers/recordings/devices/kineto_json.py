@@ -10,6 +10,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any
 
+from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.formatting import shown
 from latfix.profilers.recordings.devices.call_kinds import (
     Device,
@@ -26,7 +27,7 @@ from latfix.profilers.recordings.devices.device_trace import (
     Numbering,
     reversed_note,
 )
-from latfix.profilers.recordings.reader import CUT_OFF, Recorded, damaged, open_decompressed
+from latfix.profilers.recordings.reader import Recorded, damaged
 
 _CHUNK = 1 << 22
 #: An event, or another value, may be as long.

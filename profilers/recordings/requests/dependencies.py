@@ -194,7 +194,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[Way, in
     spans, n = requests.spans, len(requests.latency)
     columns: dict[str, Ints] = {}
     members: dict[str, list[_Place]] = {}
-    usual_of_all = np.zeros(n)
+    usual_of_all = np.zeros(n, np.int64)
     for place in places:
         end = blamed.get(place.name, place.name.callee) if isinstance(place.name, Way) else place.name
         name = f"{'network' if isinstance(place.name, Way) else 'service'}.{spans.services[end]}"
@@ -206,7 +206,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[Way, in
         columns[name] = columns.get(name, 0) + beyond
         members.setdefault(name, []).append(place)
     reference = round(float(np.median(usual_of_all))) if n else 0
-    work = usual_of_all.astype(np.int64) - reference
+    work = usual_of_all - reference
     ends = set(blamed.values())
     nameable: dict[str, float] = {"input.size": DOMINANT}
     evidence: dict[str, str] = {}

@@ -213,7 +213,7 @@ def chance_wait_ns(n: int, span_ns: float, service_ns: float, servers: int, tail
     gap = span_ns / max(n - 1, 1)
     means = np.zeros(runs)
     for run in range(runs):
-        arrival = np.cumsum(rng.exponential(gap, many)).astype(np.int64)
+        arrival = np.minimum(np.cumsum(rng.exponential(gap, many)), 2.0**62).astype(np.int64)
         wait = np.sort(waits_at_reference(arrival, service_ns, servers))
         means[run] = wait[int(many * (1 - tail)) :].mean() if many else 0.0
     return np.asarray(np.quantile(means, 0.975))

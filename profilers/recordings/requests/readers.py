@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -203,7 +204,9 @@ def _diagnose_pair(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     tables, steps = _parts(recorded)
     file, name = tables[0]
     table = _TABLES[name][1](file.path, options)
-    return diagnose_table(_beside(table, vllm_steps.read(steps[0].path)), recorded.path, options)
+    began = datetime.fromtimestamp((table.start_unix_ns or 0) / 1e9, UTC)
+    year = began.year if table.start_unix_ns else None
+    return diagnose_table(_beside(table, vllm_steps.read(steps[0].path, year=year)), recorded.path, options)
 
 
 def _beside(table: RequestTable, steps: EngineSteps) -> RequestTable:
@@ -212,6 +215,9 @@ def _beside(table: RequestTable, steps: EngineSteps) -> RequestTable:
         note = "The engine's steps have no calendar in common with the requests: they are not used."
         return replace(table, notes=(*table.notes, note))
     inside = replace(steps, end_ns=steps.end_ns - table.start_unix_ns)
+    if int(inside.end_ns[-1]) < 0 or int((inside.end_ns - inside.length_ns)[0]) > int(table.arrival_ns[-1]):
+        note = "The engine's steps lie outside of the requests' time (of another time zone?): they are not used."
+        return replace(table, notes=(*table.notes, note))
     return replace(table, steps=inside, facts={**table.facts, "steps": len(steps.end_ns)})
 
 

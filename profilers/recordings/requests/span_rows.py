@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import shown
 from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.text_source import LATEST_NS
 
 #: Attributes that name the service behind a client's span, the most telling first (OpenTelemetry's conventions).
 _PEERS = ("peer.service", "service.peer.name", "db.system.name", "db.system", "messaging.system", "rpc.service",
@@ -50,7 +52,12 @@ class SpanRows:
         attributes: Mapping[str, Any] | None = None,
         failed: bool = False,
     ) -> None:
-        """One span; one that ends before it begins has no length. Exporters that retry write the same one twice."""
+        """One span; one that ends before it begins has no length. Exporters that retry write the same one twice.
+
+        :raises ValueError: its times are none.
+        """
+        if not 0 <= start_ns <= LATEST_NS or abs(end_ns) > LATEST_NS:
+            raise ValueError(f"from {shown(start_ns, 40)} to {shown(end_ns, 40)} ns since 1970")
         key = (trace, span, service, operation, start_ns, end_ns)
         if key in self._seen:
             self.repeated += 1

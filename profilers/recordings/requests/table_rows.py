@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import shown
 from latfix.profilers.recordings.requests.request_table import UNKNOWN, Gaps, RequestTable
-from latfix.profilers.recordings.requests.text_source import LATEST_NS
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS
 from latfix.stages import Status
 
 
@@ -45,7 +46,14 @@ class TableRows:
         features: Mapping[str, object] | None = None,
         gaps_ns: Sequence[int] = (),
     ) -> None:
-        """One request; ``None`` is what the recording does not say."""
+        """One request; ``None`` is what the recording does not say.
+
+        :raises ValueError: its arrival is none.
+        """
+        if not isinstance(arrival_ns, int) or abs(arrival_ns) > LATEST_NS:
+            raise ValueError(f"an arrival at {shown(arrival_ns, 40)}")
+        if latency_ns is not None and abs(latency_ns) > LONGEST_NS:
+            latency_ns = None
         row = len(self.arrival_ns)
         self.arrival_ns.append(arrival_ns)
         self.latency_ns.append(UNKNOWN if latency_ns is None else latency_ns)
@@ -110,11 +118,11 @@ def number_or_nan(value: object) -> float:
     return float(value)
 
 
-def ns_of(value: object, unit_ns: int) -> int | None:
-    """Whole nanoseconds of a number of units; ``None`` for what is none, negative, or beyond what can be counted."""
+def ns_of(value: object, unit_ns: int, most: int = LONGEST_NS) -> int | None:
+    """Whole nanoseconds of a number of units; ``None`` for what is none, negative, or more than ``most``."""
     if isinstance(value, int) and not isinstance(value, bool):
         found = value * unit_ns
     else:
         number = number_or_nan(value) * unit_ns
         found = round(number) if math.isfinite(number) else UNKNOWN
-    return found if 0 <= found <= LATEST_NS else None
+    return found if 0 <= found <= most else None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from latfix.arrays import Ints
 from latfix.errors import InputError, input_error
+from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.files.strict_json import MALFORMED
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import CUT_OFF, damaged, open_decompressed
+from latfix.profilers.recordings.reader import damaged
 
 #: Nanoseconds of the units that names of columns end with.
 UNITS_NS: dict[str, int] = {
@@ -35,7 +38,16 @@ UNITS_NS: dict[str, int] = {
 }
 #: Nanoseconds, or from 1970 on: twice as far is the end of whole numbers of 64 bits.
 LATEST_NS = 2**62
+#: The longest that anything takes: 104 days, which a float holds to the nanosecond.
+LONGEST_NS = 2**53
+#: What a path names one thing by.
+NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
 _DAMAGED = "record it again, or copy it again"
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+#: The day of Apache's and nginx's times, a blank before a zone, and what stands behind the seconds.
+_CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
+_ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
+_FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
@@ -86,10 +98,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """
     number = 0
     try:
-        with open_decompressed(path) as file:
+        with open_text(path) as file:
             for number, line in enumerate(file, 1):
-                text = line.decode("utf-8", "replace").strip("\ufeff \t\r\n")
-                if text:
+                if text := line.decode().strip():
                     yield number, text
     except CUT_OFF as error:
         damaged(path, "a whole file", f"the end of compressed data after line {number} ({error})")
@@ -124,27 +135,27 @@ def json_document(path: Path, expected: str) -> Any:
     :raises InputError: it is no JSON, or cut off.
     """
     try:
-        with open_decompressed(path) as file:
-            text = file.read().decode("utf-8-sig")
-        return json.loads(text)
+        with open_text(path) as file:
+            return json.loads(file.read())
     except CUT_OFF as error:
         damaged(path, expected, f"compressed data that ends too soon ({error})")
-    except json.JSONDecodeError as error:
-        raise input_error(path, error.lineno, f"no JSON there ({error.msg})", expected, _DAMAGED) from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise input_error(path, None, f"no JSON ({_why(error)})", expected, _DAMAGED) from error
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        raise input_error(path, line, f"no JSON there ({_why(error)})", expected, _DAMAGED) from error
 
 
-def head_of(path: Path, expected: str) -> bytes:
-    """The first bytes of a file, decompressed.
+@contextmanager
+def entry_of(path: Path, where: str, expected: str, line: int | None = None) -> Iterator[None]:
+    """What is raised while an entry of a document is read is the entry's fault.
 
-    :raises InputError: its compression is cut off.
+    :param where: which entry, for the message.
+    :raises InputError: the entry lacks something, or has something else there.
     """
     try:
-        with open_decompressed(path) as file:
-            return file.read(1 << 16)
-    except CUT_OFF as error:
-        damaged(path, expected, f"compressed data that ends too soon ({error})")
+        yield
+    except MALFORMED as error:
+        why = f"without {error}" if isinstance(error, KeyError) else f"that is malformed ({_why(error)})"
+        raise input_error(path, line, f"{where} {why}", expected) from error
 
 
 def begins_with_object(head: bytes) -> dict[str, Any] | None:
@@ -159,15 +170,15 @@ def begins_with_object(head: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def open_text(path: Path) -> IO[bytes]:
-    """The bytes of a text, decompressed."""
-    return open_decompressed(path)
-
-
 def unit_of(name: str) -> int | None:
     """Nanoseconds of the unit that a name ends with: ``latency_ms``, ``durationMs``, ``time_seconds``."""
     words = _WORD.findall(name)
     return UNITS_NS.get(words[-1].lower()) if len(words) > 1 else None
+
+
+def route_of(request: str) -> str:
+    """What kind of request it is: without what is asked, and without numbers and ids in the path."""
+    return NUMBER_IN_PATH.sub("/*", request.partition("?")[0])
 
 
 def epoch_unit(largest: float) -> int:
@@ -179,19 +190,29 @@ def epoch_unit(largest: float) -> int:
 
 
 def instant_ns(text: str) -> int:
-    """Nanoseconds since 1970 of a date in ISO 8601; without a zone, UTC.
+    """Nanoseconds since 1970 of a date in ISO 8601, or as web servers write it; without a zone, UTC.
 
     :raises ValueError: it is none.
     """
-    whole, dot, rest = text.strip().replace(" ", "T", 1).partition(".")
-    fraction = re.match(r"[0-9]*", rest)[0] if dot else ""  # type: ignore[index]
-    zone = rest[len(fraction) :] if dot else ""
-    moment = datetime.fromisoformat(whole + zone)
+    text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text.strip(" []"))
+    if day := _CLF.match(text):
+        text = f"{day[3]}-{_MONTHS.index(day[2]) // 3 + 1:02}-{day[1]:0>2}T{text[day.end() :]}"
+    fraction = _FRACTION.search(text)
+    moment = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    found = int(moment.timestamp()) * 10**9 + int((fraction or "0")[:9].ljust(9, "0"))
+    found = int(moment.timestamp()) * 10**9 + int(fraction[1][:9].ljust(9, "0") if fraction else 0)
     if abs(found) > LATEST_NS:
         raise ValueError(f"{moment.year} is too far from 1970 to be counted in nanoseconds")
     return found
+
+
+def resolution_ns(moments: Ints) -> int:
+    """To which moments are known: the largest power of ten that all of a sample are multiples of."""
+    sample = moments[:10_000]
+    for unit in (1_000_000_000, 100_000_000, 10_000_000, 1_000_000, 1_000):
+        if len(sample) and not (sample % unit).any():
+            return unit
+    return 1
 
 
 def _why(error: Exception) -> str:

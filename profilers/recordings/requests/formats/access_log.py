@@ -1,17 +1,19 @@
 """Access logs of nginx, Apache and Envoy: a line a request, fields set apart by blanks, quotes and brackets.
 
 nginx: ``log_format`` of ngx_http_log_module, ``combined`` with ``$request_time`` behind it, bare or as ``rt=``, and
-``$upstream_response_time`` (``urt=``, ``ut=``); the format of ingress-nginx. Times are seconds, and a line is written
-when the request ends. Apache: ``combined`` with ``%D`` (microseconds) behind it; a line has the time of arrival.
+``$upstream_response_time`` (``urt=``, ``ut=``); the format of ingress-nginx; ``$time_iso8601`` for ``$time_local``.
+Times are seconds, and a line is written when the request ends. A request that was tried again has a time for each
+upstream (``0.1, 0.2``). Apache: ``combined`` with ``%D`` (microseconds) behind it; a line has the time of arrival.
 Envoy: its default format and Istio's, with ``DURATION`` and ``X-ENVOY-UPSTREAM-SERVICE-TIME`` in milliseconds and the
 time of arrival.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,17 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.errors import input_error
+from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import CUT_OFF, damaged
+from latfix.profilers.recordings.reader import damaged
 from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable
-from latfix.profilers.recordings.requests.text_source import BadLines, instant_ns, open_text
+from latfix.profilers.recordings.requests.text_source import (
+    LONGEST_NS,
+    NUMBER_IN_PATH,
+    BadLines,
+    instant_ns,
+    resolution_ns,
+)
 from latfix.stages import Status
 
 NAME = "an access log of nginx, Apache or Envoy"
@@ -42,8 +51,10 @@ _KEYS: Mapping[str, str] = {
     "rl": "size",
     "request_length": "size",
 }
-#: What a path names one thing by.
-NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
+#: Between what several upstreams took for one request.
+_ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[0-9-])")
+#: By how much the bytes of an answer with its headers exceed those without, at most.
+_HEADERS = 4096
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
 _MS, _S, _US = 1_000_000, 1_000_000_000, 1_000
 _STATUS_TIMEOUT, _STATUS_SHED, _CLIENT_LEFT = (408, 504), (429, 503), 499
@@ -63,7 +74,6 @@ class Layout:
     prefixes: Mapping[str, str]
     unit_ns: int
     stamps_end: bool
-    clf: bool
 
 
 def knows(head: bytes) -> bool:
@@ -76,8 +86,11 @@ def knows(head: bytes) -> bool:
 
 def _is_line(line: str) -> bool:
     values = _blank_split(line)
-    dated = any(_CLF.match(value) for value in values[:6]) or bool(values and _ISO.match(values[0]))
-    return dated and line[:1] not in "{" and any(_REQUEST.match(value) for value in values[:12])
+    return line[:1] not in "{" and _stamp(values) is not None and any(map(_REQUEST.match, values[:12]))
+
+
+def _stamp(values: list[str]) -> int | None:
+    return next((k for k, value in enumerate(values[:6]) if _CLF.match(value) or _ISO.match(value)), None)
 
 
 def _blank_split(line: str) -> list[str]:
@@ -108,36 +121,24 @@ def layout_of(lines: list[str]) -> Layout | None:
 
 
 def _layout(values: list[str]) -> Layout | None:
-    if values and _ISO.match(values[0]):
-        return _envoy(values)
-    stamp = next((k for k, value in enumerate(values[:6]) if _CLF.match(value)), None)
+    stamp = _stamp(values)
     request = next((k for k, value in enumerate(values[:10]) if _REQUEST.match(value)), None)
     if stamp is None or request is None or len(values) < request + 3:
         return None
-    places = {"stamp": stamp, "zone": stamp + 1, "request": request, "status": request + 1, "bytes": request + 2}
-    return _behind(values, places, request + 3)
+    places = {"stamp": stamp, "request": request, "status": request + 1}
+    if _CLF.match(values[stamp]):
+        places["zone"] = stamp + 1
+    elif row := _envoy_numbers(values, request + 3):
+        places |= {"size": row, "bytes": row + 1, "latency": row + 2, "upstream": row + 3}
+        return Layout("Envoy", len(values), places, {}, _MS, stamps_end=False)
+    return _behind(values, places | {"bytes": request + 2}, request + 3)
 
 
-def _envoy(values: list[str]) -> Layout | None:
-    request = next((k for k, value in enumerate(values[:3]) if _REQUEST.match(value)), None)
-    if request is None:
-        return None
-    numbers = [k for k in range(request + 1, len(values)) if _NUMBER.match(values[k]) or values[k] == "-"]
-    # Status, then flags (and Istio's details), then four numbers in a row: received, sent, duration, upstream.
-    row = next((k for k in numbers if all(j in numbers for j in range(k, k + 4)) and k > request + 2
-                and _NUMBER.match(values[k + 2])), None)  # fmt: skip
-    if row is None:
-        return None
-    places = {
-        "stamp": 0,
-        "request": request,
-        "status": request + 1,
-        "size": row,
-        "bytes": row + 1,
-        "latency": row + 2,
-    }
-    places["upstream"] = row + 3
-    return Layout("Envoy", len(values), places, {}, _MS, stamps_end=False, clf=False)
+def _envoy_numbers(values: list[str], first: int) -> int | None:
+    """Behind the flags (and Istio's details) four whole numbers in a row: received, sent, duration, upstream."""
+    whole = [value.isdecimal() or value == "-" for value in values]
+    return next((k for k in range(first, len(values)) if len(whole[k : k + 4]) == 4 and all(whole[k : k + 4])
+                 and values[k + 2].isdecimal()), None)  # fmt: skip
 
 
 def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
@@ -159,10 +160,16 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
             places.setdefault("size", decimals[0] - 1)
         if len(decimals) > 1:
             places.setdefault("upstream", decimals[1])
-    if "latency" not in places and whole:
+    if "latency" not in places and whole and not _are_bytes(values, places["bytes"], whole):
         places["latency"] = whole[-1]
-        return Layout("Apache", len(values), places, prefixes, _US, stamps_end=False, clf=True)
-    return Layout("nginx", len(values), places, prefixes, _S, stamps_end=True, clf=True)
+        return Layout("Apache", len(values), places, prefixes, _US, stamps_end=False)
+    return Layout("nginx", len(values), places, prefixes, _S, stamps_end=True)
+
+
+def _are_bytes(values: list[str], sent: int, whole: list[int]) -> bool:
+    """Whether two numbers are ``%I %O`` of Apache's ``combinedio``: bytes in and out, with their headers."""
+    body = int(values[sent]) if values[sent].isdecimal() else 0
+    return len(whole) == 2 and 0 <= int(values[whole[1]]) - body <= _HEADERS
 
 
 @dataclass(slots=True)
@@ -207,38 +214,53 @@ def _first_lines(path: Path) -> list[str]:
 
 
 def _read_blocks(path: Path, layout: Layout, blocks: _Blocks, bad: BadLines) -> int:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    names = [str(k) for k in range(layout.fields)]
-    wanted = {str(k): pa.string() for k in layout.places.values()}
+    again: list[str] = []
 
     def skip(row: Any) -> str:
-        bad.add(row.number or 0, shown(row.text or "", 60))
+        joined = _ATTEMPTS.sub(",", row.text or "")
+        if joined == row.text:
+            bad.add(row.number or 0, shown(row.text or "", 60))
+        else:
+            again.append(joined)
+        return "skip"
+
+    def leave_out(row: Any) -> str:
+        bad.add(0, shown(row.text or "", 60))
         return "skip"
 
     total = 0
     try:
         with open_text(path) as file:
-            reader = csv.open_csv(
-                file,
-                read_options=csv.ReadOptions(column_names=names, block_size=1 << 24, use_threads=False),
-                parse_options=csv.ParseOptions(
-                    delimiter=" ",
-                    quote_char='"',
-                    escape_char="\\",
-                    newlines_in_values=False,
-                    invalid_row_handler=skip,
-                ),
-                convert_options=csv.ConvertOptions(
-                    include_columns=list(wanted), column_types=wanted, strings_can_be_null=False, check_utf8=False
-                ),
-            )
-            for batch in reader:
-                total += _add_block(pa.Table.from_batches([batch]), layout, blocks, bad, total)
-    except (pa.ArrowInvalid, *CUT_OFF) as error:
+            for table in _tables(file, layout, skip):
+                total += _add_block(table, layout, blocks, bad, total)
+        if again:  # requests with several upstreams
+            for table in _tables(io.BytesIO("\n".join(again).encode()), layout, leave_out):
+                total += _add_block(table, layout, blocks, bad, total)
+    except (ValueError, *CUT_OFF) as error:  # ValueError: pyarrow's
         damaged(path, "an access log", error)
     return total
+
+
+def _tables(file: Any, layout: Layout, invalid: Any) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    wanted = {str(k): pa.string() for k in layout.places.values()}
+    yield from (
+        pa.Table.from_batches([batch])
+        for batch in csv.open_csv(
+            file,
+            read_options=csv.ReadOptions(
+                column_names=[str(k) for k in range(layout.fields)], block_size=1 << 24, use_threads=False
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=" ", quote_char='"', escape_char="\\", newlines_in_values=False, invalid_row_handler=invalid
+            ),
+            convert_options=csv.ConvertOptions(
+                include_columns=list(wanted), column_types=wanted, strings_can_be_null=False, check_utf8=False
+            ),
+        )
+    )
 
 
 def _add_block(table: Any, layout: Layout, blocks: _Blocks, bad: BadLines, before: int) -> int:
@@ -284,42 +306,34 @@ def _numbers(text: Any, kind: Any) -> Any:
 
 
 def _durations(text: Any, unit_ns: int) -> Ints:
-    """Nanoseconds; of several upstreams (``0.1, 0.2``) the last; :data:`UNKNOWN` for what is no number."""
+    """Nanoseconds; of several upstreams together; :data:`UNKNOWN` for what is no number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     digits = pc.match_substring_regex(text, r"^[0-9]{1,10}(\.[0-9]{1,9})?$")
-    values = np.asarray(pc.cast(pc.if_else(digits, text, "-1"), pa.float64()))
-    return np.where(values < 0, UNKNOWN, np.rint(values * unit_ns)).astype(np.int64)
+    values = np.array(pc.cast(pc.if_else(digits, text, "-1"), pa.float64()))
+    for row in np.flatnonzero(pc.match_substring_regex(text, "[0-9], ?[0-9-]|[0-9] : ")).tolist():
+        values[row] = sum(map(float, re.findall(r"[0-9]+\.[0-9]+", text[row].as_py())))
+    known = (values >= 0) & (values <= LONGEST_NS / unit_ns)
+    return np.where(known, np.rint(values * unit_ns), UNKNOWN).astype(np.int64)
 
 
 def _stamps(text: Any, zone: Any) -> Ints:
     """Nanoseconds since 1970 of the distinct stamps, each read once; :data:`UNKNOWN` for what is none."""
     import pyarrow.compute as pc
 
+    if zone is not None:  # a log may go on when the clocks change
+        text = pc.binary_join_element_wise(text, zone, " ")
     encoded = pc.dictionary_encode(text)
-    read_one: Callable[[str], int] = instant_ns
-    words = encoded.dictionary.to_pylist()
-    if words and _CLF.match(words[0].strip("[]")):
-        offset = zone[0].as_py().strip("[]") if zone is not None and len(zone) else "+0000"
-        read_one = _clf_reader(offset)
-    known = np.full(len(words), UNKNOWN, np.int64)
-    for k, word in enumerate(words):
-        try:
-            known[k] = read_one(word.strip("[]"))
-        except (ValueError, KeyError):
-            known[k] = UNKNOWN
-    codes = np.asarray(encoded.indices)
-    return known[codes] if len(known) else np.zeros(0, np.int64)
+    known = np.array([_instant(word) for word in encoded.dictionary.to_pylist()], np.int64)
+    return known[np.asarray(encoded.indices)] if len(known) else known
 
 
-def _clf_reader(offset: str) -> Callable[[str], int]:
-    from datetime import datetime
-
-    def read_one(word: str) -> int:
-        return int(datetime.strptime(f"{word} {offset}", "%d/%b/%Y:%H:%M:%S %z").timestamp()) * _S
-
-    return read_one
+def _instant(word: str) -> int:
+    try:
+        return instant_ns(word)
+    except ValueError:
+        return UNKNOWN
 
 
 def http_statuses(codes: Any) -> Any:
@@ -339,7 +353,7 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
     path = pc.replace_substring_regex(path, r"\?.*$", "")
     path = pc.replace_substring_regex(path, NUMBER_IN_PATH.pattern, "/*")
     encoded = pc.dictionary_encode(path)
-    codes = [routes.setdefault(word, len(routes)) if len(routes) < _MOST_ROUTES or word in routes else _MOST_ROUTES
+    codes = [routes.setdefault(word if len(routes) < _MOST_ROUTES or word in routes else "other", len(routes))
              for word in encoded.dictionary.to_pylist()]  # fmt: skip
     return np.array(codes, np.int32)[np.asarray(encoded.indices)] if codes else np.zeros(0, np.int32)
 
@@ -353,6 +367,7 @@ def _joined(parts: list[Any]) -> Any:
 
 def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
     arrival, latency = _joined(blocks.stamp), _joined(blocks.latency)
+    resolution = resolution_ns(arrival)
     if layout.stamps_end:
         arrival -= latency
     parts = {}
@@ -370,7 +385,7 @@ def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
     if "request_bytes" in features:  # what was sent back is no reason for work where what came in is known
         features.pop("response_bytes", None)
     notes = list(bad.notes())
-    written = "when it ended, to the second" if layout.clf and layout.stamps_end else "when it arrived"
+    written = f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
     unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
     notes.append(f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {written}.")
     route = _joined(blocks.route)
@@ -382,7 +397,7 @@ def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
         features=features,
         route=route if len(blocks.routes) > 1 else None,
         routes=tuple(blocks.routes) if len(blocks.routes) > 1 else (),
-        resolution_ns=_S if layout.clf else _MS,
+        resolution_ns=resolution,
         facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": bad.count},
         notes=tuple(notes),
     ).sorted()

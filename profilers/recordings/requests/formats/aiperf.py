@@ -14,7 +14,7 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, json_lines
+from latfix.profilers.recordings.requests.text_source import UNITS_NS, begins_with_object, entry_of, json_lines
 from latfix.stages import Status
 
 NAME = "AIPerf profile_export.jsonl"
@@ -42,28 +42,30 @@ def read(path: Path) -> RequestTable:
         if metadata.get("benchmark_phase", metadata.get("credit_phase")) == "warmup":
             warmup += 1
             continue
-        begun = metadata.get("request_start_ns", metadata.get("timestamp_ns"))
-        if not isinstance(begun, int):
-            raise input_error(path, number, "no request_start_ns", "when the request was sent, in nanoseconds")
-        status = _status(metadata, record.get("error"))
-        latency = _time(metrics, "request_latency")
-        if latency is None and status != CANCELLED and isinstance(ended := metadata.get("request_end_ns"), int):
-            latency = ended - begun
-        first = _time(metrics, "time_to_first_token", "ttft")
-        rows.add(
-            arrival_ns=begun,
-            latency_ns=None if status == CANCELLED else latency,
-            status=status,
-            first_ns=first,
-            name=str(metadata.get("x_request_id", "")),
-            features={
-                "input_tokens": _value(metrics, "input_sequence_length"),
-                "output_tokens": _value(metrics, "output_sequence_length", "output_token_count"),
-            },
-            gaps_ns=_gaps(metrics),
-        )
+        with entry_of(path, "a request", _EXPECTED, number):
+            _add(rows, metadata, metrics, record.get("error"))
     notes = (f"{warmup} requests of the warm-up phase are not in these figures.",) if warmup else ()
     return rows.table(facts={"format": NAME}, notes=notes)
+
+
+def _add(rows: TableRows, metadata: Mapping[str, Any], metrics: Mapping[str, Any], error: Any) -> None:
+    begun: Any = metadata.get("request_start_ns", metadata.get("timestamp_ns"))
+    status = _status(metadata, error)
+    latency = _time(metrics, "request_latency")
+    if latency is None and status != CANCELLED and isinstance(ended := metadata.get("request_end_ns"), int):
+        latency = ended - begun
+    rows.add(
+        arrival_ns=begun,
+        latency_ns=None if status == CANCELLED else latency,
+        status=status,
+        first_ns=_time(metrics, "time_to_first_token", "ttft"),
+        name=str(metadata.get("x_request_id", "")),
+        features={
+            "input_tokens": _value(metrics, "input_sequence_length"),
+            "output_tokens": _value(metrics, "output_sequence_length", "output_token_count"),
+        },
+        gaps_ns=_gaps(metrics),
+    )
 
 
 def _status(metadata: Mapping[str, Any], error: Any) -> int:

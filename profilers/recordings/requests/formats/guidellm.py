@@ -14,7 +14,7 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import json_document
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of, json_document
 from latfix.stages import Status
 
 NAME = "guidellm benchmarks.json"
@@ -40,19 +40,20 @@ def read(path: Path) -> RequestTable:
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(benchmarks, list) or not benchmarks:
         raise input_error(path, None, "no benchmarks", _EXPECTED)
-    runs = [list(_requests(each)) for each in benchmarks if isinstance(each, dict)]
-    requests = max(runs, key=len, default=[])
-    if not requests:
-        raise input_error(path, None, "no requests", _EXPECTED, "save the benchmark as JSON with its requests")
-    chosen = benchmarks[runs.index(requests)]
-    scheduled = _is_scheduled(chosen)
+    with entry_of(path, "a benchmark", _EXPECTED):
+        requests, chosen = max(((list(_requests(each)), each) for each in benchmarks), key=lambda run: len(run[0]))
     rows = TableRows()
-    for status, request in requests:
-        _add(rows, status, request, scheduled)
-    notes: tuple[str, ...] = ()
-    if len(runs) > 1:
-        notes = (f"The file holds {len(runs)} benchmarks; these figures are of the one with most requests.",)
-    return rows.table(facts={"format": NAME, "benchmarks": len(runs)}, notes=notes)
+    for number, (status, request) in enumerate(requests):
+        with entry_of(path, f"request {number}", _EXPECTED):
+            _add(rows, status, request, _is_scheduled(chosen))
+    notes = []
+    if len(benchmarks) > 1:
+        notes.append(f"The file holds {len(benchmarks)} benchmarks; these figures are of the one with most requests.")
+    if left := len(requests) - len(rows.arrival_ns):
+        notes.append(f"{left:,} requests have no begin, most likely as they were never sent; they are left out.")
+    if not rows.arrival_ns:
+        raise input_error(path, None, "no requests", _EXPECTED, "save the benchmark as JSON with its requests")
+    return rows.table(facts={"format": NAME, "benchmarks": len(benchmarks)}, notes=tuple(notes))
 
 
 def _requests(benchmark: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -75,12 +76,12 @@ def _add(rows: TableRows, status: int, request: Mapping[str, Any], scheduled: bo
     ended = _first(times.get("request_end"), times.get("resolve_end"), request.get("end_time"))
     token = _first(times.get("first_token_iteration"), times.get("first_iteration"), request.get("first_token_time"))
     due = _first(times.get("targeted_start"), info.get("targeted_start")) if scheduled else None
-    start = ns_of(begun, _S)
+    start = ns_of(begun, _S, LATEST_NS)
     if start is None:
         return
-    planned = ns_of(due, _S)
+    planned = ns_of(due, _S, LATEST_NS)
     arrival = start if planned is None or planned > start else planned
-    end, first = ns_of(ended, _S), ns_of(token, _S)
+    end, first = ns_of(ended, _S, LATEST_NS), ns_of(token, _S, LATEST_NS)
     latency = end - arrival if end is not None and status == Status.OK else None
     rows.add(
         arrival_ns=arrival,

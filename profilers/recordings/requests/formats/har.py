@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.formats.access_log import NUMBER_IN_PATH, http_statuses
+from latfix.profilers.recordings.requests.formats.access_log import http_statuses
 from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
-from latfix.profilers.recordings.requests.text_source import instant_ns, json_document
+from latfix.profilers.recordings.requests.text_source import entry_of, instant_ns, json_document, route_of
 
 NAME = "HAR"
 _EXPECTED = "an HTTP archive (HAR) with log.entries[]"
@@ -37,17 +37,14 @@ def read(path: Path) -> RequestTable:
 
     :raises InputError: it is damaged, or holds no requests.
     """
-    log = json_document(path, _EXPECTED)["log"]
-    entries = log.get("entries")
+    log = json_document(path, _EXPECTED).get("log")
+    entries = log.get("entries") if isinstance(log, dict) else None
     if not isinstance(entries, list) or not entries:
         raise input_error(path, None, "no log.entries", _EXPECTED)
     rows = TableRows()
     for number, entry in enumerate(entries):
-        try:
+        with entry_of(path, f"log.entries[{number}]", _EXPECTED):
             _add(rows, entry)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = f"without {error}" if isinstance(error, KeyError) else f"that is malformed ({error})"
-            raise input_error(path, None, f"log.entries[{number}] {missing}", _EXPECTED) from error
     creator = log.get("creator")
     return rows.table(facts={"format": NAME, "creator": creator.get("name") if isinstance(creator, dict) else None})
 
@@ -62,7 +59,7 @@ def _add(rows: TableRows, entry: Mapping[str, Any]) -> None:
         arrival_ns=instant_ns(str(entry["startedDateTime"])),
         latency_ns=None if status == CANCELLED else latency,
         status=status,
-        route=f"{request['method']} {NUMBER_IN_PATH.sub('/*', urlsplit(str(request['url'])).path)}",
+        route=f"{request['method']} {route_of(urlsplit(str(request['url'])).path)}",
         parts={"network.connect": (times["dns"] or 0) + (times["connect"] or 0), "blocked": times["blocked"]},
         stages={name: times[name] for name in _STAGES},
         features={"request_bytes": size if size is not None else _text_bytes(request)},

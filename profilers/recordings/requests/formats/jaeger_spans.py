@@ -13,7 +13,7 @@ from typing import Any
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.span_rows import SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable
-from latfix.profilers.recordings.requests.text_source import json_document
+from latfix.profilers.recordings.requests.text_source import entry_of, json_document
 
 NAME = "Jaeger JSON"
 _EXPECTED = "Jaeger's JSON with data[].spans[]"
@@ -34,13 +34,10 @@ def read(path: Path) -> SpanTable:
     document = json_document(path, _EXPECTED)
     traces = document.get("data", [document]) if isinstance(document, dict) else document
     rows = SpanRows()
-    try:
+    with entry_of(path, "a span", _EXPECTED):
         for trace in traces or ():
             for span in trace.get("spans") or ():
                 _add(rows, span, trace.get("processes") or {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        found = f"a span without {error}" if isinstance(error, KeyError) else f"a malformed span ({error})"
-        raise input_error(path, None, found, _EXPECTED) from error
     if not rows.names:
         raise input_error(path, None, "no spans", _EXPECTED)
     return rows.table(format=NAME)

@@ -3,16 +3,19 @@
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
 ``first`` (time to the first chunk), ``dispatch``, ``status``, ``route``, ``id``. Any other name with a unit of time
 is a dependency that was waited for (``db_ms=…``), without one a feature that tells how much work it is. A unit is
-the role's (``latency_ms``), else the column's (``duration_us``), else that of the numbers' size for moments.
+the role's (``latency_ms``), else the column's (``duration_us``), else the value's (``"12.5ms"``, ``"1m2.3s"``), else
+that of the numbers' size for moments.
 """
 
 from __future__ import annotations
 
 import csv as plain_csv
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +23,22 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.errors import InputError, input_error
+from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
-from latfix.profilers.recordings.reader import CUT_OFF, damaged
+from latfix.profilers.recordings.reader import damaged, recorded_at
 from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable
 from latfix.profilers.recordings.requests.text_source import (
+    LATEST_NS,
+    LONGEST_NS,
     UNITS_NS,
     BadLines,
     begins_with_object,
     epoch_unit,
-    head_of,
     instant_ns,
+    json_document,
     lines_of,
-    open_text,
+    resolution_ns,
+    route_of,
     unit_of,
 )
 from latfix.stages import Status
@@ -50,20 +57,43 @@ _LATENCY = re.compile(
 _ARRIVAL = re.compile(
     r"(@?timestamp|ts|time|date(time)?|(arrival|start|begin|request_start|received)(_?(at|time|ts))?)", re.I
 )
-_END = re.compile(r"(end|finish(ed)?|completed?)(_?(at|time|ts))?", re.I)
+_END = re.compile(r"(end|finish(ed)?|completed?)(_?(at|time|ts))?|msec|time_(iso8601|local)", re.I)
 _QUEUE = re.compile(r"(queue|queued|queueing|wait)(_?(time|delay|duration))?", re.I)
 _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
-_STATUS = re.compile(r"status(_?code)?|http_?status|code|outcome|result", re.I)
+_STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
 _ID = re.compile(r"(request_?)?id|x_request_id|trace_?id", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
-_CUSTOMARY: Mapping[str, int] = {"request_time": UNITS_NS["s"], "upstream_response_time": UNITS_NS["s"]}
+_NGINX = ("request_time", "upstream_response_time")
+#: Writers whose columns do not say their units, by some of them, and what they are as ``--map`` would say it:
+#: JMeter, vegeta, hey; the access logs in JSON of Envoy (Istio), Traefik and Caddy.
+_WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
+    ({"timeStamp", "elapsed", "label"},
+     {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label"}),
+    ({"attack", "seq", "latency", "timestamp"}, {"latency_ns": "latency", "arrival": "timestamp", "status": "error"}),
+    ({"response-time", "DNS+dialup", "offset"},
+     {"latency_s": "response-time", "arrival_s": "offset", "status": "status-code", "connect_s": "DNS+dialup"}),
+    ({"start_time", "duration", "response_code"},
+     {"latency_ms": "duration", "arrival": "start_time", "status": "response_code", "route": "path",
+      "upstream_ms": "upstream_service_time", "size": "bytes_received"}),
+    ({"StartUTC", "Duration"},
+     {"latency_ns": "Duration", "arrival": "StartUTC", "status": "DownstreamStatus", "route": "RequestPath",
+      "origin_ns": "OriginDuration", "size": "RequestContentSize"}),
+    ({"ts", "duration", "request.uri"},
+     {"latency_s": "duration", "end": "ts", "status": "status", "route": "request.uri", "size": "bytes_read"}),
+)  # fmt: skip
+#: Durations as Go and others write them.
+_SPAN = re.compile(r"([0-9.]+) ?(h|ms|µs|μs|us|ns|m|s)")
+_SPAN_NS = {**UNITS_NS, "µs": 1_000, "μs": 1_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
 _OK = ("ok", "success", "succeeded", "true", "completed", "done", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
          "aborted": CANCELLED}  # fmt: skip
-_AT_ONCE = 100_000
-_IN_NAMES = re.compile(r"^[A-Za-z_@][\w@.\- /()]*$")
+_AT_ONCE, _LOOKED_AT = 100_000, 100
+_LIST = re.compile(rb"\s*\[\s*\{\s*\"")
+#: Nanoseconds up to 1990: what is below counts from something else than 1970.
+_LEAST_SINCE_1970 = 631_152_000 * 10**9
+_IN_NAMES = re.compile(r"^[^\W\d][\w@.\- /()\[\]%#:+]*$|^@\w+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +114,12 @@ class Role:
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as JSON Lines or as CSV with names."""
-    record = begins_with_object(head)
-    if record is not None:
+    """Whether a file begins as JSON Lines, as a list of objects, or as CSV with names."""
+    if begins_with_object(head) is not None or _LIST.match(head):
         return True
-    lines = head.decode("utf-8", "replace").lstrip("\ufeff").splitlines()
-    if len(lines) < 2 or "\x00" in lines[0]:
-        return False
-    split = _delimiter(lines[0])
-    names = next(plain_csv.reader([lines[0]], delimiter=split))
-    values = next(plain_csv.reader([lines[1]], delimiter=split))
-    return len(names) > 1 and len(names) == len(values) and all(_IN_NAMES.match(name.strip()) for name in names)
+    names, values = _first_rows(head)
+    named = [name for name in map(str.strip, names) if name]  # an index is written without a name
+    return len(named) > 1 and len(names) == len(values) and all(map(_IN_NAMES.match, named))
 
 
 def read(path: Path, mapping: Sequence[str]) -> RequestTable:
@@ -102,10 +127,11 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
 
     :raises InputError: no column is a latency, the mapping names one that is not there, or most lines are unusable.
     """
-    by_line, names = _header(path)
-    roles = roles_of(path, names, parse_map_option(mapping))
+    by_line, first_values = _header(path)
+    names = tuple(first_values)
+    roles = roles_of(path, first_values, parse_map_option(mapping))
     wanted = tuple(dict.fromkeys(column for role in roles for column in role.columns))
-    bad = BadLines(path, "a request with a latency and a time")
+    bad = BadLines(path, "a request with a latency and a time (numbers, or dates in ISO 8601)")
     blocks = _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, names, wanted, bad)
     columns: dict[str, list[Any]] = {role.name: [] for role in roles}
     total = 0
@@ -114,7 +140,7 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
         values = {role.name: _values(role, block, n) for role in roles}
         good = _usable(values)
         for row in np.flatnonzero(~good)[:1].tolist():
-            found = ", ".join(f"{name} {shown(block[name][row], 20)}" for name in wanted[:2])
+            found = ", ".join(f"{name} {shown(_plain(block[name][row]), 20)}" for name in wanted[:2])
             bad.add(first + row, found)
         bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
         for name, column in values.items():
@@ -125,6 +151,10 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     bad.check(total)
     table = _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
     return replace(table, unread=_unused(names, roles))
+
+
+def _plain(value: Any) -> Any:
+    return value.as_py() if hasattr(value, "as_py") else value
 
 
 def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
@@ -140,13 +170,39 @@ def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
     )
 
 
-def _header(path: Path) -> tuple[bool, tuple[str, ...]]:
-    head = head_of(path, _EXPECTED)
-    record = begins_with_object(head)
-    if record is not None:
-        return True, tuple(_flat(record))
-    line = head.decode("utf-8", "replace").lstrip("\ufeff").partition("\n")[0].rstrip("\r")
-    return False, tuple(name.strip() for name in next(plain_csv.reader([line], delimiter=_delimiter(line))))
+def _header(path: Path) -> tuple[bool, dict[str, Any]]:
+    """Whether it is JSON, and by column the first value that is there."""
+    head = recorded_at(path).head
+    found: dict[str, Any] = {}
+    if begins_with_object(head) is not None or _LIST.match(head):
+        for _, record in islice(_records(path), _LOOKED_AT):
+            for name, value in _flat(record or {}).items():
+                found[name] = value if found.get(name) is None else found[name]
+        return True, found
+    names, values = _first_rows(head)
+    for k, name in enumerate(map(str.strip, names)):
+        found[name if name not in found else f"{name}#{k + 1}"] = values[k] if k < len(values) else ""
+    return False, found
+
+
+def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
+    text = head.decode("utf-8", "replace").replace("\x00", "\ufffd")
+    rows = plain_csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.partition("\n")[0]))
+    return next(rows, []), next(rows, [])
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Objects with their lines (in a list their places); ``None`` for what is none."""
+    if _LIST.match(recorded_at(path).head):
+        for number, value in enumerate(json_document(path, _EXPECTED), 1):
+            yield number, value if isinstance(value, dict) else None
+        return
+    for number, line in lines_of(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        yield number, record if isinstance(record, dict) else None
 
 
 def _delimiter(line: str) -> str:
@@ -164,26 +220,43 @@ def _flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def roles_of(path: Path, names: Sequence[str], mapping: Mapping[str, str]) -> list[Role]:
-    """What the columns are, by the mapping first and by their names otherwise.
+def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
+    """What the columns are: by the mapping first, then as their writer has them, otherwise by their names.
 
+    :param columns: by name a value of each.
     :raises InputError: a latency or a column is missing, or a latency's unit is not known.
     """
+    names = tuple(columns)
     roles = [_mapped(path, name, source, names) for name, source in mapping.items()]
     taken = {role.name for role in roles}
+    for known, meaning in _WRITERS:
+        if known <= set(names):
+            told = [_mapped(path, name, column, names) for name, column in meaning.items() if column in names]
+            roles += [role for role in told if role.name not in taken]
+            taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
     for role, pattern in (("latency", _LATENCY), ("arrival", _ARRIVAL), ("end", _END), ("queue", _QUEUE),
                           ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID)):  # fmt: skip
-        if role in taken or (role in _MOMENTS and taken & set(_MOMENTS)):
+        if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
         column = next((each for each in names if each not in used and pattern.fullmatch(_bare(each))), None)
         if column is not None and (role not in ("queue", "first") or _unit(column) is not None):
+            if role == "arrival" and used & set(_NGINX):
+                role = "end"  # nginx writes a line when the request ends
             roles.append(Role(role, column, _unit(column)))
             taken.add(role)
             used.add(column)
+    roles = [_as_written(role, columns) for role in roles]
     if not any(name in mapping for name in taken - {*_TIMES, *_MOMENTS, *_OTHERS}):
         roles += [Role(_identifier(name), name) for name in names if name not in used and _WORK.search(_bare(name))]
     return _checked(path, roles, names)
+
+
+def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
+    """A time whose column has no unit, but its values do."""
+    value = columns.get(role.source) if isinstance(role.source, str) else None
+    unitless = role.unit_ns is None and role.name in _TIMES
+    return replace(role, unit_ns=1) if unitless and isinstance(value, str) and _SPAN.match(value) else role
 
 
 def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
@@ -205,6 +278,8 @@ def _mapped(path: Path, name: str, text: str, names: Sequence[str]) -> Role:
     unit = UNITS_NS.get(last) if base else None
     role = base if unit is not None else name
     source: Expression | str = text if text in names else Expression.parse(text, f"--map {name}")
+    if not isinstance(source, str) and not source.names:
+        raise InputError(f"--map {name}: found {text!r}; expected a column of {path}, or an expression over columns")
     missing = [each for each in Role(role, source).columns if each not in names]
     if missing:
         there = ", ".join(names[:12])
@@ -225,8 +300,8 @@ def _bare(name: str) -> str:
 
 
 def _unit(name: str) -> int | None:
-    last = name.rpartition(".")[2].strip(") ")
-    return unit_of(re.sub(r"[^0-9A-Za-z]+", "_", last)) or _CUSTOMARY.get(last)
+    last = name.rpartition(".")[2].strip(")] ")
+    return unit_of(re.sub(r"[^0-9A-Za-z]+", "_", last)) or (UNITS_NS["s"] if last in _NGINX else None)
 
 
 def _identifier(name: str) -> str:
@@ -237,13 +312,9 @@ def _json_blocks(path: Path, wanted: Sequence[str], bad: BadLines) -> Iterator[t
     block: dict[str, list[Any]] = {name: [] for name in wanted}
     nested = any("." in name for name in wanted)
     first = 0
-    for number, line in lines_of(path):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            bad.add(number, shown(line, 40))
+    for number, record in _records(path):
+        if record is None:
+            bad.add(number, "no object")
             continue
         record = _flat(record) if nested else record
         first = first or number
@@ -273,7 +344,9 @@ def _csv_blocks(
             reader = csv.open_csv(
                 file,
                 read_options=csv.ReadOptions(column_names=list(names), block_size=1 << 23, use_threads=False),
-                parse_options=csv.ParseOptions(delimiter=delimiter, invalid_row_handler=skip),
+                parse_options=csv.ParseOptions(
+                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
+                ),
                 convert_options=csv.ConvertOptions(
                     include_columns=list(wanted),
                     column_types=dict.fromkeys(wanted, pa.string()),
@@ -293,10 +366,11 @@ def _csv_blocks(
 
 
 def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
-    if role.name in ("status", "route", "id"):
+    if role.name in _OTHERS:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
-        return np.array(["" if word is None else str(word) for word in words], dtype=object)
+        texts = np.array(["" if word is None else str(word) for word in words], dtype=object)
+        return _statuses(texts) if role.name == "status" else texts
     if not isinstance(role.source, str):
         inputs = {name: _numbers(block[name]) for name in role.columns}
         return _scaled(role, np.array([_evaluated(role.source, inputs, row) for row in range(n)]))
@@ -312,28 +386,35 @@ def _evaluated(expression: Expression, inputs: Mapping[str, Floats], row: int) -
         return float("nan")
 
 
-def _scaled(role: Role, numbers: Floats) -> Any:
+def _scaled(role: Role, numbers: Any) -> Any:
     """Times in whole nanoseconds, :data:`UNKNOWN` where they are none; features as they are."""
     if role.unit_ns is None and role.name not in _MOMENTS:
-        return numbers
+        return numbers.astype(np.float64)
     unit = role.unit_ns or epoch_unit(float(np.nanmax(numbers, initial=0.0)))
+    most = LATEST_NS if role.name in _MOMENTS else LONGEST_NS
     with np.errstate(invalid="ignore"):
-        bad = ~np.isfinite(numbers) | (numbers < 0) | (numbers * unit > 9e18)
-    return np.where(bad, UNKNOWN, np.rint(np.where(bad, 0.0, numbers) * unit)).astype(np.int64)
+        bad = ~np.isfinite(numbers) | (numbers < 0) | (numbers > most // unit)
+    amount = np.where(bad, 0, numbers)
+    scaled = amount * unit if amount.dtype == np.int64 else np.rint(amount * unit).astype(np.int64)
+    return np.where(bad, UNKNOWN, scaled)
 
 
-def _numbers(column: Any) -> Floats:
-    if not hasattr(column, "to_pylist"):
-        return np.array([_number(value) for value in column])
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def _numbers(column: Any) -> Any:
+    """Whole numbers where all are: nanoseconds since 1970 are beyond what a float holds."""
+    if hasattr(column, "to_pylist"):
+        import pyarrow as pa
+        import pyarrow.compute as pc
 
-    try:
-        return np.asarray(
-            pc.cast(pc.if_else(pc.equal(column, ""), None, column), pa.float64()).to_numpy(zero_copy_only=False)
-        )
-    except pa.ArrowInvalid:
-        return np.array([_number(value) for value in column.to_pylist()])
+        given = pc.if_else(pc.equal(column, ""), None, column)
+        for kind in (pa.int64(), pa.float64()):
+            try:
+                return pc.cast(given, kind).to_numpy(zero_copy_only=False)
+            except pa.ArrowInvalid:
+                continue
+        column = column.to_pylist()
+    if all(type(value) is int and abs(value) < 1 << 62 for value in column):
+        return np.array(column, np.int64)
+    return np.array([_number(value) for value in column])
 
 
 def _number(value: Any) -> float:
@@ -341,7 +422,17 @@ def _number(value: Any) -> float:
         return float("nan")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
+        return _span_ns(value) if isinstance(value, str) else float("nan")
+
+
+def _span_ns(text: str) -> float:
+    """Nanoseconds of ``12.5ms`` and ``1m2.3s``; NaN for what is none."""
+    if _SPAN.sub("", text).strip():
+        return float("nan")
+    try:
+        return sum(float(amount) * _SPAN_NS[unit] for amount, unit in _SPAN.findall(text)) or float("nan")
+    except ValueError:  # 1.2.3
         return float("nan")
 
 
@@ -356,27 +447,28 @@ def _moments(role: Role, column: Any) -> Ints:
 def _instant(word: Any) -> int:
     try:
         return instant_ns(str(word))
-    except (ValueError, OverflowError):
+    except ValueError:
         return UNKNOWN
 
 
 def _usable(values: Mapping[str, Any]) -> Any:
-    times = [values[name] for name in ("latency", *_MOMENTS) if name in values]
-    good = np.ones(len(times[0]), bool)
-    for column in times:
-        good &= column >= 0
-    if "latency" not in values:
-        good &= values["end"] >= values["arrival"]
+    """Which rows have what it takes; of what did not end ok a latency is not asked for."""
+    latency = values["latency"] if "latency" in values else values["end"] - values["arrival"]
+    good = latency >= 0 if "status" not in values else (latency >= 0) | (values["status"] != Status.OK)
+    for name in _MOMENTS:
+        if name in values:
+            good = good & (values[name] >= 0)
     return good
 
 
 def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> RequestTable:
     latency = columns["latency"] if "latency" in columns else columns["end"] - columns["arrival"]
-    timed = bool({"arrival", "end"} & set(columns))
-    if "arrival" in columns:
-        arrival = columns["arrival"]
+    latency = np.maximum(latency, UNKNOWN)
+    moments = next((columns[name] for name in _MOMENTS if name in columns), None)
+    if moments is None:
+        arrival = np.arange(len(latency), dtype=np.int64)
     else:
-        arrival = columns["end"] - latency if timed else np.arange(len(latency), dtype=np.int64)
+        arrival = moments if "arrival" in columns else moments - np.maximum(latency, 0)
     parts = {name.removeprefix("part."): column for name, column in columns.items()
              if name.startswith("part.") or name in ("queue", "dispatch")}  # fmt: skip
     plain = (*_TIMES, *_MOMENTS, *_OTHERS)
@@ -385,52 +477,47 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
     }
     route, routes = None, ()
     if "route" in columns:
-        words, codes = np.unique(columns["route"].astype(str), return_inverse=True)
+        words, codes = np.unique([route_of(word) for word in columns["route"]], return_inverse=True)
         routes, route = tuple(words.tolist()), codes.astype(np.int32)
     return RequestTable(
-        arrival_ns=arrival.astype(np.int64),
-        latency_ns=latency.astype(np.int64),
-        status=_statuses(columns.get("status"), len(latency)),
+        arrival_ns=arrival,
+        latency_ns=latency,
+        status=columns.get("status", np.zeros(len(latency), np.int8)),
         parts={name: np.minimum(column, latency) for name, column in parts.items()},
         first_ns=columns.get("first"),
         features=features,
         route=route if len(routes) > 1 else None,
         routes=routes if len(routes) > 1 else (),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
-        resolution_ns=_resolution(arrival) if timed else 1,
-        timed=timed,
+        resolution_ns=1 if moments is None else resolution_ns(moments),
+        timed=moments is not None,
         has_status="status" in columns,
         facts={
             "format": "log with columns of its own",
             "columns": ", ".join(f"{role.name} = {_words(role)}" for role in roles),
             "bad_lines": bad.count,
         },
-        notes=tuple(bad.notes()),
+        notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments))),
     ).sorted()
+
+
+def _guessed(roles: Sequence[Role], moments: Ints) -> Iterator[str]:
+    """That a unit was assumed: only numbers since 1970 tell theirs by their size."""
+    role = next(role for role in roles if role.name in _MOMENTS)
+    if role.unit_ns is None and len(moments) and int(moments.max()) < _LEAST_SINCE_1970:
+        yield (
+            f"{_words(role)} has no unit and does not count from 1970: read as seconds; --map "
+            f"{role.name}_ms={_words(role)} says otherwise."
+        )
 
 
 def _words(role: Role) -> str:
     return role.source if isinstance(role.source, str) else role.source.source
 
 
-def _resolution(arrival: Ints) -> int:
-    """Of times: the largest power of ten that all of a sample are multiples of."""
-    sample = arrival[:10_000]
-    for unit in (1_000_000_000, 100_000_000, 10_000_000, 1_000_000, 1_000):
-        if len(sample) and not np.any(sample % unit):
-            return unit
-    return 1
-
-
-def _statuses(words: Any, n: int) -> Any:
-    status = np.zeros(n, np.int8)
-    if words is None:
-        return status
-    for word in np.unique(words.astype(str)).tolist():
-        end = status_of(word.strip().lower())
-        if end != Status.OK:
-            status[words == word] = end
-    return status
+def _statuses(words: Any) -> Any:
+    ends = {word: status_of(word.strip().lower()) for word in set(words.tolist())}
+    return np.array([ends[word] for word in words.tolist()], np.int8)
 
 
 def status_of(word: str) -> int:

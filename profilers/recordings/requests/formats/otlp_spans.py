@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
+from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.protobuf_wire import WireError, fields
-from latfix.profilers.recordings.reader import CUT_OFF, damaged
+from latfix.profilers.recordings.reader import damaged, recorded_at
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.span_rows import ENGINE_LATENCY, SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import (
     begins_with_object,
-    head_of,
+    entry_of,
     json_document,
     json_lines,
-    open_text,
 )
 
 NAME = "OpenTelemetry spans (OTLP)"
@@ -47,15 +47,12 @@ def read(path: Path) -> SpanTable:
 
     :raises InputError: it is damaged, cut off, or without spans.
     """
-    by_line = begins_with_object(head_of(path, _EXPECTED)) is not None
+    by_line = begins_with_object(recorded_at(path).head) is not None
     documents = json_lines(path, _EXPECTED) if by_line else [(1, json_document(path, _EXPECTED))]
     rows = SpanRows()
     for number, document in documents:
-        try:
+        with entry_of(path, "a span", _EXPECTED, number):
             _add_document(rows, document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            found = f"a span without {error}" if isinstance(error, KeyError) else f"a malformed span ({error})"
-            raise input_error(path, number, found, _EXPECTED) from error
     if not rows.names:
         raise input_error(path, None, "no spans", _EXPECTED)
     return rows.table(format=NAME)
@@ -112,7 +109,7 @@ def read_protobuf(path: Path) -> SpanTable:
     :raises InputError: it is damaged, cut off, or without spans.
     """
     try:
-        with open_text(path) as file:
+        with open_decompressed(path) as file:
             data = memoryview(file.read())
     except CUT_OFF as error:
         damaged(path, _EXPECTED, f"compressed data that ends too soon ({error})")
@@ -121,7 +118,7 @@ def read_protobuf(path: Path) -> SpanTable:
         for message in _messages(data):
             for batch in _each(message, 1):
                 _add_batch(rows, batch)
-    except (WireError, KeyError) as error:
+    except (WireError, KeyError, ValueError) as error:
         raise input_error(path, None, f"a message that ends too soon or is none ({error})", _EXPECTED) from error
     if not rows.names:
         raise input_error(path, None, "no spans", _EXPECTED)

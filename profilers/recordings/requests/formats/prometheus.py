@@ -14,13 +14,13 @@ from pathlib import Path
 
 from latfix.errors import input_error
 from latfix.formatting import LATENCY_KEYS, milliseconds, shown
-from latfix.profilers.recordings.requests.text_source import UNITS_NS, lines_of
+from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
+from latfix.profilers.services.metrics_text import read_sample
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.percentiles import percentile_key
 
 NAME = "histograms in Prometheus' text format"
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*?)_(bucket|sum|count)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
 _LE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
 #: A whole request's latency, by the names that servers give it; others are its parts.
 _WHOLE = ("e2e_request_latency", "request_latency", "request_duration", "http_request_duration", "latency")
@@ -61,21 +61,18 @@ def histograms(path: Path) -> dict[str, Histogram]:
     """
     found: dict[str, Histogram] = {}
     for number, line in lines_of(path):
-        match = _SAMPLE.match(line)
-        if line.startswith("#") or match is None:
-            continue
-        name, kind, labels, value = match[1], match[2], match[3] or "", match[4]
+        whole, labels, value = read_sample(line) or ("", "", "")
+        name, _, kind = whole.rpartition("_")
         unit = UNITS_NS.get(name.rpartition("_")[2])
-        if unit is None:
+        if unit is None or kind not in ("bucket", "sum", "count"):
             continue
-        try:
-            amount = float(value)
-        except ValueError as error:
-            raise input_error(path, number, shown(value), "a number") from error
-        histogram = found.setdefault(name, Histogram(name, unit))
         bound = _LE.search(labels)
+        with entry_of(path, f"the sample {shown(line, 60)}", "a finite number", number):
+            amount, le = float(value), float(bound[1]) if bound is not None else math.nan
+            if not math.isfinite(amount):
+                raise ValueError(value)
+        histogram = found.setdefault(name, Histogram(name, unit))
         if kind == "bucket" and bound is not None:
-            le = float(bound[1].replace("+Inf", "inf"))
             histogram.buckets[le] = histogram.buckets.get(le, 0.0) + amount
         elif kind == "sum":
             histogram.total_s += amount

@@ -1,6 +1,7 @@
 """Spans a row of CSV, as data sets of traces have them (Nezha, FSE 2023): trace, span, parent, pod, operation, times.
 
-Columns go by several names; times are nanoseconds, or what their size since 1970 says.
+Columns go by several names; times are of the unit in their name, or dates, or what their size since 1970 says. A
+duration without a unit is of the begin's.
 """
 
 from __future__ import annotations
@@ -8,14 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.errors import input_error
-from latfix.profilers.recordings.reader import CUT_OFF, damaged
+from latfix.files.decompressed import CUT_OFF, open_text
+from latfix.profilers.recordings.reader import damaged
 from latfix.profilers.recordings.requests.span_rows import SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable
-from latfix.profilers.recordings.requests.text_source import UNITS_NS, epoch_unit, open_text, unit_of
+from latfix.profilers.recordings.requests.text_source import (
+    LATEST_NS,
+    UNITS_NS,
+    entry_of,
+    epoch_unit,
+    instant_ns,
+    unit_of,
+)
 
 NAME = "spans in CSV"
 _EXPECTED = "a table of spans with a trace, a span, a parent, a service, a begin and an end"
@@ -31,6 +42,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 #: What a replica set and a pod add to the name of their deployment.
 _POD = re.compile(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$|-[0-9]{1,3}$")
+_WORDS = {1: "ns", 1_000: "us", 1_000_000: "ms", 1_000_000_000: "s"}
 _ROOTS = ("", "root", "0", "none", "null", "nan", "-1", "0000000000000000")
 
 
@@ -57,29 +69,33 @@ def read(path: Path) -> SpanTable:
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         damaged(path, _EXPECTED, error)
     columns = _columns(",".join(frame.columns))
+    if not {"trace", "span", "parent", "service", "start"} <= set(columns):
+        raise input_error(path, 1, "a header whose quotes do not fit", _EXPECTED)
     if not len(frame):
         raise input_error(path, 1, "a header without spans", _EXPECTED)
-    start = _times(path, frame[columns["start"]], columns["start"], whole=True)
+    start, unit = _times(path, frame[columns["start"]], columns["start"])
     if "end" in columns:
-        end = _times(path, frame[columns["end"]], columns["end"], whole=True)
+        end, _ = _times(path, frame[columns["end"]], columns["end"])
     else:
-        end = start + _times(path, frame[columns["duration"]], columns["duration"], whole=False)
+        length, unit = _times(path, frame[columns["duration"]], columns["duration"], unit)
+        end = start + length
     rows, pods = SpanRows(), columns["service"].lower().startswith("pod")
     operation = frame[columns["operation"]] if "operation" in columns else [""] * len(frame)
     names = (frame[columns[name]] for name in ("trace", "span", "parent", "service"))
-    for trace, span, parent, service, name, begin, over in zip(
-        *names, operation, start.tolist(), end.tolist(), strict=True
-    ):
-        rows.add(
-            trace=trace,
-            span=span,
-            parent="" if parent.lower() in _ROOTS else parent,
-            service=_POD.sub("", service) if pods else service,
-            operation=name,
-            start_ns=begin,
-            end_ns=over,
-        )
-    return rows.table(format=NAME)
+    cells = zip(*names, operation, start.tolist(), end.tolist(), strict=True)
+    for line, (trace, span, parent, service, name, begin, over) in enumerate(cells, 2):
+        with entry_of(path, "a span", _EXPECTED, line):
+            rows.add(
+                trace=trace,
+                span=span,
+                parent="" if parent.lower() in _ROOTS else parent,
+                service=_POD.sub("", service) if pods else service,
+                operation=name,
+                start_ns=begin,
+                end_ns=over,
+            )
+    lengths = {"durations are in": _WORDS[unit]} if "end" not in columns else {}
+    return rows.table(format=NAME, **lengths)
 
 
 def _columns(header: str) -> dict[str, str]:
@@ -95,18 +111,22 @@ def _columns(header: str) -> dict[str, str]:
     return found
 
 
-def _times(path: Path, column: object, name: str, *, whole: bool) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Nanoseconds: moments where ``whole``, lengths otherwise."""
+def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple[Ints, int]:
+    """Nanoseconds, and of which unit they were: of the column's name, else ``unit``, else that of moments' size."""
     import pandas as pd
 
-    numbers = pd.to_numeric(column, errors="coerce")  # type: ignore[call-overload]
-    bad = np.flatnonzero(pd.isna(numbers))
+    numbers = pd.to_numeric(column, errors="coerce")
+    if numbers.isna().mean() > 0.5:  # dates
+        found = []
+        for line, text in enumerate(column, 2):
+            with entry_of(path, f"{text!r} in {name!r}", "a number, or a date in ISO 8601", line):
+                found.append(instant_ns(text))
+        return np.array(found, np.int64), 1
+    unit = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name) or unit or epoch_unit(numbers.max())
+    bad = np.flatnonzero(~(np.abs(numbers.to_numpy(np.float64)) <= LATEST_NS // unit))
     if len(bad):
-        found = f"{column[int(bad[0])]!r} in {name!r}"  # type: ignore[index]
-        raise input_error(path, int(bad[0]) + 2, found, "a number", "the file may be cut off; record it again")
-    unit = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name)
-    if unit is None:
-        unit = epoch_unit(float(numbers.max())) if whole else UNITS_NS["us"]
+        where = f"{column.iloc[int(bad[0])]!r} in {name!r}"
+        raise input_error(path, int(bad[0]) + 2, where, "a number", "the file may be cut off; record it again")
     if numbers.dtype.kind == "i":
-        return np.asarray(numbers.to_numpy(np.int64) * unit)
-    return np.asarray(np.rint(numbers.to_numpy(np.float64) * unit), dtype=np.int64)
+        return numbers.to_numpy(np.int64) * unit, unit
+    return np.rint(numbers.to_numpy(np.float64) * unit).astype(np.int64), unit

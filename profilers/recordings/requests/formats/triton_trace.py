@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable
-from latfix.profilers.recordings.requests.table_rows import TableRows
-from latfix.profilers.recordings.requests.text_source import json_document
+from latfix.formatting import shown
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
+from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of, json_document
 from latfix.stages import Status
 
 NAME = "Triton trace.json"
@@ -47,7 +48,8 @@ def read(path: Path) -> RequestTable:
     traces: dict[Any, _Trace] = {}
     for entry in document:
         if isinstance(entry, dict) and "id" in entry:
-            _merge(traces.setdefault(entry["id"], _Trace()), entry)
+            with entry_of(path, f"trace {shown(entry['id'], 20)}", _EXPECTED):
+                _merge(traces.setdefault(entry["id"], _Trace()), entry)
     rows, unfinished = TableRows(), 0
     for name, trace in traces.items():
         times = trace.times
@@ -86,7 +88,7 @@ def _merge(trace: _Trace, entry: Mapping[str, Any]) -> None:
     if entry.get("activity") == "TENSOR_QUEUE_INPUT" and isinstance(tensor := entry.get("tensor"), dict):
         trace.tensors += _elements(str(tensor.get("shape", "")))
     for stamp in entry.get("timestamps") or ():
-        if isinstance(stamp, dict) and isinstance(at := stamp.get("ns"), int):
+        if isinstance(stamp, dict) and isinstance(at := stamp.get("ns"), int) and abs(at) <= LATEST_NS:
             trace.times.setdefault(str(stamp.get("name")), at)
 
 
@@ -100,4 +102,4 @@ def _elements(shape: str) -> float:
 def _between(times: Mapping[str, int], begin: str, end: str) -> int | None:
     if begin not in times or end not in times:
         return None
-    return max(times[end] - times[begin], UNKNOWN + 1)
+    return ns_of(max(times[end] - times[begin], 0), 1)

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
+from latfix.profilers.recordings.reader import recorded_at
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import (
+    LATEST_NS,
     begins_with_object,
-    head_of,
+    entry_of,
     json_document,
     json_lines,
 )
@@ -49,23 +51,24 @@ def read(path: Path) -> RequestTable:
     planned = _open_loop(document)
     rows = TableRows()
     for k in range(n):
-        gaps = [gap for value in itls[k] or () if (gap := ns_of(value, _S)) is not None]
-        first = ns_of(ttfts[k], _S)
-        failed = bool(errors[k])
-        latency = ns_of(latencies[k], _S)
-        if latency is None and first is not None:
-            latency = first + sum(gaps)
-        late = ns_of(queued[k], _S) if planned else None
-        start = ns_of(starts[k], _S)
-        rows.add(
-            arrival_ns=(k if start is None else start - (late or 0)),
-            latency_ns=None if latency is None or failed else latency + (late or 0),
-            status=Status.ERROR if failed else Status.OK,
-            first_ns=None if first is None or failed else first + (late or 0),
-            parts={"dispatch": late},
-            features={"input_tokens": inputs[k], "output_tokens": outputs[k]},
-            gaps_ns=[] if failed else gaps,
-        )
+        with entry_of(path, f"request {k}", _EXPECTED):
+            gaps = [gap for value in itls[k] or () if (gap := ns_of(value, _S)) is not None]
+            first = ns_of(ttfts[k], _S)
+            failed = bool(errors[k])
+            latency = ns_of(latencies[k], _S)
+            if latency is None and first is not None:
+                latency = first + sum(gaps)
+            late = ns_of(queued[k], _S) if planned else None
+            start = ns_of(starts[k], _S, LATEST_NS)
+            rows.add(
+                arrival_ns=(k if start is None else start - (late or 0)),
+                latency_ns=None if latency is None or failed else latency + (late or 0),
+                status=Status.ERROR if failed else Status.OK,
+                first_ns=None if first is None or failed else first + (late or 0),
+                parts={"dispatch": late},
+                features={"input_tokens": inputs[k], "output_tokens": outputs[k]},
+                gaps_ns=[] if failed else gaps,
+            )
     notes: tuple[str, ...] = ()
     timed = all(start is not None for start in starts)
     if not timed:
@@ -80,7 +83,7 @@ def read(path: Path) -> RequestTable:
 
 def _document(path: Path) -> Mapping[str, Any]:
     """The only result of a file, or the last of one to which several were appended, a line each."""
-    if begins_with_object(head_of(path, _EXPECTED)) is not None:
+    if begins_with_object(recorded_at(path).head) is not None:
         documents = [document for _, document in json_lines(path, _EXPECTED)]
         return documents[-1]
     document = json_document(path, _EXPECTED)

@@ -15,9 +15,10 @@ import numpy as np
 
 from latfix.errors import input_error
 from latfix.profilers.recordings.requests.request_table import EngineSteps
-from latfix.profilers.recordings.requests.text_source import lines_of
+from latfix.profilers.recordings.requests.text_source import LONGEST_NS, entry_of, lines_of
 
 NAME = "vLLM iteration log"
+_EXPECTED = "vLLM's log with its iterations"
 _STEP = re.compile(
     r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
     r"(\d+) generation tokens, iteration elapsed time: ([0-9.]+) ms"
@@ -41,18 +42,19 @@ def read(path: Path, *, year: int | None = None) -> EngineSteps:
     prefill: list[int] = []
     streams: list[int] = []
     dated = True
-    for _, line in lines_of(path):
+    for number, line in lines_of(path):
         step = _STEP.search(line)
         if step is None:
             continue
         stamp = _STAMP.search(line[: step.start()])
         dated &= stamp is not None
-        ends.append(_instant(stamp, year) if stamp is not None else 0)
-        lengths.append(round(float(step[6]) * 1e6))
-        prefill.append(int(step[3]))
-        streams.append(int(step[4]))
+        with entry_of(path, "a step", _EXPECTED, number):
+            ends.append(_instant(stamp, year) if stamp is not None else 0)
+            lengths.append(min(round(float(step[6]) * 1e6), LONGEST_NS))
+            prefill.append(min(int(step[3]), LONGEST_NS))
+            streams.append(min(int(step[4]), LONGEST_NS))
     if not ends:
-        raise input_error(path, None, "no line with Iteration(N)", "vLLM's log with its iterations")
+        raise input_error(path, None, "no line with Iteration(N)", _EXPECTED)
     length = np.array(lengths, np.int64)
     end = np.array(ends, np.int64) if dated else np.cumsum(length)
     return EngineSteps(
@@ -63,5 +65,7 @@ def read(path: Path, *, year: int | None = None) -> EngineSteps:
 def _instant(stamp: re.Match[str], year: int | None) -> int:
     when = int(stamp[1]) if stamp[1] else year or datetime.now(UTC).year
     month, day, hour, minute, second = (int(stamp[k]) for k in range(2, 7))
+    if not stamp[1] and (month, day) == (2, 29):
+        when -= when % 4  # the latest that had this day
     moment = datetime(when, month, day, hour, minute, second, tzinfo=UTC)
     return int(moment.timestamp()) * 10**9 + int((stamp[7] or "0").ljust(9, "0"))

@@ -440,12 +440,12 @@ def test_apache_with_microseconds_behind_it(tmp_path: Path) -> None:
 
 def test_envoy(tmp_path: Path) -> None:
     line = (
-        '[2026-11-22T10:00:0{0}.310Z] "POST /v1/predict HTTP/2" 200 - 15{0} 87 22{0} 200 "10.0.35.28" '
+        '[2026-11-22T10:00:0{0}.31{0}Z] "POST /v1/predict HTTP/2" 200 - 15{0} 87 22{0} 200 "10.0.35.28" '
         '"agent one" "cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80"\n'
     )
     table = accesses(tmp_path, *(line.format(k) for k in range(3)))
     assert table.latency_ns.tolist() == [220 * MS, 221 * MS, 222 * MS]
-    assert table.arrival_ns.tolist() == [0, S, 2 * S]
+    assert table.arrival_ns.tolist() == [0, S + MS, 2 * (S + MS)]
     assert table.features["request_bytes"].tolist() == [150, 151, 152]
     assert table.resolution_ns == MS
 
@@ -568,7 +568,9 @@ def test_foreign_files_are_one_line(tmp_path: Path, content: bytes) -> None:
 
 def test_a_log_of_requests_beside_the_engines_steps(tmp_path: Path) -> None:
     (tmp_path / "profile_export.jsonl").write_text(aiperf_lines())
-    (tmp_path / "server.log").write_text("".join(STEP.format(k, "").replace("11-22", "2025-11-22") for k in range(5)))
+    (tmp_path / "server.log").write_text(
+        "".join(STEP.format(k, "").replace("11-22 10:00:0", "2025-11-22 08:26:4") for k in range(5))
+    )
     assert detect(recorded_at(tmp_path)) is not None
     found = diagnose_recording(tmp_path, ReadOptions())
     assert found.source is not None and found.source.read["steps"] == 5

@@ -1,0 +1,79 @@
+"""Files as what they hold, whatever they are compressed with."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+
+def _zstandard(path: Path) -> Any:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
+
+
+_OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\x28\xb5\x2f\xfd": _zstandard,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}
+#: What reading a compressed file raises where it is cut off or damaged.
+CUT_OFF = (EOFError, zlib.error, lzma.LZMAError, OSError)
+
+
+def is_compressed(head: bytes) -> bool:
+    """Whether a file that begins so is compressed with gzip, Zstandard, bzip2 or xz."""
+    return head.startswith(tuple(_OPENERS))
+
+
+def open_decompressed(path: Path) -> IO[bytes]:
+    """The bytes of a file, decompressed where it is compressed.
+
+    :raises OSError: it cannot be opened; reading raises :data:`CUT_OFF`.
+    """
+    with path.open("rb") as file:
+        head = file.read(8)
+    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    return path.open("rb") if opener is None else opener(path)
+
+
+class _Utf8(io.RawIOBase):
+    """Bytes of a text as UTF-8 without a mark before it: of UTF-16 recoded, and what is neither replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Any = open_decompressed(path)
+        begin = self._file.read(2)
+        wide = begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        self._decode = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace").decode
+        self._left = self._decode(begin).encode()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        while not self._left and (read := self._file.read(len(into))):
+            self._left = self._decode(read).encode()
+        part = self._left[: len(into)] or self._decode(b"", True).encode()
+        self._left = self._left[len(part) :]
+        into[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_text(path: Path) -> IO[bytes]:
+    """The lines of a text as UTF-8, decompressed.
+
+    :raises OSError: it cannot be opened; reading raises :data:`CUT_OFF`.
+    """
+    return io.BufferedReader(_Utf8(path), 1 << 20)

@@ -1,0 +1,313 @@
+"""Files as strangers have them: other writers, encodings, zones, retries, lost requests; and damage of every kind."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.formats import access_log, prometheus, span_csv
+from latfix.profilers.recordings.requests.readers import read_requests
+from latfix.profilers.recordings.requests.text_source import instant_ns
+from latfix.profilers.services.metrics_text import parse_metrics
+from latfix.stages import Status
+from tests.profilers.recordings.requests.formats.test_formats import (
+    HISTOGRAM,
+    MS,
+    NGINX,
+    STEP,
+    WRITERS,
+    S,
+    aiperf_lines,
+    otlp_document,
+)
+
+
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    path = tmp_path / "recording"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def table_of(tmp_path: Path, content: str | bytes, *mapping: str) -> Any:
+    return read_requests(written(tmp_path, content), ReadOptions(mapping=mapping))
+
+
+def zstandard(data: bytes) -> bytes:
+    import pyarrow as pa
+
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+@pytest.mark.parametrize("pack", [zstandard, bz2.compress, lzma.compress], ids=["zstd", "bz2", "xz"])
+def test_compression(tmp_path: Path, pack: Any) -> None:
+    for writer in ("nginx", "csv", "otlp"):
+        whole = pack(WRITERS[writer][1]())
+        assert diagnose_recording(written(tmp_path, whole), ReadOptions()).source is not None
+        with pytest.raises(InputError, match="recording"):
+            diagnose_recording(written(tmp_path, whole[: len(whole) * 2 // 3]), ReadOptions())
+
+
+def test_gzip_of_several_members_that_begins_with_an_empty_one(tmp_path: Path) -> None:
+    packed = gzip.compress(b"") + gzip.compress(WRITERS["nginx"][1]())
+    assert diagnose_recording(written(tmp_path, packed), ReadOptions()).source is not None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("writer", ["nginx", "csv", "otlp", "aiperf", "prometheus"])
+def test_marks_and_wide_characters_before_a_text(tmp_path: Path, writer: str, encoding: str) -> None:
+    text = WRITERS[writer][1]().decode().replace("\n", "\r\n")
+    found = diagnose_recording(written(tmp_path, text.encode(encoding)), ReadOptions())
+    plain = diagnose_recording(written(tmp_path, text), ReadOptions())
+    assert found.to_json()["latency_ms"] == plain.to_json()["latency_ms"]
+
+
+def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(NGINX.format(k, 200, "0.250") for k in range(4)).replace("items", "größe")
+    table = access_log.read(written(tmp_path, lines.encode("latin-1") + b"\xff bad\n"))
+    assert len(table) == 4 and table.notes[0].startswith("1 line was left out")
+    log = "ts,latency_ms,route\n1763800000,5,größe\n1763800001,6,b\n"
+    assert len(table_of(tmp_path, log.encode("latin-1")).routes) == 2
+    assert capfd.readouterr().err == ""
+
+
+def test_clocks_that_change_within_a_log(tmp_path: Path) -> None:
+    before, after = (NGINX.format(k, 200, "0.250") for k in (1, 1))
+    table = access_log.read(written(tmp_path, before.replace("+0100", "+0200") + after))
+    assert table.arrival_ns.tolist() == [0, 3600 * S]
+
+
+@pytest.mark.parametrize("times", ["0.5, 0.25", "0.5 : 0.25"])
+def test_requests_that_were_tried_again_are_kept(tmp_path: Path, times: str) -> None:
+    quoted = [NGINX.format(k, 200, 'rt=0.300 urt="0.200"') for k in range(3)]
+    table = access_log.read(written(tmp_path, "".join([*quoted, NGINX.format(3, 200, f'rt=0.800 urt="{times}"')])))
+    assert table.latency_ns.max() == 800 * MS and table.parts["client"].tolist()[-1] == 50 * MS
+    bare = "12 0.{0}00 [default-web-80] [] 10.1.2.3:8080 2048 0.{0}00 200 abcdef"
+    several = "12 0.800 [default-web-80] [] 10.1.2.3:8080, 10.1.2.4:8080 0, 2048 0.500, 0.250 502, 200 abcdef"
+    lines = [*(NGINX.format(k, 200, bare.format(1)) for k in range(3)), NGINX.format(4, 200, several)]
+    table = access_log.read(written(tmp_path, "".join(lines)))
+    assert table.latency_ns.tolist() == [100 * MS] * 3 + [800 * MS]
+    assert table.parts["client"].tolist()[-1] == 50 * MS
+    assert not any("left out" in note for note in table.notes)
+
+
+def test_nginx_with_dates_in_iso_8601(tmp_path: Path) -> None:
+    line = '2026-11-22T10:00:0{0}+01:00 10.0.0.1 "GET /a HTTP/1.1" 200 512 "-" "curl" 0.12{0} 0.120 0.001 0.000\n'
+    table = access_log.read(written(tmp_path, "".join(line.format(k) for k in range(4))))
+    assert table.latency_ns.tolist() == [120 * MS, 121 * MS, 122 * MS, 123 * MS]
+    assert table.arrival_ns.tolist()[1] == S - MS and table.resolution_ns == S
+
+
+def test_bytes_in_and_out_are_no_latency(tmp_path: Path) -> None:
+    lines = "".join(NGINX.format(k, 200, f"{300 + k} {1024 + 250 + k}") for k in range(4))
+    with pytest.raises(InputError, match="without a latency"):
+        access_log.read(written(tmp_path, lines))
+
+
+def test_more_routes_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_log, "_MOST_ROUTES", 2)
+    lines = [NGINX.format(k, 200, "0.250").replace("items", f"a{chr(103 + k)}") for k in range(5)]
+    traffic = table_of(tmp_path, "".join(lines)).traffic("x")
+    assert set(traffic.features["route"]) == {"GET /v1/ag/*", "GET /v1/ah/*", "other"}
+
+
+OTHER_WRITERS = {
+    "jmeter": ("timeStamp,elapsed,label,responseCode,success,bytes,Latency,Connect\n"
+               "1763800000123,250,home,200,true,10,200,5\n1763800000623,900,home,500,false,10,200,5\n"),
+    "vegeta": "".join(json.dumps({"attack": "", "seq": k, "code": 200 - 200 * k, "latency": 250_000_000 + k,
+                                  "timestamp": f"2026-01-02T03:04:05.{1 + 5 * k}23456789+01:00",
+                                  "error": "refused" * k}) + "\n" for k in range(2)),
+    "hey": ("response-time,DNS+dialup,DNS,Request-write,Response-delay,Response-read,status-code,offset\n"
+            "0.2500,0.0010,0.0,0.0,0.1,0.0,200,0.1000\n0.9,0.0010,0.0,0.0,0.1,0.0,500,0.6000\n"),
+    "envoy": "".join(json.dumps({"start_time": f"2026-01-02T03:04:05.{1 + 5 * k}00Z", "duration": 250, "path": "/a",
+                                 "response_code": 200 + 300 * k, "upstream_service_time": "200"}) + "\n"
+                     for k in range(2)),
+    "traefik": "".join(json.dumps({"StartUTC": f"2026-01-02T03:04:05.{1 + 5 * k}00000000Z", "Duration": 250_000_000,
+                                   "DownstreamStatus": 200 + 300 * k, "RequestPath": "/a"}) + "\n" for k in range(2)),
+    "caddy": "".join(json.dumps({"ts": 1763800000.5 + k * 0.5, "duration": 0.25, "status": 200 + 300 * k,
+                                 "request": {"uri": "/a?b=1", "method": "GET"}}) + "\n" for k in range(2)),
+    "nginx": "".join(json.dumps({"time_local": f"02/Jan/2026:03:04:0{k} +0000", "request_time": "0.250",
+                                 "status": str(200 + 300 * k), "uri": f"/a/{k}"}) + "\n" for k in range(2)),
+    "go": json.dumps([{"time": f"2026-01-02 03:04:05,{1 + 5 * k}00", "latency": "250ms", "status": 200 + 300 * k}
+                      for k in range(2)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", OTHER_WRITERS)
+def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
+    table = table_of(tmp_path, OTHER_WRITERS[writer])
+    assert table.latency_ns[0] == 250 * MS
+    assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
+    assert table.status.tolist() == [Status.OK, Status.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-01-02 03:04:05,250", 0.25),
+        ("2026-01-02 03:04:05.250 +0000", 0.25),
+        ("2026-01-02 03:04:05 UTC", 0.0),
+        ("[02/Jan/2026:04:04:05 +0100]", 0.0),
+        ("2026-01-02T03:04Z", -5.0),
+        ("20260102T030405.5Z", 0.5),
+    ],
+)
+def test_dates(text: str, seconds: float) -> None:
+    assert instant_ns(text) == int(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * S + int(seconds * S)
+
+
+@pytest.mark.parametrize("value", ["1m2.5s", "62.5 s", "62500000µs"])
+def test_durations_with_their_units(tmp_path: Path, value: str) -> None:
+    table = table_of(tmp_path, f"ts,duration\n1763800000,{value}\n1763800001,5ms\n")
+    assert table.latency_ns.tolist() == [62_500 * MS, 5 * MS]
+
+
+def test_begin_and_end_are_a_latency_to_the_nanosecond(tmp_path: Path) -> None:
+    begin = 1_763_800_000_123_456_789
+    for text in (
+        f",start_ns,end_ns\n0,{begin},{begin + 1_000_001}\n1,{begin + 7},{begin + 9}\n",  # as pandas writes an index
+        f'{{"start_ns":{begin},"end_ns":{begin + 1_000_001}}}\n{{"start_ns":{begin + 7},"end_ns":{begin + 9}}}\n',
+    ):
+        table = table_of(tmp_path, text)
+        assert table.latency_ns.tolist() == [1_000_001, 2]
+        assert table.arrival_ns.tolist() == [0, 7]
+
+
+def test_lost_requests_without_a_latency_are_counted(tmp_path: Path) -> None:
+    lines = [{"ts": 1763800000 + k, "status": 200, "latency_ms": 5} for k in range(3)]
+    lost = {"ts": 1763800000, "status": 504, "error": "no answer", "latency_ms": None}
+    found = diagnose_recording(written(tmp_path, "\n".join(map(json.dumps, [lost, *lines]))), ReadOptions())
+    assert found.requests["timeout"] == 1 and found.requests["ok"] == 3
+    for first in (lost, {"ts": 1763800000, "status": 504}):  # what the first line lacks the others have
+        assert len(table_of(tmp_path, "\n".join(map(json.dumps, [first, *lines])))) == 4
+
+
+def test_arrivals_from_coarse_ends_are_coarse(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "end,latency_ms\n" + "".join(f"{1763800000 + k},{5 + k}\n" for k in range(5)))
+    assert table.resolution_ns == S
+
+
+def test_moments_whose_unit_is_assumed_are_told(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "time,latency_ms\n1.5,5\n2.5,6\n")
+    assert any("read as seconds; --map arrival_ms=time" in note for note in table.notes)
+    assert table_of(tmp_path, "time,latency_ms\n1.5,5\n", "arrival_ms=time").notes == ()
+
+
+def test_cells_with_line_ends_and_a_name_twice(tmp_path: Path) -> None:
+    out = io.StringIO()
+    csv.writer(out).writerows([["ts", "latency_ms", "prompt", "ts", "p (%)"], [1763800000, 5, 'a\n"b", c', 1, 2]])
+    assert table_of(tmp_path, out.getvalue()).latency_ns.tolist() == [5 * MS]
+
+
+def test_a_mapping_without_a_column_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--map latency_ms: found '5'"):
+        table_of(tmp_path, '{"a": 1}\n', "latency_ms=5")
+
+
+def test_examples_behind_samples_are_no_values(tmp_path: Path) -> None:
+    """OpenMetrics: a time with a fraction, and an example behind the value."""
+    text = HISTOGRAM.replace("90.0\n", '90.0 1763800000.123 # {trace_id="ab"} 0.67 1763800000.1\n')
+    document = prometheus.diagnose(written(tmp_path, text), None).to_json()
+    assert document["latency_ci95_ms"]["p99"] == [500.0, 1000.0]
+    assert parse_metrics('a_total{b="c}"} 17 # {trace_id="ab"} 0.67\nb{quantile="0.5"} 3\n') == {"a_total": 17}
+
+
+@pytest.mark.parametrize("unit", [1_000, 1_000_000], ids=["us", "ms"])
+def test_a_duration_without_a_unit_is_of_the_begins(tmp_path: Path, unit: int) -> None:
+    begin = 1_763_800_000 * S // unit
+    text = f"traceId,spanId,parentId,service,startTime,duration\nt,a,,api,{begin},50\nt,b,a,db,{begin + 10},20\n"
+    table = span_csv.read(written(tmp_path, text))
+    assert (table.end_ns - table.start_ns).tolist() == [50 * unit, 20 * unit]
+    dated = text.replace(str(begin + 10), "2025-11-22T08:26:40.5Z").replace(str(begin), "2025-11-22T08:26:40Z")
+    if unit == 1_000_000:
+        dated = dated.replace("duration", "duration_ms")
+        assert span_csv.read(written(tmp_path, dated)).start_ns.tolist() == [0, S // 2]
+
+
+@pytest.mark.parametrize("hour", ["08:26:4", "12:26:4"])
+def test_steps_without_a_year_are_of_the_requests_year(tmp_path: Path, hour: str) -> None:
+    (tmp_path / "profile_export.jsonl").write_text(aiperf_lines())
+    (tmp_path / "server.log").write_text("".join(STEP.format(k, "").replace("10:00:0", hour) for k in range(5)))
+    found = diagnose_recording(tmp_path, ReadOptions())
+    assert found.source is not None
+    assert ("steps" in found.source.read) == (hour == "08:26:4")
+    assert any("another time zone" in note for note in found.notes) == (hour != "08:26:4")
+
+
+def test_a_folder_of_logs_says_to_name_one(tmp_path: Path) -> None:
+    for k in range(2):
+        (tmp_path / f"access.log.{k}").write_bytes(WRITERS["nginx"][1]())
+    with pytest.raises(InputError, match=r"2 recordings that are read one at a time, the first access.log.0"):
+        diagnose_recording(tmp_path, ReadOptions())
+
+
+def test_spans_from_1970_on_sum_exactly(tmp_path: Path) -> None:
+    document = otlp_document()
+    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["startTimeUnixNano"] = "3"
+    found = diagnose_recording(written(tmp_path, json.dumps(document)), ReadOptions())
+    assert found.ledger.conservation_error_ns() == 0
+
+
+NONSENSE: tuple[Any, ...] = (None, "x", -1, 1e300, 10**30, float("nan"), True, [], {}, ["a"], {"a": 1}, -(10**19))
+WORDS = ("", "x", "-1", "1e300", "9" * 30, "nan", "inf", "\udcff", '"', "2026-13-45", "00", ",", "\x00", "{", "1.2.3")
+
+
+def values_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, each in inside:
+        yield from values_in(each, (*path, key))
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copied = dict(document) if isinstance(document, dict) else list(document)
+    copied[path[0]] = changed(copied[path[0]], path[1:], value)
+    return copied
+
+
+def damaged_copies(whole: bytes) -> Iterator[str]:
+    """Each value of a document in place of which stands nonsense; of other texts words, or parts of them."""
+    text = whole.decode()
+    rng = np.random.default_rng(1)
+    try:
+        lines = [json.loads(line) for line in ([text] if text[0] == "[" or "\n " in text else text.splitlines())]
+    except ValueError:
+        for _ in range(150):
+            at = int(rng.integers(0, min(len(text), 900)))
+            yield text[:at] + str(rng.choice(WORDS)) + text[at + int(rng.integers(0, 8)) :]
+        return
+    cases = [(path, value) for path in values_in(lines[0]) for value in NONSENSE]
+    for k in rng.permutation(len(cases))[:150].tolist():
+        yield "\n".join(map(json.dumps, [changed(lines[0], *cases[k]), *lines[1:]]))
+    yield text.replace("1", "1" * 5000, 1)
+
+
+@pytest.mark.parametrize("writer", [name for name in WRITERS if "protobuf" not in name])
+def test_damage_is_one_line_or_a_diagnosis_that_sums(tmp_path: Path, writer: str) -> None:
+    read = 0
+    for text in damaged_copies(WRITERS[writer][1]()):
+        try:
+            found = diagnose_recording(written(tmp_path, text.encode("utf-8", "surrogateescape")), ReadOptions())
+        except InputError as error:
+            assert "\n" not in error.message and "recording" in error.message
+        else:
+            json.dumps(found.to_json(), allow_nan=False)
+            assert not len(found.ledger.latency_ns) or found.ledger.conservation_error_ns() == 0
+            read += 1
+    assert read
