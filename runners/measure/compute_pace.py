@@ -1,23 +1,27 @@
-"""How fast a loaded service computes: the same few batches again and again, on one worker and on all at once.
+"""How fast a loaded service computes: the same few batches again and again, alone and in company.
 
 What a change does to the compute of a batch is seen in seconds this way, while a tail takes minutes of replay. The
-figures are of a warm service with nothing else going on: they say how much compute changes, not what latency becomes.
-Workers get in each other's way (cores, caches, the interpreter's lock), by how often they compute at the same
-time: :func:`blend` weighs the two by the load that was seen.
+figures are of a warm service without queues: they say how much compute changes, not what latency becomes. Workers,
+and requests that are being prepared, are in the way of a batch (cores, caches, the interpreter's lock), and of some
+ways to run a model more than of others: :func:`blend` weighs these by how much of each was seen.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfix.arrays import Floats
+from latfix.profilers.evidence.intervals import Intervals
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.gpu.device_selection import in_mode
+from latfix.runners.host.cpu_placement import Places, limit_operator_threads
 
 if TYPE_CHECKING:
     from latfix.runners.engine.worker import ModelInstance
@@ -54,15 +58,17 @@ def measure_pace(
     seconds: float,
     *,
     workers: int,
+    preparing: bool = False,
     failures: list[str] | None = None,
 ) -> list[float]:
     """Nanoseconds of each batch, so many workers computing at once: collate and compute, on a device compute alone.
 
-    One worker: the least that was seen, for whatever else the machine did came on top. Several: the median, for they
-    are in each other's way every time.
+    One worker with nothing beside: the least that was seen, for whatever else the machine did came on top. In company
+    the median, for it is in the way every time.
 
     :param batches: positions in the schedule.
     :param seconds: about how long to measure; a batch that the model fails on counts as NaN.
+    :param preparing: beside that, one thread prepares these requests over and over.
     :param failures: takes what the model's exceptions said.
     """
     failures = [] if failures is None else failures
@@ -85,12 +91,19 @@ def measure_pace(
         )
         for k, instance in enumerate(instances)
     ]
+    ended = threading.Event()
+    company = threading.Thread(target=_prepare, args=(service, traffic, batches, ended), name="latfix-pace-prepare")
+    if preparing:
+        company.start()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    ended.set()
+    if preparing:
+        company.join()
     merged = [sum((of_worker[k] for of_worker in took), start=list[float]()) for k in range(len(batches))]
-    typical = np.min if workers == 1 else np.median
+    typical = np.min if workers == 1 and not preparing else np.median
     return [float(typical(times)) if times else float("nan") for times in merged]
 
 
@@ -131,6 +144,17 @@ def _compute(
                     took[k].append(time.perf_counter_ns() - started)
 
 
+def _prepare(service: Service, traffic: Traffic, batches: Sequence[Sequence[int]], ended: threading.Event) -> None:
+    limit_operator_threads(service.settings, Places(service.settings).prepare(0))
+    for position in cycle(chain.from_iterable(batches)):
+        if ended.is_set():
+            return
+        try:
+            service.models.adapter.prepare(traffic.request(position))
+        except USER_ERRORS:  # its request fails in every replay, too
+            continue
+
+
 def passes_s(seconds: float, once: float) -> float:
     """About how long :func:`measure_pace` takes on one worker.
 
@@ -157,10 +181,22 @@ def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> fl
     return held / span if span > 0 else 0.0
 
 
-def blend(alone: Sequence[float], together: Sequence[float], load: float, workers: int) -> list[float]:
-    """What batches take where so much is offered: between what they take alone and beside all other workers.
+def prepared_beside(record: RunRecord) -> float:
+    """The share of the time that batches held a worker in which some request was being prepared."""
+    rows, batches = record.requests, record.batches
+    begin = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_wait_ns"]
+    prepared = Intervals.merged(begin, rows["prepare_ns"] - rows["prepare_wait_ns"])
+    held = int((batches["d2h_end_ns"] - batches["close_ns"]).sum())
+    return int(prepared.covered(batches["close_ns"], batches["d2h_end_ns"]).sum()) / held if held > 0 else 0.0
 
+
+def blend(paces: Mapping[str, Floats], load: float, workers: int, prepared: float) -> list[float]:
+    """What batches take where so much is offered: between what they take alone and what they take in company.
+
+    :param paces: nanoseconds by batch: ``alone``, ``together`` with all other workers, ``beside`` prepared requests.
     :param load: workers' worth of work (:func:`offered`); each other worker computes for that share of the time.
+    :param prepared: see :func:`prepared_beside`.
     """
-    share = min(max(load / workers, 0.0), 1.0)
-    return [(1.0 - share) * one + share * all_ for one, all_ in zip(alone, together, strict=True)]
+    alone, share = paces["alone"], min(max(load / workers, 0.0), 1.0)
+    shared = (1.0 - share) * alone + share * paces["together"]
+    return list(shared * (1.0 + prepared * (paces["beside"] / alone - 1.0)))

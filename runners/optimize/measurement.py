@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
-from latfix.runners.measure.compute_pace import blend, offered, passes_s
+from latfix.runners.measure.compute_pace import blend, offered, passes_s, prepared_beside
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
     LEAD_IN_S,
     SHORTEST_S,
-    Floats,
     first_window,
     replay_s,
     screening_windows,
@@ -53,6 +53,8 @@ _SETTLING_S = 2.0
 #: What the base computes in is measured again after so many seconds, and so many times what that takes: the machine
 #: drifts.
 _BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
+#: Requests that are prepared beside batches for a smaller share of their time hold nothing up.
+_LEAST_PREPARED = 0.05
 #: One measurement of an arm's pace, at least.
 _PACE_S = 0.6
 
@@ -97,8 +99,9 @@ class Bench:
         self.baseline: RunRecord
         self._arms: list[Arm] = []
         self._restart_s = 0.0
-        self._base_pace: tuple[float, tuple[list[float], list[float]]] | None = None
+        self._base_pace: tuple[float, Mapping[str, Floats]] | None = None
         self._base_pace_s = 0.0
+        self._prepared = 0.0
         self._seen: tuple[Path, Mapping[str, Any]] | None = None
         self._deadline = time.monotonic() + budget_s
 
@@ -187,6 +190,8 @@ class Bench:
     def begin(self, baseline: RunRecord) -> None:
         """Take the baseline's record as what windows and batches are chosen by."""
         self.baseline = baseline
+        prepared = prepared_beside(baseline)
+        self._prepared = prepared if prepared >= _LEAST_PREPARED else 0.0
         self.room.begin(baseline)
         self.choose_windows(None)
 
@@ -269,48 +274,48 @@ class Bench:
         """Nanoseconds of some batches on both services; NaN where one failed.
 
         They take turns: the base is measured before an other one, and after it unless that was just now. Workers
-        share cores; how much that costs each follows from how often they compute at once.
+        share cores with each other and with requests that are prepared; how much that costs each follows from how
+        often they do.
 
         :param batches: positions in the schedule, the same at every call.
         """
-        load = offered(self.baseline)
         taken_at, before = self._first_pace(base, batches)
         after = self._pace(other, batches)
         again = before
         if time.monotonic() - taken_at > max(_BASE_AGAIN_S, _BASE_AGAIN * self._base_pace_s):
             self._base_pace = None
             _, again = self._first_pace(base, batches)
-        alone, together = (np.mean(each, axis=0) for each in zip(before, again, strict=True))
-        quicker = np.nanmedian(np.asarray(after[0]) / alone) if np.isfinite(after[0]).any() else 1.0
-        return (
-            blend(alone, together, load, base.settings.workers),
-            blend(after[0], after[1], load * min(float(quicker), 1.0), other.settings.workers),
-        )
+        mean = {name: (one + again[name]) / 2 for name, one in before.items()}
+        ratio = after["alone"] / mean["alone"]
+        quicker = float(np.nanmedian(ratio)) if np.isfinite(ratio).any() else 1.0
+        return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0))
 
     def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> list[float]:
         """Nanoseconds of some batches on the first settings; NaN for one that failed. See :meth:`paces`."""
-        _, (alone, together) = self._first_pace(base, batches)
-        return blend(alone, together, offered(self.baseline), base.settings.workers)
+        return self._blended(base, self._first_pace(base, batches)[1])
 
-    def _first_pace(
-        self, base: Arm, batches: Sequence[Sequence[int]]
-    ) -> tuple[float, tuple[list[float], list[float]]]:
+    def _blended(self, arm: Arm, paces: Mapping[str, Floats], quicker: float = 1.0) -> list[float]:
+        return blend(paces, offered(self.baseline) * quicker, arm.settings.workers, self._prepared)
+
+    def _first_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> tuple[float, Mapping[str, Floats]]:
         if self._base_pace is None:
             started = time.monotonic()
             self._base_pace = started, self._pace(base, batches)
             self._base_pace_s = time.monotonic() - started
         return self._base_pace
 
-    def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+    def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> Mapping[str, Floats]:
         self.prime(arm)
-        told = arm.ask("pace", folder=str(self.baseline.folder), batches=batches, seconds=_PACE_S)
+        told = arm.ask(
+            "pace",
+            folder=str(self.baseline.folder),
+            batches=batches,
+            seconds=_PACE_S,
+            preparing=bool(self._prepared),
+        )
         if not any(told["alone"]):
             raise RunnerError(next(iter(told["failures"]), "none of its batches was computed"))
-        alone, together = (
-            [float("nan") if value is None else float(value) for value in told[kind]]
-            for kind in ("alone", "together")
-        )
-        return alone, together
+        return {name: np.array(told[name], dtype=np.float64) for name in ("alone", "together", "beside")}
 
     def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
         """What can be seen of the settings in the arm's service.
@@ -400,7 +405,8 @@ class Bench:
         :param batches_s: seconds that the batches take once.
         """
         again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
-        return self.load_s + self._making_of(fixes) + 2 * passes_s(_PACE_S, batches_s) + again
+        company = 2 if self._prepared else 1
+        return self.load_s + self._making_of(fixes) + 2 * company * passes_s(_PACE_S, batches_s) + again
 
     def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
         return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0

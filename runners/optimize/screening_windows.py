@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import limit, scale_time, slice_time
-
-Floats = npt.NDArray[np.float64]
 
 #: A shorter slice tells nothing.
 SHORTEST_S = 3.0

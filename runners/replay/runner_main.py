@@ -144,12 +144,23 @@ class Child:
         self._warm(traffic)
         failures = list[str]()
         paces: dict[str, Any] = {"failures": failures}
-        for name, workers in (("alone", 1), ("together", self._service.settings.workers)):
-            if name == "together" and workers == 1:
+        workers = self._service.settings.workers
+        for name, together, preparing in (
+            ("alone", 1, False),
+            ("together", workers, False),
+            ("beside", 1, bool(command["preparing"])),
+        ):
+            if paces.get("alone") and together == 1 and not preparing:
                 paces[name] = paces["alone"]
                 continue
             pace = measure_pace(
-                self._service, traffic, command["batches"], command["seconds"], workers=workers, failures=failures
+                self._service,
+                traffic,
+                command["batches"],
+                command["seconds"],
+                workers=together,
+                preparing=preparing,
+                failures=failures,
             )
             paces[name] = [value if math.isfinite(value) else None for value in pace]
             del failures[1:]

@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.arrays import Floats
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
-from latfix.runners.measure.compute_pace import blend, measure_pace, offered, typical_batches
+from latfix.runners.measure.compute_pace import (
+    blend,
+    measure_pace,
+    offered,
+    prepared_beside,
+    typical_batches,
+)
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
@@ -65,6 +72,17 @@ class Doubler(Workload):
 
     def prepare(self, request):
         return torch.ones(1000)
+
+
+class Busy(Sleeper):
+    def load(self, device):
+        return Holding()
+
+    def prepare(self, request):
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return super().prepare(request)
 
 
 class Holder(Sleeper):
@@ -153,4 +171,33 @@ def test_work_that_is_offered_is_batches_over_time() -> None:
 
 @pytest.mark.parametrize(("load", "wanted"), [(0.0, 10.0), (1.0, 15.0), (2.0, 20.0), (9.0, 20.0)])
 def test_the_pace_lies_between_alone_and_together_by_the_load(load: float, wanted: float) -> None:
-    assert blend([10.0], [20.0], load, 2) == [wanted]
+    assert blend(paces(10.0, 20.0, 30.0), load, 2, 0.0) == [wanted]
+
+
+def test_the_pace_is_longer_by_the_share_of_time_in_which_requests_are_prepared() -> None:
+    assert blend(paces(10.0, 10.0, 30.0), 0.0, 1, 0.25) == [15.0]
+    assert blend(paces(10.0, 20.0, 30.0), 2.0, 2, 0.5) == [40.0]
+
+
+def paces(alone: float, together: float, beside: float) -> dict[str, Floats]:
+    return {"alone": np.array([alone]), "together": np.array([together]), "beside": np.array([beside])}
+
+
+def test_requests_that_are_prepared_while_batches_are_held_are_counted_once() -> None:
+    run = record([1] * 4, [40.0] * 4)
+    rows = run.requests
+    rows["prepare_wait_ns"][:], rows["prepare_ns"][:] = 10 * MS, 30 * MS
+    assert prepared_beside(run) == pytest.approx(0.5)
+    rows["arrival_ns"][:] = 0
+    assert prepared_beside(run) == pytest.approx(0.125), "all at once"
+    assert prepared_beside(record([], [])) == 0.0
+
+
+def test_what_holds_the_interpreter_is_slower_beside_requests_that_are_prepared(serve: Any) -> None:
+    work, ratio = schedule([10.0]), []
+    for service in (serve("Busy"), serve("Sleeper")):
+        alone, beside = (
+            measure_pace(service, work, [[0]], 0.3, workers=1, preparing=preparing)[0] for preparing in (False, True)
+        )
+        ratio.append(beside / alone)
+    assert ratio[0] > 1.3 * ratio[1]

@@ -254,9 +254,9 @@ class FakeArm:
             pace *= self.world.shares.get(self.settings.workers, 1.0) * (PROFILED if self.profiled else 1.0)
             if math.isnan(pace):
                 none = [None] * len(_more["batches"])
-                return {"alone": none, "together": none, "failures": ["TypeError: no such layer"]}
+                return {"alone": none, "together": none, "beside": none, "failures": ["TypeError: no such layer"]}
             each = [pace * 1e6 * (k + 1) for k in range(len(_more["batches"]))]
-            return {"alone": each, "together": each, "failures": []}
+            return {"alone": each, "together": each, "beside": each, "failures": []}
         if do == "evaluate":
             if "save" in _more:
                 plain_archive.save(Path(_more["save"]), None)
