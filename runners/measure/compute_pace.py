@@ -193,10 +193,13 @@ def prepared_beside(record: RunRecord) -> float:
 def blend(paces: Mapping[str, Floats], load: float, workers: int, prepared: float) -> list[float]:
     """What batches take where so much is offered: between what they take alone and what they take in company.
 
-    :param paces: nanoseconds by batch: ``alone``, ``together`` with all other workers, ``beside`` prepared requests.
+    :param paces: nanoseconds by batch: ``alone``, ``together`` with all other workers, some ``beside`` requests that
+        are prepared, the others NaN.
     :param load: workers' worth of work (:func:`offered`); each other worker computes for that share of the time.
     :param prepared: see :func:`prepared_beside`.
     """
     alone, share = paces["alone"], min(max(load / workers, 0.0), 1.0)
     shared = (1.0 - share) * alone + share * paces["together"]
-    return list(shared * (1.0 + prepared * (paces["beside"] / alone - 1.0)))
+    slower = paces["beside"] / alone
+    held_up = float(np.nanmedian(slower)) if np.isfinite(slower).any() else 1.0
+    return list(shared * (1.0 + prepared * (held_up - 1.0)))

@@ -405,7 +405,7 @@ class Bench:
         :param batches_s: seconds that the batches take once.
         """
         again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
-        company = 2 if self._prepared else 1
+        company = 1.5 if self._prepared else 1.0
         return self.load_s + self._making_of(fixes) + 2 * company * passes_s(_PACE_S, batches_s) + again
 
     def _accuracy_of(self, fixes: Sequence[Fix]) -> float:

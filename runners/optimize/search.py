@@ -54,6 +54,10 @@ _WORTH_ADDING = 0.03
 _LIKELY = 0.95
 #: The share of the time for the final replay that may go into finding anything to prove.
 _SHORTER_PROOF = 2 / 3
+#: Where a configuration is foretold to gain so much on what stands, as a logarithm, a replay of it may take
+_MUCH = 0.25
+#: this share of the time for the final replay.
+_FEWER_ROUNDS = 1 / 2
 #: What nobody had time to replay is proved all the same where it is foretold to be at least this, as a ratio.
 _FORETOLD = 0.9
 
@@ -362,7 +366,9 @@ class Search:
             if best is None:
                 break
             tried.add(best.key)
-            if refusal := self._out_of_time([choice.fix for choice in best.choices]):
+            stands = min(self.best_score, planner.score(self.best)) if planner.knows(self.best) else self.best_score
+            promise = stands - planner.score(best)
+            if refusal := self._out_of_time([choice.fix for choice in best.choices], promise):
                 # Another one may take less: nothing to convert, no answers to score.
                 self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
                 continue
@@ -596,13 +602,18 @@ class Search:
             )
         return self._contexts[key]
 
-    def _out_of_time(self, fixes: Sequence[Fix]) -> str:
-        """Why nothing more can be replayed; empty where it can."""
+    def _out_of_time(self, fixes: Sequence[Fix], promise: float = 0.0) -> str:
+        """Why nothing more can be replayed; empty where it can.
+
+        :param promise: what it is foretold to gain on what stands, as a logarithm.
+        """
         if self._most_trials is not None and len(self.trials) >= self._most_trials:
             return f"{BUDGET}all {self._most_trials} trials are used"
         needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
         if not self.best.choices:  # there is nothing to prove yet, and a shorter proof is better than none
             left += self._reserved_s() * _SHORTER_PROOF
+        elif promise >= _MUCH:
+            left += self._reserved_s() * _FEWER_ROUNDS
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""

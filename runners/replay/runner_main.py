@@ -40,6 +40,8 @@ from latfix.traffic.schedule import Traffic
 
 #: Requests that bring a fresh service into use before a replay that is not about its first ones.
 _PRIMING = 24
+#: One of so many batches is also computed beside requests that are prepared: that takes long, and tells one factor.
+_PREPARED_BESIDE = 3
 
 
 class Child:
@@ -145,10 +147,12 @@ class Child:
         failures = list[str]()
         paces: dict[str, Any] = {"failures": failures}
         workers = self._service.settings.workers
-        for name, together, preparing in (
-            ("alone", 1, False),
-            ("together", workers, False),
-            ("beside", 1, bool(command["preparing"])),
+        batches = command["batches"]
+        few = [batch if k % _PREPARED_BESIDE == 0 else [] for k, batch in enumerate(batches)]
+        for name, some, together, preparing in (
+            ("alone", batches, 1, False),
+            ("together", batches, workers, False),
+            ("beside", few, 1, bool(command["preparing"])),
         ):
             if paces.get("alone") and together == 1 and not preparing:
                 paces[name] = paces["alone"]
@@ -156,7 +160,7 @@ class Child:
             pace = measure_pace(
                 self._service,
                 traffic,
-                command["batches"],
+                some,
                 command["seconds"],
                 workers=together,
                 preparing=preparing,

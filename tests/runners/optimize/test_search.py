@@ -118,6 +118,17 @@ def test_where_a_replay_falls_short_the_next_best_is_replayed(search: Any, world
     assert dict(outcome.settings.env) == {"OTHER": "0.7"}
 
 
+@pytest.mark.parametrize(("other", "tried"), [(0.4, ["a.FIRST", "a.OTHER"]), (0.5, ["a.FIRST"])])
+def test_what_promises_much_more_than_what_stands_takes_time_of_the_final_replay(
+    search: Any, world: Any, other: float, tried: list[str]
+) -> None:
+    """The first one's batches take twice as long in the replay as where they were measured."""
+    world.paces, world.shown = {"FIRST": 0.3}, {"FIRST": 2.0}
+    outcome = search(model(world, "FIRST", 0.6), model(world, "OTHER", other), budget_s=150.0)
+    assert [trial.configuration.words for trial in outcome.trials] == tried
+    assert outcome.verdict == "improved" and world.now <= 150.0
+
+
 def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: Any, world: Any) -> None:
     world.shares = {2: 0.6}
     outcome = search(model(world, "FAST", 0.5), workers(world, 2))
