@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
-from latfix.formatting import milliseconds, share
+from latfix.formatting import milliseconds, percent, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
 from latfix.profilers.attribution.tail import Tail
@@ -148,10 +148,11 @@ def _lost_words(one: Losses) -> str:
         said += f" after {milliseconds(one.waited_ms['p50'])}"
     said += f", {where}" if most == one.requests else f", {most:,} of them {where}"
     cause, spent = next(iter(one.waited_for_ms.items()), ("", 0.0))
-    if spent > _MOSTLY * one.waited_ms["p50"] > 0:
+    wait = sum(one.waited_for_ms.values())
+    if spent > _MOSTLY * wait > 0:
         known = CATALOGUE.get(cause)
         behind = _WAITED_FOR.get(cause) or f"requests that suffered {known.behind if known else cause}"
-        said += f", {milliseconds(spent)} of it for {behind}"
+        said += f", {percent(min(spent / wait, 1.0))} of the wait for {behind}"
     return said
 
 

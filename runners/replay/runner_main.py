@@ -152,7 +152,7 @@ class Child:
         for name, some, together, preparing in (
             ("alone", batches, 1, False),
             ("together", batches, workers, False),
-            ("beside", few, 1, bool(command["preparing"])),
+            ("beside", few, 1, bool(command.get("preparing"))),
         ):
             if paces.get("alone") and together == 1 and not preparing:
                 paces[name] = paces["alone"]

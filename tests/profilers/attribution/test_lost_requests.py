@@ -13,9 +13,10 @@ from latfix.gates.evaluate import evaluate
 from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
 from latfix.lower_bound import AtLeast
+from latfix.profilers.attribution.verdict import Loss
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Diagnosis, Losses
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 
@@ -112,3 +113,22 @@ def test_what_lost_requests_of_a_large_run_waited_for_is_seen_where_it_was_learn
     assert next(iter(pieces.waited_for_ms)) == next(iter(whole.waited_for_ms)) == "work"
     share, expected = (one.waited_for_ms["work"] / sum(one.waited_for_ms.values()) for one in (pieces, whole))
     assert share == pytest.approx(expected, abs=0.1)
+
+
+def test_what_lost_requests_waited_for_is_told_as_part_of_their_wait() -> None:
+    """Half of them were lost after a moment: what all waited for on average was more than the middle one's wait."""
+    losses = Losses(
+        status="timeout",
+        requests=10,
+        share=0.1,
+        waited_ms={"p50": 1.0, "max": 40.0},
+        in_stage={"queue": 10},
+        stages_ms={"queue": 20.0},
+        waited_for_ms={"work": 18.0, "hang": 2.0},
+    )
+    assert Loss(every=(losses,)).words == (
+        "10 of 100 requests (10.0 %) did not end ok: 10 timed out after 1.00 ms, in queue, "
+        "90 % of the wait for ordinary work ahead of them"
+    )
+    spread = replace(losses, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
+    assert "of the wait" not in Loss(every=(spread,)).words
