@@ -1,5 +1,6 @@
 # On a fresh machine:  make demo   (see latfix at work)      make test   (run the tests that take minutes)
 #                      make test-all   (those that start, kill and replay real processes too; CI runs them)
+#                      make results    (which figures are of an older latfix; cheap ones are measured again)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 
 # What is imported is compiled then; all 13,000 modules would take longer than the download.
 PIP := --quiet --no-compile
 
-.PHONY: demo test test-all test-shared test-alone lint format setup clean
+.PHONY: demo test test-all test-shared test-alone lint format results setup clean
 
 setup: $(VENV)/.ready
 
@@ -50,6 +51,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
+
+results: setup
+	$(BIN)/python benchmarks/rerun.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def selftest(
     quick: Annotated[bool, typer.Option("--quick", help="A few cases in under three minutes.")] = False,
     cause: Annotated[
-        list[str] | None, typer.Option("--cause", metavar="ID", help="Only cases that inject this cause; repeatable.")
+        list[str] | None,
+        typer.Option("--cause", metavar="ID", help="Only cases that inject this cause, or quiet ones; repeatable."),
     ] = None,
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of traffic and faults; the held-out ones start at 1000.")

@@ -12,7 +12,7 @@ from latfix.errors import InputError
 from latfix.profilers.causes import CAUSES
 from latfix.runners.selftest import plan as matrix
 from latfix.runners.selftest.case import CLEAN_START, FACTORS, INTENSITIES, Intensity
-from latfix.runners.selftest.plan import HELD_OUT, estimate_s, make_case, not_injectable, plan_cases
+from latfix.runners.selftest.plan import HELD_OUT, QUIET, by_group, estimate_s, make_case, not_injectable, plan_cases
 from latfix.runners.selftest.recipes import NOT_INJECTABLE, RECIPES
 from latfix.runners.selftest.run_case import draft_case
 
@@ -61,6 +61,12 @@ def test_only_cases_of_the_causes_asked_for(quick: bool) -> None:
     assert {"gc_background", "window"} <= {name for case in cases for name in case.recipes}
     with pytest.raises(InputError, match=r"--cause: found 'python\.gx'; expected one of"):
         plan_cases(quick=quick, causes=("python.gx",))
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_only_quiet_cases(quick: bool) -> None:
+    cases = plan_cases(quick=quick, causes=("quiet",))
+    assert {case.recipes[0] for case in cases} == set(QUIET) and by_group(cases) == {"quiet": len(cases)}
 
 
 def test_what_cannot_be_injected_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

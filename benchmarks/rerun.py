@@ -1,0 +1,145 @@
+"""Which committed results are of an older latfix than this one; the cheap ones of those are measured again.
+
+    python benchmarks/rerun.py           `make results`: measure cheap ones, show the commands of the others
+    python benchmarks/rerun.py --list    measure nothing
+
+A result is stale where commits since the one that it was measured at changed what it measures. That commit stands in
+the result (several: the oldest counts), or is the last one of its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+_OPTIMIZER = ("runners/optimize", "runners/fixes", "runners/measure", "runners/backends", "profilers/forecast")
+_DIAGNOSIS = ("profilers/attribution", "profilers/causes", "profilers/evidence", "profilers/probes")
+_ENGINE = ("runners/engine", "runners/scheduling", "runners/calls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A file of ``benchmarks/results``.
+
+    :param command: writes it; ``{python}`` and ``{file}`` stand for those.
+    :param measures: folders whose change makes it stale.
+    :param cheap: it takes a minute or so.
+    """
+
+    command: str
+    measures: tuple[str, ...]
+    cheap: bool = False
+
+
+_ALTERNATIVES = "{python} benchmarks/alternatives.py recommender --plan PLAN --rounds 3 --out {file}"
+_PRETRAINED = "{python} benchmarks/real_models.py --held-out"
+CATALOGUE = {
+    "alternatives.json": Result(command=_ALTERNATIVES, measures=_OPTIMIZER),
+    "alternatives-exhaustive.json": Result(command=f"{_ALTERNATIVES} --exhaustive", measures=_OPTIMIZER),
+    "attribution.json": Result(command="{python} benchmarks/attribution.py DIR --out {file}", measures=_DIAGNOSIS),
+    "attribution_scale.json": Result(
+        command="{python} benchmarks/attribution_scale.py", measures=(*_DIAGNOSIS, "profilers/chunked"), cheap=True
+    ),
+    "demo.json": Result(
+        command="latfix optimize recommender --duration 30 --budget 180s --json {file}", measures=_OPTIMIZER
+    ),
+    "gate_power.json": Result(
+        command="{python} benchmarks/gate_power.py --simulated 400", measures=("latfix/statistics", "runners/gate")
+    ),
+    "gates.json": Result(
+        command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 300",
+        measures=("latfix/statistics", "latfix/gates"),
+    ),
+    "http_replay.json": Result(
+        command="{python} -m benchmarks.http_replay --json {file}", measures=("runners/http_target",), cheap=True
+    ),
+    "model_plans.json": Result(command=f"{_PRETRAINED} --plans-only", measures=_OPTIMIZER),
+    **{
+        f"optimize-{name}.json": Result(command=f"latfix optimize {name} --json {{file}}", measures=_OPTIMIZER)
+        for name in ("assistant", "recommender", "vision")
+    },
+    "probe_cost.json": Result(
+        command="{python} benchmarks/probe_cost.py --blocks 20", measures=("profilers/probes", *_ENGINE)
+    ),
+    "real_models.json": Result(command=_PRETRAINED, measures=_OPTIMIZER),
+    "recording_cost.json": Result(
+        command="{python} -m benchmarks.recording_cost --out {file}", measures=("profilers/service_log",), cheap=True
+    ),
+    "replay_fidelity.json": Result(
+        command="{python} benchmarks/replay_fidelity.py --seconds 3 --rounds 1 --conditions idle lock",
+        measures=("runners/replay", *_ENGINE),
+        cheap=True,
+    ),
+    "routing.json": Result(
+        command="{python} benchmarks/routing.py --out {file}", measures=("runners/scheduling", "latfix/queueing")
+    ),
+    "selftest.json": Result(command="latfix selftest --out DIR --json {file}", measures=_DIAGNOSIS),
+    "selftest-quiet.json": Result(
+        command="latfix selftest --cause quiet --seed 2000 --repeat 5 --json {file}", measures=_DIAGNOSIS
+    ),
+    "servers.json": Result(
+        command="{python} -m benchmarks.servers --out {file}", measures=("runners/live", *_ENGINE)
+    ),
+    "sweep_decisions.txt": Result(
+        command="{python} -m benchmarks.sweep_decisions --seeds 20", measures=("runners/sweep", "latfix/capacity")
+    ),
+    "variants.json": Result(command="{python} benchmarks/variants.py", measures=("runners/model_transforms",)),
+}
+
+
+def main() -> int:
+    """Say which results are stale, and measure the cheap ones again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="measure nothing")
+    failed = 0
+    options = parser.parse_args()
+    for name, result in CATALOGUE.items():
+        commit = commit_of(RESULTS / name)
+        changes = len(git("rev-list", "--no-merges", f"{commit}..HEAD", "--", *result.measures).split())
+        command = result.command.format(python=sys.executable, file=f"benchmarks/results/{name}")
+        print(
+            f"{name:<30} {commit[:7]}  {f'stale: {changes} commits since' if changes else 'as measured'}", flush=True
+        )
+        if changes and (options.list or not result.cheap):
+            print(f"    {command.replace(sys.executable, 'python')}")
+        elif changes:
+            failed |= subprocess.run(command, shell=True, cwd=HERE.parent, check=False).returncode
+    return int(bool(failed))
+
+
+def commit_of(file: Path) -> str:
+    """The commit at which a result was measured, the oldest where it has parts."""
+    last = git("log", "-1", "--format=%H", "--", str(file)).strip()
+    if file.suffix != ".json":
+        return last
+    named = set(_commits(json.loads(file.read_text(encoding="utf-8"))))
+    known = [each for each in named if re.fullmatch("[0-9a-f]{7,40}", each)]
+    return git("rev-list", "--topo-order", "--no-walk=sorted", *known).split()[-1] if known else last
+
+
+def _commits(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(commit := part.get("commit"), str):
+            yield commit
+        for each in part.values():
+            yield from _commits(each)
+    elif isinstance(part, list):
+        for each in part:
+            yield from _commits(each)
+
+
+def git(*words: str) -> str:
+    """What git says, of this repository."""
+    return subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
