@@ -70,11 +70,16 @@ CATALOGUE = {
         command="{python} benchmarks/probe_cost.py --blocks 20", measures=("profilers/probes", *_ENGINE)
     ),
     "real_models.json": Result(command=_PRETRAINED, measures=_OPTIMIZER),
-    "recording_cost.json": Result(
-        command="{python} -m benchmarks.recording_cost --out {file}", measures=("profilers/service_log",), cheap=True
-    ),
+    **{
+        f"recording_cost{kind}.json": Result(
+            command=f"{{python}} -m benchmarks.recording_cost {options}--out {{file}}",
+            measures=("profilers/service_log",),
+            cheap=True,
+        )
+        for kind, options in {"": "--work 0 --pause 0 ", "_cold": ""}.items()
+    },
     "replay_fidelity.json": Result(
-        command="{python} benchmarks/replay_fidelity.py --seconds 3 --rounds 1 --conditions idle lock",
+        command="{python} benchmarks/replay_fidelity.py --seconds 3 --rounds 1",
         measures=("runners/replay", *_ENGINE),
         cheap=True,
     ),
