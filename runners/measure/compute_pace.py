@@ -94,14 +94,15 @@ def measure_pace(
     ended = threading.Event()
     company = threading.Thread(target=_prepare, args=(service, traffic, batches, ended), name="latfix-pace-prepare")
     if preparing:
-        company.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ended.set()
-    if preparing:
-        company.join()
+        threads.append(company)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads[: len(instances)]:
+            thread.join()
+    finally:
+        ended.set()
+    threads[-1].join()
     merged = [sum((of_worker[k] for of_worker in took), start=list[float]()) for k in range(len(batches))]
     typical = np.min if workers == 1 and not preparing else np.median
     return [float(typical(times)) if times else float("nan") for times in merged]

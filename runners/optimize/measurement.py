@@ -260,8 +260,11 @@ class Bench:
         """Let an arm's process serve some of the windows once, faster than recorded, if it has not yet.
 
         Kernels are made, and memory is laid out, at the first use of each shape. The service that a fix is tried on
-        has that behind it; a comparison with one that has not would find the first use, not the fix.
+        has that behind it; a comparison with one that has not would find the first use, not the fix. One that has
+        far more behind it (:attr:`Arm.worn`) begins anew.
         """
+        if arm.worn:
+            arm.restart()
         self.prime(arm)
         if arm.settled:
             return
@@ -315,6 +318,7 @@ class Bench:
         )
         if not any(told["alone"]):
             raise RunnerError(next(iter(told["failures"]), "none of its batches was computed"))
+        arm.worn = arm.worn or bool(self._prepared)
         return {name: np.array(told[name], dtype=np.float64) for name in ("alone", "together", "beside")}
 
     def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
@@ -390,6 +394,7 @@ class Bench:
         own = sum(replay_s(self.traffic, self.baseline, window) + DRAIN_S for window in windows)
         settling = sum(max(part.duration_s - part.start_s, _SETTLING_S) + DRAIN_S for part in self._settling)
         fixed = self.load_s + self._accuracy_of(fixes) + self._making_of(fixes) + 2 * own
+        fixed += self._start_s if any(arm.worn for arm in self._arms) else 0.0
         if cold:
             return fixed + 2 * len(windows) * self._start_s
         if self.room.alone_with(fixes):

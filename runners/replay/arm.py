@@ -36,6 +36,7 @@ class Arm:
     :param failed: its last process did not start, or failed or died at work; the next use starts another.
     :param profiled: its process was profiled on a device: CUPTI, which the profiler leaves there, slows all that
         comes after it, so that nothing more is timed in it.
+    :param worn: its process has prepared far more requests than a replay brings: what grows with each is older there.
     :param alone: why no other arm may be on the device with it; empty where one may.
     :param start_s: seconds that its last process took to load; 0 before the first.
     :param told: what its last process said of itself when it had loaded; empty before the first.
@@ -52,6 +53,7 @@ class Arm:
     settled: bool = False
     failed: bool = False
     profiled: bool = False
+    worn: bool = False
     alone: str = ""
     told: Mapping[str, Any] = field(default_factory=dict)
     start_s: float = 0.0
@@ -106,7 +108,7 @@ class Arm:
         if self._process is not None:
             self._process.close()
             self._process = None
-            self.primed = self.settled = self.profiled = False
+            self.primed = self.settled = self.profiled = self.worn = False
 
     def prime(self, folder: Path) -> None:
         """Serve some requests untimed, so that the first timed one is not the service's first."""

@@ -187,7 +187,7 @@ class FakeArm:
         self.start_s = 0.0
         self.served: set[int] = set()
         self.told: Mapping[str, Any] = {}
-        self.alone, self.profiled, self.last, self.refused = "", False, "", False
+        self.alone, self.profiled, self.worn, self.last, self.refused = "", False, False, "", False
         self.holds = self.needs = 0.0
         self.world.arms.append(self)
 
@@ -229,7 +229,7 @@ class FakeArm:
         self.close()
 
     def close(self) -> None:
-        self.alive = self.primed = self.settled = self.profiled = False
+        self.alive = self.primed = self.settled = self.profiled = self.worn = False
         self.holds, self.last = 0.0, ""
         self.served.clear()
 

@@ -9,6 +9,7 @@ import pytest
 
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import Fix, Verified
+from latfix.runners.optimize import measurement
 from latfix.runners.optimize.measurement import Bench
 
 pytestmark = pytest.mark.usefixtures("forecast")
@@ -127,6 +128,18 @@ def test_what_promises_much_more_than_what_stands_takes_time_of_the_final_replay
     outcome = search(model(world, "FIRST", 0.6), model(world, "OTHER", other), budget_s=150.0)
     assert [trial.configuration.words for trial in outcome.trials] == tried
     assert outcome.verdict == "improved" and world.now <= 150.0
+
+
+def test_a_process_that_prepared_more_than_a_replay_brings_is_not_timed(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What grows with every request (a cache, a list) would be older in the first settings' process alone."""
+    monkeypatch.setattr(measurement, "prepared_beside", lambda _: 0.5)
+    worn: list[bool] = []
+    world.on_replay = lambda arm, _: worn.append(arm.worn)
+    outcome = search(model(world, "FAST", 0.5))
+    assert world.statuses(outcome) == {"a.FAST": "kept"} and ("before", "pace") in world.asked
+    assert worn and not any(worn)
 
 
 def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: Any, world: Any) -> None:
