@@ -40,7 +40,7 @@ class Result:
 
 
 _ALTERNATIVES = "{python} benchmarks/alternatives.py recommender --plan PLAN --rounds 3 --out {file}"
-_PRETRAINED = "{python} benchmarks/real_models.py --held-out"
+_PRETRAINED = "{python} benchmarks/real_models.py NAME --budget 5m"
 CATALOGUE = {
     "alternatives.json": Result(command=_ALTERNATIVES, measures=_OPTIMIZER),
     "alternatives-exhaustive.json": Result(command=f"{_ALTERNATIVES} --exhaustive", measures=_OPTIMIZER),
@@ -69,7 +69,7 @@ CATALOGUE = {
     "probe_cost.json": Result(
         command="{python} benchmarks/probe_cost.py --blocks 20", measures=("profilers/probes", *_ENGINE)
     ),
-    "real_models.json": Result(command=_PRETRAINED, measures=_OPTIMIZER),
+    "real_models.json": Result(command=f"{_PRETRAINED} --duration 30 --rounds 2", measures=_OPTIMIZER),
     **{
         f"recording_cost{kind}.json": Result(
             command=f"{{python}} -m benchmarks.recording_cost {options}--out {{file}}",
@@ -79,9 +79,8 @@ CATALOGUE = {
         for kind, options in {"": "--work 0 --pause 0 ", "_cold": ""}.items()
     },
     "replay_fidelity.json": Result(
-        command="{python} benchmarks/replay_fidelity.py --seconds 3 --rounds 1",
+        command="{python} benchmarks/replay_fidelity.py --seconds 3 --rounds 1 --loadgen FOLDER",
         measures=("runners/replay", *_ENGINE),
-        cheap=True,
     ),
     "routing.json": Result(
         command="{python} benchmarks/routing.py --out {file}", measures=("runners/scheduling", "latfix/queueing")

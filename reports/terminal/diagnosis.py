@@ -190,7 +190,7 @@ def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     """Causes as bars of milliseconds; columns that do not fit are left to the page."""
     single, both = diagnosis.is_single, verbose and diagnosis.unit == "request"
     rows = cause_rows(diagnosis, limit=_LISTED) if verbose else main_causes(diagnosis)
-    scale = max((abs(row.own_ms) + abs(row.propagated_ms) for row in rows), default=0.0) or 1.0
+    scale = max((abs(row.own_ms + row.propagated_ms) for row in rows), default=0.0) or 1.0
     columns = [Column("cause", right=False), Column(right=False), Column("ms" if single else "tail ms")]
     columns += [] if single else [Column("95 %", given_up=1)]
     columns += [Column("own ms", given_up=4), Column("queue ms", given_up=4)] if both else []

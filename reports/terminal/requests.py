@@ -148,7 +148,7 @@ def _ledger(story: Story) -> Iterator[RenderableType]:
     add_figures(table, "ms", "own", "queue")
     table.add_column("sum so far", justify="right")
     table.add_column("known by", no_wrap=True)
-    scale = max(abs(row.own_ns) + abs(row.propagated_ns) for row in rows) or 1
+    scale = max(abs(row.own_ns + row.propagated_ns) for row in rows) or 1
     for row in rows:
         if row is rows[-1]:
             table.add_section()

@@ -255,7 +255,12 @@ def own_and_queue(title: str) -> Text:
 
 
 def pair_bar(own: float, queue: float, scale: float) -> Bar:
-    """A bar of both parts, as shares of ``scale``."""
+    """A bar of both parts, as shares of ``scale``; of what is left of one where the other takes some of it back.
+
+    As long as its figure says: two parts of unlike signs side by side would look like more than they make.
+    """
+    if own * queue < 0:
+        own, queue = (own + queue, 0.0) if abs(own) > abs(queue) else (0.0, own + queue)
     return Bar([(own / scale, "█", OWN_STYLE), (queue / scale, "▒", QUEUE_STYLE)])
 
 

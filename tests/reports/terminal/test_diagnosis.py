@@ -84,6 +84,7 @@ def test_bars_are_to_one_scale_from_zero() -> None:
     assert cells(100, 0) == (WIDEST_BAR, 0)
     assert cells(25, 25) == (WIDEST_BAR // 4, WIDEST_BAR // 4)
     assert sum(cells(0.6, 0.6)) == 0, "two halves of a cell are not two cells"
+    assert cells(75, -25) == (WIDEST_BAR // 2, 0) and cells(-25, 75) == (0, WIDEST_BAR // 2), "as long as its figure"
     assert cells(0, 0) == (0, 0)
 
 
