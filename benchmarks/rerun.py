@@ -46,7 +46,9 @@ CATALOGUE = {
     "alternatives-exhaustive.json": Result(command=f"{_ALTERNATIVES} --exhaustive", measures=_OPTIMIZER),
     "attribution.json": Result(command="{python} benchmarks/attribution.py DIR --out {file}", measures=_DIAGNOSIS),
     "attribution_scale.json": Result(
-        command="{python} benchmarks/attribution_scale.py", measures=(*_DIAGNOSIS, "profilers/chunked"), cheap=True
+        command="{python} benchmarks/attribution_scale.py --out {file}",
+        measures=(*_DIAGNOSIS, "profilers/chunked"),
+        cheap=True,
     ),
     "demo.json": Result(
         command="latfix optimize recommender --duration 30 --budget 180s --json {file}", measures=_OPTIMIZER
@@ -116,6 +118,8 @@ def main() -> int:
             print(f"    {command.replace(sys.executable, 'python')}")
         elif changes:
             failed |= subprocess.run(command, shell=True, cwd=HERE.parent, check=False).returncode
+            cited = git("grep", "-l", f"results/{name}", "--", "docs", "README.md").split()
+            print(f"    measured again; the figures stand in {', '.join(cited) or 'no document'}")
     return int(bool(failed))
 
 

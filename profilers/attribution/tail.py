@@ -125,10 +125,13 @@ class Median:
         running = np.cumsum(counts[:, self._rows], axis=1)
         if not running.shape[1]:
             return np.zeros(len(counts))
-        half = running[:, -1]
+        half = running[:, -1].copy()
         last = running.shape[1] - 1
+        # One sorted row of all: each replicate begins above the end of the one before.
+        begin = (int(half.max()) + 2) * np.arange(len(half))
+        running += begin[:, None]
         low, high = (
-            np.minimum(np.count_nonzero(running < rank[:, None], axis=1), last)
+            np.minimum(np.searchsorted(running.ravel(), rank + begin) - (last + 1) * np.arange(len(half)), last)
             for rank in ((half + 1) // 2, half // 2 + 1)
         )
         median = (self._values[low] + self._values[high]).astype(np.float64) / 2
