@@ -46,9 +46,8 @@ CATALOGUE = {
     "alternatives-exhaustive.json": Result(command=f"{_ALTERNATIVES} --exhaustive", measures=_OPTIMIZER),
     "attribution.json": Result(command="{python} benchmarks/attribution.py DIR --out {file}", measures=_DIAGNOSIS),
     "attribution_scale.json": Result(
-        command="{python} benchmarks/attribution_scale.py --out {file}",
+        command="{python} benchmarks/attribution_scale.py --requests 100000 200000 1000000 10000000 --out {file}",
         measures=(*_DIAGNOSIS, "profilers/chunked"),
-        cheap=True,
     ),
     "demo.json": Result(
         command="latfix optimize recommender --duration 30 --budget 180s --json {file}", measures=_OPTIMIZER
