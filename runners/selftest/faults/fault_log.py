@@ -40,13 +40,17 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._delay_ns = run_delay_ns()
+        self._cpu_ns = time.thread_time_ns()
         self.start_ns = time.perf_counter_ns()
 
     def stop(self, ns: int | None = None) -> Done:
         """The fault ends now; it added ``ns``, or by default all the time less that of waiting for a core."""
         end = time.perf_counter_ns()
         if ns is None:
-            ns = end - self.start_ns - (run_delay_ns() - self._delay_ns)
+            # A virtual core that was taken away is counted as a wait for a core, now and then for longer than it
+            # lasted; the thread has run for no less than its own processor time.
+            ran_ns = min(time.thread_time_ns() - self._cpu_ns, end - self.start_ns)
+            ns = max(end - self.start_ns - (run_delay_ns() - self._delay_ns), ran_ns)
         return Done(self.start_ns, end, max(ns, 0))
 
 

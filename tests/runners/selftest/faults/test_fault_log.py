@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from latfix.errors import InputError
-from latfix.runners.selftest.faults.fault_log import LOG_VARIABLE, Fault, FaultLog, read_faults
+from latfix.runners.selftest.faults import fault_log as module
+from latfix.runners.selftest.faults.fault_log import LOG_VARIABLE, Fault, FaultLog, Stopwatch, read_faults
 
 
 def _fault(number: int, start: int) -> Fault:
@@ -25,6 +26,18 @@ def test_what_is_written_is_read_in_order_of_time_but_for_a_line_cut_by_a_kill(t
     assert read_faults(file) == [_fault(1, 100), _fault(2, 200), _fault(3, 300)]
     file.write_text(file.read_text()[:-20])
     assert read_faults(file) == [_fault(1, 100), _fault(2, 200)]
+
+
+@pytest.mark.parametrize(("delay_ms", "ms"), [(0, 10), (4, 6), (6, 5), (12, 5)])
+def test_a_fault_lasts_no_less_than_its_processor_time(
+    monkeypatch: pytest.MonkeyPatch, delay_ms: int, ms: int
+) -> None:
+    """Ten milliseconds, five of them computing; the wait for a core that the kernel tells may exceed both."""
+    clocks = {"perf_counter_ns": [0, 10_000_000], "thread_time_ns": [0, 5_000_000]}
+    for name, values in clocks.items():
+        monkeypatch.setattr(module.time, name, iter(values).__next__)
+    monkeypatch.setattr(module, "run_delay_ns", iter([0, delay_ms * 1_000_000]).__next__)
+    assert Stopwatch().stop().ns == ms * 1_000_000
 
 
 def test_lines_of_many_threads_do_not_mix(tmp_path: Path) -> None:
