@@ -45,6 +45,8 @@ from latfix.results.optimization import Optimization
 _REASONS = 2
 #: Times the percentile from which the slowest requests have a line of their own.
 _FAR_BEYOND = 2.0
+#: One more worker is told of where it would bring a percentile below this part of what it is.
+_WORTH_A_WORKER = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
     lines += _slowest(found, finite(value))
+    lines += _capacity(found, key)
     for number, each in enumerate(found.advice[:_REASONS]):
         words = f"{each.server}: {each.change} (for {each.cause}; {each.server} by {each.told_by})"
         lines.append(Line(label="" if number else "try", words=words))
@@ -103,6 +106,14 @@ def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
     """The few requests far beyond the percentile, which the other lines are not about."""
     if found.largest is not None and at_ms is not None and found.largest.most_ms > _FAR_BEYOND * at_ms:
         yield Line(label="slowest", words=found.largest.sentence())
+
+
+def _capacity(found: Diagnosis, key: str) -> Iterator[Line]:
+    """What one more worker would give, where slow requests wait for one."""
+    now, then = finite(found.latency_ms_ok.get(key)), finite(found.another_worker_ms.get(key))
+    if now is not None and then is not None and then < _WORTH_A_WORKER * now:
+        words = f"one more worker, as fast as now, would make {key_label(key)} about {significant(then, 2)} ms"
+        yield Line(label="capacity", words=f"{words} (simulated; latfix try measures it)")
 
 
 def _once(found: Diagnosis) -> str:

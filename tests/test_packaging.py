@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -53,6 +55,8 @@ def test_the_version_is_one() -> None:
 def test_the_command_exists() -> None:
     module, _, function = PROJECT["project"]["scripts"]["latfix"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+    told = subprocess.run([sys.executable, "-m", "latfix", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"latfix {latfix.__version__}\n"
 
 
 @pytest.mark.parametrize("package", sorted(_packages()))

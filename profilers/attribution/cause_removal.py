@@ -1,8 +1,9 @@
-"""What percentiles would be with causes removed, predicted by replaying the queue without them."""
+"""What percentiles would be with causes removed or a worker added, predicted by replaying the queue so."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,6 +41,20 @@ def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iter
             off = (ledger.own_ns[gone] + books.by_others[gone]).sum(axis=0)
             grown = np.rint(waits.get(k, now) - now).astype(np.int64)
             yield np.maximum(ledger.latency_ns - off + grown, 0)
+
+
+def latencies_with_another_worker(books: Books) -> Ints | None:
+    """Latencies had one more worker, as fast as the others, taken batches from the queue: ``(n,)`` nanoseconds.
+
+    :returns: ``None`` where the queue can only be replayed in the batches that were recorded.
+    """
+    line = books.line
+    if line.recorded is not None:
+        return None
+    as_it_was = np.ones((1, len(books.ledger.causes)))
+    more = replace(line, workers=replace(line.workers, workers=line.workers.workers + 1))
+    grown = waits_at(more, as_it_was)[0, books.ok] - _waits(books, as_it_was)[0]
+    return np.asarray(np.maximum(books.ledger.latency_ns + np.rint(grown).astype(np.int64), 0), dtype=np.int64)
 
 
 def _waits(books: Books, scale: Floats) -> Floats:

@@ -23,11 +23,12 @@ _FLAGS = {
     "amx_int8": "AMX int8",
     "amx_bf16": "AMX bf16",
     "asimd": "NEON",
+    "asimddp": "NEON dot product",
     "i8mm": "i8mm",
     "bf16": "bf16",
     "sve": "SVE",
 }
-_INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}
+_INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 #: An idle state that takes longer to leave than this shows in the latency of a service that is idle between requests.
 _SLOW_EXIT_US = 50
 _STEAL_SHARE = 0.005

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import threading
@@ -33,13 +34,14 @@ from latfix.runners.service.loaded_service import Service
 _PARTS, _LOOK_S = 8, 1.0
 #: Requests whose line may wait for the disk.
 _MOST_LINES = 100_000
+_WORDS = logging.getLogger("latfix")
 
 
 class LiveRecord:
     """Writes a runner's record in parts, from threads of its own, until it is closed.
 
     :param folder: of the record; parts that other processes left in it count towards ``most_mb`` too.
-    :ivar failure: why nothing is recorded any more; the runner serves on.
+        A disk that takes no more is warned of, and ends the record; the runner serves on.
     """
 
     def __init__(self, folder: Path, spec: WorkloadSpec, service: Service, most_mb: float) -> None:
@@ -52,7 +54,6 @@ class LiveRecord:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="latfix-live-record", daemon=True)
         self._number = 0
-        self.failure = ""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,15 +83,15 @@ class LiveRecord:
         try:
             with GcPauses(events), Sampler(probes, self._samples, events, name="sampler"):
                 while True:
-                    with self._part(lines) as part:
-                        self._fill(part)
+                    with self._part(lines) as (part, writer):
+                        self._fill(part, writer)
                     if self._stop.is_set():  # only now: a service that ends at once has a record too
                         break
         except OSError as error:
-            self.failure = f"{self.folder}: could not be written ({error.strerror})"
+            _WORDS.warning("%s: latfix cannot record there any more (%s)", self.folder, error.strerror)
 
     @contextlib.contextmanager
-    def _part(self, probe_lines: dict[str, str]) -> Iterator[Path]:
+    def _part(self, probe_lines: dict[str, str]) -> Iterator[tuple[Path, SegmentWriter]]:
         self._make_room()
         part = self.folder / part_name(self._number)
         self._number += 1
@@ -99,11 +100,13 @@ class LiveRecord:
         for name, value in self._costs.items():
             self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
         with SegmentWriter(part, self._recorder, self._service.events, self._samples) as writer:
-            yield part
-            writer.check()
+            yield part, writer
 
-    def _fill(self, part: Path) -> None:
-        """Until the part is full, or the end."""
+    def _fill(self, part: Path, writer: SegmentWriter) -> None:
+        """Until the part is full, or the end.
+
+        :raises OSError: the disk takes no more.
+        """
         with (part / SEGMENTS / SCHEDULE_LINES).open("a", encoding="utf-8") as file:
             while True:
                 ended = self._stop.wait(_LOOK_S)
@@ -111,6 +114,7 @@ class LiveRecord:
                     priority = PRIORITIES.index(request.priority)
                     file.write(json.dumps([number, request.id, priority, dict(request.features)]) + "\n")
                 file.flush()
+                writer.check()
                 if ended or _size(part) >= self._most_bytes // _PARTS:
                     return
 

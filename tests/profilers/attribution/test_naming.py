@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
+from latfix.reports.answer import diagnosis_answer
 from latfix.run_record.run_record import RunRecord
 
 Simulate = Callable[..., RunRecord]
@@ -85,6 +87,27 @@ def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
     held = sum(low <= truth <= high for low, high in ends)
     assert held >= 34  # 85 %; the percentile interval alone held it in 62 %
     assert sum(low > truth for low, _ in ends) <= 3
+
+
+@pytest.mark.parametrize(
+    "service",
+    [{"rate": 80}, {"rate": 60, "compute_faults": dict.fromkeys(range(30, 800, 40), ("blocked", 60.0))}],
+    ids=["busy", "struck"],
+)
+def test_what_another_worker_would_give(simulate: Simulate, service: dict[str, Any]) -> None:
+    alone, together = (simulate(n=800, workers=workers, **service) for workers in (1, 2))
+    found, truth = diagnose(alone, bootstrap=60), diagnose(together, bootstrap=60)
+    for key in ("p50", "p95", "p99"):
+        assert found.another_worker_ms[key] == pytest.approx(truth.latency_ms[key], rel=0.1)
+    told = [line.words for line in diagnosis_answer(found).lines if line.label == "capacity"]
+    assert len(told) == 1 and "one more worker, as fast as now, would make p99 about" in told[0]
+
+
+def test_another_worker_is_no_answer_where_nobody_waits_for_one(simulate: Simulate) -> None:
+    rare = dict.fromkeys(range(30, 800, 40), ("gc", 60.0))
+    found = diagnose(simulate(n=800, arrivals_ms=np.arange(800) * 90.0, compute_faults=rare), bootstrap=60)
+    assert not found.another_worker_ms
+    assert not any(line.label == "capacity" for line in diagnosis_answer(found).lines)
 
 
 def test_two_causes_removed_together(simulate: Simulate) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -13,6 +14,7 @@ import pytest
 
 import latfix
 from latfix.errors import InputError
+from latfix.profilers.probes.stage_recorder import SegmentWriter
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.run_record.live_record import live_parts, load_live
@@ -43,6 +45,23 @@ def test_every_request_is_there_with_what_it_asked_for(make_runner: MakeRunner, 
     assert (np.diff(record.requests["arrival_ns"]) > 0).all()
     assert set(record.batches["batch_id"]) >= set(record.requests["batch_id"][record.requests["status"] == 0])
     assert "process.rss_bytes" in set(record.samples["series"])
+
+
+def test_a_full_disk_ends_the_record_with_a_word_and_not_the_service(
+    make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: SegmentWriter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SegmentWriter, "flush", full)
+    runner = make_runner(load={"record": tmp_path / "log"})
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not caplog.messages:
+        time.sleep(0.05)
+    _serve(runner, 20)
+    runner.close()
+    assert runner.stats().requests["ok"] == 19
+    assert caplog.messages == [f"{tmp_path / 'log'}: latfix cannot record there any more (No space left on device)"]
 
 
 def test_it_is_read_while_the_service_runs(make_runner: MakeRunner, tmp_path: Path) -> None:
