@@ -17,6 +17,15 @@ _LONGEST_HEAD, _LONGEST_EVENT = 1 << 17, 1 << 24
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 #: How much of an answer is kept, to quote it where it is an error.
 _KEPT = 2048
+#: Kinds of content that bring output piece by piece, with what each line of it begins with.
+_STREAMED = {b"text/event-stream": b"data:"} | dict.fromkeys(
+    (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/jsonlines"), b""
+)
+#: Where events have what the reader gets.
+_TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking", "partial_json", "tool_calls", "response")
+#: Events that only frame the others, in Anthropic's messages.
+_FRAMES = {"ping", *(f"message_{word}" for word in ("start", "delta", "stop"))}
+_FRAMES |= {"content_block_start", "content_block_stop"}
 _END = b"\r\n\r\n"
 
 
@@ -130,8 +139,9 @@ class AnswerReader:
         self.status = status
         connection = fields.get(b"connection", b"").lower()
         self.keep = b"close" not in connection and (head.startswith(b"HTTP/1.1") or b"keep-alive" in connection)
-        if fields.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
-            self.events = StreamedOutput()
+        prefix = _STREAMED.get(fields.get(b"content-type", b"").lower().partition(b";")[0].strip())
+        if prefix is not None:
+            self.events = StreamedOutput(prefix)
         if fields.get(b"content-encoding", b"").lower() in (b"gzip", b"x-gzip", b"deflate"):
             self._unpacked = zlib.decompressobj(_GZIP_OR_ZLIB).decompress
         if 300 <= status < 400 and b"location" in fields:
@@ -199,20 +209,21 @@ class AnswerReader:
 
 
 class StreamedOutput:
-    """Server-sent events of a model that streams its output: when each part of it came.
+    """Server-sent events, or lines of JSON, of a model that streams its output: when each part of it came.
 
-    Parts are events whose JSON has text for the client, as OpenAI's chat and completions, TGI and others write them;
-    an event of another form counts as a part.
+    Parts are events whose JSON has text for the client, as OpenAI's chat, completions and responses, Anthropic's
+    messages, Ollama, TGI and others write them; an event of another form counts as a part.
 
+    :param prefix: that a line with an event begins with.
     :ivar at_ns: when each part came.
     :ivar tokens: that the answer says it has; 0 where it does not say.
     :ivar failure: an error that the stream told.
     """
 
-    __slots__ = ("_held", "at_ns", "failure", "tokens")
+    __slots__ = ("_held", "_prefix", "at_ns", "failure", "tokens")
 
-    def __init__(self) -> None:
-        self._held = b""
+    def __init__(self, prefix: bytes = b"data:") -> None:
+        self._held, self._prefix = b"", prefix
         self.at_ns: list[int] = []
         self.tokens = 0
         self.failure = ""
@@ -221,8 +232,8 @@ class StreamedOutput:
         """Take the next bytes of the stream."""
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                self._event(line[5:].strip(), now_ns)
+            if line.startswith(self._prefix):
+                self._event(line[len(self._prefix) :].strip(), now_ns)
         if len(self._held) > _LONGEST_EVENT:
             raise ProtocolError("a streamed event without an end")
 
@@ -243,28 +254,36 @@ class StreamedOutput:
             self.at_ns.append(now_ns)
 
     def _usage(self, event: dict[str, Any]) -> None:
-        for holder, key in (("usage", "completion_tokens"), ("details", "generated_tokens")):
-            inner = event.get(holder)
-            count = inner.get(key) if isinstance(inner, dict) else None
-            if isinstance(count, int) and not isinstance(count, bool):
-                self.tokens = max(self.tokens, count)
+        whole = event.get("response")
+        told = [
+            whole.get("usage") if isinstance(whole, dict) else None,
+            event.get("usage"),
+            event.get("details"),
+            event,
+        ]
+        for inner in told:
+            for key in ("completion_tokens", "output_tokens", "generated_tokens", "eval_count"):
+                count = inner.get(key) if isinstance(inner, dict) else None
+                if isinstance(count, int) and not isinstance(count, bool):
+                    self.tokens = max(self.tokens, count)
 
 
 def _brings_output(event: Any) -> bool:
     """Whether an event has something for the reader: a role, a usage or a reason to stop alone is none."""
     if not isinstance(event, dict):
         return True
-    choices = event.get("choices")
-    if not isinstance(choices, list):
-        return "error" not in event and event.get("object") != "error"
-    for choice in choices:
-        if not isinstance(choice, dict):
-            continue
-        delta = choice.get("delta")
-        inner = delta if isinstance(delta, dict) else choice
-        if any(inner.get(key) for key in ("content", "text", "reasoning_content", "reasoning", "tool_calls")):
-            return True
-    return False
+    choices, kind = event.get("choices"), event.get("type")
+    if isinstance(choices, list):
+        return any(_has_text(choice.get("delta") or choice) for choice in choices if isinstance(choice, dict))
+    if isinstance(kind, str) and (kind in _FRAMES or (kind.startswith("response.") and not kind.endswith(".delta"))):
+        return False
+    if event.get("done") is True:  # Ollama's last line
+        return _has_text(event) or _has_text(event.get("message"))
+    return "error" not in event and event.get("object") != "error"
+
+
+def _has_text(holder: Any) -> bool:
+    return isinstance(holder, dict) and any(holder.get(key) for key in _TEXTS)
 
 
 def error_words(status: int, body: bytes) -> str:

@@ -67,6 +67,55 @@ def test_parts_of_a_stream_are_those_with_output() -> None:
     assert (stream.at_ns, stream.tokens) == ([1, 2], 5)
 
 
+@pytest.mark.parametrize(
+    ("events", "parts", "tokens"),
+    [
+        (
+            [
+                {"model": "m", "response": "a", "done": False},
+                {"model": "m", "message": {"role": "assistant", "content": "b"}, "done": False},
+                {"model": "m", "response": "", "done": True, "eval_count": 7},
+            ],
+            [0, 1],
+            7,
+        ),
+        (
+            [
+                {"type": "message_start", "message": {"usage": {"output_tokens": 1}}},
+                {"type": "content_block_start", "content_block": {"type": "text", "text": ""}},
+                {"type": "ping"},
+                {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
+                {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}},
+                {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}},
+                {"type": "message_stop"},
+            ],
+            [3, 4],
+            9,
+        ),
+        (
+            [
+                {"type": "response.created", "response": {"usage": None}},
+                {"type": "response.output_text.delta", "delta": "a"},
+                {"type": "response.completed", "response": {"usage": {"output_tokens": 4}}},
+            ],
+            [1],
+            4,
+        ),
+    ],
+    ids=["ollama", "messages", "responses"],
+)
+@pytest.mark.parametrize("kind", ["application/x-ndjson; charset=utf-8", "text/event-stream"])
+def test_other_servers_streams_are_read(
+    events: list[dict[str, object]], parts: list[int], tokens: int, kind: str
+) -> None:
+    reader, prefix = AnswerReader(), b"" if "json" in kind else b"data: "
+    reader.feed(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode(), 0)
+    for k, event in enumerate(events):
+        reader.feed(prefix + json.dumps(event).encode() + b"\n", k)
+    assert reader.events is not None
+    assert (reader.events.at_ns, reader.events.tokens) == (parts, tokens)
+
+
 def test_addresses_hide_what_is_secret_in_them() -> None:
     address = parse_address("https://me:secret@host:8443/v1/x?key=abc&n=1")
     assert address.shown == "https://host:8443/v1/x?key=…&n=…"
