@@ -1,4 +1,4 @@
-"""Walking a message in protocol buffers' wire format, without its schema and without copying it.
+"""A message in protocol buffers' wire format: walked without its schema and without copying it, and written.
 
 https://protobuf.dev/programming-guides/encoding/ describes the format: a message is a row of fields, each a key
 (its number and how it is laid out) and a value.
@@ -57,6 +57,44 @@ def fields(message: memoryview) -> Iterator[Field]:
             raise WireError("the end is missing")
         yield Field(number, value, message[position : position + length])
         position += length
+
+
+def packed_numbers(data: memoryview) -> list[int]:
+    """The whole numbers of a repeated field that is written as one.
+
+    :raises WireError: they are none.
+    """
+    found, position = [], 0
+    while position < len(data):
+        value, position = _varint(data, position)
+        found.append(value)
+    return found
+
+
+def number_field(number: int, value: int, *, always: bool = False) -> bytes:
+    """A field that is a whole number of 64 bits; nothing where it is 0, as proto3 has it.
+
+    :param always: write a 0 too.
+    """
+    return _written(number << 3) + _written(value & (1 << 64) - 1) if value or always else b""
+
+
+def text_field(number: int, text: str | bytes, *, always: bool = False) -> bytes:
+    """A field that is a text, bytes or a message within; nothing where it is empty.
+
+    :param always: write an empty one too.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    return _written(number << 3 | 2) + _written(len(data)) + data if data or always else b""
+
+
+def _written(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""A service behind an address: requests replayed over HTTP at their recorded times, seen from the client's side."""
+"""A service behind an address: requests replayed over HTTP or gRPC at their times, seen from the client's side."""

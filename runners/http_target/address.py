@@ -13,7 +13,9 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from latfix.errors import InputError
 
-SCHEMES = ("http", "https")
+SCHEMES = ("http", "https", "grpc", "grpcs")
+#: The port where an address names none; Triton's for gRPC.
+_PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
 #: Headers that the replay itself sets.
@@ -56,13 +58,18 @@ class Address:
     @property
     def secure(self) -> bool:
         """Over TLS."""
-        return self.scheme == "https"
+        return self.scheme in ("https", "grpcs")
+
+    @property
+    def is_grpc(self) -> bool:
+        """KServe v2 over gRPC."""
+        return self.scheme.startswith("grpc")
 
     @property
     def host_header(self) -> str:
         """As the ``Host`` header has it: the port only where it is not the scheme's own."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+        return host if self.port == _PORTS[self.scheme] and not self.is_grpc else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -86,17 +93,15 @@ def parse_address(text: str) -> Address:
     except ValueError as error:
         raise InputError(f"{text}: found {error}; expected {expected}") from error
     if parts.scheme not in SCHEMES:
-        grpc = "; gRPC is not replayed, KServe v2 is over HTTP: http://host:8000/v2/models/NAME/infer"
         raise InputError(
-            f"{text}: found the protocol {parts.scheme!r}; expected http or https"
-            + (grpc if parts.scheme.startswith("grpc") else "")
+            f"{text}: found the protocol {parts.scheme!r}; expected http or https, or grpc for KServe v2 (Triton)"
         )
     if not parts.hostname or not text.isprintable() or " " in text:
         raise InputError(f"{text}: found no host in it; expected {expected}")
     if port == 0:
         raise InputError(f"{text}: found port 0; expected one from 1 to 65535")
     host = parts.hostname
-    port = port or (443 if parts.scheme == "https" else 80)
+    port = port or _PORTS[parts.scheme]
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     where = f"[{host}]" if ":" in host else host
     place = f"{parts.scheme}://{where}{'' if parts.port is None else f':{port}'}{target}"
@@ -188,9 +193,10 @@ class Trust:
     cacert: str = ""
     insecure: bool = False
 
-    def context(self) -> ssl.SSLContext:
+    def context(self, *, http2: bool = False) -> ssl.SSLContext:
         """For connections.
 
+        :param http2: agree on HTTP/2 with the server.
         :raises InputError: the file holds no certificate.
         """
         try:
@@ -201,4 +207,6 @@ class Trust:
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+        if http2:
+            context.set_alpn_protocols(["h2"])
         return context

@@ -126,11 +126,13 @@ class Connection:
             if not data:
                 return self._closed()
             if self.slot < 0:
-                raise ProtocolError("data without a request")
-            if not self.first_ns:
-                self.first_ns = max(now_ns, self.sent_ns)
-            if self.answer.feed(data, now_ns):
-                return True
+                self._unasked(data)
+            else:
+                done = self.answer.feed(data, now_ns)
+                if not self.first_ns and self.answer.begun:
+                    self.first_ns = max(now_ns, self.sent_ns)
+                if done:
+                    return True
             if self._endpoint.tls is None and len(data) < _READ_AT_ONCE:
                 return False
 
@@ -138,6 +140,11 @@ class Connection:
         """Close it."""
         self.open = False
         self.sock.close()
+
+    def _unasked(self, data: bytes) -> None:
+        """Data came while the connection was idle."""
+        del data
+        raise ProtocolError("data without a request")
 
     def _closed(self) -> bool:
         self.open = False
@@ -187,5 +194,5 @@ class Connection:
                 self.wants_write = False
                 return
         self.wants_write = False
-        if not self.sent_ns and self.slot >= 0:
+        if not self.sent_ns and self.slot >= 0 and self.answer.asked:
             self.sent_ns = _clock()

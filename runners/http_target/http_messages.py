@@ -84,6 +84,16 @@ class AnswerReader:
         self.body = b""
         self.events: StreamedOutput | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Something of the answer is there."""
+        return self.received > 0
+
+    @property
+    def asked(self) -> bool:
+        """All of the request has been handed to the connection."""
+        return True
+
     def feed(self, data: bytes, now_ns: int) -> bool:
         """Take what was received; true once the answer is whole.
 

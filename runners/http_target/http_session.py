@@ -21,8 +21,17 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
 from latfix.runners.http_target.body_template import BodyTemplate
 from latfix.runners.http_target.connection import Endpoint
+from latfix.runners.http_target.grpc_messages import (
+    GRPC_HEADERS,
+    SERVICE,
+    framed,
+    metadata_request,
+    read_metadata,
+    read_name,
+)
+from latfix.runners.http_target.http_messages import request_head
 from latfix.runners.http_target.replay_loop import failure_words
-from latfix.runners.http_target.request_bodies import default_body, models_path
+from latfix.runners.http_target.request_bodies import body_for, models_path
 from latfix.runners.http_target.server_watch import opener
 from latfix.runners.replay.run_session import Replay, prepare_folder, replay_into
 from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
@@ -74,8 +83,7 @@ class HttpReplay:
         """
         if self.body is not None:
             self.body.check(self.traffic)
-            return
-        body = default_body(self.address.path, self.traffic, self.told, self.model)
+        body = body_for(self.address, self.body, self.traffic, self.told, self.model)
         for k in range(min(len(self.traffic), _LOOKED_AT)):
             body(self.traffic.request(k))
 
@@ -86,8 +94,9 @@ class HttpReplay:
             "address": address.url,
             "family": int(self.endpoint.family),
             "place": list(self.endpoint.place),
-            "method": self.method,
-            "headers": dict(self.headers),
+            "method": "POST" if address.is_grpc else self.method,
+            "target": f"{SERVICE}ModelInfer" if address.is_grpc else address.target,
+            "headers": {**self.headers, **(GRPC_HEADERS if address.is_grpc else {})},
             "body": None if self.body is None else self.body.text,
             "told": self.told,
             "model": self.model,
@@ -115,7 +124,7 @@ def reach(address: Address, trust: Trust) -> Endpoint:
 
     :raises InputError: in one line, why there is no connection.
     """
-    tls = trust.context() if address.secure else None
+    tls = trust.context(http2=address.is_grpc) if address.secure else None
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -152,8 +161,11 @@ def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> 
         raise InputError(f"{address.shown}: the TLS handshake failed ({why}); is it an http address?") from error
 
 
-def ask_models(address: Address, headers: Mapping[str, str], trust: Trust) -> Any:
+def ask_models(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> Any:
     """What the service tells of its models, where its protocol has a place for that; ``None`` otherwise."""
+    if address.is_grpc:
+        message = metadata_request(address.path)
+        return read_metadata(_called(address, endpoint, headers, "ModelMetadata", message))
     path = models_path(address.path)
     text = None if path is None else _got(address.at(path), headers, trust)
     try:
@@ -167,7 +179,7 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
 
     :raises InputError: it does not where the user says that it does.
     """
-    if asked == "off":
+    if asked == "off" or (asked is None and address.is_grpc):
         return None
     place = address.at("/metrics") if asked is None else parse_address(asked)
     text = _got(place, headers, trust)
@@ -178,9 +190,11 @@ def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None
     return None
 
 
-def server_header(address: Address, headers: Mapping[str, str], trust: Trust) -> str:
-    """What the service calls itself in its answers (``Server``); empty where it does not."""
-    request = urllib.request.Request(address.url, headers=dict(headers), method="HEAD")
+def server_name(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> str:
+    """What the service calls itself: in its answers (``Server``), over gRPC when asked; empty where it does not."""
+    if address.is_grpc:
+        return read_name(_called(address, endpoint, headers, "ServerMetadata", b""))[:_LONGEST_NAME]
+    request = urllib.request.Request(address.at("/metrics").url, headers=dict(headers), method="HEAD")
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
             found = answer.headers
@@ -189,6 +203,14 @@ def server_header(address: Address, headers: Mapping[str, str], trust: Trust) ->
     except (OSError, http.client.HTTPException, ValueError):
         return ""
     return str(found.get("Server", ""))[:_LONGEST_NAME]
+
+
+def _called(address: Address, endpoint: Endpoint, headers: Mapping[str, str], method: str, message: bytes) -> bytes:
+    """The message that answers a call of the service; empty where there is none."""
+    from latfix.runners.http_target.grpc_connection import call
+
+    head = request_head("POST", SERVICE + method, address.host_header, {**headers, **GRPC_HEADERS}, keep_alive=True)
+    return call(endpoint, head + b"\r\n" + framed(message), _CONNECT_S)
 
 
 def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:

@@ -43,6 +43,7 @@ class ReplayLoop:
     :param request: the bytes of request k.
     :param timeout_ns: after its scheduled time, a request is given up.
     :param report: called four times a second with how many have ended, and how many are in flight.
+    :param connect: makes a connection.
     :ivar opened: connections; ``rendered_late`` bodies that were not made ahead.
     :ivar hopeless: why the replay was given up; empty where it was not.
     """
@@ -57,7 +58,9 @@ class ReplayLoop:
         timeout_ns: int,
         keep_alive: bool,
         report: Callable[[int, int, bool], None],
+        connect: Callable[[Endpoint], Connection] = Connection,
     ) -> None:
+        self._connect = connect
         self._endpoint, self._request = endpoint, request
         self._scheduled: list[int] = []
         self._log, self._stop = log, stop
@@ -176,7 +179,7 @@ class ReplayLoop:
                 self._lose(connection, Status.ERROR, failure_words(error), _clock())
 
     def _opened(self) -> Connection:
-        connection = Connection(self._endpoint)
+        connection = self._connect(self._endpoint)
         self.opened += 1
         return connection
 

@@ -24,10 +24,10 @@ from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.host.cpu_quota import machine_facts, usable_cores
 from latfix.runners.http_target.address import Trust, parse_address
 from latfix.runners.http_target.body_template import BodyTemplate
-from latfix.runners.http_target.connection import Endpoint
+from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.http_messages import request_head, whole_request
 from latfix.runners.http_target.replay_loop import ReplayLoop
-from latfix.runners.http_target.request_bodies import Body, default_body
+from latfix.runners.http_target.request_bodies import Body, body_for
 from latfix.runners.http_target.request_log import RequestLog
 from latfix.runners.replay.open_loop import give_priority_back, take_priority
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
@@ -66,11 +66,18 @@ class Replayer:
         endpoint = Endpoint(
             family=job["family"],
             place=tuple(job["place"]),
-            tls=Trust(cacert=job["cacert"], insecure=job["insecure"]).context() if address.secure else None,
+            tls=Trust(cacert=job["cacert"], insecure=job["insecure"]).context(http2=address.is_grpc)
+            if address.secure
+            else None,
             name=address.host,
         )
+        template = None if job["body"] is None else BodyTemplate(job["body"])
+        body = body_for(address, template, traffic, job["told"], job["model"])
+        connect: Callable[[Endpoint], Connection] = Connection
+        if address.is_grpc:
+            from latfix.runners.http_target.grpc_connection import GrpcConnection as connect
         head = request_head(
-            job["method"], address.target, address.host_header, job["headers"], keep_alive=job["keep_alive"]
+            job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
         )
         _allow_connections()
         with _Watched(job, folder) as watch:
@@ -79,12 +86,13 @@ class Replayer:
             log = RequestLog(folder, start_ns)
             loop = ReplayLoop(
                 endpoint,
-                _requests(traffic, head, self._body(traffic), str(folder)),
+                _requests(traffic, head, body, str(folder)),
                 log,
                 self._stop,
                 timeout_ns=int(job["timeout_s"] * 1e9),
                 keep_alive=job["keep_alive"],
                 report=self._report(start_ns),
+                connect=connect,
             )
             loop.prepare(len(traffic))
             start_ns += max(time.perf_counter_ns() + _LEAD_IN_NS // 3 - t0_ns, 0)
@@ -120,12 +128,6 @@ class Replayer:
             "probes": {"replayer": priority, **watch.lines()},
             **({"failure": loop.hopeless} if loop.hopeless else {}),
         }
-
-    def _body(self, traffic: Traffic) -> Body:
-        job = self._job
-        if job["body"] is not None:
-            return BodyTemplate(job["body"]).render
-        return default_body(parse_address(job["address"]).path, traffic, job["told"], job["model"])
 
     def _report(self, start_ns: int) -> Callable[[int, int, bool], None]:
         def report(done: int, in_flight: int, draining: bool) -> None:

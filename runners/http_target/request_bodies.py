@@ -10,6 +10,9 @@ from typing import Any
 
 from latfix.errors import InputError
 from latfix.request import Request
+from latfix.runners.http_target.address import Address
+from latfix.runners.http_target.body_template import BodyTemplate
+from latfix.runners.http_target.grpc_messages import framed, infer_request
 from latfix.traffic.schedule import Traffic
 
 #: One request's body.
@@ -37,6 +40,16 @@ def models_path(path: str) -> str | None:
     if protocol in ("chat", "completions"):
         return re.sub(r"/(?:chat/)?completions/?$", "/models", path)
     return path.rstrip("/").removesuffix("/infer") if protocol == "kserve" else None
+
+
+def body_for(address: Address, template: BodyTemplate | None, traffic: Traffic, told: Any, model: str) -> Body:
+    """How a request becomes a body at an address, by the user's template where there is one.
+
+    :param told: and ``model`` as in :func:`default_body`.
+    :raises InputError: the traffic has nothing to send; from what is returned, of one request.
+    """
+    made = default_body(address.path, traffic, told, model) if template is None else template.render
+    return (lambda request: framed(infer_request(address.path, made(request)))) if address.is_grpc else made
 
 
 def default_body(path: str, traffic: Traffic, told: Any, model: str) -> Body:

@@ -47,7 +47,7 @@ def diagnose(
     """Replay traffic, and attribute slow requests to causes.
 
     Against an address the service is seen from outside: by its client, with --pid also by the kernel's counters.
-    HTTP only: Triton and KServe over /v2/models/NAME/infer, not gRPC.
+    http:// or https://, and grpc://HOST:8001/v2/models/NAME/infer for Triton.
     A recording (of a device, of requests) is explained as it is; nothing is replayed.
     """
     from latfix.cli.shared import recording_flow

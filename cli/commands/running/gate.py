@@ -149,8 +149,9 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     """
     from latfix.config.plan import PLAN_FILE
     from latfix.config.workload_toml import SPEC_FILE, load_spec
+    from latfix.runners.http_target.address import is_address
 
-    if text.startswith(("http://", "https://")):
+    if is_address(text):
         raise InputError(f"{text}: found an address; expected a workload, a plan or a folder that holds a workload")
     path = Path(text)
     holds = {name: path.is_dir() and (path / name).is_file() for name in (PLAN_FILE, SPEC_FILE)}

@@ -130,7 +130,7 @@ def test_addresses_hide_what_is_secret_in_them() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("grpc://host:8001", "gRPC is not replayed"),
+        ("gopher://host:8001", "protocol .gopher.; expected http or https, or grpc"),
         ("ftp://host/x", "protocol 'ftp'"),
         ("http:///x", "no host"),
         ("http://host:99999/", "[Pp]ort"),

@@ -1,0 +1,174 @@
+"""KServe v2's messages for gRPC: a request from the same document as over HTTP, what a model tells of its inputs.
+
+Tensors are sent as raw bytes, as Triton's own client does. Field numbers are those of the published
+``grpc_predict_v2.proto`` (https://kserve.github.io/website/docs/reference/oip/grpc-api).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from latfix.errors import InputError
+from latfix.files.protobuf_wire import WireError, fields, number_field, packed_numbers, text_field
+from latfix.runners.http_target.address import Address
+
+#: What every call says of itself.
+GRPC_HEADERS = {"Content-Type": "application/grpc"}
+SERVICE = "/inference.GRPCInferenceService/"
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer/?")
+_TYPES: dict[str, Any] = {
+    **{f"INT{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    "BOOL": "?",
+}
+#: gRPC's codes by number: their name, and the HTTP status that stands for them.
+CODES = {
+    1: ("CANCELLED", 499),
+    2: ("UNKNOWN", 500),
+    3: ("INVALID_ARGUMENT", 400),
+    4: ("DEADLINE_EXCEEDED", 504),
+    5: ("NOT_FOUND", 404),
+    6: ("ALREADY_EXISTS", 409),
+    7: ("PERMISSION_DENIED", 403),
+    8: ("RESOURCE_EXHAUSTED", 429),
+    9: ("FAILED_PRECONDITION", 400),
+    10: ("ABORTED", 409),
+    11: ("OUT_OF_RANGE", 400),
+    12: ("UNIMPLEMENTED", 501),
+    13: ("INTERNAL", 500),
+    14: ("UNAVAILABLE", 503),
+    15: ("DATA_LOSS", 500),
+    16: ("UNAUTHENTICATED", 401),
+}
+
+
+def see_that_it_is_spoken(address: Address) -> None:
+    """See that a model can be asked over gRPC.
+
+    :raises InputError: the address names no model, or the package that it needs is not installed.
+    """
+    model_of(address.path)
+    if find_spec("h2") is None:
+        raise InputError(f"{address.shown}: gRPC needs the package h2; pip install 'latfix[grpc]'")
+
+
+def model_of(path: str) -> tuple[str, str]:
+    """Name and version of the model in an address's path; the version is empty for the server's choice.
+
+    :raises InputError: there is none.
+    """
+    found = _MODEL.fullmatch(path)
+    if found is None:
+        raise InputError(f"{path}: found no model; expected grpc://host:8001/v2/models/NAME/infer")
+    return found[1], found[2] or ""
+
+
+def framed(message: bytes) -> bytes:
+    """A message as gRPC sends it, not compressed."""
+    return struct.pack(">BI", 0, len(message)) + message
+
+
+def infer_request(path: str, document: bytes) -> bytes:
+    """``ModelInferRequest`` of a KServe v2 request in JSON.
+
+    :param path: of the address, which names the model.
+    :raises InputError: it is none, or holds what cannot be sent so.
+    """
+    try:
+        asked = json.loads(document)
+    except ValueError as error:
+        raise InputError(f"{path}: found a body that is no JSON ({error}); expected a KServe v2 request") from error
+    inputs = asked.get("inputs") if isinstance(asked, dict) else None
+    if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
+        raise InputError(f"{path}: found a body without a list of inputs; expected a KServe v2 request")
+    name, version = model_of(path)
+    parts = [text_field(1, name), text_field(2, version), text_field(3, str(asked.get("id", "")))]
+    parts += _parameters(4, asked, path)
+    raw = []
+    for one in inputs:
+        datatype, shape = str(one.get("datatype", "")), [int(size) for size in one.get("shape", ())]
+        tensor = [text_field(1, str(one.get("name", ""))), text_field(2, datatype)]
+        tensor += [number_field(3, size) for size in shape]
+        parts.append(text_field(5, b"".join([*tensor, *_parameters(4, one, path)])))
+        raw.append(text_field(7, _raw(one.get("data"), datatype, f"{path}: {one.get('name', '')}"), always=True))
+    for wanted in asked.get("outputs") or ():
+        output = b"".join([text_field(1, str(wanted.get("name", ""))), *_parameters(2, wanted, path)])
+        parts.append(text_field(6, output))
+    return b"".join(parts + raw)
+
+
+def _raw(data: Any, datatype: str, where: str) -> bytes:
+    """A tensor's numbers row by row, or its texts, each behind its length."""
+    try:
+        if datatype == "BYTES":
+            texts = [str(text).encode() for text in np.array(data, dtype=object).ravel().tolist()]
+            return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        if datatype == "BF16":  # the upper half of a float32
+            return (np.array(data, "<f4").ravel().view("<u4") >> 16).astype("<u2").tobytes()
+        return np.array(data, _TYPES[datatype]).tobytes()
+    except KeyError as error:
+        known = ", ".join([*_TYPES, "BF16", "BYTES"])
+        raise InputError(f"{where}: found datatype {datatype!r}; expected one of {known}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{where}: found data that is no {datatype} ({error}); expected a flat list") from error
+
+
+def _parameters(number: int, holder: Mapping[str, Any], path: str) -> list[bytes]:
+    """A map of parameters: booleans, whole numbers, texts and other numbers.
+
+    :param number: of the field that it is.
+    """
+    entries = []
+    for name, value in (holder.get("parameters") or {}).items():
+        if isinstance(value, bool | int):
+            held = number_field(1 if isinstance(value, bool) else 2, int(value), always=True)
+        elif isinstance(value, str):
+            held = text_field(3, value, always=True)
+        elif isinstance(value, float):
+            held = b"\x21" + struct.pack("<d", value)  # field 4, eight bytes
+        else:
+            raise InputError(f"{path}: found parameter {name} = {value!r}; expected a boolean, a number or a text")
+        entries.append(text_field(number, text_field(1, name) + text_field(2, held)))
+    return entries
+
+
+def metadata_request(path: str) -> bytes:
+    """``ModelMetadataRequest`` for the model of an address."""
+    name, version = model_of(path)
+    return text_field(1, name) + text_field(2, version)
+
+
+def read_metadata(message: bytes) -> dict[str, Any]:
+    """``ModelMetadataResponse`` as KServe v2 has it in JSON, as far as its inputs; empty where it is none."""
+    try:
+        inputs = [_tensor_metadata(field.data) for field in fields(memoryview(message)) if field.number == 4]
+    except (WireError, UnicodeDecodeError):
+        return {}
+    return {"inputs": inputs}
+
+
+def read_name(message: bytes) -> str:
+    """What a server calls itself in ``ServerMetadataResponse``; empty where it does not."""
+    try:
+        return next((str(field.data, "utf-8") for field in fields(memoryview(message)) if field.number == 1), "")
+    except (WireError, UnicodeDecodeError):
+        return ""
+
+
+def _tensor_metadata(message: memoryview) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": "", "datatype": "", "shape": []}
+    for field in fields(message):
+        if field.number in (1, 2):
+            found["name" if field.number == 1 else "datatype"] = str(field.data, "utf-8")
+        elif field.number == 3:
+            found["shape"] += packed_numbers(field.data) if len(field.data) else [field.value]
+    found["shape"] = [size - (1 << 64) if size >> 63 else size for size in found["shape"]]
+    return found
