@@ -59,7 +59,8 @@ class ConcurrencyLimit:
         """Whether a request is turned away where so many are inside."""
         if inside < int(self._limit):
             return False
-        self.shed += 1
+        with self._lock:
+            self.shed += 1
         return True
 
     def observe(self, latency_ns: int, inside: int) -> None:
