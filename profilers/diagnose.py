@@ -13,7 +13,6 @@ import numpy as np
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import in_unit
-from latfix.profilers.attribution.cause_removal import latencies_with_another_worker
 from latfix.profilers.attribution.ledger_parquet import CausesFile
 from latfix.profilers.attribution.lost_requests import lost_requests
 from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
@@ -50,8 +49,6 @@ from latfix.statistics.quantile_sketch import Distribution
 from latfix.traffic.parsed_fields import RECORDED, recorded_summary_ms
 
 _NUMBER = {cause.id: k for k, cause in enumerate(CAUSES)}
-#: Where waiting for a worker is this share of the tail's excess, it is worth knowing what another worker would give.
-_WAITS = 0.5
 
 
 def diagnose(
@@ -272,7 +269,9 @@ class _Findings:
                 for removed, latencies in zip(totals.removals, totals.without, strict=True)
                 if len(removed) > 1
             ),
-            "another_worker_ms": self._another_worker_ms(),
+            "another_worker_ms": _percentiles_ms(more, 50, 95, 99)
+            if (more := totals.another_worker) is not None
+            else {},
             "windows": windows,
             "learned_from": len(evidence.ok),
             "pieces": self.chunks,
@@ -281,20 +280,6 @@ class _Findings:
             "lines": slow_lines(stacks, self.source.meta.workload_folder),
             "stacks": stacks,
         }
-
-    def _another_worker_ms(self) -> dict[str, float]:
-        """Percentiles with one more worker where slow requests mostly wait for one; else empty."""
-        totals, kept = self.totals, self.totals.kept
-        if kept is None or self.baselines.evidence.setup.outside or not totals.tail:
-            return {}
-        if totals.stages["queue"].tail_ns / totals.tail / 1e6 < _WAITS * self.tail.excess_ms:
-            return {}
-        latencies = latencies_with_another_worker(kept.books)
-        if latencies is None:
-            return {}
-        predicted = Distribution(exact=True)
-        predicted.add(latencies)
-        return _percentiles_ms(predicted, 50, 95, 99)
 
     def _incident(self) -> Incident | None:
         kept = self.totals.kept

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.attribution.cause_removal import latencies_without
+from latfix.profilers.attribution.cause_removal import latencies_with_another_worker, latencies_without
 from latfix.profilers.attribution.tail import ONCE
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import Baselines, ChunkLedger, Scale
@@ -29,6 +29,8 @@ from latfix.statistics.quantile_sketch import Distribution, LogHistogram
 
 #: A cause touched a request where its own part exceeds this.
 OWN_FLOOR_NS = 1_000
+#: Where waiting for a worker is this share of the tail's excess, it is worth knowing what another worker would give.
+_WAITS = 0.5
 _ENTRIES = len(CAUSES)
 _BLOCKS = 2_000
 _MOMENTS = 4_096
@@ -124,6 +126,8 @@ class RunTotals:
 
     :ivar tail: of ``requests``, how many are at or above the tail's percentile.
     :ivar without: latencies predicted without each set of causes of ``removals``.
+    :ivar another_worker: latencies predicted with one more worker, where slow requests mostly wait for one and the
+        queue can be replayed; ``None`` elsewhere.
     :ivar kept: the run's ledger where it is one chunk; ``blocks`` the sums otherwise.
     """
 
@@ -137,6 +141,7 @@ class RunTotals:
         self.removals: list[tuple[str, ...]] = [(cause.id,) for cause in CAUSES]
         self.removals += [baselines.ranking[:count] for count in (2, 3) if len(baselines.ranking) >= count]
         self.without = [Distribution(exact=exact) for _ in self.removals]
+        self.another_worker = Distribution(exact=exact) if _mostly_waits(baselines, self.tail_ns) else None
         self.windows: WindowTally | None = None
         self.span_s = (0.0, 0.0)
         if seen.requests:
@@ -246,11 +251,28 @@ class RunTotals:
                 gone = [cause in self.removals[k] for cause in ledger.causes]
                 latency = np.maximum(latency - carried[gone].sum(axis=0), 0)
             self.without[k].add(latency)
+        if self.another_worker is not None:
+            # What a backlog at the cut would be is not known: it began before this chunk.
+            faster = None if backlog else latencies_with_another_worker(books)
+            if faster is None:
+                self.another_worker = None
+            else:
+                self.another_worker.add(faster)
 
     @staticmethod
     def _acts(chunk: ChunkLedger, k: int) -> bool:
         ledger = chunk.ledger
         return any(part[k].any() for part in (ledger.own_ns, ledger.propagated_ns, chunk.books.by_others))
+
+
+def _mostly_waits(baselines: Baselines, tail_ns: float) -> bool:
+    """Whether waiting for a worker is most of what slow requests take beyond the reference."""
+    ledger, evidence = baselines.books.ledger, baselines.evidence
+    slow = ledger.latency_ns >= tail_ns
+    if evidence.setup.outside or not slow.any():
+        return False
+    excess_ns = ledger.latency_ns[slow].mean() - ledger.reference_ns
+    return bool(evidence.stage_ns("queue")[evidence.ok][slow].mean() >= _WAITS * excess_ns)
 
 
 @dataclass(slots=True)

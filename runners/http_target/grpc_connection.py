@@ -104,7 +104,7 @@ class GrpcAnswer(AnswerReader):
             raise ProtocolError(f"an answer that begins with {data[:24]!r}; expected gRPC (HTTP/2)")
         self._heard = True
         try:
-            ended = [self._take(event) for event in self._h2.receive_data(data)]
+            ended = [self._event(event) for event in self._h2.receive_data(data)]
             if not any(ended):
                 self._pump()
                 return False
@@ -129,7 +129,7 @@ class GrpcAnswer(AnswerReader):
             part, self._rest = self._rest[:room], self._rest[room:]
             self._h2.send_data(self._stream, bytes(part), end_stream=not self._rest)
 
-    def _take(self, event: Event) -> bool:
+    def _event(self, event: Event) -> bool:
         """Whether the call has ended with an event."""
         if isinstance(event, ConnectionTerminated):
             self._terminated, self.keep = True, False

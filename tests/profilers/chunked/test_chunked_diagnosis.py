@@ -86,7 +86,7 @@ CLOSENESS: tuple[tuple[str, float, float], ...] = (
     # Each chunk's rounding of the reference goes to what is unexplained.
     (r"causes\.unexplained\.requests", 0.0, 1.0),
     (r"causes\.[\w.]+\.requests|quiet_requests", 0.06, 0.02),
-    (r"(causes\.[\w.]+\.whatif_ms|whatif\.\d+)\.p\d+", 0.03, 0.02),
+    (r"(causes\.[\w.]+\.whatif_ms|whatif\.\d+|another_worker_ms)\.p\d+", 0.03, 0.02),
     (r"causes\.[\w.]+\.ci95_ms\.\d", 0.5, 0.05),
     (r"latency_ci95_ms\..*", 0.3, 0.0),
     (r"causes\.[\w.]+\.active\.intervals_s\..*", 0.03, 0.05),

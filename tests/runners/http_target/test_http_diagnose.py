@@ -114,7 +114,7 @@ def test_secrets_stay_out_of_the_record(tmp_path: Path, planted: Plant, monkeypa
     [
         (["http://127.0.0.1:{closed}/x"], "nobody who listens"),
         (["http://no-such-host.invalid/x"], "no host"),
-        (["grpc://127.0.0.1:8001"], "gRPC is not replayed"),
+        (["grpc://127.0.0.1:8001"], "found no model"),
         (["http://127.0.0.1:{closed}/x", "--body", "{{oops"], "no JSON"),
         (["http://127.0.0.1:{closed}/x", "--pid", "999999999"], "no process"),
         (["http://127.0.0.1:{closed}/x", "--slo", "p99<1"], "--slo"),

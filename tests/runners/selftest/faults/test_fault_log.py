@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_a_fault_lasts_no_less_than_its_processor_time(
     """Ten milliseconds, five of them computing; the wait for a core that the kernel tells may exceed both."""
     clocks = {"perf_counter_ns": [0, 10_000_000], "thread_time_ns": [0, 5_000_000]}
     for name, values in clocks.items():
-        monkeypatch.setattr(module.time, name, iter(values).__next__)
+        monkeypatch.setattr(time, name, iter(values).__next__)
     monkeypatch.setattr(module, "run_delay_ns", iter([0, delay_ms * 1_000_000]).__next__)
     assert Stopwatch().stop().ns == ms * 1_000_000
 
