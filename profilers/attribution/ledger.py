@@ -25,6 +25,12 @@ from latfix.results.diagnosis import Ledger
 _COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
 _LOCK = [cause.id for cause in CAUSES].index("python.gil")
+#: What work takes more or less than its inputs need, for no reason that is seen. What is usual of it is judged over
+#: so many stretches of the run.
+_STRETCHES = 20
+#: Beyond three standard deviations of normal scatter, in median absolute ones.
+_FAR = 3 * 1.4826
+_SCATTER = [k for k, cause in enumerate(CAUSES) if cause.id in ("host.slowdown", "unexplained")]
 #: The published stage that each part belongs to.
 STAGE_OF: Mapping[str, str] = {"lag": "batch", "collate": "batch", "window": "batch", "finish_wait": "finish"}
 
@@ -253,13 +259,16 @@ def _line(accounts: _Accounts) -> Line:
     usual = accounts.reference.stages["prepare"]
     prepare = accounts.prepare.copy()
     prepare[last] += work - usual - prepare.sum(axis=0)  # exact whatever rounding did
+    usual += round(usual * _ordinary(accounts, "prepare", prepare, np.full(len(work), usual), prepared))
     service, reference = _batch_service(accounts)
     batch = accounts.batch.copy()
     if not setup.overlapped:
         for k in range(last):
             batch[k] += evidence.members.total(accounts.finish[k])
     size = np.minimum(evidence.batches["size"], len(reference) - 1)
-    batch[last] += service - np.rint(reference[size]).astype(np.int64) - batch.sum(axis=0)
+    typical = np.rint(reference[size]).astype(np.int64)
+    batch[last] += service - typical - batch.sum(axis=0)
+    reference = reference * (1.0 + _ordinary(accounts, "batch", batch, typical, evidence.batches["size"] > 0))
     headed = np.zeros((len(CAUSES), len(evidence.ok)), np.int64)
     known = evidence.head >= 0
     headed[:, evidence.head[known]] = batch[:, known]
@@ -288,6 +297,35 @@ def _line(accounts: _Accounts) -> Line:
         lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
         recorded=_recorded(evidence) if setup.recorded else None,
     )
+
+
+def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, served: Bools) -> float:
+    """Move what work takes beyond its median as a rule, of the causes that are its scatter, to the reference.
+
+    A queue is as long as the mean of what is served makes it, and scatter is skewed: with the median for a
+    reference, whoever waits in a service that ordinary work all but fills would be said to wait for the machine's
+    slowness. What is beyond the scatter counts as no more than its limit, and a slow stretch of the run is outvoted.
+
+    :param extra: ``(K, n)`` nanoseconds beyond ``reference``, changed in place.
+    :returns: by what share of itself the reference grows.
+    """
+    rows = np.flatnonzero(served)
+    if not len(rows):
+        return 0.0
+    shares = extra[:, rows] / np.maximum(reference[rows], 1)
+
+    def learn(k: int) -> float:
+        scatter = shares[_SCATTER].sum(axis=0)
+        limit = _FAR * float(np.median(np.abs(scatter - np.median(scatter))))
+        means = [part.mean() for part in np.array_split(np.clip(shares[k], -limit, limit), _STRETCHES) if len(part)]
+        return float(np.median(means))
+
+    grown = 0.0
+    for k in _SCATTER:
+        share = accounts.evidence.norms.of(f"ordinary.{CAUSES[k].id}.{name}", partial(learn, k))
+        extra[k, rows] -= np.rint(share * reference[rows]).astype(np.int64)
+        grown += share
+    return grown
 
 
 def _recorded(evidence: Evidence) -> Recorded:

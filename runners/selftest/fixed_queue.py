@@ -5,6 +5,10 @@ threads and workers take what they took in the recorded run, in the same order; 
 Service begins when the server is free and all it serves is there, plus whatever the recorded run waited
 beyond that (a batch window, a late wake-up). With one prepare thread and batches of one this is Lindley's
 recursion, and exact; at the measured services it reproduces the measured waits.
+
+Where batches may be shared, whoever comes sooner than it did need not wait for those that it was served with:
+it begins with the first batch that has room or that takes someone who came after it, or at once, but for the
+window, where a worker is idle.
 """
 
 from __future__ import annotations
@@ -30,11 +34,12 @@ class FixedQueue:
     :param batch: ``(m,)`` place of each one's batch among ``b`` batches in order of their closing; -1 for none.
     :param handed: ``(m,)`` when it was handed over.
     :param prepare: ``(m,)`` measured service in prepare; ``prepare_hold`` the wait beyond server and arrival.
-    :param thread: ``(m,)`` the prepare thread.
+    :param thread: ``(m,)`` the prepare thread; ``enqueued`` when it was prepared.
     :param service: ``(b,)`` measured service from the batch's closing on; ``hold`` and ``worker`` likewise, and
         ``compute_start`` and ``compute_end``, when the model was called and returned.
     :param operator_ns: a typical half of one of the model's operators: how long a thread in the model still runs
         after another took the interpreter lock.
+    :param most: requests in a batch; ``workers`` that take batches, ``window`` that one is held open for at most.
     """
 
     rows: Ints
@@ -49,6 +54,10 @@ class FixedQueue:
     compute_start: Ints
     compute_end: Ints
     operator_ns: int
+    enqueued: Ints
+    most: int
+    workers: int
+    window: int
 
     def waits(self, handed_less: Ints, prepare_less: Ints, service_less: Ints) -> Ints:
         """``(m,)`` wait before prepare and before the batch with so much less lag and work in each."""
@@ -66,8 +75,23 @@ class FixedQueue:
         closed = np.array(ends, dtype=np.int64) - (self.service - service_less)
         inside = self.batch >= 0
         total = np.array(waited, dtype=np.int64)
-        total[inside] += closed[self.batch[inside]] - enqueued[inside]
+        begun = closed[self.batch[inside]]
+        if self.most > 1:
+            begun = np.minimum(begun, self._sooner(np.flatnonzero(inside), enqueued, last, closed, np.array(ends)))
+        total[inside] += begun - enqueued[inside]
         return total
+
+    def _sooner(self, inside: Ints, enqueued: Ints, last: Ints, closed: Ints, ends: Ints) -> Ints:
+        """When each request that comes sooner than it did could begin; never for all others."""
+        found = np.full(len(inside), np.iinfo(np.int64).max, dtype=np.int64)
+        room = np.bincount(self.batch[inside], minlength=len(closed)) < self.most
+        for k in np.flatnonzero(enqueued[inside] < self.enqueued[inside]).tolist():
+            there = enqueued[inside[k]]
+            open_to = (closed >= there) & (room | (last > there))
+            busy = (closed <= there) & (there < ends)
+            idle = len(np.unique(self.worker[busy])) < self.workers
+            found[k] = min(closed[open_to].min(initial=found[k]), there + self.window if idle else found[k])
+        return found
 
     def typical(self, handed_less: Ints, prepare_less: Ints, service_less: Ints) -> Ints:
         """``(m,)`` waits where, beside those faults, all that took longer than the median is cut to the median."""
@@ -108,7 +132,7 @@ def _series(there: list[int], server: list[int], service: list[int], hold: list[
 
 def fixed_queue(record: RunRecord) -> FixedQueue:
     """Take a run's queues from its record, warm-up left out: it ends before the run begins."""
-    rows, batches = record.requests, record.batches
+    rows, batches, settings = record.requests, record.batches, record.meta.settings
     prepared = np.flatnonzero(record.measured & (rows["prepare_thread"] >= 0))
     handed = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["intake_ns"])[prepared]
     begun = handed + (rows["prepare_wait_ns"] - rows["intake_ns"])[prepared]
@@ -134,8 +158,12 @@ def fixed_queue(record: RunRecord) -> FixedQueue:
         compute_start=batches["h2d_end_ns"][counted],
         compute_end=batches["compute_end_ns"][counted],
         operator_ns=int(np.median(rows["compute_ns"][prepared]) / _OPERATORS / 2) if len(prepared) else 0,
+        enqueued=begun + prepare,
+        most=settings.max_batch_size,
+        workers=settings.workers,
+        window=int(settings.batch_window_ms * 1e6),
     )
-    last = queue.last_enqueued(begun + prepare)
+    last = queue.last_enqueued(queue.enqueued)
     last = np.where(last == np.iinfo(np.int64).min, closed, last)
     return replace(queue, hold=_holds(last, queue.worker, closed, finished))
 

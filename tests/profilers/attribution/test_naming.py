@@ -63,6 +63,17 @@ def test_what_is_small_where_it_happens_is_the_machine_s_noise(simulate: Simulat
     assert json.loads(json.dumps(noisy.to_json()))["verdict"] == noisy.verdict
 
 
+def test_a_queue_is_as_long_as_the_mean_makes_it(simulate: Simulate) -> None:
+    # GIVEN work that scatters with a skew and all but fills the worker; by its median a tenth of it is free
+    rng = np.random.default_rng(6)
+    scatter = {k: ("cpu", float(ms)) for k, ms in enumerate(rng.lognormal(0.0, 1.0, 2000))}
+    causes = {
+        cause.cause: cause.tail_ms for cause in diagnose(simulate(n=2000, rate=86, compute_faults=scatter)).causes
+    }
+    # THEN slow requests wait for the traffic, not for a machine that is slower than usual
+    assert causes.get("traffic.burst", 0.0) + causes.get("traffic.overload", 0.0) > causes["host.slowdown"]
+
+
 def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> None:
     rng = np.random.default_rng(4)
     little = {int(k): ("cpu", float(rng.uniform(1.0, 5.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}

@@ -150,7 +150,7 @@ def test_copies_to_a_device_are_no_part_of_its_pace(serve: Any) -> None:
 
 
 def test_workers_that_hold_the_interpreter_are_slower_together(serve: Any) -> None:
-    """Each computes for 10 ms of its own CPU time with the interpreter's lock; who else has the cores adds to both."""
+    """Each computes for 10 ms of its own CPU time with the interpreter's lock; neighbors add to both."""
     service, work = serve("Holder", workers=2), schedule([10.0])
     alone, together = (measure_pace(service, work, [[0]], 0.3, workers=count)[0] for count in (1, 2))
     assert together > 1.3 * alone

@@ -133,3 +133,30 @@ def test_the_tail_is_that_of_the_run(simulate: Simulate) -> None:
     assert truth.tail_ms("host.contention") == 0
     without = _truth(simulate([0, 10, 20]))
     assert without.causes == () and without.own.shape == (0, 3) and without.faults == {}
+
+
+def test_whoever_comes_sooner_does_not_wait_for_those_it_was_served_with(simulate: Simulate) -> None:
+    # GIVEN a request whose prepare is struck, which is served with one that comes while it is
+    run = simulate([0, 100, 135], batches=[[0], [1, 2]], prepare_faults={1: ("external.dependency", 40)})
+    queue = fixed_queue(run.record)
+    nothing, service = np.zeros(3, np.int64), np.zeros(2, np.int64)
+    less = np.array([0, 40 * MS, 0])
+    # WHEN it is not, THEN the worker is idle when it comes
+    assert replace(queue, most=2, workers=1, window=0).waits(nothing, less, service)[1] == 0
+    assert replace(queue, most=2, workers=1, window=3 * MS).waits(nothing, less, service)[1] == 3 * MS
+    # nobody else is moved by that, and served as it was it waits as it did
+    assert (
+        replace(queue, most=2).waits(nothing, nothing, service).tolist()
+        == queue.waits(nothing, nothing, service).tolist()
+    )
+
+
+def test_whoever_comes_sooner_takes_the_place_of_one_that_came_later(simulate: Simulate) -> None:
+    run = simulate([0, 10, 11, 12], batches=[[0], [2], [3], [1]], prepare_faults={1: ("external.dependency", 0.5)})
+    queue = replace(fixed_queue(run.record), most=2, workers=1, window=0)
+    rows = run.record.requests
+    nothing, service = np.zeros(4, np.int64), np.zeros(4, np.int64)
+    less = np.array([0, MS // 2, 0, 0])
+    begun = rows["arrival_ns"] + rows["prepare_ns"] + rows["queue_ns"]
+    sooner = queue.waits(nothing, less, service)[1] + rows["arrival_ns"][1] + rows["prepare_ns"][1] - MS // 2
+    assert sooner < begun[1]
