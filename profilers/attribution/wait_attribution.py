@@ -42,6 +42,8 @@ _AT_ONCE = 2_000_000
 #: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
 _LANE_BUDGET, _SINGLE_BUDGET = 4_000_000, 600_000
 _LANE_STEPS, _SINGLE_STEPS = (8, 48), (4, 48)
+#: A backlog grew until the end if it was largest within this part of the requests before it.
+_LAST = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +199,8 @@ def _overload(line: Line, wait: Floats) -> Bools:
     """Whether the backlog in which each request waited at reference grew for good.
 
     A burst's backlog is there at once and is worked off. One that grows for as long as ``line.lasting`` is no
-    moment's: load was at or above what reference service can do all the while.
+    moment's: load was at or above what reference service can do all the while. Of one that still grows where the
+    record ends nobody saw the end: half as long tells.
 
     :param wait: ``(n,)`` with everything at reference and in order of arrival.
     """
@@ -212,7 +215,8 @@ def _overload(line: Line, wait: Floats) -> Bools:
     at_peak = np.flatnonzero(waited >= peak[cycle])
     last = np.zeros(len(starts), np.int64)
     last[cycle[at_peak]] = at_peak
-    grew = (when[last] - when[starts] >= line.lasting) & (peak > 0)
+    tells = np.where(last >= n - 1 - n // _LAST, line.lasting / 2, line.lasting)
+    grew = (when[last] - when[starts] >= tells) & (peak > 0)
     result = np.zeros(n, dtype=bool)
     result[order] = grew[cycle]
     return result

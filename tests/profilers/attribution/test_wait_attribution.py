@@ -135,3 +135,9 @@ def test_a_burst_is_no_overload_and_overload_no_burst() -> None:
     flood = np.concatenate([calm.handed[:100], calm.handed[100] + np.arange(300) * 700.0])
     flooded = blame_waits(replace(calm, handed=flood, lasting=float(np.ptp(flood)) / 4))
     assert flooded.overload[-50:].all() and not flooded.overload[:90].any()
+    # GIVEN a limit that is longer than the flood is seen: nobody saw it end, unless calm follows
+    rush = float(np.ptp(flood[100:]))
+    assert blame_waits(replace(calm, handed=flood, lasting=1.5 * rush)).overload[-50:].all()
+    assert not blame_waits(replace(calm, handed=flood, lasting=2.5 * rush)).overload.any()
+    after = np.concatenate([flood[:300], flood[300] + 200_000.0 + np.arange(100) * 4_000.0])
+    assert not blame_waits(replace(calm, handed=after, lasting=1.5 * float(np.ptp(after[100:300])))).overload.any()
