@@ -31,8 +31,12 @@ class Workload:
     #: The workload's folder; set by latfix before :meth:`load`.
     folder: Path = Path()
 
-    def load(self, device: str) -> torch.nn.Module:
-        """Return the model on ``device`` (a torch device string), in eval mode."""
+    def load(self, device: str) -> Any:
+        """Return the ``torch.nn.Module`` on ``device``, in eval mode; or whatever else is called as one.
+
+        What is no module (an estimator's ``predict``) is served and batched like one, and its answers are compared;
+        what a fix would change in a module, or compile, it has not.
+        """
         raise NotImplementedError(f"{type(self).__name__}.load(device) must return a torch.nn.Module")
 
     def prepare(self, request: Request) -> Any:
@@ -66,12 +70,21 @@ class Workload:
 
 
 def default_collate(inputs: Sequence[Any]) -> Any:
-    """Stack tensors, tuples or dicts of tensors; pad dimension 0 with zeros to the longest where sizes differ.
+    """Stack tensors or arrays, tuples or dicts of them; pad dimension 0 with zeros to the longest where sizes differ.
 
-    :raises TypeError: where ``prepare`` returned something other than tensors, tuples or dicts of them.
+    :raises TypeError: where ``prepare`` returned something other than these.
     :raises ValueError: where the inputs differ in more than their first dimension, in dtype, or in structure.
     """
-    return map_structure(inputs, lambda tensors, _: stack_padded(tensors))
+    return map_structure(inputs, lambda parts, _: _stacked(parts))
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    import numpy as np
+    import torch
+
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return stack_padded([torch.from_numpy(part) for part in parts]).numpy()
+    return stack_padded(parts)
 
 
 def map_structure(inputs: Sequence[Any], stack: Stack, path: tuple[Any, ...] = ()) -> Any:

@@ -283,9 +283,9 @@ def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
 
 
 def load_module(adapter: Workload, device: str) -> Any:
-    """The adapter's model, in eval mode.
+    """The adapter's model, in eval mode; whatever else can be called becomes a module that calls it.
 
-    :raises RunnerError: ``load`` failed, or returned no module.
+    :raises RunnerError: ``load`` failed, or returned what cannot be called.
     """
     import torch
 
@@ -295,10 +295,17 @@ def load_module(adapter: Workload, device: str) -> Any:
         raise
     except USER_ERRORS as error:
         raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
-    if not isinstance(model, torch.nn.Module):
+    if isinstance(model, torch.nn.Module):
+        return model.eval()
+    if not callable(model):
         found = type(model).__name__
-        raise RunnerError(f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module")
-    return model.eval()
+        raise RunnerError(
+            f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module, or what is called as one "
+            "(of a library's estimator its predict method)"
+        )
+    calling = torch.nn.Module()
+    calling.forward = model
+    return calling.eval()
 
 
 def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.request import Request
 from latfix.runners.fixes import Applied, Fix, dispatch_inference_mode, warmup_shapes
 from latfix.runners.fixes.fuse import attention as fuse_attention
 from latfix.runners.fixes.fuse import channels_last as fuse_channels_last
@@ -246,6 +247,30 @@ def test_a_model_that_cannot_be_used_is_told(
     folder = write_workload(tmp_path / "w", adapter=NO_LINEAR.replace(old, new))
     with pytest.raises(RunnerError, match=says):
         load_models(folder, "adapter:Plain", settings(precision=precision))
+
+
+CALLED = """
+import numpy as np
+from latfix import Workload
+
+class Plain(Workload):
+    def load(self, device):
+        return lambda x: x.cumsum(axis=1)
+
+    def prepare(self, request):
+        return np.arange(1, 1 + int(request.features["n"]), dtype=np.float32)
+
+    def finish(self, output, request):
+        return output[: int(request.features["n"])].tolist()
+"""
+
+
+def test_what_can_be_called_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    folder = write_workload(tmp_path / "w", adapter=CALLED)
+    service = Service(folder, "adapter:Plain", settings(max_batch_size=2))
+    service.load()
+    outcomes = service.predict([Request(id=str(n), arrival_s=0.0, features={"n": n}) for n in (2, 4)])
+    assert [outcome.output for outcome in outcomes] == [[1, 3], [1, 3, 6, 10]], [o.error for o in outcomes]
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
