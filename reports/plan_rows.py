@@ -77,6 +77,11 @@ def floor_words(found: Optimization) -> str:
     limit = (
         f"{milliseconds(floor)} is what the fastest accurate way to run this model takes at {key} in an empty queue"
     )
+    if reached < floor * 0.9:
+        return (
+            f"reached: {milliseconds(floor)} was foretold for the fastest accurate way to run this model at {key} "
+            "in an empty queue, and it is less; still less takes a faster machine or shorter inputs"
+        )
     if reached <= floor * 1.1:
         return f"reached: {limit} (foretold); less takes a faster machine or shorter inputs"
     times = significant(reached / floor, 2)

@@ -1,0 +1,26 @@
+"""What is said of a plan in words."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from latfix.reports.plan_rows import floor_words
+
+
+@pytest.mark.parametrize(
+    ("floor", "after", "says"),
+    [
+        (118.0, 90.9, "reached: 118 ms was foretold for the fastest accurate way to run this model at p99"),
+        (100.0, 105.0, "reached: 100 ms is what the fastest accurate way to run this model takes at p99"),
+        (5.0, 22.0, "22.0 ms is 4.4 times that"),
+        (None, 22.0, ""),
+        (5.0, None, ""),
+    ],
+)
+def test_how_far_from_the_limit(floor: float | None, after: float | None, says: str) -> None:
+    found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=SimpleNamespace(latency_ms={"p99": after}))
+    words = floor_words(found)
+    assert says in words and bool(says) == bool(words)
