@@ -312,13 +312,13 @@ def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, serv
     rows = np.flatnonzero(served)
     if not len(rows):
         return 0.0
-    shares = extra[:, rows] / np.maximum(reference[rows], 1)
 
     def learn(k: int) -> float:
-        scatter = shares[_SCATTER].sum(axis=0)
+        shares = extra[_SCATTER][:, rows] / np.maximum(reference[rows], 1)
+        scatter = shares.sum(axis=0)
         limit = _FAR * float(np.median(np.abs(scatter - np.median(scatter))))
-        means = [part.mean() for part in np.array_split(np.clip(shares[k], -limit, limit), _STRETCHES) if len(part)]
-        return float(np.median(means))
+        own = np.clip(shares[_SCATTER.index(k)], -limit, limit)
+        return float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))
 
     grown = 0.0
     for k in _SCATTER:
