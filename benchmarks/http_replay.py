@@ -1,10 +1,11 @@
 """How late requests are sent over HTTP, and what one costs the client: latfix beside client libraries, same stub.
 
-    python -m benchmarks.http_replay [--rates 200,500,1000] [--seconds 10] [--json FILE]
+    python -m benchmarks.http_replay [--grpc] [--rates 200,500,1000] [--seconds 10] [--json FILE]
 
-The stub answers at once. All clients get the same Poisson schedule and are open-loop; httpx and aiohttp, where they
-are installed, as a user would write it: a task a request, one session. Lateness is from the scheduled time to the
-moment at which the client begins to send; CPU is the client process's (latfix: the replaying thread's), all of it.
+The stub answers at once; with --grpc it is a KServe v2 one of grpcio, and grpcio's own client stands beside latfix.
+All clients get the same Poisson schedule and are open-loop; httpx and aiohttp, where they are installed, as a user
+would write it: a task a request, one session. Lateness is from the scheduled time to the moment at which the client
+begins to send; CPU is the client process's (latfix: the replaying thread's), all of it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.runners.http_target.address import Trust, parse_address
@@ -31,6 +35,7 @@ from latfix.runners.replay.runner_main import machine
 from latfix.traffic.schedule import Traffic
 
 _BODY = {"inputs": [1, 2, 3], "k": 5}
+_INFER = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}
 Send = Callable[[], Awaitable[Any]]
 
 
@@ -54,15 +59,37 @@ class _Stub(asyncio.Protocol):
             self._transport.write(self._answer)
 
 
+class _Kserve(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers every inference with nothing."""
+
+    async def ServerMetadata(self, _request: Any, _context: Any) -> Any:
+        return service_pb2.ServerMetadataResponse(name="stub")
+
+    async def ModelMetadata(self, request: Any, _context: Any) -> Any:
+        return service_pb2.ModelMetadataResponse(name=request.name)
+
+    async def ModelInfer(self, request: Any, _context: Any) -> Any:
+        return service_pb2.ModelInferResponse(id=request.id)
+
+
+async def _serve_grpc() -> None:
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Kserve(), server)
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+
 async def _serve() -> None:
     server = await asyncio.get_running_loop().create_server(_Stub, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
-def _latfix(port: int, arrival_ns: np.ndarray) -> dict[str, float]:
-    address = parse_address(f"http://127.0.0.1:{port}/predict")
-    traffic = Traffic.plain(arrival_ns, payloads=[_BODY] * len(arrival_ns))
+def _latfix(port: int, arrival_ns: np.ndarray, *, inference: bool = False) -> dict[str, float]:
+    place = f"grpc://127.0.0.1:{port}/v2/models/m/infer" if inference else f"http://127.0.0.1:{port}/predict"
+    address = parse_address(place)
+    traffic = Traffic.plain(arrival_ns, payloads=[_INFER if inference else _BODY] * len(arrival_ns))
     spec = WorkloadSpec(name="stub", folder=Path(), entry="", traffic=Path("stub.jsonl"))
     with tempfile.TemporaryDirectory() as folder:
         replay = HttpReplay(address=address, endpoint=reach(address, Trust()), spec=spec, traffic=traffic)
@@ -112,7 +139,21 @@ async def _aiohttp(port: int, arrival_ns: np.ndarray) -> list[float]:
         return await _open_loop(arrival_ns, send)
 
 
+async def _grpcio(port: int, arrival_ns: np.ndarray) -> list[float]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        async def send() -> None:
+            raw = [np.array([1, 2, 3], "<f4").tobytes()]
+            request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=raw)
+            request.inputs.add(name="x", datatype="FP32", shape=[1, 3])
+            await stub.ModelInfer(request)
+
+        return await _open_loop(arrival_ns, send)
+
+
 _CLIENTS = {"httpx": _httpx, "aiohttp": _aiohttp}
+_GRPC_CLIENTS = {"grpc": _grpcio}
 
 
 def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
@@ -131,7 +172,7 @@ def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
 
 def _child(name: str, port: int, arrival_ns: list[int]) -> None:
     began = time.process_time_ns()
-    late = asyncio.run(_CLIENTS[name](port, np.array(arrival_ns)))
+    late = asyncio.run((_CLIENTS | _GRPC_CLIENTS)[name](port, np.array(arrival_ns)))
     cpu_us = (time.process_time_ns() - began) / len(arrival_ns) / 1e3
     print(json.dumps({"late": late, "cpu_us": cpu_us}))
 
@@ -142,14 +183,16 @@ def main() -> None:
     parser.add_argument("--rates", default="200,500,1000")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--grpc", action="store_true")
     options = parser.parse_args()
-    code = "import asyncio; from benchmarks.http_replay import _serve; asyncio.run(_serve())"
+    serve = "_serve_grpc" if options.grpc else "_serve"
+    code = f"import asyncio; from benchmarks.http_replay import {serve}; asyncio.run({serve}())"
     stub = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert stub.stdout is not None
     port = int(stub.stdout.readline())
-    clients = {"latfix": _latfix} | {
+    clients = {"latfix": partial(_latfix, inference=options.grpc)} | {
         name: lambda port, arrival_ns, name=name: _library(name, port, arrival_ns)
-        for name in _CLIENTS
+        for name in (_GRPC_CLIENTS if options.grpc else _CLIENTS)
         if find_spec(name) is not None
     }
     rows = []
