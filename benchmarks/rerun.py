@@ -59,9 +59,14 @@ CATALOGUE = {
         command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 300",
         measures=("latfix/statistics", "latfix/gates"),
     ),
-    "http_replay.json": Result(
-        command="{python} -m benchmarks.http_replay --json {file}", measures=("runners/http_target",), cheap=True
-    ),
+    **{
+        f"{name}_replay.json": Result(
+            command=f"{{python}} -m benchmarks.http_replay {options}--json {{file}}",
+            measures=("runners/http_target",),
+            cheap=True,
+        )
+        for name, options in {"http": "", "grpc": "--grpc "}.items()
+    },
     "model_plans.json": Result(command=f"{_PRETRAINED} --plans-only", measures=_OPTIMIZER),
     **{
         f"optimize-{name}.json": Result(command=f"latfix optimize {name} --json {{file}}", measures=_OPTIMIZER)
