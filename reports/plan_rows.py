@@ -116,13 +116,13 @@ def best_seen(found: Optimization) -> BestSeen | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontRow:
-    """One configuration that was measured: accuracy × latency × throughput.
+    """One configuration that was measured, or foretold: accuracy × latency × throughput.
 
     :param fixes: none for the service as it is.
     :param ratio: of what is judged, over the service as it is: the final replay's for what the search ended with; for
         others that of the search's slow stretches, without an interval where it is a product of several.
     :param accuracy: ``None`` where nothing in it changes answers, or it was not measured.
-    :param best: no other configuration is at least as good in all three, and better in one.
+    :param best: replayed, and no other that was is at least as good in all three, and better in one.
     """
 
     fixes: tuple[str, ...]
@@ -166,7 +166,8 @@ class FrontRow:
 def front_rows(found: Optimization) -> list[FrontRow]:
     """The service as it is, and every configuration that was looked at closely, the fastest first.
 
-    Those of which nothing is as good in accuracy, latency and throughput together are marked.
+    Of those that were replayed, the ones are marked of which none is as good in accuracy, latency and throughput
+    together. A forecast is no rival of a proof: nobody knows what it costs in accuracy.
     """
     rows = list(_candidates(found))
     if not rows:
@@ -182,11 +183,9 @@ def front_rows(found: Optimization) -> list[FrontRow]:
         compute=1.0,
     )
     rows.append(first)
-    inside = [row for row in rows if row.status not in _OUT]
-    return [
-        replace(row, best=row.status not in _OUT and not any(_beats(other, row, first) for other in inside))
-        for row in rows
-    ]
+    inside = [row for row in rows if row.is_replayed and row.status not in _OUT]
+    best = [row for row in inside if not any(_beats(other, row, first) for other in inside)]
+    return [replace(row, best=row in best) for row in rows]
 
 
 def _candidates(found: Optimization) -> Iterator[FrontRow]:
@@ -219,18 +218,13 @@ def _place(row: FrontRow) -> tuple[bool, float]:
 
 
 def _beats(one: FrontRow, other: FrontRow, first: FrontRow) -> bool:
-    """Whether a configuration is as good in all and better in one: latency, accuracy, time of compute.
+    """Whether a replayed configuration is as good in all and better in one: latency, accuracy, time of compute.
 
-    Latencies are compared as measured where both were replayed, else as foretold; an accuracy that was not measured
-    is that of the service as it is, and compute bounds the throughput.
+    An accuracy that was not measured is that of the service as it is, and compute bounds the throughput.
     """
-    measured = one.is_replayed and other.is_replayed
-    latencies = [row.ratio.value if measured else row.predicted for row in (one, other)]
-    if None in latencies:
-        return False
     points = [
-        (latency or 0.0, -_known(row.accuracy, first.accuracy), _known(row.compute, 1.0))
-        for latency, row in zip(latencies, (one, other), strict=True)
+        (row.ratio.value or 0.0, -_known(row.accuracy, first.accuracy), _known(row.compute, 1.0))
+        for row in (one, other)
     ]
     return points[0] != points[1] and all(a <= b for a, b in zip(*points, strict=True))
 

@@ -283,7 +283,7 @@ def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, 
 
 
 def _front(found: Optimization) -> dict[str, Any] | None:
-    """Configurations that were measured: accuracy, latency, throughput; ``None`` where there is nothing to choose."""
+    """Configurations: accuracy, latency, throughput; ``None`` where there is nothing to choose."""
     rows = front_rows(found)
     if not rows:
         return None
@@ -291,8 +291,9 @@ def _front(found: Optimization) -> dict[str, Any] | None:
     columns = ["configuration", "", "status", f"{name}, replayed", "95 %", f"{name}, foretold", "accuracy", "served"]
     columns.append("compute")
     caption = (
-        "Configurations that were measured, the fastest first. Best: none is as good in accuracy, latency and "
-        "compute together. Compute is the time of typical batches, which bounds the throughput."
+        "Configurations that were replayed or foretold, the fastest first. Best: of those replayed none is as good "
+        "in accuracy, latency and compute together. Compute is the time of typical batches, which bounds the "
+        "throughput."
     )
     cells = [[row.name, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
     return {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from latfix.reports.plan_rows import floor_words
+from latfix.reports.plan_rows import floor_words, front_rows
+from latfix.results.optimization import Candidate, Optimization
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,15 @@ def test_how_far_from_the_limit(floor: float | None, after: float | None, says: 
     found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=SimpleNamespace(latency_ms={"p99": after}))
     words = floor_words(found)
     assert says in words and bool(says) == bool(words)
+
+
+def test_a_forecast_is_no_rival_of_what_was_replayed(improved: Optimization) -> None:
+    # GIVEN a forecast that is faster than the plan, and whose accuracy nobody measured
+    kept = Candidate(fixes=("batch.size",), settings={}, status="kept", compute=1.0, predicted={"p99": 0.3})
+    foretold = Candidate(
+        fixes=("quantize.int8_dynamic",), settings={}, status="foretold", compute=0.5, predicted={"p99": 0.1}
+    )
+    rows = {row.name: row for row in front_rows(replace(improved, rounds=2, candidates=(foretold, kept)))}
+    assert rows["batch.size"].best and rows["batch.size"].is_replayed
+    assert not rows["quantize.int8_dynamic"].best
+    assert next(iter(rows)) == "batch.size"

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.alone
 MS = 1_000_000
 
 ADAPTER = """
+import threading
 import time
 
 import torch
@@ -75,10 +76,14 @@ class Doubler(Workload):
 
 
 class Busy(Sleeper):
+    def __init__(self):
+        self.preparing = set()
+
     def load(self, device):
         return Holding()
 
     def prepare(self, request):
+        self.preparing.add(threading.current_thread().name)
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
@@ -191,7 +196,8 @@ def test_requests_that_are_prepared_while_batches_are_held_are_counted_once() ->
 
 def test_what_holds_the_interpreter_is_slower_beside_requests_that_are_prepared(serve: Any) -> None:
     service, work = serve("Busy"), schedule([10.0])
-    alone, beside = (
-        measure_pace(service, work, [[0]], 0.3, workers=1, preparing=preparing)[0] for preparing in (False, True)
-    )
+    (alone,) = measure_pace(service, work, [[0]], 0.3, workers=1)
+    assert "latfix-pace-prepare" not in service.models.adapter.preparing
+    (beside,) = measure_pace(service, work, [[0]], 0.3, workers=1, preparing=True)
+    assert "latfix-pace-prepare" in service.models.adapter.preparing
     assert beside > 1.3 * alone
