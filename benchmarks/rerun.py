@@ -95,6 +95,11 @@ CATALOGUE = {
     "selftest-quiet.json": Result(
         command="latfix selftest --cause quiet --seed 2000 --repeat 5 --json {file}", measures=_DIAGNOSIS
     ),
+    "selftest-fresh.json": Result(
+        command="latfix selftest --seed 3000 --cause traffic.overload --cause traffic.priority --cause host.slowdown"
+        " --cause traffic.burst --json {file}",
+        measures=_DIAGNOSIS,
+    ),
     "servers.json": Result(
         command="{python} -m benchmarks.servers --out {file}", measures=("runners/live", *_ENGINE)
     ),

@@ -149,8 +149,7 @@ def _front(rows: Sequence[FrontRow], *, verbose: bool) -> Iterator[RenderableTyp
     shown = rows if verbose else [row for row in rows if row.best or not row.fixes][:_FRONT]
     if len(rows) < 3:
         return
-    were = "replayed or foretold" if verbose else "replayed"
-    yield heading(f"Configurations {were}, the fastest first (*: none is better in all)")
+    yield heading("Configurations, the fastest first (*: replayed, and none is better in all)")
     columns = [
         Column("", right=False),
         Column("p99"),

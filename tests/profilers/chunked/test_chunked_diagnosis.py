@@ -92,7 +92,7 @@ CLOSENESS: tuple[tuple[str, float, float], ...] = (
     (r"causes\.[\w.]+\.active\.intervals_s\..*", 0.03, 0.05),
     (r"models\.\w+\.(r2|residual_mad_ms)", 0.1, 0.0),
     (r"reference_gap_ms|queue_closure_ms", 0.0, 0.01),
-    (r"largest\.(excess_ms|causes_ms\..*)", 0.2, 0.05),  # ten requests, and who was with whom turns on little
+    (r"largest\.(excess_ms|causes_ms\..*)", 0.2, 0.02),  # ten requests
     (r"learned_from|pieces|models\.\w+\.samples", 9.0, 0.0),
 )
 #: A cause is in one diagnosis only, or looked at over time in one only, where this share of the excess is its most.
