@@ -29,7 +29,7 @@ from latfix.run_record.run_record import (
     request_errors,
 )
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
-from latfix.run_record.validation import RequestCheck, check_batches, damaged
+from latfix.run_record.validation import RequestCheck, check_batches, check_times, damaged
 from latfix.stages import STAGES
 from latfix.traffic.io.stored_schedule import ScheduleFile
 
@@ -113,6 +113,9 @@ class RecordFile:
         found = [_plain(self._batches, part, names) for part in parts]
         if found:
             check_batches(self.folder, {name: np.concatenate([part[name] for part in found]) for name in names})
+        times = [name for name in self._batches.names if name.endswith("_ns")]
+        for part in self._batches.batches(times):
+            check_times(self.folder, _plain(self._batches, part, times))
         return check.measured
 
     def scan(self, names: Sequence[str]) -> Iterator[Columns]:

@@ -21,6 +21,8 @@ _LARGEST_BATCH = 4096
 _MOST_WORKERS = 256 * _LARGEST_BATCH
 _DEEPEST = 50
 _LARGEST_NUMBER = 2**63
+#: Two years: sums over all requests of a run stay numbers that 64 bits hold.
+_LONGEST_NS = 2**56
 
 
 @contextlib.contextmanager
@@ -112,6 +114,20 @@ def check_batches(where: Path, batches: Columns) -> None:
     if not 0 <= worker.min() <= worker.max() < _MOST_WORKERS:
         odd = worker.min() if worker.min() < 0 else worker.max()
         raise InputError(f"{where}: found a batch of worker {odd}; expected what latfix wrote")
+    check_times(where, batches)
+
+
+def check_times(where: Path, batches: Columns) -> None:
+    """See that no time of a batch is longer than a run can be.
+
+    :param batches: any columns; nanoseconds by their names.
+    :raises InputError: naming the first column in which one is.
+    """
+    for name, values in batches.items():
+        if name.endswith("_ns") and len(values):
+            odd = values.max() if values.max() >= _LONGEST_NS else values.min()
+            if abs(int(odd)) >= _LONGEST_NS:
+                raise InputError(f"{where}: found a batch with {name} {odd}; expected what latfix wrote")
 
 
 def check_detail(where: Path, detail: object) -> None:

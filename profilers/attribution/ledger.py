@@ -28,8 +28,8 @@ _LOCK = [cause.id for cause in CAUSES].index("python.gil")
 #: What work takes more or less than its inputs need, for no reason that is seen. What is usual of it is judged over
 #: so many stretches of the run.
 _STRETCHES = 20
-#: Less than this share of the reference is not told from none.
-_TOLD = 0.01
+#: Less than this share of the reference is not told from none; from half on it is no scatter.
+_TOLD, _MOST = 0.01, 0.5
 #: Beyond three standard deviations of normal scatter, in median absolute ones.
 _FAR = 3 * 1.4826
 _SCATTER = [k for k, cause in enumerate(CAUSES) if cause.id in ("host.slowdown", "unexplained")]
@@ -321,7 +321,7 @@ def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, serv
         limit = _FAR * float(np.median(np.abs(scatter - np.median(scatter))))
         own = np.clip(shares[_SCATTER.index(k)], -limit, limit)
         share = float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))
-        return share if abs(share) >= _TOLD else 0.0
+        return share if _TOLD <= abs(share) < _MOST else 0.0
 
     grown = 0.0
     for k in _SCATTER:

@@ -109,6 +109,14 @@ def _change(file: Path, name: str, values: Any) -> None:
     pq.write_table(changed, file)
 
 
+@pytest.mark.parametrize("limit", [150_000, 10], ids=["small", "large"])
+def test_batches_that_close_in_another_age(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr("latfix.run_record.chunked_record.LARGE", limit)
+    file = run / "batches.parquet"
+    _change(file, "close_ns", pa.repeat(VALUES["large"], pq.read_table(file).num_rows))
+    refused(cli("report", run), "found a batch with close_ns 2305843009213693952")
+
+
 @pytest.mark.parametrize("limit", [None, 10], ids=["small", "large"])
 @settings(max_examples=10)
 @given(data=st.data())
