@@ -86,7 +86,7 @@ class Child:
         traffic = self._schedule(command)
         self._warm(traffic)
         picks = np.unique(np.linspace(0, len(traffic) - 1, min(_PRIMING, len(traffic))).astype(int))
-        self._service.predict([traffic.request(int(pick)) for pick in picks])
+        self._service.predict([traffic.request(int(pick)) for pick in picks], in_flight=len(picks))
         return {"primed": len(picks)}
 
     def do_evidence(self, command: dict[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ _COMPILED_SIZES = 4
 _PROFILED_SIZES = 4
 #: How long the lookups of embedding tables are watched before the first request.
 _LEARNING_S = 5.0
+#: How long a batch is kept open whose answers nobody waits for; the longest that settings take.
+_UNTIL_FULL_MS = 60_000.0
 
 
 @dataclass(slots=True)
@@ -281,9 +283,11 @@ class Service:
     ) -> list[Outcome]:
         """Run requests through the engine as fast as it takes them; outcomes in the same order.
 
-        Nobody waits for these answers: deadlines and the limit of the queue do not apply.
+        Nobody waits for these answers: deadlines and the limit of the queue do not apply, and batches are full, on
+        a busy machine as on an idle one. An answer that hangs on who shares the batch can be compared.
 
-        :param in_flight: how many to keep inside at once; by default two batches a worker.
+        :param in_flight: how many to keep inside at once, batches then being as they come; by default two full
+            batches a worker.
         :param settings: of the engine that are others than the service's.
         """
         recorder = StageRecorder(len(requests))
@@ -296,6 +300,10 @@ class Service:
 
         patient = [replace(request, deadline_ms=None) for request in requests]
         neutral = {"timeout_ms": 0.0, "max_queue": 0, "admission": "all", "keep_warm_ms": 0.0, "warmup_shapes": 0}
+        if in_flight is None:
+            neutral["batch_window_ms"] = _UNTIL_FULL_MS
+            if self.settings.batching == "adaptive":
+                neutral["batching"] = "fixed"
         unlimited = self.settings.with_overrides({**neutral, **(settings or {})})
         engine = self.engine(recorder, patient.__getitem__, on_done, unlimited)
         engine.start()
@@ -303,8 +311,7 @@ class Service:
             room.acquire()
             recorder.scheduled_ns[slot] = time.perf_counter_ns()
             engine.submit(slot)
-        engine.drain()
-        engine.shutdown()
+        engine.shutdown()  # once all are prepared, what waits for company leaves
         return outcomes
 
     def evidence(self, traffic: Traffic, *, profiled: bool = True) -> dict[str, Any]:

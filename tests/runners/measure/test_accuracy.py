@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from latfix.errors import InputError
+from latfix.request import Request
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import yardstick_of
@@ -206,7 +209,7 @@ def test_a_larger_batch_is_seen_to_change_the_answers_of_a_model_that_reads_its_
 
 
 def test_a_service_whose_padding_leaks_is_told_and_fixes_are_not_blamed_for_it(
-    tmp_path: Path, write_workload: WriteWorkload
+    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
     trained_otherwise = write_workload(tmp_path / "v", adapter=READS_PADDING.replace("seed(0)", "seed(1)"))
@@ -220,8 +223,16 @@ def test_a_service_whose_padding_leaks_is_told_and_fixes_are_not_blamed_for_it(
     assert check.padded and check.differing > 12 and check.compared == 120
     assert original.score < 0.9 and original.kind == "agreement: scores"
     assert check.example is not None and f"request {check.example.request!r}" in check.faults()[0]
-    again, _ = judged(padded(folder, 8))
-    assert again, "who shares a batch is chance"
+    slow = padded(folder, 8)
+    prepare = slow.models.adapter.prepare
+
+    def prepare_slowly(request: Request) -> Any:
+        time.sleep(0.002)
+        return prepare(request)
+
+    monkeypatch.setattr(slow.models.adapter, "prepare", prepare_slowly)
+    again, repeated = judged(slow)
+    assert again and repeated.score == original.score, "who shares a batch hangs on no machine's pace"
     cured, single = judged(padded(folder, 1))
     assert cured and single.score == 1.0 and single.same
     kept, other = judged(padded(trained_otherwise, 8))
