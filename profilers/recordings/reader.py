@@ -27,12 +27,14 @@ class ReadOptions:
     :param percentile: where the tail begins; ``None`` for the reader's own choice.
     :param step: a regular expression that names the steps of a device's recording; empty for the reader's own choice.
     :param mapping: ``NAME=EXPRESSION`` for logs whose columns have names of their own.
+    :param pattern: a regular expression with named groups that reads a text log; empty for known formats.
     """
 
     percentile: float | None = None
     seed: int = 0
     step: str = ""
     mapping: tuple[str, ...] = ()
+    pattern: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

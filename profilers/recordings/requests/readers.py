@@ -24,6 +24,7 @@ from latfix.profilers.recordings.requests.formats import (
     otlp_spans,
     prometheus,
     span_csv,
+    text_log,
     triton_trace,
     vllm_bench,
     vllm_steps,
@@ -101,7 +102,7 @@ def _request_reader(
     name: str, knows: Callable[[bytes], bool], read: Callable[[Path, ReadOptions], RequestTable]
 ) -> Reader:
     def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-        if options.mapping and read is not _read_mapped:
+        if options.mapping and name not in _MAPPED:
             raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
         return diagnose_table(read(recorded.path, options), recorded.path, options)
 
@@ -114,14 +115,14 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     :raises InputError: it is none, or a mapping is given for one whose fields are known.
     """
     head = recorded_at(path).head
-    for name, (knows, read) in _TABLES.items():
+    if options.pattern:
+        return _read_text(path, options)
+    for name, (knows, read) in (_TABLES | _MAPPED).items():
         if knows(head):
-            if options.mapping:
+            if options.mapping and name in _TABLES:
                 raise InputError(f"{path}: found {name}, whose fields are known; leave --time and the like out")
             return read(path, options)
-    if not mapped_log.knows(head):
-        raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, mapped_log.NAME)))
-    return mapped_log.read(path, options.mapping)
+    raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, *_MAPPED)))
 
 
 def _plain(read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:
@@ -130,6 +131,10 @@ def _plain(read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions]
 
 def _read_mapped(path: Path, options: ReadOptions) -> RequestTable:
     return mapped_log.read(path, options.mapping)
+
+
+def _read_text(path: Path, options: ReadOptions) -> RequestTable:
+    return text_log.read(path, options.mapping, options.pattern)
 
 
 def _span_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], SpanTable]) -> Reader:
@@ -230,6 +235,10 @@ _TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions
     triton_trace.NAME: (triton_trace.knows, _plain(triton_trace.read)),
     access_log.NAME: (access_log.knows, _plain(access_log.read)),
 }
+_MAPPED: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    text_log.NAME: (text_log.knows, _read_text),
+    mapped_log.NAME: (mapped_log.knows, _read_mapped),
+}
 
 READERS: tuple[Reader, ...] = (
     Reader(
@@ -255,5 +264,5 @@ READERS: tuple[Reader, ...] = (
         knows=lambda recorded: prometheus.knows(recorded.head),
         read=_diagnose_histograms,
     ),
-    _request_reader(mapped_log.NAME, mapped_log.knows, _read_mapped),
+    *(_request_reader(name, knows, read) for name, (knows, read) in _MAPPED.items()),
 )

@@ -46,6 +46,7 @@ _DAMAGED = "record it again, or copy it again"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 #: The day of Apache's and nginx's times, a blank before a zone, and what stands behind the seconds.
 _CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
+_SLASHES = re.compile(r"(\d{4})/(\d\d)/(\d\d)[ T-]+")
 _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
 _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
@@ -194,7 +195,8 @@ def instant_ns(text: str) -> int:
 
     :raises ValueError: it is none.
     """
-    text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text.strip(" []"))
+    text = _SLASHES.sub(r"\1-\2-\3T", text.strip(" []"))
+    text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text)
     if day := _CLF.match(text):
         text = f"{day[3]}-{_MONTHS.index(day[2]) // 3 + 1:02}-{day[1]:0>2}T{text[day.end() :]}"
     fraction = _FRACTION.search(text)

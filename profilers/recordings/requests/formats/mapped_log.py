@@ -12,8 +12,9 @@ from __future__ import annotations
 import csv as plain_csv
 import io
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -47,6 +48,9 @@ from latfix.traffic.feature_expressions import Expression
 
 NAME = "CSV or JSON Lines with a latency (--map latency=COLUMN)"
 _EXPECTED = "a table of requests with a latency and a time"
+EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 8601)"
+#: Columns by name, and the line of the first row.
+Block = tuple[Mapping[str, Any], int]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
 _OTHERS = ("status", "route", "id")
@@ -79,6 +83,8 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"StartUTC", "Duration"},
      {"latency_ns": "Duration", "arrival": "StartUTC", "status": "DownstreamStatus", "route": "RequestPath",
       "origin_ns": "OriginDuration", "size": "RequestContentSize"}),
+    ({"dyno", "connect", "service"},
+     {"latency_ms": "service", "end": "line_time", "status": "status", "route": "path", "connect_ms": "connect"}),
     ({"ts", "duration", "request.uri"},
      {"latency_s": "duration", "end": "ts", "status": "status", "route": "request.uri", "size": "bytes_read"}),
 )  # fmt: skip
@@ -128,14 +134,33 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     :raises InputError: no column is a latency, the mapping names one that is not there, or most lines are unusable.
     """
     by_line, first_values = _header(path)
+    bad = BadLines(path, EXPECTED_ROW)
+
+    def blocks(wanted: Sequence[str]) -> Iterator[Block]:
+        return _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, tuple(first_values), wanted, bad)
+
+    return read_blocks(path, first_values, parse_map_option(mapping), blocks, bad)
+
+
+def read_blocks(
+    path: Path,
+    first_values: Mapping[str, Any],
+    mapping: Mapping[str, str],
+    blocks: Callable[[Sequence[str]], Iterator[Block]],
+    bad: BadLines,
+) -> RequestTable:
+    """The requests of a table that is read in blocks.
+
+    :param first_values: by column, one of its values.
+    :param blocks: yields the wanted columns, block by block.
+    :raises InputError: as :func:`read`.
+    """
     names = tuple(first_values)
-    roles = roles_of(path, first_values, parse_map_option(mapping))
+    roles = roles_of(path, first_values, mapping)
     wanted = tuple(dict.fromkeys(column for role in roles for column in role.columns))
-    bad = BadLines(path, "a request with a latency and a time (numbers, or dates in ISO 8601)")
-    blocks = _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, names, wanted, bad)
     columns: dict[str, list[Any]] = {role.name: [] for role in roles}
     total = 0
-    for block, first in blocks:
+    for block, first in blocks(wanted):
         n = len(next(iter(block.values()), []))
         values = {role.name: _values(role, block, n) for role in roles}
         good = _usable(values)
@@ -255,8 +280,8 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
     """A time whose column has no unit, but its values do."""
     value = columns.get(role.source) if isinstance(role.source, str) else None
-    unitless = role.unit_ns is None and role.name in _TIMES
-    return replace(role, unit_ns=1) if unitless and isinstance(value, str) and _SPAN.match(value) else role
+    is_time = role.unit_ns is not None or role.name in _TIMES
+    return replace(role, unit_ns=1) if is_time and isinstance(value, str) and math.isfinite(_span_ns(value)) else role
 
 
 def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
@@ -431,7 +456,8 @@ def _span_ns(text: str) -> float:
     if _SPAN.sub("", text).strip():
         return float("nan")
     try:
-        return sum(float(amount) * _SPAN_NS[unit] for amount, unit in _SPAN.findall(text)) or float("nan")
+        spans = _SPAN.findall(text)
+        return sum(float(amount) * _SPAN_NS[unit] for amount, unit in spans) if spans else float("nan")
     except ValueError:  # 1.2.3
         return float("nan")
 

@@ -1,0 +1,219 @@
+"""Text logs, one line per request, read by a regular expression with named groups.
+
+The groups are columns of :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
+``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS application load balancers, gin
+(Ollama), and lines of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern`` reads any other format. Lines that
+do not match are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from latfix.errors import InputError, input_error
+from latfix.files.decompressed import CUT_OFF, open_text
+from latfix.formatting import shown
+from latfix.profilers.recordings.reader import damaged, recorded_at
+from latfix.profilers.recordings.requests.formats import mapped_log
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.text_source import BadLines
+from latfix.traffic.derived_features import parse_map_option
+
+NAME = "a text log of HAProxy, AWS load balancers, gin or Ollama, key=value lines, or any other (--pattern REGEX)"
+_CHUNK_BYTES = 1 << 24
+#: A line of ``key=value`` pairs has at least this many.
+_LEAST_PAIRS = 3
+_PAIR = re.compile(r'(?:^|\s)([A-Za-z_][\w.\-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
+#: The time at the start of a line, and the name of its column. Loggers write a line when the request ends.
+_LINE_TIME, _LINE_STARTS = "line_time", r"^(?P<quoted>\d{4}-\d\d-\d\d[T ][\d:.,]{8,}(?:Z|[+-]\d\d:?\d\d)?)"
+_WRITTEN_AT = ("time", "ts", "timestamp", _LINE_TIME)
+_STARTS = {"start", "start_time", "started_at", "arrival"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """One built-in format.
+
+    :param pattern: in the syntax that Python and RE2 share.
+    :param meaning: roles as ``--map`` gives them; groups that are named after a role need none.
+    """
+
+    writer: str
+    pattern: str
+    meaning: Mapping[str, str] = field(default_factory=dict)
+
+
+_FORMATS: tuple[_Format, ...] = (
+    # TR/Tw/Tc/Tr/Ta in milliseconds, -1 where a request did not get so far; the time of arrival.
+    _Format(
+        "HAProxy",
+        r"\[(?P<arrival>\d+/[A-Z][a-z]{2}/\d{4}:[\d:]{8}\.\d+)\] \S+ (?P<backend>\S+) "
+        r"(?P<receive_ms>-?\d+)/(?P<queue_ms>-?\d+)/(?P<connect_ms>-?\d+)/(?P<server_ms>-?\d+)/\+?"
+        r'(?P<latency_ms>\d+) (?P<status>-?\d+) \+?(?P<response_bytes>\d+) .*?"(?P<route>[A-Z]+ [^ "]+)',
+        {"receive_ms": "receive_ms", "connect_ms": "connect_ms"},
+    ),
+    # Seconds until the request was sent to the target, until its answer began, and until that was passed on; the end.
+    _Format(
+        "an AWS load balancer",
+        r"^\w+ (?P<end>\d{4}-\d\d-\d\dT[\d:.]+Z) app/\S+ \S+ \S+ "
+        r"(?P<request_s>-?[\d.]+) (?P<target_s>-?[\d.]+) (?P<response_s>-?[\d.]+) "
+        r'(?P<status>\d+|-) \S+ (?P<request_bytes>\d+) \d+ "(?P<route>[A-Z-]+ [^ "]+)',
+        {"latency_s": "request_s+target_s+response_s", "balancer_s": "request_s+response_s"},
+    ),
+    _Format(
+        "gin",
+        r"\[GIN\] (?P<end>\d{4}/\d\d/\d\d - [\d:]{8}) \|[^|]*?(?P<status>\d{3})[^|]*\| *(?P<latency>[0-9][^ |]*)[^|]*"
+        r'\|[^|]*\|[^"]*?(?P<method>[A-Z]+)[^"]*"(?P<route>[^"]+)"',
+    ),
+)  # fmt: skip
+
+
+def knows(head: bytes) -> bool:
+    """True if a line among the first is of a built-in format, or if most are pairs."""
+    lines = _lines(head)
+    return _format_of(lines) is not None or _are_pairs(lines)
+
+
+def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
+    """The requests of a log.
+
+    :param pattern: a regular expression with named groups; empty for a built-in format.
+    :raises InputError: the pattern is none, matches no line, or its groups hold no latency.
+    """
+    lines = _lines(recorded_at(path).head)
+    known = None if pattern else _format_of(lines)
+    bad = BadLines(path, "a request with a latency and a time (numbers, or dates in ISO 8601)")
+    if pattern or known is not None:
+        expression = _compiled(known.pattern if known else pattern)
+        names = tuple(expression.groupindex)
+        extract = _by_groups(expression.pattern, names)
+        sample = [found.groupdict("") for line in lines if (found := expression.search(line))]
+        meaning = dict(known.meaning) if known else {}
+    else:
+        sample = [_pairs(line) for line in lines]
+        names = tuple(dict.fromkeys(name for found in sample for name in found))
+        extract = _by_keys
+        written = next((name for name in _WRITTEN_AT if name in names), None)
+        meaning = {"end": written} if written and not _STARTS & set(names) else {}
+    first = {name: next((row[name] for row in sample if row.get(name)), "") for name in names}
+    skipped = _Skipped()
+    table = mapped_log.read_blocks(
+        path, first, meaning | parse_map_option(mapping), lambda wanted: _blocks(path, extract, wanted, skipped), bad
+    )
+    notes = (*table.notes, *skipped.notes())
+    writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
+    return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})
+
+
+@dataclass(slots=True)
+class _Skipped:
+    """Lines that are something else."""
+
+    count: int = 0
+    matched: int = 0
+    first: str = ""
+
+    def notes(self) -> tuple[str, ...]:
+        """For the reader of the diagnosis."""
+        if not self.count:
+            return ()
+        return (f"{self.count:,} other lines were skipped, the first: {shown(self.first, 60)}.",)
+
+
+def _lines(head: bytes) -> list[str]:
+    lines = head.decode("utf-8", "replace").splitlines()
+    return lines[:-1] or lines  # the last one may be cut off
+
+
+def _format_of(lines: Sequence[str]) -> _Format | None:
+    return next((each for each in _FORMATS if any(re.search(each.pattern, line) for line in lines)), None)
+
+
+def _are_pairs(lines: Sequence[str]) -> bool:
+    filled = [line for line in lines if line.strip() and line.lstrip()[0] not in "{[<"]
+    return bool(filled) and sum(len(_PAIR.findall(line)) >= _LEAST_PAIRS for line in filled) > len(filled) / 2
+
+
+def _pairs(line: str) -> dict[str, str]:
+    start = re.match(_LINE_STARTS, line)
+    pairs = {name: value.strip('"') for name, value in _PAIR.findall(line)}
+    return pairs if start is None or len(pairs) < _LEAST_PAIRS else {_LINE_TIME: start[1], **pairs}
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        expression = re.compile(pattern)
+        if expression.groupindex:
+            pc.extract_regex(pa.array([""]), pattern)
+    except (re.error, pa.ArrowInvalid) as error:
+        why = " ".join(str(error).split())[:120]
+        raise InputError(f"--pattern: found {shown(pattern, 60)!r} ({why}); expected a regular expression") from error
+    if not expression.groupindex or len(expression.groupindex) < expression.groups:
+        raise InputError(
+            f"--pattern: found {shown(pattern, 60)!r}; expected named groups, such as (?P<latency_ms>[0-9.]+) and "
+            "(?P<end>\\S+), and (?:…) for all others"
+        )
+    return expression
+
+
+#: From lines and wanted columns to which lines matched, and the columns, as long as the lines.
+_Extract = Callable[[Any, Sequence[str]], tuple[Any, dict[str, Any]]]
+
+
+def _by_groups(pattern: str, names: Sequence[str]) -> _Extract:
+    def extract(lines: Any, wanted: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+        import pyarrow.compute as pc
+
+        found = pc.extract_regex(lines, pattern)
+        return found.is_valid(), {name: pc.struct_field(found, [names.index(name)]) for name in wanted}
+
+    return extract
+
+
+def _by_keys(lines: Any, wanted: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    import pyarrow.compute as pc
+
+    columns = {}
+    matched = None
+    for name in wanted:
+        pair = rf'(?:^|\s){re.escape(name)}=(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]*))'
+        found = pc.extract_regex(lines, f"{_LINE_STARTS}(?P<bare>)" if name == _LINE_TIME else pair)
+        parts = [pc.fill_null(pc.struct_field(found, [k]), "") for k in (0, 1)]
+        columns[name] = pc.binary_join_element_wise(*parts, "")
+        if name != _LINE_TIME:
+            present = found.is_valid()
+            matched = present if matched is None else pc.and_(matched, present)
+    return matched, columns
+
+
+def _blocks(
+    path: Path, extract: _Extract, wanted: Sequence[str], skipped: _Skipped
+) -> Iterator[tuple[dict[str, Any], int]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    at = 1
+    try:
+        with open_text(path) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                lines = pa.array((chunk + file.readline()).splitlines(), pa.string())
+                matched, columns = extract(lines, wanted)
+                others = pc.filter(lines, pc.invert(matched))
+                skipped.first = skipped.first or next((word for word in others.slice(0, 9).to_pylist() if word), "")
+                skipped.count += len(others)
+                skipped.matched += len(lines) - len(others)
+                yield {name: pc.filter(column, matched) for name, column in columns.items()}, at
+                at += len(lines)
+        if not skipped.matched:
+            raise input_error(
+                path, 1, shown(skipped.first, 60), "lines that the pattern matches", "correct --pattern"
+            )
+    except CUT_OFF as error:
+        damaged(path, "a text log", f"compressed data that ends too soon ({error})")

@@ -1,0 +1,118 @@
+"""Text logs: built-in formats, key=value lines, and patterns of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.formats import text_log
+from latfix.profilers.recordings.requests.readers import read_requests
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.stages import Status
+
+#: Two requests, as each writer logs them: they end at 10:00:00.250 and 10:00:01.500, after 50 and 200 ms.
+HAPROXY = """\
+Nov 20 10:00:00 lb haproxy[7]: 10.0.0.1:3 [20/Nov/2026:10:00:00.200] web api/s1 1/0/2/40/50 200 312 - - ---- \
+1/1/0/0/0 0/0 "POST /predict?x=1 HTTP/1.1"
+Nov 20 10:00:01 lb haproxy[7]: 10.0.0.1:3 [20/Nov/2026:10:00:01.300] web api/s2 1/120/2/60/+200 504 0 - - sH-- \
+9/9/8/1/0 0/7 {x} "POST /predict HTTP/1.1"
+Nov 20 10:00:02 lb haproxy[7]: backend api has no server available!
+"""
+ALB = """\
+h2 2026-11-20T10:00:00.250000Z app/x/50d 10.0.0.1:2 10.0.0.2:80 0.001 0.048 0.001 200 200 77 312 \
+"POST https://h:443/predict HTTP/2.0" "curl" - - arn:x "Root=1" "h" "-" 0 2026-11-20T10:00:00.2Z "forward" "-" "-"
+h2 2026-11-20T10:00:01.500000Z app/x/50d 10.0.0.1:2 10.0.0.2:80 0.120 0.080 0.000 504 - 78 0 \
+"POST https://h:443/predict HTTP/2.0" "curl" - - arn:x "Root=1" "h" "-" 0 2026-11-20T10:00:01.3Z "forward" "-" "-"
+"""
+GIN = """\
+time=2026-11-20T09:59:59Z level=INFO source=server.go:309 msg="starting llama server"
+[GIN] 2026/11/20 - 10:00:00 | 200 |    50.000000ms |       127.0.0.1 | POST     "/api/generate"
+[GIN] 2026/11/20 - 10:00:01 | 504 |    200000.00µs |       127.0.0.1 | POST     "/api/generate"
+"""
+HEROKU = """\
+2026-11-20T10:00:00.250+00:00 heroku[router]: at=info method=POST path="/predict" dyno=web.1 connect=1ms \
+service=50ms status=200 bytes=312
+2026-11-20T10:00:01.500+00:00 heroku[router]: at=error code=H12 desc="Request timeout" method=POST path="/predict" \
+dyno=web.1 connect=2ms service=200ms status=504 bytes=0
+"""
+LOGFMT = """\
+time=2026-11-20T10:00:00.250Z level=info msg="request \\"served\\"" duration_ms=50 status=200 tokens=7
+time=2026-11-20T10:00:01.500Z level=info msg="request served" duration_ms=200 status=504 tokens=9
+"""
+LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "requests.log"
+    path.write_text(text)
+    return path
+
+
+def table_of(folder: Path, text: str, pattern: str = "", mapping: tuple[str, ...] = ()) -> RequestTable:
+    return read_requests(written(folder, text), ReadOptions(pattern=pattern, mapping=mapping))
+
+
+@pytest.mark.parametrize("writer", LOGS)
+def test_each_format_gives_the_same_requests(tmp_path: Path, writer: str) -> None:
+    table = table_of(tmp_path, LOGS[writer])
+    assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
+    assert table.status.tolist() == [Status.OK, Status.TIMEOUT]
+    apart = 1_000_000_000 + (250 - 150 if writer != "gin" else -150) * 1_000_000
+    assert np.diff(table.arrival_ns).tolist() == [apart]
+    assert not table.routes, "one route is no difference"
+
+
+def test_the_parts_that_a_proxy_measures_are_parts(tmp_path: Path) -> None:
+    assert table_of(tmp_path, HAPROXY).parts["queue"].tolist() == [0, 120_000_000]
+    assert table_of(tmp_path, ALB).parts["balancer"].tolist() == [2_000_000, 120_000_000]
+    assert table_of(tmp_path, HEROKU).parts["connect"].tolist() == [1_000_000, 2_000_000]
+    assert table_of(tmp_path, LOGFMT).features["tokens"].tolist() == [7, 9]
+
+
+def test_other_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    notes = table_of(tmp_path, HAPROXY).notes
+    assert any(note.startswith("1 other lines were skipped") and "has no server" in note for note in notes)
+
+
+def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
+    log = (
+        "2026-11-20 10:00:00,250 INFO served /predict in 0.05 s (queued 10 ms, db 30 ms)\n"
+        "2026-11-20 10:00:01,500 INFO served /predict in 0.2 s (queued 120 ms, db 60 ms)\n"
+        "2026-11-20 10:00:01,600 WARNING disk\n"
+    )
+    pattern = (
+        r"^(?P<end>\S+ \S+) INFO served (?P<route>\S+) in (?P<latency_s>[\d.]+) s "
+        r"\(queued (?P<queue_ms>\d+) ms, db (?P<db>\d+) ms\)"
+    )
+    table = table_of(tmp_path, log, pattern, ("db_ms=db",))
+    assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
+    assert np.diff(table.arrival_ns).tolist() == [1_100_000_000]
+    assert {name: part.tolist() for name, part in table.parts.items()} == {
+        "queue": [10_000_000, 120_000_000],
+        "db": [30_000_000, 60_000_000],
+    }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", "expected a regular expression"),
+        (r"in (?P<latency_s>[\d.]+) (?=s)", "expected a regular expression"),  # no look-ahead in RE2
+        ("in ([0-9.]+) s", "expected named groups"),
+        ("(?P<latency_ms>x)", "lines that the pattern matches"),
+        (r"(?P<level>INFO)", "say which is the latency"),
+    ],
+)
+def test_a_pattern_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, pattern: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        table_of(tmp_path, "2026-11-20 10:00:00,250 INFO served in 0.05 s\n", pattern)
+    assert "\n" not in str(raised.value)
+
+
+def test_prose_is_no_log_of_pairs() -> None:
+    assert not text_log.knows(b"a = b\nthe quick brown fox\n")
+    assert not text_log.knows(b'{"a=1": "b=2 c=3 d=4"}\n')
