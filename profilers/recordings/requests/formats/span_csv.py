@@ -80,8 +80,8 @@ def read(path: Path) -> SpanTable:
         length, unit = _times(path, frame[columns["duration"]], columns["duration"], unit)
         end = start + length
     rows, pods = SpanRows(), columns["service"].lower().startswith("pod")
-    operation = frame[columns["operation"]] if "operation" in columns else [""] * len(frame)
-    names = (frame[columns[name]] for name in ("trace", "span", "parent", "service"))
+    operation = frame[columns["operation"]].tolist() if "operation" in columns else [""] * len(frame)
+    names = (frame[columns[name]].tolist() for name in ("trace", "span", "parent", "service"))
     cells = zip(*names, operation, start.tolist(), end.tolist(), strict=True)
     for line, (trace, span, parent, service, name, begin, over) in enumerate(cells, 2):
         with entry_of(path, "a span", _EXPECTED, line):
