@@ -1,1 +1,1 @@
-"""A laboratory for allocators: recorded or made-up allocation traffic, replayed through models of policies."""
+"""Replays recorded or synthetic allocation traffic through models of allocators."""

@@ -1,8 +1,8 @@
-"""Allocators that a pool of one's own could have: best fit with splitting, a buddy system, size classes.
+"""Allocators for a custom pool: best fit with splitting, a buddy system, size classes.
 
-The first is what a pool reserved at the start is (``memory.pool`` on a GPU). The second is the textbook's (Knowlton,
-1965): sizes are powers of two, and a block joins only the neighbor that it was split from. Both take all memory at
-the start; size classes take each block on its own, and a freed one serves its own class alone.
+Best fit models a pool reserved at the start (``memory.pool`` on a GPU). In the buddy system (Knowlton, 1965) sizes
+are powers of two, and a block joins only the neighbor that it was split from. Both take all memory at the start; size
+classes take each block separately, and a freed block serves only its own class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from latfix.profilers.allocator_lab.torch_caching import GRAIN, rounded
 
 
 class BestFit(Policy):
-    """One segment from the start on; the smallest free block that fits is split, a freed one joins its neighbors."""
+    """One segment from the start; splits the smallest free block that fits, and joins a freed one with neighbors."""
 
     def __init__(self, capacity: int) -> None:
         counters = Counters(device_allocs=1, reserved=capacity // GRAIN * GRAIN)
@@ -38,12 +38,12 @@ class BestFit(Policy):
         return self._free.total, self._free.largest
 
     def stuck_bytes(self) -> int:
-        """Whatever is free, unless nothing is in use."""
+        """All free bytes, unless nothing is in use."""
         return self._free.total if self.counters.granted else 0
 
 
 class Buddy(Policy):
-    """A buddy system; a capacity that is no power of two is laid out as several that are, the largest first."""
+    """A buddy system; the capacity is divided into powers of two, the largest first."""
 
     def __init__(self, capacity: int) -> None:
         usable = capacity // GRAIN * GRAIN
@@ -84,19 +84,19 @@ class Buddy(Policy):
         return total, max((size for size, blocks in self._free.items() if blocks), default=0)
 
     def stuck_bytes(self) -> int:
-        """Whatever is free, unless nothing is in use."""
+        """All free bytes, unless nothing is in use."""
         return self.free_bytes()[0] if self.counters.granted else 0
 
     def _put(self, block: Block) -> None:
         self._free.setdefault(block.size, {})[block.start] = block
 
 
-#: Classes between two powers of two: at most a fifth of a block is wasted.
+#: Classes between two powers of two: at most a fifth of a block is unused.
 STEPS = 4
 
 
 class SizeClasses(Policy):
-    """The model; each block is taken from the device on its own, and kept when it is freed."""
+    """Takes each block separately from the device, and keeps it when it is freed."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity, "size classes")
@@ -128,7 +128,7 @@ class SizeClasses(Policy):
         return sum(sizes), max(sizes, default=0)
 
     def stuck_bytes(self) -> int:
-        """None: each block can go back by itself."""
+        """0: each block can be given back separately."""
         return 0
 
     def _release(self) -> None:
@@ -139,7 +139,7 @@ class SizeClasses(Policy):
 
 
 def class_of(size: int) -> int:
-    """The size of the class that serves ``size`` bytes."""
+    """Size of the class for ``size`` bytes."""
     if size <= GRAIN * STEPS:
         return max(-(-size // GRAIN) * GRAIN, GRAIN)
     step = (1 << ((size - 1).bit_length() - 1)) // STEPS

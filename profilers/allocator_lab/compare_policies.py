@@ -1,4 +1,4 @@
-"""Replay allocation traffic through models of allocators, and see which would have stalled or failed."""
+"""Replays allocation traffic through models of allocators, and compares their stalls and failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.profilers.allocator_lab.torch_expandable import ExpandableAllocator
 from latfix.profilers.allocator_lab.trace import AllocationTrace
 from latfix.results.fragmentation import Fragmentation, PolicyResult
 
-#: Settings of torch's allocator that are compared unless others are asked for; the first is what it does by default.
+#: Settings of torch's allocator that are compared by default; the first is torch's default.
 SETTINGS = (
     "",
     "expandable_segments:True",
@@ -22,14 +22,14 @@ SETTINGS = (
     "roundup_power2_divisions:8",
     "garbage_collection_threshold:0.8",
 )
-#: Allocators that a pool of one's own could have.
+#: Allocators for a custom pool.
 ARENAS = ("one reserved pool, best fit", "buddy", "size classes")
 
 
 def policy_of(name: str, capacity: int) -> Policy:
-    """A model by the name of an arena, or by settings of ``PYTORCH_ALLOC_CONF``.
+    """The model for an arena's name, or for settings of ``PYTORCH_ALLOC_CONF``.
 
-    :raises InputError: settings that torch would not take.
+    :raises InputError: settings that torch would reject.
     """
     if name in ARENAS:
         return (BestFit, Buddy, SizeClasses)[ARENAS.index(name)](capacity)
@@ -43,14 +43,14 @@ def policy_of(name: str, capacity: int) -> Policy:
 def compare(trace: AllocationTrace, capacity: int, names: Sequence[str] = (*SETTINGS, *ARENAS)) -> list[PolicyResult]:
     """Replay a trace through several policies.
 
-    :param capacity: bytes that the device has.
-    :raises InputError: settings that torch would not take.
+    :param capacity: bytes of the device.
+    :raises InputError: settings that torch would reject.
     """
     policies = [(policy_of(name, capacity), "" if name in ARENAS else name) for name in names]
     return [replay(trace, capacity, policy, setting) for policy, setting in policies]
 
 
-#: Free blocks that cannot be given back are counted once in so many allocations: counting walks all of them.
+#: Allocations between two counts of free blocks that cannot be given back: counting walks all of them.
 _COUNTED_EACH = 16
 
 
@@ -63,7 +63,7 @@ def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str =
     for position, event in enumerate(trace.events):
         if event.is_free:
             block = live.pop(event.key, None)
-            if block is not None:  # not one that could not be had
+            if block is not None:  # None after a failed allocation
                 policy.free(block)
             continue
         result.allocations += 1
@@ -83,7 +83,7 @@ def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str =
                     }
         free, largest = policy.free_bytes()
         external += 1.0 - largest / free if free else 0.0
-        internal += 1.0 - counters.asked / counters.granted if counters.granted else 0.0
+        internal += 1.0 - counters.requested / counters.granted if counters.granted else 0.0
         result.peak_reserved = max(result.peak_reserved, counters.reserved)
         if result.allocations % _COUNTED_EACH == 0:
             result.peak_stuck = max(result.peak_stuck, policy.stuck_bytes())
@@ -95,7 +95,7 @@ def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str =
 
 
 def fragmentation(trace: AllocationTrace, capacity: int, results: Sequence[PolicyResult]) -> Fragmentation:
-    """The results of policies on a trace, with the answer."""
+    """The results of policies on a trace, with a sentence on them."""
     return Fragmentation(
         source=trace.source,
         events=len(trace.events),
@@ -109,9 +109,9 @@ def fragmentation(trace: AllocationTrace, capacity: int, results: Sequence[Polic
 
 
 def answer(results: Sequence[PolicyResult], recorded: Mapping[str, int] | None = None) -> str:
-    """Which of torch's settings would have avoided the stalls and failures of the first one, in a sentence.
+    """A sentence on which of torch's settings would have avoided the stalls and failures of the first policy.
 
-    :param recorded: what the real allocator did (:attr:`AllocationTrace.recorded`).
+    :param recorded: counts of the real allocator (:attr:`AllocationTrace.recorded`).
     """
     first, *others = results
     if not first.retries and not first.failed:
@@ -120,52 +120,52 @@ def answer(results: Sequence[PolicyResult], recorded: Mapping[str, int] | None =
             return f"{first.policy}: no allocation stalls or fails."
         return (
             f"{first.policy}: no allocation stalls or fails in the model, but {_many(stalled, 'did', '')} in the "
-            "recording: the process had less memory than --capacity says."
+            "recording: the process had less memory than --capacity."
         )
-    said = f"{first.policy}: {_many(first.retries, 'stall')}, {_many(first.failed, 'failure')}"
+    text = f"{first.policy}: {_many(first.retries, 'stall')}, {_many(first.failed, 'failure')}"
     if first.failed:
-        said += f" ({first.failed_fragmented} of them with enough memory free in total)"
-    settings = sorted((result for result in others if result.setting), key=badness)
-    if not settings or badness(settings[0])[:2] >= badness(first)[:2]:
-        return f"{said}. None of the settings that were tried does better."
+        text += f" ({first.failed_fragmented} of them with enough memory free in total)"
+    settings = sorted((result for result in others if result.setting), key=_cost)
+    if not settings or _cost(settings[0])[:2] >= _cost(first)[:2]:
+        return f"{text}. None of the tested settings does better."
     best, *rest = settings
-    said += f". With {best.setting} {left_over(best)} would be left ({_figures(first, best)})"
-    said += "".join(f"; with {each.setting} {left_over(each)}" for each in rest)
-    return f"{said}."
+    text += f". With {best.setting} {_remaining(best)} would remain ({_figures(first, best)})"
+    text += "".join(f"; with {each.setting} {_remaining(each)}" for each in rest)
+    return f"{text}."
 
 
-def left_over(result: PolicyResult) -> str:
+def _remaining(result: PolicyResult) -> str:
     """The failures and stalls of a policy, in words."""
-    left = [_many(number, word) for number, word in ((result.failed, "failure"), (result.retries, "stall")) if number]
-    return " and ".join(left) if left else "none"
+    counts = ((result.failed, "failure"), (result.retries, "stall"))
+    return " and ".join(_many(number, word) for number, word in counts if number) or "none"
 
 
-def badness(result: PolicyResult) -> tuple[int, int, int, int]:
-    """What policies are ordered by, the best first: failures, stalls, calls of the device, memory held."""
+def _cost(result: PolicyResult) -> tuple[int, int, int, int]:
+    """The order of policies, the best first: failures, stalls, device calls, memory held."""
     return (result.failed, result.retries, result.device_allocs + result.device_frees, result.peak_reserved)
 
 
 def _figures(first: PolicyResult, best: PolicyResult) -> str:
     calls = [each.device_allocs + each.device_frees for each in (first, best)]
     held = [each.peak_reserved / 2**20 for each in (first, best)]
-    return f"calls of the device {calls[0]:,} -> {calls[1]:,}, held at most {held[0]:,.0f} -> {held[1]:,.0f} MiB"
+    return f"device calls {calls[0]:,} -> {calls[1]:,}, held at most {held[0]:,.0f} -> {held[1]:,.0f} MiB"
 
 
 def _many(number: int, word: str, more: str = "s") -> str:
     return f"{number:,} {word}{'' if number == 1 else more}"
 
 
-#: What is tried beside what stands. ``garbage_collection_threshold`` acts only with a limit, which another fix sets.
+#: Settings to compare with the current ones. ``garbage_collection_threshold`` acts only with a limit, which another
+#: fix sets.
 TRIED: tuple[str, ...] = tuple(name for name in SETTINGS if name and not name.startswith("garbage_collection"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What replaying a history through the models told.
+    """The result of replaying a history through the models.
 
-    :param setting: the cheapest without stalls, or with the fewest; empty where none does better than what stands,
-        or nothing could be replayed.
-    :param said: what each would have done, or why there is no answer, in a sentence.
+    :param setting: the best one; empty if none is better than the current one, or nothing could be replayed.
+    :param said: a sentence on all results, or the reason why there are none.
     """
 
     setting: str = ""
@@ -174,18 +174,18 @@ class Choice:
 
 
 def choose(trace: AllocationTrace, capacity: int, standing: str = "", tried: Sequence[str] = TRIED) -> Choice:
-    """Replay a history through what stands and through other settings beside it, and take the best.
+    """Replay a history through the current setting and through others added to it, and choose the best.
 
-    They are compared by failures, stalls, calls of the device and memory held, in this order; one that leaves as many
-    failures and stalls as what stands is no reason to change.
+    They are compared by failures, stalls, device calls and memory held, in this order. A setting must reduce failures
+    or stalls to replace the current one.
 
     :param capacity: bytes that the process could have.
-    :param standing: the setting that the history was recorded with, where it is modelled.
+    :param standing: the modelled settings with which the history was recorded.
     """
     names = (standing, *(f"{standing},{name}" if standing else name for name in tried if name != standing))
     results: list[PolicyResult] = compare(trace, capacity, names)
-    best = min(results[1:], key=badness, default=results[0])
-    better = badness(best)[:2] < badness(results[0])[:2]
+    best = min(results[1:], key=_cost, default=results[0])
+    better = _cost(best)[:2] < _cost(results[0])[:2]
     return Choice(
         setting=best.setting if better else "",
         said=answer(results, trace.recorded),

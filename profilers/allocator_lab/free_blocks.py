@@ -1,4 +1,4 @@
-"""Blocks of memory in address order, free ones by size: what every model of an allocator here is made of."""
+"""Blocks of memory in address order, and free blocks by size, for the models of allocators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Block:
 
     :ivar start: its first address; ``size`` in bytes.
     :ivar before: the neighbor below in the same segment; ``after`` above.
-    :ivar live: it is handed out.
-    :ivar mapped: memory lies behind its addresses.
-    :ivar asked: bytes that were asked for, where it is live.
+    :ivar live: True if it is in use.
+    :ivar mapped: True if memory is mapped to its addresses.
+    :ivar requested: requested bytes, if it is live.
     :ivar home: the free blocks that it belongs to.
-    :ivar since: when it became free, in searches of its pool.
+    :ivar since: when it became free, counted in searches of its pool.
     """
 
-    __slots__ = ("after", "asked", "before", "home", "live", "mapped", "since", "size", "start")
+    __slots__ = ("after", "before", "home", "live", "mapped", "requested", "since", "size", "start")
 
     def __init__(self, start: int, size: int, home: FreeBlocks) -> None:
         self.start, self.size, self.home = start, size, home
@@ -26,16 +26,16 @@ class Block:
         self.after: Block | None = None
         self.live = False
         self.mapped = True
-        self.asked = 0
+        self.requested = 0
         self.since = 0
 
     @property
     def is_split(self) -> bool:
-        """Whether it is only a part of its segment."""
+        """True if it is only a part of its segment."""
         return self.before is not None or self.after is not None
 
     def cut(self, size: int) -> Block:
-        """Split after ``size`` bytes; returns the rest, which lies above."""
+        """Split after ``size`` bytes. Returns the upper part."""
         rest = Block(self.start + size, self.size - size, self.home)
         rest.mapped = self.mapped
         rest.before, rest.after = self, self.after
@@ -45,7 +45,7 @@ class Block:
         return rest
 
     def absorb(self, neighbor: Block) -> None:
-        """Take a neighbor in."""
+        """Merge a neighbor into this block."""
         if neighbor is self.before:
             self.start, self.before = neighbor.start, neighbor.before
             if self.before is not None:
@@ -58,7 +58,7 @@ class Block:
 
 
 class FreeBlocks:
-    """Free blocks, found by size: the smallest that is large enough, and of those the one at the lowest address."""
+    """Free blocks, sorted by size, then address."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[int, int]] = []
@@ -69,7 +69,7 @@ class FreeBlocks:
         return len(self._keys)
 
     def __iter__(self) -> Iterator[Block]:
-        """From the smallest to the largest, as they are now."""
+        """From the smallest to the largest; a copy, so that changes meanwhile do not matter."""
         return iter([self._blocks[start] for _, start in self._keys])
 
     @property
@@ -78,13 +78,13 @@ class FreeBlocks:
         return self._keys[-1][0] if self._keys else 0
 
     def add(self, block: Block) -> None:
-        """Put a block in."""
+        """Add a block."""
         insort(self._keys, (block.size, block.start))
         self._blocks[block.start] = block
         self.total += block.size
 
     def remove(self, block: Block) -> None:
-        """Take a block out."""
+        """Remove a block."""
         del self._keys[bisect_left(self._keys, (block.size, block.start))]
         del self._blocks[block.start]
         self.total -= block.size
@@ -96,7 +96,7 @@ class FreeBlocks:
 
 
 def merged(block: Block) -> Block:
-    """Join a free block, which is not in its list, with free neighbors, which are taken out of it."""
+    """Join a free block that is not in its list with its free neighbors, which are removed from the list."""
     for neighbor in (block.before, block.after):
         if neighbor is not None and not neighbor.live and neighbor.mapped == block.mapped:
             if neighbor.mapped:

@@ -1,4 +1,4 @@
-"""What a model of an allocator offers to the laboratory, and what it counts."""
+"""The interface of a model of an allocator, and its counters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from latfix.profilers.allocator_lab.free_blocks import Block
 
 
 class OutOfMemory(Exception):
-    """No block could be had, whatever was tried."""
+    """No block is available, even after giving cached memory back."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What an allocator did so far.
+    """Totals and current sizes of an allocator.
 
-    :ivar device_allocs: segments that were taken from the device, or mapped; ``device_frees`` given back.
-    :ivar taken: bytes of the segments that were taken; ``given`` of those given back.
-    :ivar retries: how often it gave cached memory back because the device had no more, and asked again: the program
-        waits for the device meanwhile.
-    :ivar reserved: bytes that it has from the device now.
-    :ivar granted: bytes of blocks that are in use now; ``asked``: bytes that were asked for in them.
+    :ivar device_allocs: segments taken from the device, or mapped; ``device_frees`` given back.
+    :ivar taken: bytes of the segments taken; ``given`` of those given back.
+    :ivar retries: how often it gave cached memory back because the device had no more, and retried: a stall, as the
+        program waits for the device.
+    :ivar reserved: bytes held from the device.
+    :ivar granted: bytes of blocks in use; ``requested``: bytes requested for them.
     """
 
     device_allocs: int = 0
@@ -31,16 +31,16 @@ class Counters:
     retries: int = 0
     reserved: int = 0
     granted: int = 0
-    asked: int = 0
+    requested: int = 0
 
     def take(self, size: int) -> None:
-        """A segment was taken from the device, or memory mapped."""
+        """Count a segment taken from the device, or memory mapped."""
         self.reserved += size
         self.taken += size
         self.device_allocs += 1
 
     def give(self, size: int) -> None:
-        """A segment was given back, or memory unmapped."""
+        """Count a segment given back, or memory unmapped."""
         self.reserved -= size
         self.given += size
         self.device_frees += 1
@@ -49,9 +49,8 @@ class Counters:
 class Policy(ABC):
     """A model of an allocator.
 
-    :ivar name: as a report shows it.
-    :ivar capacity: bytes that the device has for it.
-    :ivar counters: what it did so far.
+    :ivar name: in reports.
+    :ivar capacity: bytes of the device that it may use.
     """
 
     def __init__(self, capacity: int, name: str, counters: Counters | None = None) -> None:
@@ -65,30 +64,30 @@ class Policy(ABC):
         :raises OutOfMemory: there is none.
         """
         block = self._find(size, stream)
-        block.live, block.asked = True, size
+        block.live, block.requested = True, size
         self.counters.granted += block.size
-        self.counters.asked += size
+        self.counters.requested += size
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back."""
+        """Free a block."""
         self.counters.granted -= block.size
-        self.counters.asked -= block.asked
-        block.live, block.asked = False, 0
+        self.counters.requested -= block.requested
+        block.live, block.requested = False, 0
         self._keep(block)
 
     @abstractmethod
     def _find(self, size: int, stream: int) -> Block:
-        """A block to hand out."""
+        """A free block, removed from the free ones."""
 
     @abstractmethod
     def _keep(self, block: Block) -> None:
-        """Keep a block that is free again."""
+        """Keep a freed block."""
 
     @abstractmethod
     def free_bytes(self) -> tuple[int, int]:
-        """Of what it has from the device: bytes that are free, and the largest free block."""
+        """Free bytes held from the device, and the size of the largest free block."""
 
     @abstractmethod
     def stuck_bytes(self) -> int:
-        """Free bytes that it cannot give back to the device, for something beside them is in use."""
+        """Free bytes that it cannot give back to the device, as other bytes of their segments are in use."""

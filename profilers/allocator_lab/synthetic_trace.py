@@ -1,9 +1,9 @@
-"""Allocation traffic of a service with variable lengths, made up, that cuts memory into pieces.
+"""Synthetic allocation traffic of a service with variable lengths, which fragments memory.
 
-Conversations come and go. Each keeps a cache that grows with its length: a larger piece is taken, then the smaller
-one given back. Each turn needs working memory for a moment, by the length of its input; both lengths are log-normal.
-Now and then a long input comes that needs one large piece. What is in use stays below what the device has; whether a
-large piece can be had depends on where the small ones lie.
+Each conversation keeps a cache that grows with its length: a larger block is allocated, then the smaller one freed.
+Each turn needs temporary working memory by the length of its input. Both lengths are log-normal. A rare long input
+needs one large block. Memory in use stays below the device's capacity, so a large block fails only because of where
+small ones lie.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from latfix.profilers.allocator_lab.trace import AllocationTrace, Event
 
 _MIB = 1 << 20
-#: The share of the capacity that is in use at most: whatever is asked for fits, but for where it must lie.
+#: Maximum share of the capacity in use: any request fits, except for fragmentation.
 _MOST_USED = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What to make.
+    """Parameters of the traffic.
 
-    :param turns: how many requests.
-    :param capacity: bytes of the device that the traffic is made for.
-    :param filled: the share of it that caches of conversations take in the mean.
-    :param piece: size of a cache in the median, in bytes; ``spread`` the standard deviation of its logarithm.
-    :param large: the share of the capacity that a long input's piece takes.
-    :param large_each: a long input comes once in so many turns, in the mean.
-    :param turns_a_conversation: in the mean; geometrically distributed.
+    :param turns: number of requests.
+    :param capacity: bytes of the device.
+    :param filled: mean share of it that caches of conversations use.
+    :param piece: median size of a cache, in bytes; ``spread`` the standard deviation of its logarithm.
+    :param large: share of the capacity that a long input's block needs.
+    :param large_each: mean number of turns per long input.
+    :param turns_a_conversation: mean number; geometrically distributed.
     """
 
     turns: int = 4000
@@ -43,12 +43,12 @@ class Traffic:
 
 
 def generate(seed: int, traffic: Traffic | None = None) -> AllocationTrace:
-    """A trace; the same seed gives the same."""
+    """A trace; equal seeds give equal traces."""
     want = traffic or Traffic()
     rng = np.random.default_rng(seed)
     maker = _Maker(int(_MOST_USED * want.capacity))
     held: list[_Conversation] = []
-    working: list[int] = []  # memory of the turn before, by key
+    working: list[int] = []  # keys of the previous turn's working memory
     for turn in range(want.turns):
         maker.t_us = turn * 1000.0
         for key in working:

@@ -1,10 +1,10 @@
 """A model of PyTorch's caching allocator on CUDA, with the settings of ``PYTORCH_ALLOC_CONF`` that change its layout.
 
-By what ``c10/cuda/CUDACachingAllocator.cpp`` does (torch 2.8): sizes are rounded; small and large requests have pools
-of their own, by stream; the smallest cached block that fits is split; a freed block joins its free neighbors; where
-no block fits, the device is asked for a segment, and where it has none, cached segments that are free as a whole are
-given back first. With ``expandable_segments`` a pool is one range of addresses behind which memory is mapped page by
-page. Blocks that other streams still use are taken to be free at once, and graphs' private pools are not modelled.
+It follows ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.8). Sizes are rounded; small and large requests have
+separate pools, per stream; the smallest cached block that fits is split; a freed block joins its free neighbors. If
+no block fits, a segment is requested from the device; if that fails, entirely free cached segments are given back
+first. With ``expandable_segments`` a pool is one range of addresses to which memory is mapped page by page. The model
+frees blocks at once even if other streams still use them, and has no private pools of graphs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _UNLIMITED = 1 << 62
 class Settings:
     """Settings of ``PYTORCH_ALLOC_CONF``.
 
-    :param max_split_size: blocks of so many bytes or more are not split.
+    :param max_split_size: blocks of this size or more are not split.
     :param expandable: ``expandable_segments``.
-    :param collect_above: ``garbage_collection_threshold``: the share of the capacity above which cached segments are
-        given back before more are taken. It acts only where the process has a memory fraction set.
-    :param divisions: ``roundup_power2_divisions``: sizes are rounded to so many steps between powers of two; 1 for
-        steps of 512 bytes.
+    :param collect_above: ``garbage_collection_threshold``: share of the capacity above which cached segments are
+        given back before more are taken. It acts only if the process has a memory fraction.
+    :param divisions: ``roundup_power2_divisions``: number of steps between powers of two to which sizes are rounded;
+        1 for steps of 512 bytes.
     """
 
     max_split_size: int = _UNLIMITED
@@ -50,7 +50,7 @@ class Settings:
 
 
 _COLLECT, _FRACTION = "garbage_collection_threshold", "per_process_memory_fraction"
-#: Settings by name: what torch takes for them, in words and as a test.
+#: Valid values of settings, in words and as a test.
 _KNOWN: dict[str, tuple[str, Callable[[str], bool]]] = {
     "max_split_size_mb": ("a whole number from 20 on", lambda text: int(text) >= 20),
     "expandable_segments": ("True or False", lambda text: text in ("True", "False")),
@@ -62,7 +62,7 @@ _KNOWN: dict[str, tuple[str, Callable[[str], bool]]] = {
 def parse_settings(text: str) -> Settings:
     """Settings from ``name:value,name:value`` as in ``PYTORCH_ALLOC_CONF``; the empty text is torch's defaults.
 
-    :raises InputError: a name that is not modelled, or a value that torch would not take.
+    :raises InputError: a name that is not modelled, or a value that torch would reject.
     """
     values = dict(pairs(text))
     for name, value in values.items():
@@ -74,10 +74,10 @@ def parse_settings(text: str) -> Settings:
 
 
 def known_settings(text: str, *, limited: bool | None = None) -> str:
-    """What of a text for torch is modelled, as a text; the rest is left out.
+    """The modelled settings of a text for torch, as a text.
 
-    :param limited: the process may have a share of the device only, without which torch collects no garbage. By
-        default what the text itself says of that.
+    :param limited: True if the process may use only a fraction of the device, without which torch collects no
+        garbage. By default taken from the text.
     """
     values = read_conf(text)
     if limited is None:
@@ -112,7 +112,7 @@ def _settings(values: Mapping[str, str]) -> Settings:
 
 
 def rounded(size: int, divisions: int = 1) -> int:
-    """A size as the allocator serves it.
+    """A size rounded as by the allocator.
 
     :param divisions: steps between powers of two; 1 for steps of 512 bytes.
     """
@@ -161,13 +161,13 @@ class CachingAllocator(Policy):
         block.home.add(block)
 
     def _cached(self, pool: FreeBlocks, need: int) -> Block | None:
-        """A free block for ``need`` bytes, out of its list; ``None`` where none may be used."""
+        """A free block for ``need`` bytes, removed from its list; ``None`` if none may be used."""
         limit = self._settings.max_split_size
         self._searches[id(pool)] = self._searches.get(id(pool), 0) + 1
         block = self._best(pool, need)
         if block is None:
             return None
-        # One that must not be split serves no small request, and a large one only where little is wasted.
+        # A block that must not be split serves no small request, and a large one only if little is unused.
         if (need < limit <= block.size) or (need >= limit and block.size >= need + LARGE_SEGMENT):
             return None
         pool.remove(block)
@@ -197,7 +197,7 @@ class CachingAllocator(Policy):
         return block
 
     def _segment(self, pool: FreeBlocks, need: int, size: int) -> Block | None:
-        """A segment of ``size`` from the device, for ``need`` bytes; ``None`` where the device has no more."""
+        """A segment of ``size`` from the device, for ``need`` bytes; ``None`` if the device has no more."""
         del need
         if self.counters.reserved + size > self.capacity:
             return None
@@ -234,7 +234,7 @@ class CachingAllocator(Policy):
         return released >= wanted
 
     def _collect(self) -> None:
-        """``garbage_collection_threshold``: give back those large segments that were not used for longest."""
+        """``garbage_collection_threshold``: give back the large segments that have been unused for longest."""
         threshold = int(self._settings.collect_above * self.capacity)
         if not threshold or self.counters.reserved <= threshold:
             return

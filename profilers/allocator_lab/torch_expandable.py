@@ -1,11 +1,11 @@
-"""``expandable_segments:True``: a pool is one range of addresses, behind which memory is mapped page by page."""
+"""``expandable_segments:True``: a pool is one range of addresses, to which memory is mapped page by page."""
 
 from __future__ import annotations
 
 from latfix.profilers.allocator_lab.free_blocks import Block, FreeBlocks, merged
 from latfix.profilers.allocator_lab.torch_caching import LARGE_SEGMENT, SMALL_SEGMENT, CachingAllocator, Settings
 
-#: Between the starts of two ranges; a multiple of every page, above any device's memory.
+#: Distance between the starts of two ranges: a multiple of all page sizes, above any device's memory.
 _RANGE = 20 << 40
 
 
@@ -14,11 +14,11 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, capacity: int, settings: Settings, *, name: str) -> None:
         super().__init__(capacity, settings, name=name)
-        #: The lowest block of each range of addresses of a pool, by where it starts.
+        #: By pool, the lowest block of each range of addresses, by its start.
         self._ranges: dict[int, dict[int, Block]] = {}
 
     def stuck_bytes(self) -> int:
-        """Free bytes on pages that something else lies on, too."""
+        """Free bytes on pages that are partly in use."""
         return sum(
             block.size - sum(size for _, size in self._whole_pages(block))
             for pool in self._pools.values()
@@ -28,21 +28,21 @@ class ExpandableAllocator(CachingAllocator):
     def _best(self, pool: FreeBlocks, need: int) -> Block | None:
         found: Block | None = None
         for block in pool.at_least(need):
-            # One that can grow counts as large as it can become, so that it is kept for what needs it.
+            # A block that can grow counts with its potential size, so that it is saved for larger requests.
             if found is not None and _reach(block) >= _reach(found):
                 break
             found = block
         return found
 
     def _segment(self, pool: FreeBlocks, need: int, size: int) -> Block | None:
-        """Map memory at the lowest address where ``need`` bytes have room, beside what is free there already."""
+        """Map memory at the lowest address with room for ``need`` bytes, next to memory that is already free."""
         del size
         block = self._place(pool, need)
         while not block.mapped or block.size < need:
             if block.mapped:
-                beside = block.after
-                assert beside is not None and not beside.mapped, "there is room, as was seen"
-                grown = self._map(pool, beside, min(need - block.size, beside.size))
+                unmapped = block.after
+                assert unmapped is not None and not unmapped.mapped, "_place found room"
+                grown = self._map(pool, unmapped, min(need - block.size, unmapped.size))
             else:
                 grown = self._map(pool, block, min(need, block.size))
             if grown is None:
@@ -52,7 +52,7 @@ class ExpandableAllocator(CachingAllocator):
         return block
 
     def _place(self, pool: FreeBlocks, need: int) -> Block:
-        """The lowest free or unmapped block from which on ``need`` bytes are free or unmapped."""
+        """The lowest block that begins ``need`` contiguous free or unmapped bytes."""
         ranges = self._ranges.setdefault(id(pool), {})
         for first in ranges.values():
             block: Block | None = first
@@ -68,7 +68,7 @@ class ExpandableAllocator(CachingAllocator):
         return new
 
     def _map(self, pool: FreeBlocks, block: Block, size: int) -> Block | None:
-        """Put memory behind the first ``size`` bytes of an unmapped block; returns the free block that has them."""
+        """Map memory to the first ``size`` bytes of an unmapped block. Returns the free block that contains them."""
         page = self._page(pool)
         size = -(-size // page) * page
         if self.counters.reserved + size > self.capacity:
@@ -105,11 +105,11 @@ class ExpandableAllocator(CachingAllocator):
         self._note_lowest(merged(block))
 
     def _note_lowest(self, block: Block) -> None:
-        if block.before is None:  # it may have taken in the one that was
+        if block.before is None:  # it may have absorbed the previous lowest block
             self._ranges[id(block.home)][block.start] = block
 
     def _whole_pages(self, block: Block) -> list[tuple[int, int]]:
-        """Start and size of the pages that lie within a free block as a whole; at most one stretch."""
+        """Start and size of the whole pages within a free block; at most one stretch."""
         page = self._page(block.home)
         start, end = -(-block.start // page) * page, (block.start + block.size) // page * page
         return [(start, end - start)] if end > start else []
@@ -120,12 +120,12 @@ class ExpandableAllocator(CachingAllocator):
 
 
 def _reach(block: Block) -> int:
-    beside = block.after
-    return block.size + (beside.size if beside is not None and not beside.mapped else 0)
+    after = block.after
+    return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
 def _room(block: Block) -> int:
-    """Bytes from a block on up to the next one in use."""
+    """Bytes from a block up to the next one in use."""
     total, at = 0, block
     while not at.live:
         total += at.size
@@ -136,7 +136,7 @@ def _room(block: Block) -> int:
 
 
 def _has_unmapped(block: Block, need: int) -> bool:
-    """Whether memory would be mapped for ``need`` bytes from a block on: one that has them all was not found."""
+    """True if ``need`` bytes from a block on include unmapped ones."""
     at: Block | None = block
     total = 0
     while at is not None and not at.live and total < need:

@@ -1,7 +1,7 @@
-"""The memory history of torch's CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes it, as a trace.
+"""Reads the memory history of torch's CUDA allocator (``torch.cuda.memory._dump_snapshot``) as a trace.
 
-The history is a ring: what was allocated before it starts is only seen when it is freed, or in the snapshot's list of
-live blocks. Such memory is allocated first, before anything else.
+The history is a ring: memory allocated before its start appears only when it is freed, or in the snapshot's live
+blocks. The trace allocates such memory first.
 """
 
 from __future__ import annotations
@@ -20,34 +20,25 @@ from latfix.profilers.allocator_lab.trace import MOST_BYTES, AllocationTrace, Ev
 
 #: The first byte of a pickle of protocol 2 or later.
 _PICKLE = b"\x80"
-#: What damaged or foreign data raises: the opcodes of a pickle as they are carried out, or entries as they are read.
-_DAMAGED = (
-    EOFError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-)
-_WANTED = "expected what torch.cuda.memory._dump_snapshot wrote after torch.cuda.memory._record_memory_history()"
+#: Exceptions of a pickle's opcodes or of entries in damaged or foreign data.
+_DAMAGED = (EOFError, ValueError, LookupError, AttributeError, TypeError, OverflowError, MemoryError, RecursionError)
+_WANTED = "expected a file of torch.cuda.memory._dump_snapshot after torch.cuda.memory._record_memory_history()"
 
 
 def is_snapshot(head: bytes) -> bool:
-    """Whether a file that begins so is a pickle."""
+    """True if a file begins as a pickle."""
     return head[:1] == _PICKLE
 
 
 class _PlainData(pickle.Unpickler):
-    """Reads plain data alone: a pickle that names a class could run whatever it likes."""
+    """Loads plain data only: a pickle that names a class could run any code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot is plain data")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, but a snapshot is plain data")
 
 
 def read_snapshot(path: Path) -> AllocationTrace:
-    """The history of one device as a trace: of the one with the longest.
+    """The history of one device, the one with the longest, as a trace.
 
     :raises InputError: it is no snapshot, or has no history.
     """
@@ -81,20 +72,20 @@ def read_snapshot(path: Path) -> AllocationTrace:
 
 
 def _setting(document: Mapping[str, Any]) -> str:
-    """What torch's allocator was set to, as text; empty for its defaults and in older snapshots."""
-    told = document.get("allocator_settings")
-    if not isinstance(told, Mapping):
+    """The settings of torch's allocator, as text; empty for its defaults and in older snapshots."""
+    settings = document.get("allocator_settings")
+    if not isinstance(settings, Mapping):
         return ""
-    return str(told.get("PYTORCH_ALLOC_CONF") or told.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+    return str(settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or "")
 
 
 def _peak_reserved(entries: Any, segments: Any) -> int:
-    """The most bytes that the allocator had from the device: the segments at the end, and the history backwards."""
+    """The most bytes held from the device: the segments at the end, and the history backwards."""
     signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     changes = [signs[entry["action"]] * _bytes(entry["size"]) for entry in entries if entry["action"] in signs]
     at_end = sum(_bytes(block["size"]) for segment in segments for block in segment["blocks"])
     at_begin = at_end - sum(changes)
-    # Segments that were taken before the ring starts and given back within it make up the rest.
+    # Segments taken before the ring's start and given back within it are in ``changes`` with a minus sign.
     return max(accumulate(changes, initial=max(at_begin, 0)))
 
 
@@ -113,7 +104,7 @@ def _time_us(entry: Mapping[str, Any], default: float) -> float:
 
 
 def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
-    """Blocks that are in use at the end, by address: size and stream."""
+    """Blocks in use at the end: size and stream by address."""
     found = {}
     for segment in segments:
         if segment.get("device", device) != device:
@@ -129,7 +120,7 @@ def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
 
 
 def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Event], dict[str, int]]:
-    # Older versions do not tell the two steps of a free apart.
+    # Older versions record one step of a free instead of two.
     ended = "free_completed" if any(entry["action"] == "free_completed" for entry in entries) else "free"
     before = list(_from_before(entries, live, ended))
     keys = {address: key for key, (address, _, _) in enumerate(before)}
@@ -158,9 +149,9 @@ def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Eve
 
 
 def stalls(entries: Any) -> Iterator[Stall]:
-    """When the allocator gave segments back and then asked the device for one: nothing else was left to try.
+    """Stalls: the allocator gave segments back and then requested one from the device, its last resort.
 
-    :param entries: one device's history, as the snapshot has it.
+    :param entries: one device's history in the snapshot.
     """
     begin: Mapping[str, Any] | None = None
     freed = 0
@@ -187,7 +178,7 @@ def stalls(entries: Any) -> Iterator[Stall]:
 
 
 def _from_before(entries: Any, live: Mapping[int, tuple[int, int]], ended: str) -> Iterator[tuple[int, int, int]]:
-    """Address, size and stream of what was allocated before the history starts.
+    """Address, size and stream of memory allocated before the history starts.
 
     :param ended: the action that ends an allocation.
     """

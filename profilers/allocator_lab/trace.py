@@ -1,4 +1,4 @@
-"""Allocation traffic: what was asked for and given back, in order."""
+"""Allocation traffic: allocations and frees in order."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.regular_file import check_regular
 from latfix.formatting import visible
 
-#: The most that one allocation may ask for.
+#: Most bytes of one allocation.
 MOST_BYTES = 1 << 50
-#: Microseconds: what 64 bits hold, some 290,000 years.
+#: Most microseconds.
 _MOST_US = 1 << 63
-_WANTED = "what torch.cuda.memory._dump_snapshot or latfix fragmentation --out wrote"
+_WANTED = "a file of torch.cuda.memory._dump_snapshot or latfix fragmentation --out"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One allocation, or the end of one.
+    """One allocation or free.
 
-    :param key: names the allocation; a free names the same.
-    :param size: bytes asked for; 0 for a free.
-    :param stream: on which the memory is used; caching allocators keep memory by stream.
+    :param key: identifies the allocation; its free has the same.
+    :param size: requested bytes; 0 for a free.
+    :param stream: that uses the memory; caching allocators keep memory by stream.
     :param t_us: microseconds since the start.
     """
 
@@ -37,17 +37,17 @@ class Event:
 
     @property
     def is_free(self) -> bool:
-        """Whether it ends an allocation."""
+        """True for a free."""
         return self.size == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """The allocator out of room: cached segments given back while the program waited, then a new one, or none.
+    """A shortage of memory: cached segments are given back while the program waits, then a new one is requested.
 
-    :param t_us: from the begin of the history; ``lasted_us`` from the first segment given back to the new one.
-    :param size: bytes that were asked of the device; ``freed`` given back before.
-    :param is_retry: segments were given back; ``is_failure`` the device had no room even then.
+    :param t_us: since the begin of the history; ``lasted_us`` from the first segment given back to the new one.
+    :param size: bytes requested from the device; ``freed`` given back before.
+    :param is_retry: True if segments were given back; ``is_failure`` if the device had no room even then.
     """
 
     t_us: float
@@ -63,13 +63,12 @@ class AllocationTrace:
     """Allocation traffic.
 
     :param events: in order. A key is allocated before it is freed, and freed once.
-    :param source: where it comes from, in words.
-    :param recorded: what the allocator that it was recorded on did: ``retries``, ``ooms``, ``device_allocs``,
-        ``device_frees``, ``peak_reserved``; empty where that is not known.
-    :param setting: of ``PYTORCH_ALLOC_CONF`` that it was recorded with; empty for torch's defaults, and where that is
-        not known.
-    :param device: the number of the one that it was recorded on.
-    :param stalls: when the allocator was out of room; none where that was not recorded.
+    :param source: description of its origin.
+    :param recorded: counts of the real allocator: ``retries``, ``ooms``, ``device_allocs``, ``device_frees``,
+        ``peak_reserved``; empty if unknown.
+    :param setting: ``PYTORCH_ALLOC_CONF`` of the recorded process; empty for torch's defaults, or if unknown.
+    :param device: number of the recorded device.
+    :param stalls: recorded stalls; empty if not recorded.
     """
 
     events: Sequence[Event]
@@ -81,7 +80,7 @@ class AllocationTrace:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were asked for and not given back at any time."""
+        """The most allocated bytes at any time."""
         live: dict[int, int] = {}
         now = peak = 0
         for event in self.events:
@@ -100,9 +99,9 @@ class AllocationTrace:
 
 
 def read_trace(path: Path) -> AllocationTrace:
-    """Read a trace: JSON lines as :func:`write_trace` writes them, or what torch's memory history was dumped to.
+    """Read a trace: JSON lines of :func:`write_trace`, or a dump of torch's memory history.
 
-    :raises InputError: the file cannot be read, or an entry is wrong; the line says which.
+    :raises InputError: the file cannot be read, or an entry is invalid.
     """
     from latfix.profilers.allocator_lab.torch_snapshot import is_snapshot, read_snapshot
 
@@ -155,7 +154,7 @@ def _lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Event]]:
                 raise input_error(path, number, f"{name} = {_short(value)}", "a whole number")
         if not is_free and not (_is_whole(size) and 0 < size <= MOST_BYTES):
             raise input_error(path, number, f"bytes = {_short(size)}", "a whole number above 0, at most 2^50")
-        # No number lies on either side of NaN, and a whole one may be beyond what a float holds.
+        # The comparison also refuses NaN, and integers too large for a float.
         if isinstance(t_us, bool) or not isinstance(t_us, int | float) or not abs(t_us) <= _MOST_US:
             raise input_error(path, number, f"t_us = {_short(t_us)}", "microseconds")
         yield number, Event(key=key, size=size, stream=stream, t_us=float(t_us))
@@ -166,7 +165,7 @@ def _checked(path: Path, events: Iterable[tuple[int, Event]]) -> Iterator[Event]
     for number, event in events:
         if event.is_free:
             if event.key not in live:
-                raise input_error(path, number, f"free {event.key}", "one that is allocated at that time")
+                raise input_error(path, number, f"free {event.key}", "a number that is allocated at that time")
             live.discard(event.key)
         else:
             if event.key in live:
@@ -182,6 +181,6 @@ def _is_whole(value: object) -> bool:
 def _short(value: object) -> str:
     try:
         text = json.dumps(value)
-    except RecursionError:  # it was read with a little more room
+    except RecursionError:  # reading it needed less stack
         return "values nested too deeply"
     return visible(text, limit=60)

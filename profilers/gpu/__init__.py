@@ -1,1 +1,1 @@
-"""What a GPU, its driver and torch's allocator say during a run."""
+"""Readings of a GPU, its driver and torch's allocator during a run."""

@@ -1,4 +1,4 @@
-"""The text of ``PYTORCH_ALLOC_CONF``: the settings of torch's allocator on a device, by name."""
+"""Parses and formats ``PYTORCH_ALLOC_CONF``, the settings of torch's allocator on a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def read_conf(text: str) -> dict[str, str]:
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """Names with their values, which are empty where there is none."""
+    """Names with their values, which may be empty."""
     parts = (part.partition(":") for part in _parts(text) if part.strip())
     return [(name.strip(), value.strip()) for name, _, value in parts]
 
@@ -22,7 +22,7 @@ def conf_text(conf: Mapping[str, str]) -> str:
 
 
 def merged_conf(standing: str, more: str) -> str:
-    """Settings with others added, which win."""
+    """Settings with more added, which override."""
     return conf_text({**read_conf(standing), **read_conf(more)})
 
 

@@ -1,10 +1,10 @@
-"""What torch's caching allocator did to the device, read at the end of batches: counters, and what it holds.
+"""Counters of torch's caching allocator on the device, read at the end of batches.
 
-One call copies all counters (``torch.cuda.memory_stats_as_nested_dict``; flattening them, as ``memory_stats`` does,
-takes several times as long). It takes the allocator's lock while it holds the interpreter's: a thread that is inside
-a call of the device's driver would stop the whole process with it. It is therefore made only where no other worker
-is at a batch, and seldom enough to take at most half a per cent of the time; a reading covers what happened since the
-one before, whichever batches that was in. Samplers keep to the same rule (:class:`Inside`).
+One call copies all counters (``torch.cuda.memory_stats_as_nested_dict``; ``memory_stats`` flattens them, which takes
+several times as long). The call takes the allocator's lock while it holds the interpreter's: if another thread is in
+a driver call with that lock, the whole process stops. So it is made only while no other worker runs a batch, and
+seldom enough to take at most 0.5 % of the time. A reading covers everything since the one before, in any batch.
+Samplers follow the same rule (:class:`Inside`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-#: A reading is followed by a rest of so many times its length.
+#: The pause after a reading, in multiples of its duration.
 _REST = 200
-#: torch's own allocator, and the driver's in its place: these count. A program's own (``pluggable``) raises where
-#: it is asked for counters; only the first lists its blocks.
+#: Allocators with counters: torch's own and the driver's. A pluggable one raises on a request for counters. Only the
+#: first lists its blocks.
 NATIVE, COUNTING = "native", ("native", "cudaMallocAsync")
 
 T = TypeVar("T")
@@ -28,15 +28,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorCounters:
-    """One reading. Counts and bytes taken or given are since the process began, the rest is what it holds now.
+    """One reading. Counts, and bytes taken and given, are since the process began; the other bytes are current.
 
-    :param retries: all cached memory was given back because the device had no more (``num_alloc_retries``).
-    :param ooms: that was not enough (``num_ooms``).
+    :param retries: how often all cached memory was given back because the device had no more
+        (``num_alloc_retries``).
+    :param ooms: how often that was not enough (``num_ooms``).
     :param allocs: segments taken from the device, or pages mapped; ``frees`` given back.
-    :param syncs: times that the allocator waited for all streams (``num_sync_all_streams``).
+    :param syncs: waits of the allocator for all streams (``num_sync_all_streams``).
     :param taken_bytes: of those segments; ``given_bytes`` likewise.
-    :param reserved_bytes: held from the device; ``allocated_bytes`` of it in use.
-    :param pieces_bytes: free in segments that something else lies in (``inactive_split_bytes``).
+    :param reserved_bytes: held from the device; ``allocated_bytes`` of them in use.
+    :param pieces_bytes: free in segments that are partly in use (``inactive_split_bytes``).
     """
 
     retries: int
@@ -55,7 +56,7 @@ ReadCounters = Callable[[], AllocatorCounters | None]
 
 
 def from_nested(stats: Mapping[str, Any]) -> AllocatorCounters | None:
-    """A reading from what torch's allocator tells; ``None`` where it tells nothing, as before its first use."""
+    """A reading from the stats of torch's allocator; ``None`` if they are empty, as before its first use."""
     if "num_alloc_retries" not in stats or "reserved_bytes" not in stats:
         return None
     reserved = stats["reserved_bytes"]["all"]
@@ -74,7 +75,7 @@ def from_nested(stats: Mapping[str, Any]) -> AllocatorCounters | None:
 
 
 def allocator_backend(device: str) -> str:
-    """The allocator that torch takes the memory of ``device`` from; empty where torch uses no CUDA device."""
+    """Name of torch's allocator on ``device``; empty if torch uses no CUDA device."""
     torch = sys.modules.get("torch")
     if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
         return ""
@@ -82,7 +83,7 @@ def allocator_backend(device: str) -> str:
 
 
 def cuda_counters(device: str) -> ReadCounters | None:
-    """Reads the counters of ``device``; ``None`` where torch uses no CUDA device, or its allocator counts nothing."""
+    """A reader of the counters of ``device``; ``None`` without a CUDA device or an allocator with counters."""
     if allocator_backend(device) not in COUNTING:
         return None
     import torch
@@ -94,9 +95,9 @@ def cuda_counters(device: str) -> ReadCounters | None:
 
 
 class Inside:
-    """Who is at a batch, and with it in calls of the device's driver; on several devices nothing else is counted.
+    """Counts the workers that run a batch, and so may be in driver calls. With several devices, nothing is read.
 
-    :ivar reads: how many readings were made for batches; ``cost_ns`` what they took.
+    :ivar reads: number of readings for batches; ``cost_ns`` their total duration.
     """
 
     def __init__(self) -> None:
@@ -106,46 +107,46 @@ class Inside:
         self.cost_ns = 0
 
     def enter(self) -> None:
-        """A worker takes up a batch."""
+        """A worker begins a batch."""
         with self._lock:
             self._inside += 1
 
     def leave(self) -> None:
-        """A worker is done with its batch."""
+        """A worker ends its batch."""
         with self._lock:
             self._inside -= 1
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Calls of the driver for no batch: nobody reads meanwhile, and what they did is not the next batch's."""
+        """Driver calls outside batches: blocks readings meanwhile, and keeps their changes out of the next batch."""
         self.enter()
         try:
             yield
         finally:
-            if self._inside == 1:  # a batch beside it keeps what it has done
+            if self._inside == 1:  # a concurrent batch keeps its changes
                 self.skip()
             self.leave()
 
     def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
-        """At the end of a batch: nothing is known of one alone."""
+        """At the end of a batch: does nothing here."""
 
     def skip(self) -> None:
-        """Memory was reserved ahead."""
+        """Discard the changes since the last reading: does nothing here."""
 
     def idle(self, read: Callable[[], T]) -> T | None:
-        """What ``read`` returns where nobody is at a batch, and nobody begins one meanwhile; ``None`` elsewhere."""
+        """Call ``read`` while no worker runs a batch, and return its result; ``None`` if a worker does."""
         with self._lock:
             return None if self._inside else read()
 
     def sample(self, read: ReadCounters) -> AllocatorCounters | None:
-        """Counters for a series over time; ``None`` where they cannot be had without waiting for a batch."""
+        """Counters for a series over time; ``None`` if reading them would wait for a batch."""
         return self.idle(read)
 
 
 class BatchCounters(Inside):
-    """Writes what happened since the last reading into the row of the batch that has just ended.
+    """Writes the changes since the last reading to the row of the batch that has just ended.
 
-    :param read: one reading.
+    :param read: makes one reading.
     :ivar first: the reading before the first batch.
     """
 
@@ -156,23 +157,23 @@ class BatchCounters(Inside):
         self._read = read
         self._clock = clock
         self._last = self.first = first
-        # Batches that have ended since the last reading; the one that it was made for has yet to end.
+        # Batches that have ended since the last reading, minus those that were running then.
         self._unread = 0
         self._rested_ns = 0
 
     @classmethod
     def of(cls, read: ReadCounters | None, clock: Callable[[], int] = time.perf_counter_ns) -> BatchCounters | None:
-        """For a reader; ``None`` where there is none, or where it has nothing to tell."""
+        """Counters for a reader; ``None`` without a reader, or if it returns nothing."""
         first = None if read is None else read()
         return None if read is None or first is None else cls(read, first, clock)
 
     @property
     def latest(self) -> AllocatorCounters:
-        """The last reading that was made."""
+        """The last reading."""
         return self._last
 
     def skip(self) -> None:
-        """What happened since the last reading is of no batch: memory that was reserved ahead."""
+        """Discard the changes since the last reading: memory was reserved ahead, for no batch."""
         self._last = self._read() or self._last
 
     def leave(self) -> None:
@@ -182,11 +183,11 @@ class BatchCounters(Inside):
             self._unread += 1
 
     def sample(self, read: ReadCounters) -> AllocatorCounters | None:
-        """:meth:`Inside.sample`; the last reading where it holds what all batches did that have ended."""
+        """:meth:`Inside.sample`, or the last reading if no batch has ended since."""
         return self._last if self._unread <= 0 else self.idle(read)
 
     def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
-        """At the end of a batch, when its members have their answers: read, if it is time, and write the changes."""
+        """At the end of a batch, after its answers are sent: read if due, and write the changes."""
         start = self._clock()
         if start < self._rested_ns or self._inside > 1:
             self._unread = max(self._unread, 0) + 1
@@ -213,7 +214,7 @@ class BatchCounters(Inside):
 
 
 def cuda_series(now: AllocatorCounters) -> dict[str, float]:
-    """A reading of the device's counters by the names of its series."""
+    """A reading of the device's counters by series."""
     return {
         "cuda.allocated_bytes": float(now.allocated_bytes),
         "cuda.reserved_bytes": float(now.reserved_bytes),
@@ -227,9 +228,9 @@ def cuda_series(now: AllocatorCounters) -> dict[str, float]:
 
 
 def cuda_reader(device: str, inside: Inside | None = None) -> Callable[[], dict[str, float]] | None:
-    """A reader of the allocator's counters for the sampler; ``None`` where there is nobody to tell them.
+    """A reader of the allocator's counters for the sampler; ``None`` if there are none.
 
-    :param inside: who is at a batch on the device: meanwhile nothing is read.
+    :param inside: counts running batches on the device, during which nothing is read.
     """
     counters = cuda_counters(device)
     if counters is None:

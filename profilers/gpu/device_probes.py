@@ -1,4 +1,4 @@
-"""Readings of every device that workers are on: NVML and torch's allocator, the first device's under plain names."""
+"""Probes of every device with workers: NVML and torch's allocator. The first device's series have plain names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class DeviceProbe:
     """One device's readers.
 
     :param device: a torch device string.
-    :param nvml: where NVML was opened for it; :param allocator: of torch, on a GPU.
-    :param line: what there is of NVML, or why it is not read.
-    :param number: that its series have in their names; none for the first device.
+    :param nvml: NVML opened for it, if possible; ``allocator`` a reader of torch's, on a GPU.
+    :param line: the device's name in NVML, or why it is not read.
+    :param number: in the names of its series; ``None`` for the first device.
     """
 
     device: str
@@ -65,23 +65,23 @@ def open_devices(
 
 
 def lines_of(probes: Sequence[DeviceProbe]) -> dict[str, str]:
-    """By probe, what is read of each device or why not, for the run's list of probes."""
+    """A line on NVML by probe, for the run's list of probes."""
     return {_label("nvml", probe): probe.line for probe in probes}
 
 
 def nvml_probes(probes: Sequence[DeviceProbe], taken: Callable[[str, float], None]) -> Iterator[Probe]:
-    """What polls NVML.
+    """Probes that poll NVML.
 
-    :param taken: told after each poll the share of a device that other processes had, where NVML tells.
+    :param taken: called after each poll with a device and other processes' share of it, if NVML reports that.
     """
     for probe in probes:
         if probe.nvml is not None:
-            read = probe.renamed(_telling(probe.device, probe.nvml.read, taken))
+            read = probe.renamed(_notifying(probe.device, probe.nvml.read, taken))
             yield Probe(_label("nvml", probe), _NVML_S, read, in_driver=True)
 
 
 def allocator_probes(probes: Sequence[DeviceProbe]) -> Iterator[Probe]:
-    """What polls the allocator of all devices but the first."""
+    """Probes that poll the allocator of all devices but the first."""
     for probe in probes[1:]:
         if probe.allocator is not None:
             yield Probe(_label("cuda", probe), _ALLOCATOR_S, probe.renamed(probe.allocator))
@@ -91,7 +91,7 @@ def _label(kind: str, probe: DeviceProbe) -> str:
     return kind if probe.number is None else f"{kind}.{probe.number}"
 
 
-def _telling(device: str, read: Read, taken: Callable[[str, float], None]) -> Read:
+def _notifying(device: str, read: Read, taken: Callable[[str, float], None]) -> Read:
     def reading() -> Reading:
         found = read()
         others = found.get("nvml.others_sm_util")

@@ -1,8 +1,8 @@
-"""The largest free block that torch's caching allocator holds, from its own list of segments.
+"""The largest free block of torch's caching allocator, from its own list of segments.
 
-Listing them holds the allocator's lock and the interpreter's for as long as it takes, by the number of blocks of all
-devices. It is done on the sampler's thread, seldom, while nobody is at a batch (why:
-:mod:`latfix.profilers.gpu.allocator_counters`), and not at all where there are many blocks.
+Listing them holds the allocator's lock and the interpreter's for a time that grows with the blocks of all devices. So
+it is done seldom, on the sampler's thread, while no worker runs a batch
+(:mod:`latfix.profilers.gpu.allocator_counters`), and not at all with many blocks.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from latfix.profilers.gpu.allocator_counters import NATIVE, Inside, allocator_ba
 from latfix.profilers.gpu.device_ids import device_index
 
 Reading = dict[str, float]
-#: How often a moment for it is looked for.
+#: Interval of attempts.
 PERIOD_S = 0.5
-#: A listing is followed by a rest of so long at least, and …
+#: The pause after a listing: at least so many seconds, and so many times its duration.
 REST_S = 5.0
-#: … of so many times its length, as a reading of a large heap is.
 _REST = 500
-#: Blocks of all devices beyond which the list is not asked for: each takes microseconds.
+#: Most blocks on all devices for a listing: each takes microseconds.
 MOST_BLOCKS = 2_000
 
 
 class FreeBlocksReader:
-    """Reads the largest free block and how many there are.
+    """Reads the size of the largest free block and the number of free blocks.
 
     :param segments: lists the segments of a device, each with its ``blocks``, of ``size`` and ``state``.
-    :param blocks: how many blocks there are about, on all devices, from counters.
-    :param inside: who is at a batch on any of them.
+    :param blocks: returns the approximate number of blocks on all devices, from counters.
+    :param inside: counts running batches on all devices.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class FreeBlocksReader:
         self._rested_ns = 0
 
     def poll(self) -> Reading:
-        """A reading for the sampler; nothing while it rests, during batches, and where there are too many blocks."""
+        """A reading for the sampler; empty during a pause or a batch, and with too many blocks."""
         start = self._clock()
         segments = None if start < self._rested_ns else self._inside.idle(self._listed)
         if segments is None:
@@ -65,25 +64,25 @@ class FreeBlocksReader:
 
 
 def free_blocks_reader(device: str, inside: Inside | None = None) -> Callable[[], Reading] | None:
-    """A reader for the sampler; ``None`` where torch's own allocator is not in use: no other one lists its blocks."""
+    """A reader for the sampler; ``None`` unless torch's own allocator is in use: no other lists its blocks."""
     if allocator_backend(device) != NATIVE:
         return None
     import torch
 
     index = device_index(device)
     listing: Callable[..., list[Mapping[str, Any]]] = torch.cuda.memory_snapshot
-    # Older versions always copy the history of allocations with it, which is empty unless somebody records one.
+    # Older versions always include the history of allocations, which is empty unless it is being recorded.
     plain = {"include_traces": False} if "include_traces" in inspect.signature(listing).parameters else {}
 
     def segments() -> list[Mapping[str, Any]]:
         return [segment for segment in listing(**plain) if segment["device"] == index]
 
     def blocks() -> int:
-        told = [torch.cuda.memory_stats_as_nested_dict(number) for number in range(torch.cuda.device_count())]
-        return sum(int(stats[name]["all"]["current"]) for stats in told for name in _BLOCKS if name in stats)
+        devices = [torch.cuda.memory_stats_as_nested_dict(number) for number in range(torch.cuda.device_count())]
+        return sum(int(stats[name]["all"]["current"]) for stats in devices for name in _BLOCKS if name in stats)
 
     return FreeBlocksReader(segments, blocks, inside=inside).poll
 
 
-#: Counters of blocks: in use, free in a segment that something else lies in, and at most one free whole a segment.
+#: Counters of blocks: in use, free in a partly used segment, and at most one entirely free block per segment.
 _BLOCKS = ("active", "inactive_split", "segment")

@@ -1,9 +1,8 @@
-"""Which number format a CUDA kernel computes in, as far as its name tells.
+"""The number format in which a CUDA kernel computes, from its name.
 
-Libraries write the format into the names of their kernels: cuBLAS and cuBLASLt (``ampere_…gemm``, ``sm90_xmma_…``,
-``nvjet_…``), CUTLASS (C-style names and templates), cuDNN, FlashAttention, and torch's own templates by their
-arguments. The format is that of what is multiplied; sums are wider in all of them. Kernels that a compiler generates
-say what they do, not in which numbers, and most cannot be told.
+Libraries put the format into kernel names: cuBLAS and cuBLASLt (``ampere_…gemm``, ``sm90_xmma_…``, ``nvjet_…``),
+CUTLASS (C-style names and templates), cuDNN, FlashAttention, and torch's templates by their arguments. The format is
+that of the factors; sums are wider in all of them. Most compiler-generated kernels have no format in their names.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Literal
 
 Format = Literal["bf16", "fp16", "tf32", "fp32", "int8", "fp8", ""]
 
-#: Letters of an nvjet name: of the first operand. What is not here (fp4, double) is not told.
+#: Letters of an nvjet name for the first operand. Others (fp4, double) are unknown.
 _NVJET = {"h": "fp16", "t": "bf16", "q": "fp8"}
 _SPELLED: Mapping[str, Format] = {
     "bf16": "bf16",
@@ -29,10 +28,10 @@ _SPELLED: Mapping[str, Format] = {
     "e4m3": "fp8",
     "e5m2": "fp8",
 }
-#: ``aten::mm`` and the like: operators, which profiles hold beside the kernels that they started.
+#: ``aten::mm`` and similar: operators, which profiles contain along with kernels.
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::\w[\w.]*")
 _NVJET_NAME = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
-#: Types of operands and result, then the type that is multiplied: ``f32f32_tf32f32_f32`` multiplies in tf32.
+#: Types of operands and result, then the type of the multiplication: ``f32f32_tf32f32_f32`` multiplies in tf32.
 _XMMA = re.compile(
     r"xmma_\w*?gemm_(?:indexed_)?(?P<io>bf16|tf32|f16|f32|i8|e4m3|e5m2)[a-z0-9]*"
     r"(?:_(?P<by>bf16|tf32|f16|f32|i8|e4m3|e5m2)(?:f16|f32|i32|tf32|bf16))?"
@@ -40,7 +39,7 @@ _XMMA = re.compile(
 #: An instruction of CUTLASS 3: result, then operands, as in ``SM90_64x128x32_F32E4M3E4M3_SS_TN``.
 _ATOM = re.compile(r"sm\d+_\d+x\d+x\d+_(?:f32|f16|s32)(bf16|f16|tf32|e4m3|e5m2|s8|u8)")
 _ALONE = r"(?<![a-z0-9]){}(?![a-z0-9])"
-#: Of C-style names, in the order in which they decide.
+#: Formats in C-style names; the first match counts.
 _SPELLINGS: tuple[tuple[re.Pattern[str], Format], ...] = (
     (re.compile(r"e2m1|(?<![a-z])[iu]\d+\w*gemm_[su]4|b1_|(?<![a-z])[dzc]\d*gemm"), ""),
     (re.compile(r"e4m3|e5m2|fp8|f8f8"), "fp8"),
@@ -48,7 +47,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], Format], ...] = (
     (re.compile(r"tf32|tfloat32"), "tf32"),
     (re.compile(_ALONE.format("bf16") + r"|bfloat16"), "bf16"),
     (re.compile(_ALONE.format("fp?16") + r"|half_t|(?<![a-z])h\d*(?:x\d+x\d+)?gemm"), "fp16"),
-    # Without any type in the name, the instruction of 16 × 8 × 8 is the one for tf32 from Ampere on.
+    # From Ampere on, the 16 × 8 × 8 instruction without a type in the name is tf32.
     (re.compile(r"(?:cutlass_8\d|ampere)\w*_s1688gemm"), "tf32"),
     (re.compile(r"sgemm|scudnn|simt_s"), "fp32"),
 )
@@ -63,34 +62,34 @@ _MATRIX = re.compile(
     r"nvjet_|gemm|gemv|xmma_|tensorop|scudnn|convolve|fprop|(?<![a-z])bmm_|dot_kernel|triton_tem_|fmha|sdpa|"
     r"flash_fwd(?!\w*combine)|flashattnfwd(?!combine)|mm_kernel"
 )
-#: They add up, convert or move what matrix kernels made, or turn it round for them.
+#: Helpers of matrix kernels that sum, convert, move or transpose data.
 _NO_MATRIX = re.compile(
     r"^(?:void )?at::native::|splitkreduce|reduce_kernel|quantize|_quant_|transpose|nchwtonhwc|nhwctonchw"
 )
-#: What comes before a kernel's own name: its return type.
+#: The return type before a kernel's own name.
 _RETURNS = re.compile(r"^(?:void |std::enable_if<.*?>::type )?(?:<unnamed>::)?")
-#: Frames of CUTLASS, which are named after what they are filled with.
+#: CUTLASS's wrappers, whose template argument is the actual kernel.
 _FRAME = re.compile(r"cutlass\w*::(?:\w+::)*(?:kernel2?|device_kernel)$")
-#: What a kernel of cuBLAS reads: its first type is that of the sums.
+#: The operand type of a cuBLAS kernel, whose first type is that of the sums.
 _READS = re.compile(r"cublasgemvtensor\w*<([\w:]+) const>")
 _MOVES = re.compile(r"copy|catarray|fill|gather|scatter|indexselect|transpose|memcpy|memset|nccl")
 
 
 def is_device_kernel(name: str) -> bool:
-    """Whether a name in a profile is a kernel's, and not an operator's of the framework or a copy's."""
+    """True if a name in a profile is a kernel's, not that of a framework's operator or a copy."""
     return not _OPERATOR.fullmatch(name) and not name.startswith(("Memcpy", "Memset"))
 
 
 def is_matrix_kernel(name: str) -> bool:
-    """Whether a kernel multiplies matrices: products, convolutions, fused attention."""
+    """True if a kernel multiplies matrices: products, convolutions, fused attention."""
     low = name.lower()
     return is_device_kernel(name) and _MATRIX.search(_head(low)) is not None and _NO_MATRIX.search(low) is None
 
 
 def number_format(name: str) -> Format:
-    """The format that a kernel computes in; empty where its name does not tell, or it moves or converts data only.
+    """The format in which a kernel computes; empty if unknown, or if it only moves or converts data.
 
-    :param name: as CUPTI and torch's profiler give it, demangled.
+    :param name: demangled, from CUPTI or torch's profiler.
     """
     low = name.lower()
     if not is_device_kernel(name) or "nccl" in low:
@@ -105,7 +104,7 @@ def number_format(name: str) -> Format:
 
 
 def matrix_formats(kernels: Mapping[str, int]) -> Counter[Format]:
-    """Launches of matrix kernels by format, from launches by name."""
+    """Number of launches of matrix kernels by format, from launches by name."""
     found: Counter[Format] = Counter()
     for name, launches in kernels.items():
         if is_matrix_kernel(name):
@@ -114,14 +113,14 @@ def matrix_formats(kernels: Mapping[str, int]) -> Counter[Format]:
 
 
 def _head(low: str) -> str:
-    """A kernel's own name: types that it is made for may be called after other kernels."""
+    """A kernel's own name without template arguments, which may contain names of other kernels."""
     own = _RETURNS.sub("", low, count=1)
     before = own.partition("<")[0]
     return own if _FRAME.search(before) else before
 
 
 def _of_triton(low: str) -> Format:
-    """Of what inductor generates only the templates of operators that take one format can be told."""
+    """Among inductor's kernels, only templates of operators with a fixed format are known."""
     if not low.startswith("triton_tem_"):
         return ""
     return "int8" if "_int_mm" in low else "fp8" if "_scaled_mm" in low else ""
@@ -140,9 +139,9 @@ def _of_matrix(low: str) -> Format:
         return _SPELLED[found.group(1)]
     if found := re.search(r"fmha_cutlassf_(bf16|f16|f32)", low):
         return _SPELLED[found.group(1)]
-    if "sdpa" in low:  # cuDNN writes f16 for either of the two formats of 16 bits
+    if "sdpa" in low:  # cuDNN writes f16 for both 16-bit formats
         return ""
-    # A template of the library around a kernel with a name of its own repeats it; the first mention is enough.
+    # A library's template around a named kernel repeats the format; the first mention is enough.
     spelled = low if "::gemm" in low or "flash" in low else low.partition("<")[0] + _inner_name(low)
     for pattern, format_ in _SPELLINGS:
         if pattern.search(spelled):
@@ -156,7 +155,7 @@ def _inner_name(low: str) -> str:
 
 
 def _first_argument(low: str) -> Format:
-    """The first type among a template's arguments: that of the operands, where they are not told by themselves."""
+    """The first type among a template's arguments, or the operand type of a cuBLAS kernel."""
     if (read := _READS.search(low)) is not None:
         low = f"<{read.group(1)}>"
     hits = [(hit.start(), format_) for pattern, format_ in _ARGUMENTS if (hit := pattern.search(low, low.find("<")))]
@@ -164,7 +163,7 @@ def _first_argument(low: str) -> Format:
 
 
 def _of_arguments(low: str) -> Format:
-    """The one type that a template is made for; float beside a narrower one is what it is computed in between."""
+    """The type of a template's arguments; float next to a narrower type is only for intermediate results."""
     kinds = {format_ for pattern, format_ in _ARGUMENTS if pattern.search(low)}
     narrow = kinds - {"fp32"}
     if len(narrow) == 1:

@@ -1,7 +1,7 @@
-"""Utilization, clocks, limits and memory of an NVIDIA GPU over time, through NVML, for a thread of its own.
+"""Utilization, clocks, limits and memory of an NVIDIA GPU over time, through NVML, read on a separate thread.
 
-An NVML read can stall the machine for milliseconds, so it is polled once or twice a second, and each poll's own
-duration is logged. Counters since the driver's start are given as what they grew by since the last poll.
+An NVML read can stall the machine for milliseconds, so it is polled once or twice a second, and each poll's duration
+is logged. Counters since the driver's start are reported as growth since the last poll.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SM, _MEMORY = 1, 2
 _GPU_SENSOR = 0
 _SENT, _RECEIVED = 0, 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
-#: NVML's number of a reason why clocks are held down, by name; times are in nanoseconds on the data-center drivers.
+#: NVML's numbers of reasons for reduced clocks; data-center drivers report times in nanoseconds.
 VIOLATIONS = {"power": 0, "thermal": 1, "sync_boost": 2, "board_limit": 3, "low_utilization": 4, "reliability": 5}
 #: Bits of ``nvml.clock_event_reasons``.
 CLOCK_REASONS = {
@@ -36,21 +36,23 @@ CLOCK_REASONS = {
 }
 #: Metrics of the GPU's performance monitor (Hopper and later), by their number.
 GPM = {2: "sm_util", 3: "sm_occupancy", 5: "tensor_util", 10: "dram_util"}
-#: A reading of PCIe throughput lasts 20 ms, so it is taken once in so many polls.
+#: Polls per reading of PCIe throughput, which takes 20 ms.
 _SELDOM = 5
-#: Samples of processes come with times of their own, up to seconds apart: they are asked for from so long before the
-#: newest on, and the newest of each process is kept for so long.
+#: Processes are sampled at separate times, up to seconds apart. Samples are requested from so long before the newest,
+#: and each process's newest is kept for so long.
 _SAMPLES_BACK_US = 2_000_000
 _SAMPLES_KEPT_US = 3_000_000
-#: Drivers are known to give far more than this for some samples.
+#: Samples above are invalid: drivers sometimes report far more.
 _MOST_UTIL = 100
+#: Refusals that are final: not supported, no permission, function missing in the driver.
+_FINAL = (3, 4, 13)
 
 
 class Nvml:
     """Readings of one device.
 
-    :param calls: where NVML is asked.
-    :param device: its number there.
+    :param calls: NVML's functions.
+    :param device: its number in NVML.
     :param pid: of the process that counts as this one.
     """
 
@@ -61,7 +63,7 @@ class Nvml:
         self._refused: set[tuple[str, tuple[int, ...]]] = set()
         self._last: dict[str, float] = {}
         self._seen_us = 0
-        #: By process, its newest sample of utilization: when, and how much.
+        #: By process, time and value of its newest utilization sample.
         self._newest: dict[int, tuple[int, float]] = {}
         self._polls = 0
 
@@ -74,9 +76,9 @@ class Nvml:
         live: Callable[..., NvmlCalls] = LiveNvml,
         pid: int | None = None,
     ) -> tuple[Nvml | None, str]:
-        """A reader, and one line that says what is there or what is missing.
+        """A reader if possible, and one line with the device's name or the reason why not.
 
-        :param uuid: the device's, where its number may not be NVML's.
+        :param uuid: of the device, if its number may differ from NVML's.
         :param pid: of the process that counts as this one.
         """
         try:
@@ -89,7 +91,7 @@ class Nvml:
         return cls(calls, device, pid=pid), f"NVML: {name}"
 
     def read(self) -> Reading:
-        """One poll, values by series. What this device does not tell is left out."""
+        """One poll: values by series, without those that the device does not report."""
         reading: Reading = {}
         self._load(reading)
         self._clocks(reading)
@@ -101,7 +103,7 @@ class Nvml:
         return reading
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Close NVML."""
         self._calls.close()
 
     def _load(self, reading: Reading) -> None:
@@ -121,7 +123,7 @@ class Nvml:
         self._take(reading, "nvml.sm_clock_mhz", "DeviceGetClockInfo", _SM)
         self._take(reading, "nvml.mem_clock_mhz", "DeviceGetClockInfo", _MEMORY)
         reasons = self._ask("DeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # the name that it had before driver 535
+        if reasons is None:  # its name before driver 535
             reasons = self._ask("DeviceGetCurrentClocksThrottleReasons")
         if reasons is not None:
             reading["nvml.clock_event_reasons"] = float(reasons)
@@ -153,17 +155,17 @@ class Nvml:
         if found is not None:
             reading["nvml.processes"] = float(len(found))
             memory = [(one["pid"], one["usedGpuMemory"]) for one in found]
-            # A process that computes has memory: 0 is told where the driver cannot look into a container.
+            # A running process uses memory: 0 means that the driver cannot see into a container.
             if (self._pid, 0) not in memory:
                 self._split(reading, "nvml.memory_{}_bytes", memory)
         samples = self._ask("DeviceGetProcessUtilization", max(self._seen_us - _SAMPLES_BACK_US, 0))
         if samples is not None:
             named = {one["pid"] for one in found or ()} | {self._pid}
-            # A process that has ended is still in the samples for a while.
+            # Samples contain ended processes for a while.
             self._split(reading, "nvml.{}_sm_util", [each for each in self._latest(samples) if each[0] in named])
 
     def _latest(self, samples: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-        """Utilization by process, of samples that are new or still hold."""
+        """Utilization by process, from recent samples."""
         for one in samples:
             pid, at, util = int(one["pid"]), int(one["timeStamp"]), float(one["smUtil"])
             self._seen_us = max(self._seen_us, at)
@@ -174,10 +176,10 @@ class Nvml:
         return [(pid, util) for pid, (_, util) in self._newest.items()]
 
     def _split(self, reading: Reading, series: str, values: Sequence[tuple[int, Any]]) -> None:
-        """This process's share and that of all others.
+        """Add this process's value and the sum of all others.
 
-        In a container the driver may name processes by the host's numbers; then which one is this is not known, and
-        nothing is said.
+        In a container the driver may use the host's process numbers. Then this process is unknown, and nothing is
+        added.
         """
         known = [(pid, value) for pid, value in values if isinstance(value, int | float)]
         if any(pid == self._pid for pid, _ in known):
@@ -203,16 +205,12 @@ class Nvml:
             reading[series] = max(total - before, 0.0)
 
     def _ask(self, function: str, *arguments: int) -> Any:
-        """The answer; ``None`` where NVML refuses, which for good reasons it does each time: it is asked once."""
+        """The answer; ``None`` if NVML refuses. A call with a final refusal is not repeated."""
         if (function, arguments) in self._refused:
             return None
         try:
             return self._calls.ask(function, self._device, *arguments)
         except NvmlRefused as error:
-            if error.code in _FOR_GOOD:
+            if error.code in _FINAL:
                 self._refused.add((function, arguments))
             return None
-
-
-#: Not supported, no permission, a function that the driver does not have.
-_FOR_GOOD = (3, 4, 13)

@@ -1,8 +1,8 @@
-"""The few calls through which NVML is read, so that a session on a real GPU can be written down and played again.
+"""A narrow interface to NVML, so that a session on a real GPU can be recorded and replayed.
 
-Everything that latfix asks of NVML goes through :meth:`NvmlCalls.ask`: a function's name and plain arguments in, a
-plain value out. A recording is a line of JSON a call; a replay answers each call with what it was answered then, in
-the same order per function and arguments, and the last answer from there on.
+All calls go through :meth:`NvmlCalls.ask`: a function's name and plain arguments in, a plain value out. A recording
+has one line of JSON per call. A replay returns the recorded answers in order, per function and arguments, and repeats
+the last one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-#: What ``nvmlReturn`` says where a device does not have something; the reader leaves it out.
+#: ``nvmlReturn`` for a feature that the device lacks, a missing function, and a missing device.
 NOT_SUPPORTED = 3
-#: The error for a function that is not there, and for a device that is not.
 FUNCTION_NOT_FOUND = 13
 NOT_FOUND = 6
-
-
-#: What the id of a whole device begins with, and that of an instance of one (MIG).
+#: Prefixes of the ids of a whole device and of an instance of one (MIG).
 _WHOLE, _INSTANCE = "GPU-", "MIG-"
 
 
 class NvmlRefused(Exception):
-    """NVML answered with an error.
+    """NVML returned an error.
 
     :param code: its ``nvmlReturn_t``.
     """
@@ -36,26 +33,26 @@ class NvmlRefused(Exception):
 
 
 class NvmlCalls(Protocol):
-    """Where NVML is asked."""
+    """Calls NVML."""
 
     def ask(self, function: str, *arguments: int) -> Any:
         """Call ``nvml<function>``; for ``Device…`` the first argument is the device's number.
 
-        :returns: a number, a text, a list, or a mapping of a structure's fields.
-        :raises NvmlRefused: NVML answered with an error.
+        :returns: a number, a string, a list, or a mapping of a structure's fields.
+        :raises NvmlRefused: NVML returned an error.
         """
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Close NVML."""
 
 
 class LiveNvml:
     """NVML of this machine, through ``pynvml``.
 
-    Beside NVML's own functions it answers ``GpmMetrics(device, *ids)``: those metrics since it was last asked, by
-    their number as text.
+    In addition to NVML's functions it has ``GpmMetrics(device, *ids)``: these metrics since the last call, by their
+    number as text.
 
-    :param uuids: of devices that are not NVML's of the same number, as where ``CUDA_VISIBLE_DEVICES`` picks some.
+    :param uuids: by number, ids of devices whose numbers differ from NVML's, as under ``CUDA_VISIBLE_DEVICES``.
     :raises NvmlRefused: there is no driver.
     :raises ImportError: the package nvidia-ml-py is not installed.
     """
@@ -84,7 +81,7 @@ class LiveNvml:
         return plain(self._guarded(call, *arguments))
 
     def close(self) -> None:
-        """:meth:`NvmlCalls.close`. A device that is lost by now refuses even that, and what was read is read."""
+        """:meth:`NvmlCalls.close`. Errors, as of a lost device, are ignored."""
         for sample in self._gpm.values():
             with contextlib.suppress(NvmlRefused):
                 self._guarded(self._nvml.nvmlGpmSampleFree, sample)
@@ -101,7 +98,7 @@ class LiveNvml:
         return self._handles[device]
 
     def _by_uuid(self, uuid: str) -> Any:
-        """A device by its id; of an instance of one CUDA tells the number alone, NVML knows it by another name."""
+        """A device by its id. CUDA reports an instance's id with the prefix of a whole device; NVML has its own."""
         try:
             return self._guarded(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
         except NvmlRefused as error:
@@ -123,15 +120,15 @@ class LiveNvml:
         before, self._gpm[device] = self._gpm.get(device), sample
         if before is None:
             return {}
-        asked = nvml.c_nvmlGpmMetricsGet_t()
-        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        asked.numMetrics, asked.sample1, asked.sample2 = len(ids), before, sample
+        request = nvml.c_nvmlGpmMetricsGet_t()
+        request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics, request.sample1, request.sample2 = len(ids), before, sample
         for place, number in enumerate(ids):
-            asked.metrics[place].metricId = number
+            request.metrics[place].metricId = number
         try:
-            self._guarded(nvml.nvmlGpmMetricsGet, asked)
-            got = [asked.metrics[place] for place in range(len(ids))]
-            return {str(one.metricId): float(one.value) for one in got if one.nvmlReturn == 0}
+            self._guarded(nvml.nvmlGpmMetricsGet, request)
+            metrics = [request.metrics[place] for place in range(len(ids))]
+            return {str(one.metricId): float(one.value) for one in metrics if one.nvmlReturn == 0}
         finally:
             self._guarded(nvml.nvmlGpmSampleFree, before)
 
@@ -140,15 +137,14 @@ class LiveNvml:
             return call(*arguments)
         except self._nvml.NVMLError as error:
             raise NvmlRefused(int(error.value), str(error)) from error
-        except self._mismatch as error:  # a driver without the version of the function that pynvml calls
+        except self._mismatch as error:  # the driver lacks the function's version that pynvml calls
             raise NvmlRefused(FUNCTION_NOT_FOUND, str(error)) from error
 
 
 class RecordingNvml:
-    """Passes calls on, and writes each with its answer.
+    """Forwards calls, and writes each with its answer, one line per call.
 
-    :param calls: where they are answered.
-    :param file: takes a line a call.
+    :param calls: answers them.
     """
 
     def __init__(self, calls: NvmlCalls, file: IO[str], clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -175,7 +171,7 @@ class RecordingNvml:
 
 
 def plain(value: Any) -> Any:
-    """A value of ``pynvml`` as JSON would have it: structures become mappings, bytes text."""
+    """A value of ``pynvml`` in terms of JSON: structures become mappings, bytes text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, str | int | float) or value is None:

@@ -1,1 +1,1 @@
-"""What watches a run while it happens: stamps, thread counters, samplers."""
+"""Observes a run while it happens: stamps, thread counters, samplers."""

@@ -1,4 +1,4 @@
-"""What held a batch up beside its own thread: the cgroup's quota, and waits of the framework's threads for a core."""
+"""Delays of a batch outside its own thread: the cgroup's quota, and run-queue delay of the framework's threads."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import threading
 from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.kept_files import KeptOpen
 
-#: Run-queue delay of the thread from which on the cgroup's throttled time is worth a read.
+#: Minimum run-queue delay of the worker's thread for reading the cgroup's throttled time.
 _WORTH_NS = 1_000_000
-#: The framework's threads appear with the first operators that use them: they are looked for after so many batches.
+#: Batches after which to look for pool threads, which appear with the first operators that use them.
 _REFRESH = (1, 2, 16, 256)
 
 
 class PoolDelays:
-    """Run-queue delays of the framework's own pool threads (OpenMP), which no snapshot of ours can see.
+    """Run-queue delays of the framework's own pool threads (OpenMP), which thread counters do not cover.
 
-    :meth:`refresh` finds threads of this process that Python did not start; :meth:`read` returns each
-    one's run-queue delay so far. Used only where operators run on more than one thread.
+    :meth:`refresh` finds threads of this process that Python did not start; :meth:`read` returns the run-queue delay
+    of each so far. Used only if operators run on more than one thread.
     """
 
     def __init__(self) -> None:
         self._files: dict[int, KeptOpen] = {}
 
     def refresh(self) -> None:
-        """Look again for pool threads; call it after the first batches, when the pool exists."""
+        """Find new pool threads; call it after the first batches, when the pool exists."""
         python = {thread.native_id for thread in threading.enumerate()}
         for entry in os.listdir("/proc/self/task"):  # noqa: PTH208
             tid = int(entry)
@@ -33,7 +33,7 @@ class PoolDelays:
                 continue
             try:
                 self._files[tid] = KeptOpen(f"/proc/self/task/{tid}/schedstat", size=64)
-            except OSError:  # the thread ended meanwhile
+            except OSError:  # the thread ended
                 continue
 
     def read(self) -> dict[int, int]:
@@ -53,9 +53,9 @@ class PoolDelays:
 
 
 class Delays:
-    """Of one worker's batches.
+    """Delays of one worker's batches.
 
-    :param pool: of the framework's threads; ``None`` where operators run on one.
+    :param pool: delays of the framework's threads; ``None`` if operators run on one thread.
     """
 
     def __init__(self, throttle: CgroupThrottle, pool: PoolDelays | None) -> None:
@@ -65,14 +65,14 @@ class Delays:
         self._batches = 0
 
     def begin(self) -> None:
-        """A batch begins to compute."""
+        """At the begin of a batch's compute."""
         if self._pool is not None:
             self._before = self._pool.read()
 
     def end(self, run_delay_ns: int) -> dict[str, int]:
-        """It ended: values of the batch's row.
+        """At its end: values for the batch's row.
 
-        :param run_delay_ns: for which the worker's own thread waited for a core meanwhile.
+        :param run_delay_ns: run-queue delay of the worker's own thread meanwhile.
         """
         values = {"throttled_ns": self._throttle_growth(run_delay_ns)}
         if self._pool is not None:

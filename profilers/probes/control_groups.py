@@ -1,7 +1,7 @@
-"""A process's control groups: their limits of cores and memory, and the time for which a quota stopped it.
+"""A process's control groups: limits on cores and memory, and the time for which a quota stopped it.
 
-Both versions of the interface are read (``cgroups(7)``). A group's own path may be missing inside a container, where
-only the mount's top is there; each value is therefore looked for in the process's group and in all above it.
+Both versions of the interface are supported (``cgroups(7)``). Inside a container a group's own path may be missing,
+so each value is read from the process's group and all groups above it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from latfix.profilers.probes.kept_files import KeptOpen
 
-#: Where version 1 says "no limit": the largest multiple of a page below 2^63.
+#: Version 1 reports "no limit" as a number above this.
 _NO_LIMIT = 1 << 62
 _CPU_STAT = "cpu.stat"
-#: Before the name of another group, the series of how long that was throttled.
+#: Prefix of the series of another group's throttled time.
 NEIGHBOR_SERIES = "neighbor.throttled_ns."
 _MOST_NEIGHBORS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The groups of this process, or of another one.
+    """The groups of a process.
 
-    :param root: of the file system; a test brings files of its own.
+    :param root: of the file system; tests use their own.
     :param process: its number; ``self`` for this one.
     """
 
@@ -33,9 +33,9 @@ class ControlGroups:
     process: str = "self"
 
     def folders(self, controller: str) -> Iterator[tuple[Path, bool]]:
-        """Folders of a controller, the process's own first, then those above; and whether each is of version 2.
+        """Folders of a controller, the process's own first, then those above; True for version 2.
 
-        Version 1 comes first: where both are mounted, it has the controller.
+        Version 1 comes first: if both are mounted, it has the controller.
         """
         lines = (self._text(self.root / "proc" / self.process / "cgroup") or "").splitlines()
         top = self.root / "sys/fs/cgroup"
@@ -49,7 +49,7 @@ class ControlGroups:
                     yield from ((folder, False) for folder in _upwards(top / mount, group))
 
     def cpu_quota(self) -> float | None:
-        """Cores that the tightest group lets this process use; ``None`` for no limit."""
+        """Cores that the tightest limit allows; ``None`` for no limit."""
         found: list[float] = []
         for folder, unified in self.folders("cpu"):
             if unified:
@@ -62,22 +62,22 @@ class ControlGroups:
         return min(found, default=None)
 
     def cpu_counters(self) -> dict[str, int]:
-        """Counters of the nearest ``cpu.stat`` that counts periods of a quota; empty where there is none."""
+        """Counters of the nearest ``cpu.stat`` that counts periods of a quota; empty if there is none."""
         found = (counters(self._text(folder / _CPU_STAT) or "") for folder, _ in self.folders("cpu"))
         return next((stat for stat in found if stat.get("nr_periods")), {})
 
     def memory_limit(self) -> int | None:
-        """Bytes that the tightest group allows; ``None`` for no limit."""
+        """Bytes that the tightest limit allows; ``None`` for no limit."""
         found = (self._memory(folder, unified)[0] for folder, unified in self.folders("memory"))
         return min((limit for limit in found if limit is not None), default=None)
 
     def memory_used(self) -> int | None:
-        """Bytes that this process's own group uses; ``None`` where it does not tell."""
+        """Bytes that this process's own group uses; ``None`` if unknown."""
         found = (self._memory(folder, unified)[1] for folder, unified in self.folders("memory"))
         return next((used for used in found if used is not None), None)
 
     def memory_left(self) -> int | None:
-        """What the tightest limit leaves, cached files counted as free; ``None`` without any limit."""
+        """Bytes that the tightest limit leaves, counting cached files as free; ``None`` without a limit."""
         left = []
         for folder, unified in self.folders("memory"):
             limit, used = self._memory(folder, unified)
@@ -105,7 +105,7 @@ class ControlGroups:
 
 
 class CgroupThrottle:
-    """Time for which a quota kept this process's threads from running; its file is kept open."""
+    """Time for which a quota stopped this process's threads; keeps the file open."""
 
     def __init__(self, groups: ControlGroups | None = None) -> None:
         self._file: KeptOpen | None = None
@@ -118,15 +118,15 @@ class CgroupThrottle:
 
     @property
     def available(self) -> bool:
-        """Whether the group reports throttling."""
+        """True if the group reports throttling."""
         return self._file is not None
 
     def throttled_ns(self) -> int:
-        """Throttled time so far, in nanoseconds; 0 where it cannot be read."""
+        """Throttled time so far, in nanoseconds; 0 if it cannot be read."""
         return throttled_ns(self.read())
 
     def read(self) -> dict[str, int]:
-        """All counters of ``cpu.stat``; empty where it cannot be read."""
+        """All counters of ``cpu.stat``; empty if it cannot be read."""
         try:
             return {} if self._file is None else counters(self._file.read().decode())
         except OSError:
@@ -140,12 +140,12 @@ def counters(text: str) -> dict[str, int]:
 
 
 def throttled_ns(stat: Mapping[str, int]) -> int:
-    """Throttled nanoseconds among the counters of ``cpu.stat``: version 2 counts microseconds."""
+    """Throttled nanoseconds from the counters of ``cpu.stat``; version 2 counts microseconds."""
     return stat["throttled_usec"] * 1000 if "throttled_usec" in stat else stat.get("throttled_time", 0)
 
 
 def cgroup_reader() -> Callable[[], dict[str, float]] | None:
-    """Throttling of this process's group, for the sampler; ``None`` where it reports none."""
+    """A reader of this process's throttling for the sampler; ``None`` if its group does not report it."""
     throttle = CgroupThrottle()
     if not throttle.available:
         return None
@@ -162,9 +162,9 @@ def cgroup_reader() -> Callable[[], dict[str, float]] | None:
 
 
 def neighbor_reader(groups: ControlGroups | None = None) -> Callable[[], dict[str, float]] | None:
-    """Throttling of the groups beside this process's that have a quota, for the sampler; ``None`` where none is seen.
+    """A reader for the sampler of the throttling of sibling groups with a quota; ``None`` if there are none.
 
-    What a request waits for may run there. Inside of a container others are mostly hidden.
+    Services that a request waits for may run there. Inside a container, siblings are mostly hidden.
     """
     files: dict[str, KeptOpen] = {}
     for folder, _ in (groups or ControlGroups()).folders("cpu"):
@@ -181,7 +181,7 @@ def neighbor_reader(groups: ControlGroups | None = None) -> Callable[[], dict[st
     def read() -> dict[str, float]:
         reading = {}
         for name, file in files.items():
-            with contextlib.suppress(OSError):  # it may end meanwhile
+            with contextlib.suppress(OSError):  # the group ended
                 reading[f"{NEIGHBOR_SERIES}{name}"] = float(throttled_ns(counters(file.read().decode())))
         return reading
 

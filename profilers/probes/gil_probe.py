@@ -1,11 +1,9 @@
-"""The interpreter lock, felt from outside: how long a thread that has woken waits until Python lets it run.
+"""Waits for the interpreter lock, measured by a thread that sleeps for a fixed time again and again.
 
-A thread of its own sleeps for a fixed time again and again. How much later than its wake-up it runs Python,
-less what it waited for a core (its own run-queue delay), is the wait for the interpreter lock where the thread slept
-again after it had woken: who waits for the lock sleeps for at most the switch interval at a time, and each time is a
-voluntary switch. Whether the holder ran meanwhile or had no core makes no difference to the one who waits. Timer
-and wake-up take some tens of microseconds of it on an idle machine. What is later than these switches explain is a
-stall of the whole machine: a hypervisor that took all its cores.
+The delay from its due time until it runs Python, less its own run-queue delay, is the wait for the lock. A thread
+that waits for the lock sleeps for at most the switch interval at a time, and each sleep is a voluntary switch, so
+these switches bound the wait. Any further delay is a stall of the whole machine, such as a hypervisor that takes all
+its cores. On an idle machine timer and wake-up take some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -21,15 +19,15 @@ from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.schema import THREAD_ACCOUNT
 
 PERIOD_S = 0.02
-#: What timer and wake-up take on an idle machine; shorter waits say nothing about the lock.
+#: Upper bound of timer and wake-up on an idle machine; shorter delays do not indicate the lock.
 USUAL_NS = 200_000
 WAIT_SERIES = "gil.wait_ns"
-#: A wake-up that is later than this, though neither a core nor the lock was waited for: the machine stood still.
+#: The machine stood still if a wake-up is later than this, without a wait for a core or the lock.
 STALL_SERIES = "host.stall_ns"
 STALL_NS = 1_000_000
 INTERVAL_SERIES = "gil.switch_interval_ns"
 _RUNQ, _VCSW = THREAD_ACCOUNT.index("runq_ns"), THREAD_ACCOUNT.index("vcsw")
-#: Each voluntary switch of a thread that waits for the lock lasts for the switch interval and a wake-up at most.
+#: Upper bound of one sleep while waiting for the lock, in switch intervals: the interval and a wake-up.
 SLACK = 1.5
 
 
@@ -37,7 +35,7 @@ class LockProbe(OwnThread):
     """Logs ``gil.wait_ns`` every 20 ms, at the time when the thread should have run.
 
     :param period_s: seconds asleep between two readings.
-    :param look: called with the time at each, while the thread has the lock.
+    :param look: called with the time at each reading, while the thread has the lock.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class LockProbe(OwnThread):
         before = counters.snapshot()
         while not self._stop.is_set():
             due = time.perf_counter_ns() + period_ns
-            # Not Event.wait: its lock and condition are Python code of their own, with waits of their own.
+            # Not Event.wait: its Python code waits for locks itself.
             time.sleep(self._period_s)
             now = time.perf_counter_ns()
             late = now - due
@@ -77,11 +75,11 @@ class LockProbe(OwnThread):
 
 
 def divided(late_ns: float, switches: int, interval_ns: float) -> tuple[float, float]:
-    """What of a late wake-up was a wait for the lock, and what the machine stood still for; nanoseconds.
+    """Divide the delay of a wake-up into the wait for the lock and a stall of the machine; nanoseconds.
 
-    :param late_ns: how much later than due the thread ran, less its run-queue delay.
-    :param switches: voluntary switches beyond the one that is the sleep itself.
-    :param interval_ns: after which Python asks the holder to let go.
+    :param late_ns: the delay after the due time, less the run-queue delay.
+    :param switches: voluntary switches besides the sleep itself.
+    :param interval_ns: Python's switch interval.
     """
     late = max(late_ns, 0.0)
     locked = late if late <= USUAL_NS else min(late, switches * SLACK * interval_ns)

@@ -1,4 +1,4 @@
-"""State of the allocators: glibc's heap on the host, PyTorch's caching allocator on CUDA."""
+"""State of glibc's heap."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 Reading = dict[str, float]
 
 _FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-
-
-#: A reading walks all free chunks and holds the arenas' locks meanwhile: 0.15 µs a chunk.
-#: One that took longer than this is followed by a rest of so many times its length.
+#: A reading walks all free chunks (0.15 µs each) and holds the arenas' locks. After one that takes longer than this,
+#: the reader pauses for so many times its duration.
 _LONG_NS = 200_000
 _REST = 500
-#: On the requests' path the heap is read only while it has at most so many free chunks.
+#: Most free chunks for a reading on the requests' path.
 _FEW_CHUNKS = 256
 
 
@@ -25,39 +23,39 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class HostHeap:
-    """glibc's heap, by ``mallinfo2``; absent where the C library has none (glibc before 2.33, musl)."""
+    """glibc's heap, by ``mallinfo2``; not available before glibc 2.33 and in musl."""
 
-    __slots__ = ("_chunks", "_letting_go", "_rested_ns", "_short")
+    __slots__ = ("_chunks", "_releasing", "_rested_ns", "_short")
 
     def __init__(self) -> None:
         self._rested_ns = 0
         self._chunks = 0
-        # A short reading keeps the interpreter lock, which another thread might not give back for milliseconds;
-        # one of a heap in many pieces must not hold every thread up.
+        # A short reading keeps the interpreter lock, as another thread may hold it for milliseconds afterwards. A
+        # reading of a fragmented heap releases it, so that it does not block all threads.
         self._short = _mallinfo2(ctypes.PyDLL)
-        self._letting_go = _mallinfo2(ctypes.CDLL)
+        self._releasing = _mallinfo2(ctypes.CDLL)
 
     @property
     def available(self) -> bool:
-        """Whether it can be read at all."""
-        return self._letting_go is not None
+        """True if it can be read."""
+        return self._releasing is not None
 
     @property
     def quick(self) -> bool:
-        """Whether it may be read on the requests' path: there is one, of few free chunks."""
+        """True if it may be read on the requests' path: it has few free chunks."""
         return self._short is not None and self._chunks <= _FEW_CHUNKS
 
     def sizes(self) -> tuple[int, int, int]:
-        """Bytes in arenas, in mappings of their own, and free within arenas; for where it is :attr:`quick`."""
+        """Bytes in arenas, in separate mappings, and free within arenas; call it only if :attr:`quick`."""
         info = self._read(self._short)
         return (info.arena, info.hblkhd, info.fordblks)
 
     def poll(self) -> Reading:
-        """A reading for the sampler; nothing while it rests from one that took long."""
+        """A reading for the sampler; empty during the pause after a long one."""
         if time.perf_counter_ns() < self._rested_ns:
             return {}
         start = time.thread_time_ns()
-        info = self._read(self._letting_go)
+        info = self._read(self._releasing)
         took = time.thread_time_ns() - start
         if took > _LONG_NS:
             self._rested_ns = time.perf_counter_ns() + _REST * took
@@ -87,9 +85,9 @@ def _mallinfo2(kind: type[ctypes.CDLL]) -> Any:
 
 
 def host_heap_reader(heap: HostHeap | None = None) -> Callable[[], Reading] | None:
-    """A reader of glibc's heap for the sampler; ``None`` where the C library does not report it.
+    """A reader of glibc's heap for the sampler; ``None`` if the C library does not report it.
 
-    In a heap of many free chunks it reads seldom, and returns nothing in between.
+    It reads a heap with many free chunks seldom, and returns nothing in between.
     """
     heap = heap or HostHeap()
     return heap.poll if heap.available else None

@@ -1,4 +1,4 @@
-"""Small files of the kernel's, kept open: opening one takes longer than reading it, and a read makes it anew."""
+"""Small kernel files that are kept open: opening takes longer than reading, and each read returns current values."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _pread = ctypes.PyDLL(None).pread
 
 
 class KeptOpen:
-    """A file whose readings may let go of the interpreter lock.
+    """A file whose readings may release the interpreter lock.
 
     :raises OSError: it cannot be opened.
     """
 
     def __init__(self, path: str | Path, size: int = 4096) -> None:
-        self._fd = -1  # what ``__del__`` finds where it cannot be opened
+        self._fd = -1  # for ``__del__`` if opening fails
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._size = size
 
     def read(self) -> bytes:
-        """Its content now."""
+        """Its current content."""
         return os.pread(self._fd, self._size, 0)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -37,11 +37,10 @@ class KeptOpen:
 
 
 class LockHeldFile:
-    """A file of one line that is read without letting go of the interpreter lock, for the requests' path.
+    """A file of one line that is read while holding the interpreter lock, for the requests' path.
 
-    A read that lets go hands the lock to any thread that wants it, and takes it back milliseconds later where that
-    thread runs Python: the probe would then cause the wait that it is to measure. The kernel makes these files up in
-    memory, in about a microsecond.
+    A read that releases the lock may get it back milliseconds later, if another thread runs Python: the probe would
+    cause the wait that it measures. The kernel generates these files in about a microsecond.
     """
 
     __slots__ = ("_arguments", "_buffer", "_fd")
@@ -52,22 +51,22 @@ class LockHeldFile:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._fd = -1
-        # Made once: converting them takes longer than the call.
+        # Converted once: the conversion takes longer than the call.
         where, size, offset = ctypes.byref(self._buffer), ctypes.c_size_t(_BUFFER), ctypes.c_ssize_t(0)
         self._arguments = (ctypes.c_int(self._fd), where, size, offset)
 
     @property
     def open(self) -> bool:
-        """Whether it can be read."""
+        """True if it can be read."""
         return self._fd >= 0
 
     def read(self) -> bytes:
-        """Its content now; empty where it cannot be read."""
+        """Its current content; empty if it cannot be read."""
         length = _pread(*self._arguments)
         return self._buffer.raw[:length] if length > 0 else b""
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

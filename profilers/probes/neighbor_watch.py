@@ -1,8 +1,7 @@
-"""Who else has the cores: CPU time of other processes, read once a second by the process that waits for a replay.
+"""CPU time of other processes, read once a second by the process that waits for a replay.
 
-Not by the service's own process: there a walk through ``/proc`` would take the interpreter lock again and again. A
-container sees only its own processes, and one that ends within a second is not seen either; ``/proc/stat`` counts
-both.
+The service's own process does not read it: a walk through ``/proc`` takes the interpreter lock again and again. A
+container sees only its own processes, and processes that end within a second are missed; ``/proc/stat`` counts both.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ PREFIX, SUFFIX = "other.", ".spent_ns"
 ALL_SERIES = "other.all.spent_ns"
 LATFIX_SERIES = "latfix.spent_ns"
 LINE = "neighbors: CPU time of other processes, once a second; a container sees only its own"
-#: The largest of each reading that are kept, and from which share of a core on.
+#: Number of the largest processes that are kept per reading, and their minimum share of a core.
 _KEPT, _LEAST = 5, 0.02
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class NeighborWatch(OwnThread):
-    """Reads CPU time of processes until it is left.
+    """Reads CPU time of processes.
 
-    :param own: processes of the service, which are no neighbors, nor are their descendants.
-    :param latfix: processes of latfix beside this one.
-    :param proc: the kernel's files; ``clock`` gives nanoseconds.
-    :ivar samples: time, series and nanoseconds on a core since the reading before, as in ``samples.parquet``.
+    :param own: processes of the service; they and their descendants are not neighbors.
+    :param latfix: processes of latfix other than this one.
+    :param proc: the kernel's files; ``clock`` returns nanoseconds.
+    :ivar samples: time, series and CPU nanoseconds since the previous reading, as in ``samples.parquet``.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class NeighborWatch(OwnThread):
         self.look()
 
     def look(self) -> None:
-        """One reading; the first has nothing to compare with, and says when the second begins."""
+        """Make one reading; the first is the baseline of the second."""
         now, (found, service) = self._clock(), self._processes()
-        known = self._before or found  # who was not there then has spent since then what it has spent at all
+        known = self._before or found  # a process that began since then counts from 0
         spent = {pid: ticks - known.get((pid, born), 0) for (pid, born), ticks in found.items() if pid not in service}
         took = now - self._read_ns if self._read_ns else 0
         if found:
@@ -73,7 +72,7 @@ class NeighborWatch(OwnThread):
         self._before, self._read_ns = found, now
 
     def _processes(self) -> tuple[dict[tuple[int, str], int], set[int]]:
-        """Ticks on a core by number and birth, which tells two of one number apart; and who is of the service."""
+        """CPU ticks by process number and start time (numbers are reused); and the service's processes."""
         found, parents = dict[tuple[int, str], int](), dict[int, int]()
         entries: list[str] = []
         with contextlib.suppress(OSError):
@@ -87,7 +86,7 @@ class NeighborWatch(OwnThread):
         return found, {pid for pid in parents if self._is_own(pid, parents)}
 
     def _is_own(self, pid: int, parents: Mapping[int, int]) -> bool:
-        """Whether a process is of the service, or descends from one; parents that ended meanwhile end the line."""
+        """True if a process belongs to the service or descends from one that does, through living parents."""
         seen: set[int] = set()
         while pid not in self._own and pid not in seen and pid in parents:
             seen.add(pid)
@@ -95,7 +94,7 @@ class NeighborWatch(OwnThread):
         return pid in self._own
 
     def _name(self, pid: int) -> str:
-        """What the kernel calls it, without characters that a terminal or a series' name would take for more."""
+        """The kernel's name of a process, with unprintable characters replaced."""
         name = self._text(f"{pid}/comm").strip() or "ended"
         return "".join(c if c.isprintable() else "?" for c in name)
 
@@ -106,9 +105,9 @@ class NeighborWatch(OwnThread):
             return ""
 
     def write(self, folder: Path, t0_ns: int) -> None:
-        """Append to the samples of a run whose own process has ended writing them.
+        """Append the samples to those of a run whose own process no longer writes.
 
-        :param t0_ns: from which its times count.
+        :param t0_ns: origin of the run's times.
         :raises OSError: they cannot be written.
         """
         with (folder / SEGMENTS / "samples.jsonl").open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A thread of latfix's own that watches or writes while a service runs."""
+"""A background thread of latfix that observes or writes while a service runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class OwnThread:
-    """Runs from entering to leaving it.
+    """Runs its thread between entering and leaving the context.
 
     :param name: of the thread, after ``latfix-``.
-    :ivar cpu_ns: what the thread has spent.
+    :ivar cpu_ns: CPU time of the thread.
     """
 
     def __init__(self, name: str) -> None:

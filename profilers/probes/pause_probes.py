@@ -1,4 +1,4 @@
-"""Pauses that the runtime tells of: collections by Python's garbage collector, compilations by ``torch._dynamo``."""
+"""Pauses with callbacks: collections by Python's garbage collector, compilations by ``torch._dynamo``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from latfix.profilers.probes.stage_recorder import EventLog
 
-#: The series that :meth:`CompileEvents.read` makes.
+#: The series of :meth:`CompileEvents.read`.
 LIMIT_SERIES = "compile.limit_hits"
-#: Of several versions of torch.
+#: Messages of several versions of torch.
 _LIMIT = re.compile("recompile limit|cache_size_limit", re.IGNORECASE)
 
 
 class GcPauses:
-    """Logs each collection as an event of kind ``gc``, in the thread that it ran in.
+    """Logs each collection as an event of kind ``gc``, with its thread.
 
-    A collection holds the interpreter lock, so it delays every thread that needs Python, not only its own.
+    A collection holds the interpreter lock, so it delays every thread that runs Python.
     """
 
     def __init__(self, log: EventLog) -> None:
@@ -48,10 +48,10 @@ class GcPauses:
 
 
 class CompileEvents:
-    """Logs each compilation as an event of kind ``compile``, in the thread that paid for it.
+    """Logs each compilation as an event of kind ``compile``, with the thread that it delayed.
 
-    ``torch._dynamo`` is not imported for this (it is slow, and fills the heap that the collector walks):
-    :meth:`attach` is called again and again and takes hold as soon as the workload has imported it.
+    This does not import ``torch._dynamo``, which is slow and fills the garbage collector's heap. :meth:`attach` is
+    called repeatedly, and registers as soon as the workload has imported it.
     """
 
     def __init__(self, log: EventLog) -> None:
@@ -64,7 +64,7 @@ class CompileEvents:
         self.total_ns = 0
 
     def attach(self) -> bool:
-        """Register with dynamo if it is loaded; returns whether events are being seen."""
+        """Register with dynamo if it is loaded. Returns True if registered."""
         if self._attached:
             return True
         module = sys.modules.get("torch._dynamo.callback")
@@ -76,10 +76,10 @@ class CompileEvents:
         return True
 
     def read(self) -> dict[str, float]:
-        """How often torch has given up compiling a function anew, by its own counters, for the sampler.
+        """For the sampler: how often torch reached the recompile limit of a function, from its own counters.
 
-        Beyond a limit of versions (``torch._dynamo.config.recompile_limit``) whatever fits none runs uncompiled for
-        good. Empty as long as the compiler is not loaded.
+        Beyond the limit (``torch._dynamo.config.recompile_limit``), inputs that match no compiled version run
+        uncompiled permanently. Empty until the compiler is loaded.
         """
         if not self.attach():
             return {}
@@ -89,14 +89,14 @@ class CompileEvents:
         return {LIMIT_SERIES: float(hits)}
 
     def detach(self) -> None:
-        """Stop listening."""
+        """Unregister."""
         if self._attached:
             handler = sys.modules["torch._dynamo.callback"].callback_handler
             handler.remove_start_callback(self._on_start)
             handler.remove_end_callback(self._on_end)
             self._attached = False
 
-    # Dynamo calls back for the outermost compilation of the process only, so one start is open at a time.
+    # Dynamo's callbacks cover only the outermost compilation of the process, so one start is open at a time.
     def _on_start(self, args: Any) -> None:
         self._start = time.perf_counter_ns()
         self._trigger = str(getattr(args, "callback_trigger", "")).rpartition(".")[2].lower()

@@ -1,4 +1,4 @@
-"""The stage recorder of a service without end: rows are used again, and the latest of them stay readable."""
+"""The stage recorder of a live service: rows are reused, and the latest stay readable."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from latfix.profilers.probes.stage_recorder import StageRecorder
 
 
 class RingRecorder(StageRecorder):
-    """Stamps of the requests that are inside and of those that ended last, in columns that never grow.
+    """Stamps of open requests and of the last ended ones, in columns of fixed size.
 
-    Rows leave in the order in which they were given back. With ``window`` + 2 × ``inside`` of them, a row is opened
-    again at the earliest when ``window`` more requests have ended, so that the latest ``window`` are always whole.
-    The same holds for batches: each request is in two at most, the one that failed and its own.
+    Rows are reused in the order of their release. With ``window`` + 2 × ``inside`` rows, a row is reused only after
+    ``window`` more requests have ended, so the latest ``window`` are always intact. The same holds for batches: a
+    request is in at most two, one that failed and its own.
 
-    :param inside: most requests that are open at once.
-    :param window: how many ended requests :meth:`recent` returns.
+    :param inside: most open requests.
+    :param window: number of ended requests that :meth:`recent` returns.
     """
 
-    #: A batch's row is used again as soon as it has ended.
+    #: A batch's row is reused as soon as it has ended.
     defers = False
 
     def __init__(self, inside: int, window: int) -> None:
@@ -34,12 +34,12 @@ class RingRecorder(StageRecorder):
         self._request_views = tuple(self._views.values())
         self._free_batches = deque(range(len(self._batches["batch_id"])))
         self._batch_views = tuple(self.batch.values())
-        # What has ended is not drained to a disk: the oldest falls off.
+        # Ended requests are not drained to a disk: the oldest are dropped.
         self._done = deque(maxlen=window)
         self._done_batches = deque(maxlen=1)
 
     def open(self, arrival_ns: int) -> int:
-        """A row for a request that arrived at ``arrival_ns``; :meth:`give_back` ends its use.
+        """A row for a request that arrived at ``arrival_ns``; release it with :meth:`give_back`.
 
         :raises IndexError: more than ``inside`` are open.
         """
@@ -51,7 +51,7 @@ class RingRecorder(StageRecorder):
         return slot
 
     def give_back(self, slot: int) -> None:
-        """Nobody writes to the row any more."""
+        """Release a row after the last write to it."""
         self._free.append(slot)
 
     def new_batch(self) -> int:
@@ -62,31 +62,31 @@ class RingRecorder(StageRecorder):
         return batch_id
 
     def batch_done(self, batch_id: int, finish_end_ns: int) -> None:
-        """The last member of a batch was finished: its row is complete, and free."""
+        """Complete and release a batch's row, after its last member was finished."""
         super().batch_done(batch_id, finish_end_ns)
         self._free_batches.append(batch_id)
 
     def forget(self) -> None:
-        """Nobody asks for what has ended so far: :meth:`recent` begins anew."""
+        """Discard all ended requests: :meth:`recent` starts empty."""
         self._done.clear()
 
     def recent(self) -> npt.NDArray[Any]:
-        """Rows of :data:`latfix.run_record.schema.REQUEST_DTYPE` of the requests that ended last, oldest first.
+        """Rows of :data:`latfix.run_record.schema.REQUEST_DTYPE` of the last ended requests, oldest first.
 
         ``index`` is a row's place in the ring, ``batch_id`` its batch's.
         """
-        slots = np.array(self._done.copy(), dtype=np.int64)  # a copy at once: requests go on ending
+        slots = np.array(self._done.copy(), dtype=np.int64)  # copied first, as requests keep ending
         ends = self._columns["end"][slots]
         rows = self._rows(slots)
-        # A row that was opened again meanwhile has another end, or none.
+        # A row that was reused meanwhile has another end, or none.
         whole: npt.NDArray[Any] = rows[(self._columns["end"][slots] == ends) & (ends != 0)]
         return whole
 
 
 class RecordedRing(RingRecorder):
-    """A ring whose rows also go to a disk: each request and each batch has a number of its own, in order of arrival.
+    """A ring whose rows are also written to disk: requests and batches have consecutive numbers.
 
-    Rows that were used again before they were drained, ``window`` requests later, are left out.
+    Rows that were reused before they were drained, ``window`` requests later, are left out.
     """
 
     def __init__(self, inside: int, window: int) -> None:
@@ -98,7 +98,7 @@ class RecordedRing(RingRecorder):
         self._done_batches = deque(maxlen=window)
 
     def open(self, arrival_ns: int) -> int:
-        """A row for a request that arrived at ``arrival_ns``, and the request's number."""
+        """A row for a request that arrived at ``arrival_ns``; also numbers the request."""
         slot = super().open(arrival_ns)
         self._number[slot] = next(self._numbers)
         return slot
@@ -108,18 +108,18 @@ class RecordedRing(RingRecorder):
         return int(self._number[slot])
 
     def new_batch(self) -> int:
-        """A row for the next batch, and the batch's number."""
+        """A row for the next batch; also numbers the batch."""
         batch_id = super().new_batch()
         self._round[batch_id] += 1
         return batch_id
 
     def request_done(self, slot: int, status: int, end_ns: int) -> None:
-        """A request ended, and waits for the next drain."""
+        """A request ended; it is kept for the next drain."""
         super().request_done(slot, status, end_ns)
         self._fresh.append(slot)
 
     def forget(self) -> None:
-        """What has ended so far goes to no disk either."""
+        """Discard all ended requests and batches, also for the disk."""
         super().forget()
         self._fresh.clear()
         self._done_batches.clear()

@@ -1,4 +1,4 @@
-"""Readings of machine and process over time, on threads of their own, each poll's own duration logged."""
+"""Periodic readings of machine and process on separate threads; each poll's duration is logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reading = dict[str, float]
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: A poll longer than this is an event of its own: a probe that stalls is a cause (``observer``).
+#: A longer poll is logged as an event: a slow probe is a cause (``observer``).
 SPIKE_NS = 1_000_000
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 
@@ -30,10 +30,10 @@ _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 class Probe:
     """A periodic reading.
 
-    :param name: as it appears in ``poll.<name>_ns`` and in the run's list of probes.
+    :param name: in ``poll.<name>_ns`` and in the run's list of probes.
     :param period_s: seconds between polls.
     :param read: returns values by series.
-    :param in_driver: it calls a driver, which may hold a lock that the service's own calls wait for while it sleeps.
+    :param in_driver: it calls a driver, which may sleep with a lock that the service's own calls need.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Sampler(OwnThread):
                 return
 
     def _queued_ns(self) -> int:
-        """How long this thread has wanted a core and had none."""
+        """Run-queue delay of this thread so far."""
         if self._counters is None:
             self._counters = ThreadCounters()
         return self._counters.snapshot()[_RUNQ]
@@ -87,8 +87,8 @@ class Sampler(OwnThread):
             self._samples.add(start, series, float(value))
         self._samples.add(start, f"poll.{probe.name}_ns", float(end - start))
         self.polls[probe.name].append(end - start)
-        # Only a poll that burned the time itself can have held anybody up, or slept in a driver with its lock;
-        # one that wanted a core and had none is a victim.
+        # A poll delays others only if it used the CPU, or slept in a driver with its lock. One that waited for a core
+        # is itself delayed.
         spent = end - start - (self._queued_ns() - queued) if probe.in_driver else time.thread_time_ns() - cpu
         if spent > SPIKE_NS:
             thread = threading.get_native_id()
@@ -109,7 +109,7 @@ def host_reader() -> Callable[[], Reading]:
 
 
 def process_reader() -> Callable[[], Reading]:
-    """This process's CPU time, resident memory, page faults, and how many objects Python keeps."""
+    """This process's CPU time, resident memory, page faults, and Python's allocated memory blocks."""
     page_faults, file = _page_faults, KeptOpen("/proc/self/statm")
 
     def read() -> Reading:
@@ -126,13 +126,13 @@ def process_reader() -> Callable[[], Reading]:
     return read
 
 
-#: Distinct names of Python threads that get a series of their own; threads beyond them are counted together.
+#: Distinct names of Python threads with separate series; further threads share one.
 _NAMED_THREADS = 32
 _LONGEST_NAME = 48
 
 
 def thread_reader() -> Callable[[], Reading]:
-    """How many threads this process has, CPU time and run-queue delay of Python's by name, of all others together."""
+    """Number of threads; CPU time and run-queue delay of Python threads by name, and of all others in total."""
     names: set[str] = set()
     files: dict[str, KeptOpen] = {}
 
@@ -156,7 +156,7 @@ def thread_reader() -> Callable[[], Reading]:
                 if entry not in files:
                     files[entry] = KeptOpen(f"/proc/self/task/{entry}/schedstat", size=128)
                 fields = files[entry].read().split()
-            except OSError:  # the thread ended meanwhile, or another one has its number now
+            except OSError:  # the thread ended, or another one has its number
                 if entry in files:
                     files.pop(entry).close()
                 continue
@@ -177,7 +177,7 @@ def _page_faults() -> tuple[int, int]:
 
 
 def pressure_reader() -> Callable[[], Reading] | None:
-    """Pressure-stall totals of the machine (PSI); ``None`` where the kernel keeps none."""
+    """Pressure-stall totals of the machine (PSI); ``None`` if the kernel has none."""
     folder = Path("/proc/pressure")
     kinds = [kind for kind in ("cpu", "memory", "io") if (folder / kind).exists()]
     if not kinds:

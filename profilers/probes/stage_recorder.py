@@ -1,8 +1,8 @@
 """The stage recorder: stamps in preallocated columns, and segments on disk at least once a second.
 
-The measured threads write one integer into a preallocated column per boundary and nothing else. A thread
-of the recorder's own turns finished rows into segments. A stamp is written once, by the thread that crosses
-the boundary; adjacent stages share it, so a request's stages add up to its latency exactly.
+At each boundary a measured thread writes only one integer to a preallocated column. A separate thread turns finished
+rows into segments. A stamp is written once, by the thread that crosses the boundary; adjacent stages share it, so a
+request's stages sum to its latency exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
 from latfix.stages import STAGES, Status
 
-#: Boundaries of a request that its own threads stamp; the rest are its batch's.
+#: Boundaries of a request that its own threads stamp; the others are its batch's.
 _OWN_STAMPS: tuple[str, ...] = ("handed", "submitted", "prepare_start", "enqueued", "taken", "finish_start", "end")
 _PLAIN: tuple[str, ...] = (
     "status",
@@ -57,7 +57,7 @@ FLUSH_INTERVAL_S = 0.5
 class _Log:
     """Rows of all threads, in memory until the next flush. Appending is atomic and takes a microsecond.
 
-    :param most: keep the latest so many only, where nobody may ever flush; ``None`` keeps all.
+    :param most: number of latest rows to keep, for logs without a flush; ``None`` keeps all.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -102,8 +102,8 @@ class SampleLog(_Log):
 class OpenBatch:
     """A batch that has not ended.
 
-    :param since_ns: when its members were fixed, on the clock of the stamps.
-    :param first: the first of its shape, or of its worker.
+    :param since_ns: when it closed, on the clock of the stamps.
+    :param first: True for the first batch of its shape or of its worker.
     """
 
     batch_id: int
@@ -120,10 +120,10 @@ class StageRecorder:
     preallocated arrays; writing one integer costs some tens of nanoseconds and allocates nothing.
 
     :param requests: measured requests in the schedule.
-    :param warmup: requests before them that are recorded, marked and left out.
+    :param warmup: requests before them, recorded and marked as warm-up.
     """
 
-    #: Rows are written out after a while: what is known late may be put in until then.
+    #: Rows are written with a delay, so late values may be added until then.
     defers = True
 
     def __init__(self, requests: int, warmup: int = 0) -> None:
@@ -155,7 +155,7 @@ class StageRecorder:
         self._accounts = {
             part: tuple(self._views[f"{part}_{name}"] for name in _ACCOUNTS) for part in ("prepare", "finish")
         }
-        # A failed batch is followed by one batch for each member, hence room for two a request.
+        # After a failed batch each member gets its own batch: at most two batches per request.
         room = 2 * self.slots + 16
         self._batches: Columns = {name: np.zeros(room, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
         #: One view a column of :data:`latfix.run_record.schema.BATCH_DTYPE`, by batch id.
@@ -173,9 +173,9 @@ class StageRecorder:
         self._done: deque[int] = deque()
         self._done_batches: deque[int] = deque()
         self.completed = 0
-        #: Called before rows are looked at: they put in what is known only after a batch has ended.
+        #: Called before rows are read: they add values that are known only after a batch has ended.
         self.resolvers: list[Callable[[], None]] = []
-        #: Counters of the threads on the requests' path, for what reading them cost.
+        #: Counters of the threads on the requests' path, for the cost of reading them.
         self.counters: list[ThreadCounters] = []
         self._complete_lock = threading.Lock()
         self._cut = False
@@ -191,7 +191,7 @@ class StageRecorder:
             return self._next_batch - 1
 
     def account(self, part: str, slot: int, spent: Account) -> None:
-        """What the thread, then the process did during this request's own ``prepare`` or ``finish``.
+        """Store the counters of thread and process for this request's own ``prepare`` or ``finish``.
 
         :param spent: in the order of :data:`THREAD_ACCOUNT`, then :data:`PROCESS_ACCOUNT`.
         """
@@ -199,26 +199,26 @@ class StageRecorder:
             view[slot] = value
 
     def batch_values(self, batch_id: int, values: Mapping[str, int]) -> None:
-        """Fill in columns of a batch's row; its stamps must stand before any member is done."""
+        """Set columns of a batch's row; its stamps must be set before any member is done."""
         views = self.batch
         for name, value in values.items():
             views[name][batch_id] = value
 
     def batch_account(self, part: str, batch_id: int, spent: Account) -> None:
-        """What the worker's thread, then the process did during ``collate`` or ``compute`` of a batch."""
+        """Store the counters of the worker's thread and the process for a batch's ``collate`` or ``compute``."""
         for view, value in zip(self._batch_accounts[part], spent, strict=True):
             view[batch_id] = value
 
     def batch_done(self, batch_id: int, finish_end_ns: int) -> None:
-        """The last member of a batch was finished; its row is complete."""
+        """Complete a batch's row, after its last member was finished."""
         self.batch["batch_id"][batch_id] = batch_id
         self.batch["finish_end_ns"][batch_id] = finish_end_ns
         self._done_batches.append(batch_id)
 
     def request_done(self, slot: int, status: int, end_ns: int) -> None:
-        """A request ended at ``end_ns``; call once, after its batch's stamps stand where it has one."""
+        """A request ended at ``end_ns``; call once, after the stamps of its batch, if any, are set."""
         with self._complete_lock:
-            if self._cut:  # the record says already that it was in flight
+            if self._cut:  # already recorded as in flight
                 return
             self._views["status"][slot] = status
             self._views["end"][slot] = end_ns
@@ -226,11 +226,11 @@ class StageRecorder:
             self.completed += 1
 
     def arrived(self, at_ns: Ints) -> None:
-        """Note when each measured request arrived, 0 for never: also of those that the service has not taken in."""
+        """Set when each measured request arrived (0 for never), including those not yet taken in by the service."""
         self._columns["handed"][self.warmup :] = at_ns
 
     def cut(self, now_ns: int) -> int:
-        """End the record: what was handed over and has not ended was in flight; returns how many those are."""
+        """End the record and mark open requests as in flight. Returns their number."""
         with self._complete_lock:
             self._cut = True
             inside = np.flatnonzero((self._columns["handed"] > 0) & (self._columns["end"] == 0))
@@ -240,7 +240,7 @@ class StageRecorder:
         return len(inside)
 
     def open_batches(self, begun_before_ns: int) -> list[OpenBatch]:
-        """Batches that were closed before a time and have not ended."""
+        """Batches that closed before a time and have not ended."""
         rows = {name: self._batches[name][: self._next_batch] for name in ("close_ns", "finish_end_ns", "worker")}
         closed, ended = rows["close_ns"], rows["finish_end_ns"] > 0
         return [
@@ -256,13 +256,14 @@ class StageRecorder:
         ]
 
     def open_prepares(self, begun_before_ns: int) -> list[tuple[int, int, int]]:
-        """Requests in a ``prepare`` that began before a time: schedule index, thread, and when it began."""
-        begun, thread = self._columns["prepare_start"], self._columns["prepare_thread"]
-        going = (
-            (begun > 0) & (begun < begun_before_ns) & (self._columns["enqueued"] == 0) & (self._columns["end"] == 0)
+        """Requests in a ``prepare`` that began before a time: schedule index, thread, begin."""
+        begin, thread = self._columns["prepare_start"], self._columns["prepare_thread"]
+        running = (
+            (begin > 0) & (begin < begun_before_ns) & (self._columns["enqueued"] == 0) & (self._columns["end"] == 0)
         )
         return [
-            (self.index_of(k), int(thread[k]), int(begun[k])) for k in np.flatnonzero(going & (thread >= 0)).tolist()
+            (self.index_of(k), int(thread[k]), int(begin[k]))
+            for k in np.flatnonzero(running & (thread >= 0)).tolist()
         ]
 
     def drain_requests(self) -> npt.NDArray[Any]:
@@ -292,7 +293,7 @@ class StageRecorder:
         end = column["end"]
 
         def boundary(stamps: Ints) -> Ints:
-            # A boundary never reached (shed, failed, timed out) lies at the request's end: stages after it are 0.
+            # A boundary that was not reached (shed, failed, timed out) is set to the end: later stages are 0.
             return np.where(stamps == 0, end, np.minimum(stamps, end))
 
         def of_batch(name: str) -> Ints:
@@ -327,10 +328,10 @@ class StageRecorder:
 
 
 class SegmentWriter(OwnThread):
-    """Appends what was recorded to ``segments/`` from a thread of its own.
+    """Appends finished rows to ``segments/`` on a separate thread.
 
     :param folder: the run's folder; ``segments/`` must exist in it.
-    :raises OSError: from :meth:`check` and at its end, where the disk would not take it.
+    :raises OSError: from :meth:`check` and at exit, if writing failed.
     """
 
     def __init__(self, folder: Path, recorder: StageRecorder, events: EventLog, samples: SampleLog) -> None:
@@ -345,7 +346,7 @@ class SegmentWriter(OwnThread):
         self.error: OSError | None = None
 
     def __exit__(self, *_: object) -> None:
-        """Write the rest and close the files."""
+        """Write the remaining rows and close the files."""
         super().__exit__()
         try:
             if self.error is None:
@@ -364,7 +365,7 @@ class SegmentWriter(OwnThread):
             self.cpu_ns = time.thread_time_ns()
 
     def flush(self) -> None:
-        """Write what ended since the last call. Batches first: a request's row may point to its batch."""
+        """Write rows that ended since the last call, batches first: a request's row refers to its batch."""
         t0 = self._recorder.t0_ns
         _write_all(self._files["batches.bin"], self._recorder.drain_batches().tobytes())
         _write_all(self._files["requests.bin"], self._recorder.drain_requests().tobytes())
@@ -372,7 +373,7 @@ class SegmentWriter(OwnThread):
         _write_all(self._files["samples.jsonl"], self._samples.drain(t0).encode())
 
     def check(self) -> None:
-        """Raise the error that stopped the thread, if one did."""
+        """Raise the error that stopped the thread, if any."""
         if self.error is not None:
             raise self.error
 

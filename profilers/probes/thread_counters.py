@@ -1,9 +1,8 @@
-"""What a thread did: on-CPU time, run-queue delay, switches and page faults, read from its own counters.
+"""A thread's own counters: on-CPU time, run-queue delay, switches and page faults.
 
 For a thread over an interval, wall = on-CPU + run-queue delay + blocked. On-CPU comes from
 ``CLOCK_THREAD_CPUTIME_ID``; run-queue delay from the second field of ``/proc/thread-self/schedstat`` (its
-first field is up to a scheduler tick stale and not used). Run-queue delay includes time throttled by a
-cgroup quota.
+first field is up to a scheduler tick stale and not used). Run-queue delay includes throttling by a cgroup quota.
 """
 
 from __future__ import annotations
@@ -24,21 +23,19 @@ from latfix.run_record.schema import PROCESS_ACCOUNT, THREAD_ACCOUNT
 Account = tuple[int, ...]
 NO_ACCOUNT: Account = (0,) * len(THREAD_ACCOUNT)
 
-#: A snapshot whose two clock readings lie further apart than this was interrupted in the middle.
+#: A snapshot that takes longer was interrupted.
 _TORN_NS = 60_000
 _TRIES = 3
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _RUNQ = THREAD_ACCOUNT.index("runq_ns")
 _MINFLT = THREAD_ACCOUNT.index("minflt")
-#: Minor faults of a unit below which its memory is not looked at: they cost a tenth of a millisecond at most.
+#: Minor faults of a unit from which its memory is read; fewer cost at most 0.1 ms.
 WORTH_READING = 64
-#: So many units after one that faulted pages in are looked at too: they show what is given back.
+#: Units after one with page faults whose memory is read too: they show memory that is given back.
 _WATCHED_UNITS = 100
 _NO_HEAP = (0, 0, 0)
 _ARENA, _FREE = 2, 4  # in a reading of ProcessMemory
 NO_GROWTH: Account = (0,) * (len(PROCESS_ACCOUNT) - 1)
-
-
 #: ``fenv_t`` of glibc and musl on x86-64: the x87 environment of 28 bytes, then MXCSR.
 _BYTES, _MXCSR = 32, 7
 _DENORMAL = 1 << 1
@@ -46,12 +43,12 @@ _X86 = ("x86_64", "AMD64")
 
 
 class DenormalFlag:
-    """Whether the thread that asks computed with denormal numbers: a sticky flag, free until it is read.
+    """Whether the calling thread computed with denormal numbers: a sticky flag that costs nothing until it is read.
 
-    Numbers too small for a full mantissa (float32: below 1.2e-38) take a slow path for some instructions or all,
-    by processor: some hundred cycles instead of one. The flag is bit 1 of MXCSR, "denormal operand" (Intel SDM,
-    volume 1, 10.2.3): set by the first instruction of SSE or AVX that reads one, kept by thread. Where they are
-    taken for zero (DAZ), it is never set, nor on other processors. ``fetestexcept`` and its kin do not know it.
+    Numbers too small for a full mantissa (float32: below 1.2e-38) take a slow path in some or all instructions,
+    depending on the processor: some hundred cycles instead of one. The flag is bit 1 of MXCSR, "denormal operand"
+    (Intel SDM, volume 1, 10.2.3): set by the first SSE or AVX instruction that reads one, per thread. It is never set
+    if denormals are treated as zero (DAZ), nor on other processors. ``fetestexcept`` does not cover it.
     """
 
     __slots__ = ("_arguments", "_get", "_set", "_words")
@@ -62,11 +59,11 @@ class DenormalFlag:
         self._arguments = (ctypes.byref(buffer),)
         self._get = self._set = None
         if sys.platform == "linux" and platform.machine() in _X86:
-            library = ctypes.PyDLL(None)  # without letting go of the interpreter lock, as the other counters
+            library = ctypes.PyDLL(None)  # keeps the interpreter lock, like the other counters
             self._get, self._set = getattr(library, "fegetenv", None), getattr(library, "fesetenv", None)
 
     def met(self) -> bool:
-        """True if the calling thread computed with a denormal number since it asked before."""
+        """True if the calling thread computed with a denormal number since its last call."""
         if self._get is None or self._set is None:
             return False
         self._get(*self._arguments)
@@ -80,8 +77,7 @@ class DenormalFlag:
 class ThreadCounters:
     """Counters of the thread that creates it; use it on that thread only, and close it there.
 
-    Where the kernel keeps no scheduler statistics, run-queue delay reads as zero and
-    :attr:`has_run_delay` is false.
+    Without scheduler statistics in the kernel, run-queue delay reads as zero and :attr:`has_run_delay` is False.
     """
 
     __slots__ = ("_denormals", "_file", "_flag", "_queued_ns", "reads")
@@ -91,17 +87,17 @@ class ThreadCounters:
         self._flag = DenormalFlag()
         self._file = LockHeldFile("/proc/thread-self/schedstat")
         self.snapshot()
-        self.reads = 0  # only those that are taken on the requests' path are counted
+        self.reads = 0  # counts only snapshots on the requests' path
 
     @property
     def has_run_delay(self) -> bool:
-        """Whether the kernel reports how long the thread was runnable but not running."""
+        """True if the kernel reports run-queue delay."""
         return self._file.open
 
     def snapshot(self) -> Account:
         """The thread's totals so far, in the order of :data:`latfix.run_record.schema.THREAD_ACCOUNT`.
 
-        The readings are not atomic: a snapshot that was interrupted in the middle is taken again.
+        The readings are not atomic: a snapshot that was interrupted is repeated.
         """
         self.reads += 1
         for _ in range(_TRIES):
@@ -117,34 +113,34 @@ class ThreadCounters:
         return (cpu, delay, *switches, *faults, self._denormals)
 
     def wake(self) -> tuple[Account, int]:
-        """A snapshot where work begins, and the run-queue delay since the last one: what waking up waited for a core.
+        """A snapshot at the begin of work, and the run-queue delay since the last one: the delay of waking up.
 
-        No account of a unit has that delay: a thread reads its counters once it runs.
+        No unit's account contains that delay, as a thread reads its counters only once it runs.
         """
         before = self._queued_ns
         now = self.snapshot()
         return now, now[_RUNQ] - before
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file."""
         self._file.close()
 
 
 def difference(later: Account, earlier: Account) -> Account:
-    """What happened between two snapshots."""
+    """The change between two snapshots."""
     return tuple(b - a for a, b in zip(earlier, later, strict=True))
 
 
 class ProcessMemory:
     """Memory of this process, shared by the threads on the requests' path: mappings, resident pages, the heap.
 
-    A reading is mapped, resident, arena, block and free bytes, as in :data:`schema.PROCESS_ACCOUNT`.
-    Mapped are private writable mappings. The kernel batches the count of resident pages by core, so that small
-    changes of it mean nothing. What cannot be read is zero; the heap also while reading it takes long.
+    A reading is mapped, resident, arena, block and free bytes, as in :data:`schema.PROCESS_ACCOUNT`. Mapped are
+    private writable mappings. The kernel batches the count of resident pages by core, so small changes mean nothing.
+    Unreadable values are zero, and the heap's while reading it is slow.
 
     :param heap: the C library's heap.
     :ivar latest: the last reading of any thread.
-    :ivar reads: how often it was read, for what that cost.
+    :ivar reads: number of readings, for their cost.
     """
 
     __slots__ = ("_file", "_watched", "heap", "latest", "reads")
@@ -152,12 +148,12 @@ class ProcessMemory:
     def __init__(self, heap: HostHeap | None = None) -> None:
         self.heap = heap or HostHeap()
         self.reads = 0
-        self._watched = 0  # so many units more begin with a reading
+        self._watched = 0  # further units that begin with a reading
         self._file = LockHeldFile("/proc/self/statm")
         self.latest = self.read()
 
     def read(self) -> Account:
-        """The memory of the process, now."""
+        """The current memory of the process."""
         self.reads += 1
         heap = self.heap.sizes() if self.heap.quick else _NO_HEAP
         if not self._file.open:
@@ -167,13 +163,13 @@ class ProcessMemory:
         return self.latest
 
     def begin(self) -> Account:
-        """The memory before a unit: read where units faulted pages in lately, else the last reading of any thread."""
+        """The memory before a unit: read if units had page faults recently, else the last reading of any thread."""
         return self.read() if self._watched > 0 else self.latest
 
     def growth(self, before: Account, spent: Account) -> Account:
-        """What a unit changed, and what was free before it; looked at where this or another faulted pages in.
+        """The change in a unit, and the free bytes before it; read only after page faults in this or recent units.
 
-        :param before: from :meth:`begin`; what other threads mapped meanwhile is in the growth too.
+        :param before: from :meth:`begin`; the growth includes that of other threads.
         :param spent: the thread's account of the unit.
         """
         if spent[_MINFLT] >= WORTH_READING:
@@ -186,19 +182,19 @@ class ProcessMemory:
 
     @staticmethod
     def change(before: Account, after: Account) -> Account:
-        """Growth between two readings, and what was free at the first."""
+        """Growth between two readings, and the free bytes at the first."""
         mapped, resident, arena, blocks, free = difference(after, before)
-        if not (before[_ARENA] and after[_ARENA]):  # one of them was taken without the heap
+        if not (before[_ARENA] and after[_ARENA]):  # one reading lacks the heap
             return (mapped, resident, 0, 0, 0, 0)
         return (mapped, resident, arena, blocks, arena + blocks - free, before[_FREE])
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file."""
         self._file.close()
 
 
 def median_cost_ns(read: Callable[[], object], samples: int = 300) -> int:
-    """Median cost of a reading on this machine, now, in nanoseconds."""
+    """Median nanoseconds of a reading, measured now."""
     costs = []
     for _ in range(samples):
         start = time.perf_counter_ns()

@@ -1,1 +1,1 @@
-"""Recordings that people already have, as diagnoses: nothing is replayed."""
+"""Diagnoses of existing recordings, made by other tools: nothing is replayed."""

@@ -1,4 +1,4 @@
-"""Which kind of recording a file or folder is, told by its content, and its diagnosis."""
+"""Recognizes a recording by its content, and returns its diagnosis."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests.readers import READERS as REQUEST_READERS
+from latfix.profilers.recordings.requests.readers import TEXT_LOG
 from latfix.profilers.services.server_advice import with_advice
 from latfix.results.diagnosis import Diagnosis
 
-#: Every kind, those that are told by more of their content first.
+#: Every kind, the most specific signature first.
 READERS: tuple[Reader, ...] = (
     NSYS,
     KINETO,
@@ -25,10 +26,10 @@ READERS: tuple[Reader, ...] = (
     *REQUEST_READERS,
 )
 
-#: Those of whose folders every file is a recording of its own.
+#: Readers that take a folder of several such files.
 _BY_FILE = (KINETO, engine_steps.READER)
 
-#: What people name that is not read itself, and what to do about it, by its first bytes.
+#: Files that users often pass but cannot be read, by their first bytes: what they are, and what to do.
 _ADVICE: tuple[tuple[bytes, str], ...] = (
     (b"QDSTRM", "a stream of Nsight Systems; import it, then nsys export --type sqlite FILE"),
     (b"PK\x03\x04", "a zip archive; unpack it"),
@@ -37,14 +38,14 @@ _ADVICE: tuple[tuple[bytes, str], ...] = (
 
 
 def detect(recorded: Recorded) -> Reader | None:
-    """The reader that knows a file or folder; ``None`` where none does."""
+    """The reader for a file or folder; ``None`` if its format is unknown."""
     return next((reader for reader in READERS if reader.knows(recorded)), None)
 
 
 def reader_of(recorded: Recorded) -> Reader:
-    """The reader that knows a file or folder.
+    """The reader for a file or folder.
 
-    :raises InputError: none does.
+    :raises InputError: its format is unknown.
     """
     reader = detect(recorded)
     if reader is None:
@@ -55,14 +56,14 @@ def reader_of(recorded: Recorded) -> Reader:
 def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
     """The diagnosis of a recording.
 
-    :raises InputError: nobody knows it, or it is damaged, cut off or empty.
+    :raises InputError: its format is unknown, or it is damaged, cut off or empty.
     """
     recorded = recorded_at(path)
-    reader = reader_of(recorded)
+    reader = TEXT_LOG if options.pattern else reader_of(recorded)
     diagnosis = with_advice(reader.read(recorded, options))
     if reader in _BY_FILE and (left := [file.path.name for file in recorded.inside if not reader.knows(file)]):
         listed = ", ".join(left[:3]) + (f" and {len(left) - 3:,} more" if len(left) > 3 else "")
-        diagnosis = replace(diagnosis, notes=(*diagnosis.notes, f"Not read, being something else: {listed}."))
+        diagnosis = replace(diagnosis, notes=(*diagnosis.notes, f"Not read, another format: {listed}."))
     if diagnosis.source is not None and diagnosis.source.path != str(path):
         return replace(diagnosis, source=replace(diagnosis.source, path=str(path)))
     return diagnosis
@@ -79,11 +80,11 @@ def _unknown(recorded: Recorded) -> InputError:
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
         found = (
-            "a folder without workload.toml, "
-            f"and {len(alone)} recordings that are read one at a time, the first {file.path.name} ({reader.reads})"
+            f"a folder without workload.toml, and {len(alone)} recordings that are read one at a time, "
+            f"the first {file.path.name} ({reader.reads})"
         )
         return InputError(f"{recorded.path}: found {found}; expected one file of them")
-    for begin, words in _ADVICE:
+    for begin, description in _ADVICE:
         if recorded.head.startswith(begin):
-            return InputError(f"{recorded.path}: found {words}")
+            return InputError(f"{recorded.path}: found {description}")
     return InputError(f"{recorded.path}: found {found}; expected a workload, a model file or a recording: {readable}")

@@ -1,4 +1,4 @@
-"""The memory history of torch's CUDA allocator: its stalls, and which setting would have avoided them."""
+"""The memory history of torch's CUDA allocator: its stalls, and the setting that would have avoided them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from latfix.results.fragmentation import Fragmentation
 
 _SHOWN = 20
 _FIXES = ("memory.device_allocator", "memory.limit")
-#: Where nothing stalled, the models have more room than the recording ever held.
+#: Without a stall, the models get this multiple of the memory that the recording held.
 _AMPLE = 4
 
 
@@ -70,16 +70,16 @@ READER = Reader(
 
 
 def _compared(trace: AllocationTrace) -> Fragmentation:
-    """The recording through the models: with what it held where it stalled, or with ample room."""
+    """The recording through the models: with the memory it held if it stalled, else with ample room."""
     held = max(trace.recorded["peak_reserved"], trace.peak_bytes, 1)
     room = held if trace.stalls else _AMPLE * held
-    standing = known_settings(trace.setting)
-    names = (standing, *(each for each in SETTINGS if each != standing))
+    current = known_settings(trace.setting)
+    names = (current, *(each for each in SETTINGS if each != current))
     return fragmentation(trace, room, compare(trace, room, names))
 
 
 def _cause(trace: AllocationTrace, found: Fragmentation) -> CauseSummary | None:
-    """``memory.fragmentation`` where what was given back would have held what was asked for, in one piece."""
+    """The stalls' cause: ``memory.fragmentation`` if the memory given back was large enough, but in pieces."""
     if not trace.stalls:
         return None
     in_pieces = any(stall.is_retry and stall.freed >= stall.size for stall in trace.stalls)
@@ -107,8 +107,8 @@ def _stalls(trace: AllocationTrace) -> str:
     number = len(trace.stalls)
     failed = f", {count(failures)} of them without success" if failures else ""
     return (
-        f"{count(number)} stall{'' if number == 1 else 's'}{failed}: cached memory given back while the program "
-        f"waited, {lasted} together at least"
+        f"{count(number)} stall{'' if number == 1 else 's'}{failed}: the program waited while cached memory was "
+        f"given back, at least {lasted} in total"
     )
 
 
@@ -116,28 +116,28 @@ def _sentence(trace: AllocationTrace, found: Fragmentation) -> str:
     if trace.stalls:
         return f"{_stalls(trace)}. {found.answer}"
     calls = trace.recorded["device_allocs"] + trace.recorded["device_frees"]
-    return f"No allocation stalled; the history holds {count(calls)} calls of the device for memory."
+    return f"No allocation stalled; the history holds {count(calls)} memory calls to the device."
 
 
 def _notes(trace: AllocationTrace, found: Fragmentation) -> Iterator[str]:
     yield (
-        "A memory history has no durations of calls: percentiles are not known, and a stall's time is that between "
-        "the first segment given back and the new one."
+        "A memory history has no call durations: percentiles are unknown, and a stall lasts from the first segment "
+        "given back to the new one."
     )
     if not trace.stalls:
         first, *others = found.policies
         best = min((each for each in others if each.setting), key=lambda each: each.device_allocs, default=None)
         if best is not None and best.device_allocs < first.device_allocs:
             yield (
-                f"Each new segment is a call of the device: {count(first.device_allocs)} with {first.policy}, "
-                f"{count(best.device_allocs)} with {best.setting}, as the models replay it."
+                f"Each new segment is a call to the device: in the models {count(first.device_allocs)} with "
+                f"{first.policy}, {count(best.device_allocs)} with {best.setting}."
             )
 
 
 def _unit(stall: Stall, cause: str) -> UnitLedger:
-    words = f"{significant(stall.size / 2**20)} MiB asked for, {significant(stall.freed / 2**20)} MiB given back"
+    sizes = f"{significant(stall.size / 2**20)} MiB requested, {significant(stall.freed / 2**20)} MiB given back"
     return UnitLedger(
-        id=f"{'out of memory' if stall.is_failure else 'stall'}: {words}",
+        id=f"{'out of memory' if stall.is_failure else 'stall'}: {sizes}",
         start_ms=stall.t_us / 1e3,
         latency_ms=stall.lasted_us / 1e3,
         causes_ms={cause: stall.lasted_us / 1e3},

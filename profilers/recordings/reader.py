@@ -1,4 +1,4 @@
-"""What a reader of recordings is, and what it sees of a file before it reads it."""
+"""The interface of a recording's reader, and the head of a file by which it is recognized."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.regular_file import check_regular
 from latfix.results.diagnosis import Diagnosis
 
-#: How much of a file is looked at to tell what it is, decompressed.
+#: Decompressed bytes by which a file is recognized.
 _HEAD_BYTES = 1 << 16
-#: Files of a folder that are looked at, and how deep.
+#: Limits on the files of a folder that are considered: how many, and how deep.
 _MOST_FILES, _DEEPEST = 400, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a user may ask of a recording.
+    """Options of a user for reading a recording.
 
     :param percentile: where the tail begins; ``None`` for the reader's own choice.
-    :param step: a regular expression that names the steps of a device's recording; empty for the reader's own choice.
-    :param mapping: ``NAME=EXPRESSION`` for logs whose columns have names of their own.
-    :param pattern: a regular expression with named groups that reads a text log; empty for known formats.
+    :param step: a regular expression for the names of steps in a device recording; empty for the reader's own choice.
+    :param mapping: ``NAME=EXPRESSION`` for logs with custom column names.
+    :param pattern: a regular expression with named groups for a text log; empty for known formats.
     """
 
     percentile: float | None = None
@@ -39,10 +39,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A file or folder, as far as it takes to tell what it holds.
+    """A file or folder before it is read.
 
     :param head: the first bytes of a file, decompressed; empty for a folder.
-    :param inside: the files of a folder, in order of their names; none for a file.
+    :param inside: the files of a folder, sorted by name; empty for a file.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class Recorded:
 
     @property
     def files(self) -> tuple[Recorded, ...]:
-        """The file itself, or those of the folder."""
+        """The file itself, or the files of the folder."""
         return self.inside or (self,)
 
 
@@ -60,9 +60,9 @@ class Reader:
     """One kind of recording.
 
     :param kind: ``source.kind`` of its diagnoses.
-    :param reads: what it reads, for the line that lists all of them.
-    :param knows: whether a file or folder is one, by its content.
-    :param read: its diagnosis; raises :class:`InputError` where it is damaged, cut off or empty.
+    :param reads: its format in words, for messages.
+    :param knows: recognizes a file or folder by its content.
+    :param read: returns its diagnosis; raises :class:`InputError` if it is damaged, cut off or empty.
     """
 
     kind: str
@@ -72,9 +72,9 @@ class Reader:
 
 
 def recorded_at(path: Path) -> Recorded:
-    """What lies at a path.
+    """The file or folder at a path.
 
-    :raises InputError: nothing that can be read.
+    :raises InputError: it cannot be read.
     """
     try:
         if path.is_dir():
@@ -89,7 +89,7 @@ def recorded_at(path: Path) -> Recorded:
 def damaged(path: Path, what: str, reason: object, *, todo: str = "record it again, or copy it again") -> NoReturn:
     """Refuse a file in one line.
 
-    :param what: it should be.
+    :param what: the expected content.
     :raises InputError: always.
     """
     words = " ".join(str(reason).split())[:160] or type(reason).__name__
@@ -107,11 +107,11 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _head(path: Path) -> bytes:
-    found = b""
+    head = b""
     file: Any = open_decompressed(path)
-    with file, contextlib.suppress(*CUT_OFF):  # what there is of a damaged one tells what it was
-        while len(found) < _HEAD_BYTES and (part := file.read1(_HEAD_BYTES - len(found))):
-            found += part
-    if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return found.decode("utf-16", "ignore").encode()
-    return found.removeprefix(codecs.BOM_UTF8)
+    with file, contextlib.suppress(*CUT_OFF):  # the readable part of a damaged file is enough to recognize it
+        while len(head) < _HEAD_BYTES and (part := file.read1(_HEAD_BYTES - len(head))):
+            head += part
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return head.decode("utf-16", "ignore").encode()
+    return head.removeprefix(codecs.BOM_UTF8)

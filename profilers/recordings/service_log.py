@@ -1,4 +1,4 @@
-"""What services that may still run write: rows of ``latfix.record``, and the engine's record of ``load_runner``."""
+"""Recordings of a live service: rows of ``latfix.record``, and the engine's record of ``load_runner``."""
 
 from __future__ import annotations
 
@@ -24,27 +24,23 @@ from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.run_record.live_record import live_parts, load_live
 
-#: Times the median latency that a request takes at most which nothing held up; how many of those that come behind one
-#: that waits for something of its own are held up by nothing.
+#: A request is quick up to this multiple of the median latency. A waiting request waits for something outside if this
+#: share of the requests that arrive while it waits is quick.
 _USUAL, _PASSED = 2, 0.75
 _EXPECTED = "a row of latfix.record"
 _TIMES = ("start_ns", "latency_ns", "weight", "in_flight")
-#: Parts of a latency beside what was waited for, the first with the first claim on it, and the cause that each is.
-_CAUSES = {
-    "throttled_ns": "host.throttle",
-    "runq_ns": "host.contention",
-    "gc_ns": "python.gc",
-}
+#: Counters that are parts of a latency, in order of priority, with the cause of each.
+_CAUSES = {"throttled_ns": "host.throttle", "runq_ns": "host.contention", "gc_ns": "python.gc"}
 _COUNTERS = ("cpu_ns", "waited_ns", *_CAUSES)
 _WHOLE = (*_TIMES, *_COUNTERS, "thread")
-#: Of requests that began while another was served, those whose thread served that one: an event loop's.
+#: An event loop serves the requests if more than this share of the overlapping ones began on a busy thread.
 _INTERLEAVED = 0.2
 
 
 def diagnose(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
-    """The diagnosis of what :class:`latfix.record` wrote, while the service runs or later.
+    """The diagnosis of rows of :class:`latfix.record`, while the service runs or later.
 
-    :param last_s: of the last so many seconds only.
+    :param last_s: read the last seconds only.
     :raises InputError: there is no request yet.
     """
     files = [file.path for file in recorded.files if knows(file.head)]
@@ -52,15 +48,15 @@ def diagnose(recorded: Recorded, options: ReadOptions, *, last_s: float | None =
 
 
 def diagnose_runner(recorded: Recorded, options: ReadOptions, *, last_s: float | None = None) -> Diagnosis:
-    """The diagnosis of what ``load_runner(record=...)`` wrote, with all that the engine stamps.
+    """The diagnosis of a record of ``load_runner(record=...)``, with all stamps of the engine.
 
-    :param last_s: of the last so many seconds only.
+    :param last_s: read the last seconds only.
     :raises InputError: there is no request yet.
     """
     record = load_live(recorded.path, last_s=last_s)
-    found = diagnose_record(record, percentile=options.percentile, seed=options.seed)
+    diagnosis = diagnose_record(record, percentile=options.percentile, seed=options.seed)
     read = {"format": RUNNER.reads, "requests": len(record.traffic), "since": record.meta.started}
-    return replace(found, source=Source(kind=RUNNER.kind, path=str(recorded.path), read=read))
+    return replace(diagnosis, source=Source(kind=RUNNER.kind, path=str(recorded.path), read=read))
 
 
 RUNNER = Reader(
@@ -78,14 +74,14 @@ READER = Reader(
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins with such a row."""
+    """True if a file begins with a row of ``latfix.record``."""
     row = begins_with_object(head)
     return row is not None and row.keys() >= {*_TIMES, *_COUNTERS, "spans_ns", "features"}
 
 
 @dataclass(slots=True)
 class _Columns:
-    """Rows as they come."""
+    """Columns that grow row by row."""
 
     times: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _WHOLE})
     status: list[str] = field(default_factory=list)
@@ -94,7 +90,7 @@ class _Columns:
     features: list[Mapping[str, float]] = field(default_factory=list)
 
     def add(self, row: Any) -> bool:
-        """Take a row; false where it is none."""
+        """Append a row. Returns False if it is invalid."""
         if not isinstance(row, dict) or not _sound(row):
             return False
         for name, column in self.times.items():
@@ -108,10 +104,10 @@ class _Columns:
 
 
 def read(files: Sequence[Path], *, last_s: float | None = None) -> RequestTable:
-    """The requests of segments, in whatever order.
+    """The requests of all segments.
 
-    :param last_s: only those that came in the last so many seconds of the recording.
-    :raises InputError: no request, or something else.
+    :param last_s: keep the requests of the last seconds of the recording only.
+    :raises InputError: there is no request, or most lines are invalid.
     """
     columns = _Columns()
     bad = BadLines(files[0], _EXPECTED)
@@ -131,7 +127,7 @@ def read(files: Sequence[Path], *, last_s: float | None = None) -> RequestTable:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines: the last one may still be written, or was when its process was killed."""
+    """Complete lines: the last one may be unfinished, as its process still writes it or was killed."""
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n") and line.strip():
@@ -159,7 +155,7 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
     times = {name: np.array(column, np.int64) for name, column in columns.times.items()}
     rows = np.flatnonzero(times["start_ns"] >= since)
     weight = times["weight"][rows]
-    every = np.repeat(rows, weight)  # each request again for which a row stands
+    every = np.repeat(rows, weight)  # one row per request: a sampled row stands for several
     kept, total = len(rows), len(every)
     words, codes = np.unique(columns.route, return_inverse=True)
     meanings = {word: status_of(word.strip().lower()) for word in set(columns.status)}
@@ -168,11 +164,11 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
     notes = list(bad.notes())
     if sampled:
         notes.append(
-            f"{count(kept)} rows are kept of {count(total)} requests: the slow ones, and of the others a sample in "
-            "which each row counts as often as requests that it stands for."
+            f"{count(kept)} rows are kept of {count(total)} requests: the slow ones, and a sample of the others in "
+            "which each row is weighted by the requests it stands for."
         )
     if not (times["cpu_ns"] >= 0).any():
-        notes.append("Requests ended on other threads than they began on: what their threads did is not known.")
+        notes.append("Requests ended on other threads than they began on, so their thread counters are unknown.")
     parts, waited = _parts(columns, times)
     has_waits = bool((times["waited_ns"] >= 0).any())
     return RequestTable(
@@ -199,20 +195,20 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
 
 
 def _served_by(times: Mapping[str, Ints]) -> dict[str, str]:
-    """Whether requests that overlap are of one thread, as in an event loop; nothing where that cannot be told."""
+    """Whether an event loop or threads serve overlapping requests; empty if none overlap."""
     rows = np.flatnonzero(times["thread"] >= 0)
     rows = rows[np.lexsort((times["start_ns"][rows], times["thread"][rows]))]
-    met = np.count_nonzero(times["in_flight"][rows] > 1)
-    if not met:
+    overlapping = np.count_nonzero(times["in_flight"][rows] > 1)
+    if not overlapping:
         return {}
     thread, start = times["thread"][rows], times["start_ns"][rows]
     same = thread[1:] == thread[:-1]
-    beside = np.count_nonzero(same & (start[1:] < (start + times["latency_ns"][rows])[:-1]))
-    return {"served by": ONE_LOOP if beside > _INTERLEAVED * met else THREADS}
+    interleaved = np.count_nonzero(same & (start[1:] < (start + times["latency_ns"][rows])[:-1]))
+    return {"served by": ONE_LOOP if interleaved > _INTERLEAVED * overlapping else THREADS}
 
 
 def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints], Ints]:
-    """Measured parts that do not overlap, what was declared first; and what was waited for beside that."""
+    """Measured parts that do not overlap, declared spans first; and the remaining waits."""
     left = times["latency_ns"].copy()
     parts: dict[str, Ints] = {}
 
@@ -224,27 +220,29 @@ def _parts(columns: _Columns, times: Mapping[str, Ints]) -> tuple[dict[str, Ints
 
     for name in sorted({name for spans in columns.spans for name in spans}):
         parts[name] = claim(np.array([int(spans.get(name, 0)) for spans in columns.spans], np.int64))
-    # A collection meanwhile cost nothing what waited anyway.
+    # Waits come before collections: a collection during a wait costs nothing.
     waited = claim(times["waited_ns"] - (times["latency_ns"] - left))
     for name, cause in _CAUSES.items():
         throttled = np.maximum(times["throttled_ns"], 0) if name == "runq_ns" else 0
-        if (times[name] >= 0).any():  # what is not known is not zero
+        if (times[name] >= 0).any():  # unknown is not zero
             parts[cause] = claim(times[name] - throttled)
     return {name: part for name, part in parts.items() if part.any()}, waited
 
 
 def _by_itself(times: Mapping[str, Ints]) -> Bools:
-    """Which requests waited for no other request: they met none, or hardly any that came later waited too.
+    """True for requests that waited for no other request: alone in the service, or passed by later, quick requests.
 
-    Any other that was idle may have stood behind a lock or in a pool, for one that was served.
+    Any other idle request may have waited for a lock or a pool that a served request held.
     """
     start, latency = times["start_ns"], times["latency_ns"]
     most = int(_USUAL * np.median(np.repeat(latency, times["weight"])))
     order = np.argsort(start, kind="stable")
-    came = np.append(0, np.cumsum(times["weight"][order]))
+    arrived = np.append(0, np.cumsum(times["weight"][order]))
     quick = np.append(0, np.cumsum((times["weight"] * (latency <= most))[order]))
-    # Of those that came when it was late already, and had the time to pass it.
+    # Requests that arrived when this one was already late, early enough to pass it.
     first, last = (np.searchsorted(start[order], at) for at in (start + most, start + latency - most))
     last = np.maximum(last, first)
     passed = quick[last] - quick[first]
-    return np.asarray((times["in_flight"] == 1) | ((passed > 0) & (passed >= _PASSED * (came[last] - came[first]))))
+    return np.asarray(
+        (times["in_flight"] == 1) | ((passed > 0) & (passed >= _PASSED * (arrived[last] - arrived[first])))
+    )

@@ -1,1 +1,1 @@
-"""A user's own service recorded while it serves: a row a request, sampled, in segments on a bounded disk."""
+"""Records a user's own service while it serves: one row per request, sampled, in segments of bounded total size."""

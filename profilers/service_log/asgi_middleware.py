@@ -1,4 +1,4 @@
-"""``latfix.RecordMiddleware``: every HTTP request of an ASGI application (FastAPI, Starlette, …) recorded."""
+"""``latfix.RecordMiddleware`` records every HTTP request of an ASGI application (FastAPI, Starlette, …)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-#: Kinds of message that can be an answer's last.
+#: Messages that may end an answer.
 _BODY = ("http.response.body", "http.response.pathsend")
 
 
 class RecordMiddleware:
-    """``app.add_middleware(latfix.RecordMiddleware, folder="DIR")``; of plain ASGI, for any framework.
+    """``app.add_middleware(latfix.RecordMiddleware, folder="DIR")``; plain ASGI, for any framework.
 
-    A request's latency is until the last byte of its answer was handed to the server; what runs in the background
-    after that is no part of it, and an answer that was broken off is ``cancelled``. Of its path the route is kept
-    (``/users/{id}``), of its query, headers and body nothing but the body's length.
+    A request's latency ends when the last byte of its answer is handed to the server, without background tasks after
+    that. An aborted answer is ``cancelled``. The row keeps the route (``/users/{id}``) and the body's length, nothing
+    of the query, headers and body.
 
     :param folder: and ``most_mb``, ``rows_per_s`` as in :class:`latfix.record`.
     """
@@ -34,7 +34,7 @@ class RecordMiddleware:
         self._log = log_of(folder, most_mb, rows_per_s)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one connection's scope; other kinds than HTTP pass through."""
+        """Serve one connection's scope; scopes other than HTTP pass through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -43,25 +43,25 @@ class RecordMiddleware:
         def end(ended: str) -> None:
             request.end(ended, _route(scope), _features(scope))
 
-        async def noting(message: Message) -> None:
+        async def observed_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
             try:
                 await send(message)
-            except OSError:  # so that a server says that the client is gone
+            except OSError:  # servers report a disconnected client this way
                 end("cancelled")
                 raise
             if message["type"] in _BODY and not message.get("more_body"):
                 end("ok" if status[:1] in "123" else status)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, observed_send)
         except BaseException as error:
             end(status_of(error))
             raise
         finally:
-            if request.running:  # the answer was not sent to its end
+            if request.running:  # the answer is incomplete
                 end("cancelled")
 
 
@@ -74,10 +74,10 @@ def _route(scope: Mapping[str, Any]) -> str:
     for name, value in (scope.get("path_params") or {}).items():
         if value == "":
             continue
-        found, put = str(value), f"{{{name}}}"
-        whole = f"{path}/".replace(f"/{found}/", f"/{put}/")[:-1]
-        # Part of a segment, as in {name}.json: the last that can be it.
-        path = whole if whole != path else put.join(path.rsplit(found, 1))
+        text, placeholder = str(value), f"{{{name}}}"
+        whole = f"{path}/".replace(f"/{text}/", f"/{placeholder}/")[:-1]
+        # Else the value is part of a segment, as in {name}.json: replace the last occurrence.
+        path = whole if whole != path else placeholder.join(path.rsplit(text, 1))
     return path
 
 

@@ -1,6 +1,6 @@
-"""``latfix.record``: requests of a user's own service, recorded while it serves.
+"""``latfix.record``: records requests of a user's own service while it serves.
 
-What a request costs on its own thread are two readings of counters and a row in memory, below 20 microseconds.
+On its own thread, a request costs two readings of counters and a row in memory, below 20 microseconds.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from latfix.spans import SpanRecord, collected
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Numbers that tell how much work a request is: as they are, or made of a function's arguments.
+#: Measures of a request's amount of work, or a function that returns them from the recorded function's arguments.
 Features = Mapping[str, float] | Callable[..., Mapping[str, float]] | None
 _NONE: Mapping[str, float] = {}
-#: What a user's function may raise and the request it was asked about must survive.
+#: Exceptions of a user's features function that must not fail the request.
 _MISTAKES = (Exception,)
-_WORDS = logging.getLogger("latfix")
+_LOGGER = logging.getLogger("latfix")
 
 
 class OpenRequest:
-    """A request that has begun; :meth:`end` makes it a row."""
+    """A request in progress; :meth:`end` writes its row."""
 
     __slots__ = ("_before", "_in_flight", "_log", "_outer", "_spans")
 
@@ -48,43 +48,43 @@ class OpenRequest:
         self._before = counters_at_begin()
 
     def append(self, span: SpanRecord, /) -> None:
-        """A span of it is over."""
+        """Add a finished span."""
         self._spans = (*self._spans, span)
 
     @property
     def running(self) -> bool:
-        """It has not ended, and is not of the process that this one was forked from."""
+        """True until it ends. False in a process forked meanwhile."""
         return self in self._log.inside
 
     def end(
         self,
         status: str,
         route: str,
-        told: Features = None,
+        features: Features = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] = _NONE,
     ) -> None:
-        """The request ended, on the thread or in the task in which it began; only the first time counts.
+        """End the request, on the thread or in the task in which it began; only the first call counts.
 
-        :param told: its features, or what makes them of ``args`` and ``kwargs``.
+        :param features: a mapping, or a function of ``args`` and ``kwargs`` that returns one.
         """
         after, log = counters_at_end(self._before), self._log
-        if collected.get() is self:  # not a request that began later, or this one's generator goes on elsewhere
+        if collected.get() is self:  # a later request may be current, or a generator may end in another context
             outer = self._outer.old_value
             over = outer is Token.MISSING or (isinstance(outer, OpenRequest) and not outer.running)
             collected.set(None if over else outer)
         if self in log.inside:
             log.inside.discard(self)
-            features = _NONE if told is None else log.features(told, args, kwargs)
-            row = (self._before, after, status, route, self._in_flight, self._spans, features)
-            log.rows.add(tuple.__new__(Row, row))  # without the frame of Python that Row(...) is
+            values = _NONE if features is None else log.features(features, args, kwargs)
+            row = (self._before, after, status, route, self._in_flight, self._spans, values)
+            log.rows.add(tuple.__new__(Row, row))  # avoids the Python frame of Row(...)
 
 
 class ServiceLog:
-    """The rows of one folder in this process, whoever records them.
+    """The log of one folder in this process, shared by all its recorders.
 
-    :ivar rows: where they go.
-    :ivar inside: requests that have not ended.
+    :ivar rows: writes the rows.
+    :ivar inside: requests in progress.
     """
 
     inside: set[OpenRequest]
@@ -96,20 +96,20 @@ class ServiceLog:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, as in a process that was forked from the one that recorded."""
+        """Start with an empty state, as after a fork."""
         self.inside = set()
         self.rows = self._make()
 
     def features(
-        self, told: Mapping[str, float] | Callable[..., Mapping[str, float]], args: Any, kwargs: Any
+        self, features: Mapping[str, float] | Callable[..., Mapping[str, float]], args: Any, kwargs: Any
     ) -> Mapping[str, float]:
-        """Features as they are now; none, and a warning, where they cannot be had: the request has its answer."""
+        """A copy of the features; empty, with one warning, if a function for them fails."""
         try:
-            return dict(told(*args, **kwargs) if callable(told) else told)
+            return dict(features(*args, **kwargs) if callable(features) else features)
         except _MISTAKES as error:
             if not self._warned:
                 self._warned = True
-                _WORDS.warning("latfix.record: requests have no features: %s: %s", type(error).__name__, error)
+                _LOGGER.warning("latfix.record: requests have no features: %s: %s", type(error).__name__, error)
             return _NONE
 
 
@@ -118,18 +118,17 @@ _making = threading.Lock()
 
 
 def log_of(folder: str | os.PathLike[str], most_mb: float, rows_per_s: int) -> ServiceLog:
-    """The log of a folder, one in a process; the first to name it says how much is kept.
+    """The log of a folder, one per process; the first call sets its limits.
 
-    :raises InputError: the folder cannot be one, or a limit is none.
+    :raises InputError: the folder cannot be written, or a limit is invalid.
     """
     if not isinstance(folder, str | os.PathLike):
         raise InputError(
             f"latfix.record: found {shown(folder)}; expected the folder to record into, as in record('DIR')"
         )
     name = os.fspath(folder)
-    found = _logs.get(name)
-    if found is not None:
-        return found
+    if (known := _logs.get(name)) is not None:
+        return known
     for limit, value, least in (("most_mb", most_mb, 1), ("rows_per_s", rows_per_s, 10)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < 1e9:
             raise InputError(f"latfix.record: found {limit} = {value!r}; expected a number of {least} or more")
@@ -148,14 +147,16 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK | os.X_OK)
     except OSError as error:
-        raise InputError(f"{path}: cannot record there ({error.strerror}); name a folder that can be made") from error
+        raise InputError(
+            f"{path}: cannot record there ({error.strerror}); name a folder that can be created"
+        ) from error
     if not writable:
-        raise InputError(f"{path}: cannot record there (no right to write); name another folder")
+        raise InputError(f"{path}: cannot record there (no permission to write); name another folder")
 
 
 @atexit.register
 def flush() -> None:
-    """Write what ended until now, in every folder."""
+    """Write all finished requests, in every folder."""
     for log in set(_logs.values()):
         log.rows.flush()
 
@@ -173,16 +174,17 @@ _open: ContextVar[tuple[OpenRequest, ...]] = ContextVar("latfix_open_requests", 
 class record:
     """Record every call of a function, or every pass through a ``with`` block, as a request.
 
-    ``@latfix.record("DIR")`` on a plain function or a coroutine function; ``with latfix.record("DIR"):`` anywhere.
+    ``@latfix.record("DIR")`` on a function or a coroutine function; ``with latfix.record("DIR"):`` anywhere.
     ``latfix diagnose DIR`` and ``latfix watch DIR`` read it while the service runs. :class:`latfix.span` inside
-    declares what is waited for. An error is counted and goes on to the caller.
+    declares a wait. An error is counted and propagates to the caller.
 
-    :param folder: made where it is not there; several processes may write to one.
-    :param route: what kind of request it is; the function's name where none is given.
-    :param features: numbers that tell how much work a request is, or a function that makes them of the arguments.
-    :param most_mb: megabytes on disk; the oldest rows go.
-    :param rows_per_s: rows kept at most; of more the slow ones and a sample of the others (docs/services.md).
-    :raises InputError: the folder cannot be written, or a limit is none.
+    :param folder: created if missing; several processes may write to one.
+    :param route: the kind of request; by default the function's name.
+    :param features: measures of a request's amount of work, or a function of the arguments that returns them.
+    :param most_mb: megabytes on disk; the oldest rows are deleted.
+    :param rows_per_s: rows kept at most; of more requests, the slow ones and a sample of the others
+        (docs/services.md).
+    :raises InputError: the folder cannot be written, or a limit is invalid.
     """
 
     def __init__(
@@ -195,23 +197,23 @@ class record:
         rows_per_s: int = 1000,
     ) -> None:
         if not isinstance(route, str):
-            raise InputError(f"latfix.record: found route = {shown(route)}; expected a text")
+            raise InputError(f"latfix.record: found route = {shown(route)}; expected a string")
         self._log = log_of(folder, most_mb, rows_per_s)
         self._route, self._features = route, features
         self._inside: list[OpenRequest] = []
 
     def __call__(self, function: F) -> F:
-        """The function, recorded.
+        """Wrap a function so that its calls are recorded.
 
-        :raises InputError: it returns before its work is done: a generator.
+        :raises InputError: it is a generator, which returns before its work is done.
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InputError(
                 f"latfix.record: found the generator {shown(function)}; expected a function or a coroutine function; "
-                "put the loop over it into a with block"
+                "put the loop over it in a with block"
             )
         route = self._route or str(getattr(function, "__name__", type(function).__name__))
-        log, told = self._log, self._features
+        log, features = self._log, self._features
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
             @functools.wraps(function)
@@ -223,7 +225,7 @@ class record:
                     status = status_of(error)
                     raise
                 finally:
-                    request.end(status, route, told, args, kwargs)
+                    request.end(status, route, features, args, kwargs)
 
             return cast(F, recorded_async)
 
@@ -236,7 +238,7 @@ class record:
                 status = status_of(error)
                 raise
             finally:
-                request.end(status, route, told, args, kwargs)
+                request.end(status, route, features, args, kwargs)
 
         return cast(F, recorded)
 
@@ -249,7 +251,7 @@ class record:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A generator may be ended in another context than it began in, and before one that began earlier.
+        # A generator may end in another context than it began in, and before one that began earlier.
         inside = self._inside
         request = next((one for one in reversed(_open.get()) if one in inside), inside[-1])
         inside.remove(request)
@@ -265,7 +267,7 @@ class record:
 
 
 def status_of(error: BaseException) -> str:
-    """How a request ended that ended with an error."""
+    """The status of a request that ended with an exception."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
     return "timeout" if isinstance(error, TimeoutError) else "error"

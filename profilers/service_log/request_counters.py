@@ -1,7 +1,7 @@
-"""What one request of a user's own service did, by the counters of its thread and of the process.
+"""Counters of one request of a user's own service: of its thread and of the process.
 
-For the thread of a request, wall = on-CPU + run-queue delay + off the CPU. In an event loop the thread is the loop's:
-its on-CPU time is then that of all tasks that ran meanwhile.
+For the thread of a request, wall = on-CPU + run-queue delay + off-CPU. In an event loop the thread is the loop's, and
+its on-CPU time is that of all tasks that ran meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from latfix.profilers.probes.kept_files import LockHeldFile
 
-#: Wall clock, the thread's CPU time, its ``schedstat`` (empty: not kept), the process's CPU time, the time in
-#: collections, the thread.
+#: Wall clock, the thread's CPU time, its ``schedstat`` (empty if not available), the process's CPU time, the time in
+#: garbage collections, the thread.
 Reading = tuple[int, int, bytes, int, int, int]
 
 
@@ -25,11 +25,11 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.read = LockHeldFile("/proc/thread-self/schedstat").read
-        self.latest: tuple[bytes, int] = (b"", 0)  # reading, and when
+        self.latest: tuple[bytes, int] = (b"", 0)  # reading, time
 
 
 class _Collections:
-    """Nanoseconds that the process has spent in Python's collector since it was first asked."""
+    """Nanoseconds that the process has spent in Python's garbage collector since this object was created."""
 
     def __init__(self) -> None:
         self.total_ns = self._start = 0
@@ -44,8 +44,8 @@ class _Collections:
             self.total_ns += now - self._start
 
 
-#: A reading of ``schedstat`` takes as long as all else together: at a begin the last one will do that is no older
-#: than this. At an end neither it nor the process is read where the thread was off the CPU no longer than this.
+#: A reading of ``schedstat`` takes as long as all others together. A begin reuses the last one up to the first age;
+#: an end reads neither it nor the process's CPU time if the thread was off-CPU for at most the second time.
 _RECENT_NS, _NO_TIME_NS = 20_000_000, 50_000
 
 _thread = _Thread()
@@ -53,7 +53,7 @@ _collections = _Collections()
 
 
 def counters_at_begin() -> Reading:
-    """The counters of the thread that calls, where a request begins; some microseconds."""
+    """Counters of the calling thread at the begin of a request; takes some microseconds."""
     now = perf_counter_ns()
     text, at_ns = _thread.latest
     if now - at_ns > _RECENT_NS:
@@ -62,7 +62,7 @@ def counters_at_begin() -> Reading:
 
 
 def counters_at_end(before: Reading) -> Reading:
-    """The counters where it ends, on whatever thread."""
+    """Counters at the end of a request, on any thread."""
     now, cpu = perf_counter_ns(), thread_time_ns()
     own = cpu - before[1]
     if before[5] == get_ident() and now - before[0] - own <= _NO_TIME_NS:
@@ -73,12 +73,12 @@ def counters_at_end(before: Reading) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What lies between two readings; nanoseconds, ``None`` where this process cannot know.
+    """Time between two readings; nanoseconds, ``None`` if unknown.
 
-    :param cpu_ns: of its thread; in an event loop with what other tasks computed meanwhile.
-    :param runq_ns: its thread had work and no core.
-    :param waited_ns: off the CPU of its own will, while the process had nothing to compute.
-    :param gc_ns: collections that ran meanwhile, in whatever thread.
+    :param cpu_ns: on-CPU time of its thread; in an event loop including other tasks.
+    :param runq_ns: run-queue delay of its thread.
+    :param waited_ns: voluntary off-CPU time while the process had nothing to compute.
+    :param gc_ns: garbage collections meanwhile, in any thread.
     """
 
     latency_ns: int
@@ -98,7 +98,7 @@ def spent(before: Reading, after: Reading) -> Spent:
             delay = int(after[2].split(b" ", 2)[1]) - int(before[2].split(b" ", 2)[1])
             queued = min(delay, latency - cpu)
             off = latency - cpu - queued
-            # Where the process had something to compute, the interpreter's lock may be what it waited for.
+            # While another thread computed, this one may have waited for the interpreter's lock.
             idle = off - (after[3] - before[3] - cpu)
             waited = off if 2 * idle >= off else max(idle, 0)
     return Spent(latency, cpu, queued, waited, min(after[4] - before[4], latency))

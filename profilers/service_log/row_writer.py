@@ -1,8 +1,8 @@
-"""Rows of requests on their way to the disk: sampled, written by a thread of its own, rotated, bounded.
+"""Writes rows of requests to disk: sampled, on a separate thread, in rotated segments of bounded total size.
 
-A row is a line of JSON, so that ``latfix diagnose --map`` and other tools read a segment too. Sampling keeps what is
-slow or did not end ok; of the rest every k-th, whose ``weight`` says how many requests it stands for: weights sum to
-the requests that came, and slow requests keep their exact place among them.
+A row is a line of JSON, which ``latfix diagnose --map`` and other tools read too. Sampling keeps requests that are
+slow or did not end ok, and every k-th of the others with a ``weight``, the number of requests it stands for. Weights
+sum to the number of requests, and slow requests keep their exact rank.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.service_log.request_counters import Reading, spent
 from latfix.spans import SpanRecord
 
-#: How often rows go to the disk; what a killed process loses.
+#: Interval of writing rows; a killed process loses as much.
 FLUSH_INTERVAL_S = 0.25
-#: Rows that may wait for the disk; those beyond are counted only.
+#: Rows that may wait for the disk; further ones are only counted.
 _MOST_PENDING = 100_000
-#: Rows made into text at a time, between which other threads get the interpreter.
+#: Rows formatted at a time, before other threads get the interpreter.
 _AT_ONCE = 16
-#: Segments of a full folder, and files that a folder holds at most.
+#: Segments of a full folder, and the most files of a folder.
 _SEGMENTS, _MOST_FILES = 16, 200
-#: Of their names; a user's own file that lies beside them is not touched.
+#: Names of segments; a user's other files in the folder are not touched.
 _SEGMENT = re.compile(r"requests-\d{19}-\d+\.jsonl")
-#: A file that was written to so lately may be another process's, and grow to a whole segment.
+#: Another process's file that was written this recently may still grow to a whole segment.
 _LIVE_S = 60.0
-_WORDS = logging.getLogger("latfix")
+_LOGGER = logging.getLogger("latfix")
 
 
 class Row(NamedTuple):
-    """One request that ended.
+    """One finished request.
 
-    :param status: ``ok``, ``error``, ``timeout``, ``cancelled``, or the code of an HTTP answer.
-    :param in_flight: requests inside when it came, itself among them.
+    :param status: ``ok``, ``error``, ``timeout``, ``cancelled``, or an HTTP code.
+    :param in_flight: requests in progress when it began, itself included.
     """
 
     before: Reading
@@ -57,15 +57,15 @@ class Row(NamedTuple):
 
     @property
     def latency_ns(self) -> int:
-        """From its begin to its end."""
+        """From begin to end."""
         return self.after[0] - self.before[0]
 
 
 class RowWriter:
-    """Writes rows of one process into a folder.
+    """Writes rows of one process to a folder.
 
-    :param most_bytes: of all segments in the folder, whoever wrote them; the oldest go.
-    :param rows_per_s: kept at most; a sample of more.
+    :param most_bytes: of all segments in the folder, from any process; the oldest are deleted.
+    :param rows_per_s: rows kept at most; more requests are sampled.
     """
 
     def __init__(self, folder: Path, most_bytes: int, rows_per_s: int) -> None:
@@ -87,7 +87,7 @@ class RowWriter:
         self._thread: threading.Thread | None = None
 
     def add(self, row: Row) -> None:
-        """Take a row; some hundred nanoseconds."""
+        """Append a row; takes some hundred nanoseconds."""
         if self._thread is None:
             self._start()
         if len(self._pending) < _MOST_PENDING:
@@ -96,7 +96,7 @@ class RowWriter:
             self._lost += 1
 
     def flush(self) -> None:
-        """Write what ended until now. A disk that does not take it costs rows, and no request anything."""
+        """Write all finished requests. A disk error loses rows but does not affect requests."""
         with self._writing:
             rows = [self._pending.popleft() for _ in range(len(self._pending))]
             lost, self._lost = self._lost, 0
@@ -109,16 +109,16 @@ class RowWriter:
             except OSError as error:
                 self._close()
                 if not self._warned:
-                    _WORDS.warning("%s: latfix cannot record there (%s)", self.folder, error.strerror)
+                    _LOGGER.warning("%s: latfix cannot record there (%s)", self.folder, error.strerror)
                 self._warned = True
             self._drains += 1
 
     def _start(self) -> None:
-        """With the first row: a server that only forks its workers is to have one thread."""
+        """Start the thread with the first row, so that a server that only forks workers keeps one thread."""
         with self._writing:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="latfix-record", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter ends: what is here is written at its exit
+                with contextlib.suppress(RuntimeError):  # the interpreter is exiting: rows are written at exit
                     self._thread.start()
 
     def _run(self) -> None:
@@ -129,10 +129,10 @@ class RowWriter:
     def _texts(self, rows: Sequence[tuple[Row, int]]) -> Iterator[bytes]:
         for first in range(0, len(rows), _AT_ONCE):
             yield "".join(self._line(row, weight) for row, weight in rows[first : first + _AT_ONCE]).encode()
-            time.sleep(0)  # a thread that serves is not to wait for the rest
+            time.sleep(0)  # let serving threads run
 
     def _line(self, row: Row, weight: int) -> str:
-        if self._file is None:  # the wall clock is followed from segment to segment
+        if self._file is None:  # each segment resynchronizes with the wall clock
             self._epoch_ns = time.time_ns() - time.perf_counter_ns()
         found = spent(row.before, row.after)
         return (
@@ -163,7 +163,7 @@ class RowWriter:
         )
 
     def _throttled_in(self, start_ns: int, runq_ns: int | None) -> int | None:
-        """Of a run-queue delay, what the cgroup's quota may account for."""
+        """The part of a run-queue delay that the cgroup's quota may account for."""
         if not self._throttle.available or runq_ns is None:
             return None
         before = next((total for at, total in reversed(self._throttled) if at <= start_ns), self._throttled[0][1])
@@ -184,16 +184,16 @@ class RowWriter:
         self._written += len(text)
 
     def _make_room(self) -> None:
-        """Remove the oldest segments, so that the folder stays within its bound when this one is full."""
+        """Remove the oldest segments, so that the folder stays within its bound when the new one is full."""
         now = time.time()
         sizes = []
         for path in sorted(path for path in self.folder.glob("requests-*.jsonl") if _SEGMENT.fullmatch(path.name)):
             try:
-                found = path.stat()
+                stat = path.stat()
             except FileNotFoundError:  # another process removed it
                 continue
-            live = now - found.st_mtime < _LIVE_S and f"-{os.getpid()}." not in path.name
-            sizes.append((path, max(found.st_size, self._segment_bytes) if live else found.st_size))
+            live = now - stat.st_mtime < _LIVE_S and f"-{os.getpid()}." not in path.name
+            sizes.append((path, max(stat.st_size, self._segment_bytes) if live else stat.st_size))
         total = sum(size for _, size in sizes)
         while sizes and (total > self._most_bytes - self._segment_bytes or len(sizes) >= _MOST_FILES):
             path, size = sizes.pop(0)
@@ -207,17 +207,17 @@ class RowWriter:
 
 
 def sampled(rows: Sequence[Row], most: int, turn: int, lost: int = 0) -> list[tuple[Row, int]]:
-    """At most ``most`` of the rows, and how many requests each stands for.
+    """At most ``most`` of the rows, each with its weight: the number of requests it stands for.
 
     Half of them are the slowest and those that did not end ok; the other half are spread evenly over the rest.
 
-    :param turn: of this call; where the even spread begins changes with it.
-    :param lost: requests beside these rows that are counted only; they count as the rest does.
+    :param turn: number of this call, which shifts the even spread.
+    :param lost: further requests without a row; the even spread stands for them too.
     """
     if len(rows) <= most and not lost:
         return [(row, 1) for row in rows]
     half = most // 2
-    slow = sorted(range(len(rows)), key=lambda k: (_well(rows[k].status), -rows[k].latency_ns))[:half]
+    slow = sorted(range(len(rows)), key=lambda k: (_is_answered(rows[k].status), -rows[k].latency_ns))[:half]
     chosen = dict.fromkeys(slow, 1)
     rest = [k for k in range(len(rows)) if k not in chosen]
     kept = min(len(rest), most - half)
@@ -229,20 +229,20 @@ def sampled(rows: Sequence[Row], most: int, turn: int, lost: int = 0) -> list[tu
 
 
 def _number(value: object) -> float:
-    """A feature's value; not a number where it is none that fits."""
+    """A feature's value; NaN if it is no number or too large."""
     try:
         return float(value) if isinstance(value, numbers.Real) else math.nan
     except OverflowError:
         return math.nan
 
 
-def _well(status: str) -> bool:
-    """Whether a request got its answer; one that asked for something wrong got it too."""
+def _is_answered(status: str) -> bool:
+    """True if a request got its answer, including those to invalid requests."""
     return status == "ok" or (status.startswith("4") and status not in ("408", "429", "499"))
 
 
 def span_times(spans: Sequence[SpanRecord]) -> dict[str, int]:
-    """Nanoseconds by name; a moment in several spans at once belongs to the one that began first."""
+    """Nanoseconds by name; a moment in several spans belongs to the one that began first."""
     times: dict[str, int] = {}
     covered = 0
     for span in sorted(spans, key=lambda span: span.start_ns):

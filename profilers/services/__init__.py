@@ -1,1 +1,1 @@
-"""A service that latfix does not run: its process by the kernel's counters, what it tells of itself, its figures."""
+"""A service that latfix does not run: kernel counters of its process, its own metrics, figures and advice."""

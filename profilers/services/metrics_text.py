@@ -1,4 +1,4 @@
-"""What a service tells under ``/metrics``: the text formats of Prometheus and OpenMetrics."""
+"""Parses a service's ``/metrics``: the text formats of Prometheus and OpenMetrics."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 import re
 from collections import defaultdict
 
-#: Names that are kept, at most; and how long a text is read.
+#: Most names to keep, and most characters to read.
 _MOST_NAMES = 200
 LONGEST_TEXT = 8 << 20
-#: A name, labels, a value; perhaps a time, and in OpenMetrics an example behind it.
+#: A name, labels, a value; optionally a time and, in OpenMetrics, an exemplar.
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*?)\})?\s+([^\s#]+)(?:\s+[-+.0-9eE]+)?\s*(?:#.*)?", re.ASCII)
 
 
 def read_sample(line: str) -> tuple[str, str, str] | None:
-    """Name, labels and value of a line as texts; ``None`` for one that has none."""
+    """Name, labels and value of a line as text; ``None`` if it is no sample."""
     match = _SAMPLE.fullmatch(line)
     return None if match is None else (match[1], match[2] or "", match[3])
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Values by name, summed over labels; buckets, quantiles and what is not finite are left out."""
+    """Values by name, summed over labels, without buckets, quantiles and non-finite values."""
     found: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         name, labels, number = read_sample(line) or ("", "", "")

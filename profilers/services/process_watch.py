@@ -1,4 +1,4 @@
-"""Another process, all its threads and children, by the kernel's counters (``proc(5)``): nothing in it changes."""
+"""Reads the kernel's counters (``proc(5)``) of another process, its threads and its children, without changing it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from latfix.profilers.services.thread_waits import ThreadWaits
 Reading = dict[str, float]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Threads whose counters are read at every poll, at most.
+#: Most threads to read at every poll.
 _MOST_THREADS = 512
 
 
 class ProcessWatch:
-    """Counters of a process and all that it started, summed; what has ended stays in the sums.
+    """Counters summed over a process and its descendants, including threads that have ended.
 
     :param pid: its number on this machine.
     :raises InputError: there is no such process, or its counters cannot be read.
@@ -45,28 +45,28 @@ class ProcessWatch:
 
     @property
     def command(self) -> str:
-        """What the process was started as, without its arguments' values; empty where it cannot be read."""
+        """The process's name from the kernel, without arguments; empty if it cannot be read."""
         with contextlib.suppress(OSError):
             return (self._proc / str(self.pid) / "comm").read_text(errors="replace").strip()
         return ""
 
     @property
     def throttling(self) -> bool:
-        """Whether its control group tells for how long a quota stopped it."""
+        """True if its control group reports the time for which a quota stopped it."""
         return self._throttle.available
 
     @property
     def shows_calls(self) -> bool:
-        """Whether it is shown at which lock a thread waits."""
+        """True if the system shows the lock for which a thread waits."""
         return self._waits.shows_calls
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """True while the process exists."""
         return (self._proc / str(self.pid)).is_dir()
 
     def look_around(self) -> None:
-        """Find threads and children that have begun or ended since."""
+        """Update the lists of threads and children."""
         self.processes = tuple(self._tree(self.pid))
         found: set[str] = set()
         for pid in self.processes:
@@ -82,7 +82,7 @@ class ProcessWatch:
         self._counted = self._count_threads()
 
     def read_fast(self) -> Reading:
-        """On-CPU time and run-queue delay of all threads, throttled time, and what threads wait for."""
+        """On-CPU time and run-queue delay of all threads, throttled time, and the waits of threads."""
         if self._count_threads() != self._counted:
             self.look_around()
         for thread, file in list(self._threads.items()):
@@ -123,13 +123,13 @@ class ProcessWatch:
         }
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the files."""
         self._waits.close()
         for file in self._threads.values():
             file.close()
 
     def _count_threads(self) -> int:
-        """How many there are, as fast as can be told: folders have a link from each folder in them."""
+        """A quick check for new threads: the link count of ``task`` grows with each."""
         found = 0
         for pid in self.processes:
             with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ class ProcessWatch:
         return found
 
     def _forget(self, thread: str) -> None:
-        """A thread ended: what it had used stays in the sums."""
+        """Close an ended thread's file, and keep its counters in the sums."""
         self._threads.pop(thread).close()
         cpu, runq = self._last.pop(thread, (0, 0))
         own, forced = self._switches.pop(thread, (0, 0))
@@ -145,17 +145,17 @@ class ProcessWatch:
             self._gone[name] += value
 
     def _tree(self, pid: int) -> list[int]:
-        """The process and all below it."""
-        found, waiting = [], [pid]
-        while waiting:
-            one = waiting.pop()
+        """The process and its descendants."""
+        found, pending = [], [pid]
+        while pending:
+            one = pending.pop()
             if one in found:
                 continue
             found.append(one)
             with contextlib.suppress(OSError):
                 for thread in (self._proc / str(one) / "task").iterdir():
                     text = (thread / "children").read_text()
-                    waiting += [int(word) for word in text.split()]
+                    pending += [int(word) for word in text.split()]
         return found
 
 

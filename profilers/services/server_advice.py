@@ -1,7 +1,7 @@
-"""What to change in a server's own settings, by cause: for services that latfix does not run.
+"""Advice on a server's own settings by cause, for services that latfix does not run.
 
-Only where the server is known: by the names of its metrics, by its ``Server`` header, or by the recording's format.
-Settings are named as the servers' documentation names them; none was tried by latfix.
+Only for known servers, recognized by their metrics, their ``Server`` header, or the recording's format. Settings have
+the names of the servers' documentation; latfix has not tried them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.results.diagnosis import Advice, Diagnosis
 
-#: By server, how its metrics, its header and the formats of its recordings begin.
+#: By server, the prefixes of its metrics, its header and the formats of its recordings.
 _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "vLLM": (("vllm:",), (), ("vllm", "vLLM")),
     "Triton": (("nv_inference_",), ("triton",), ("Triton",)),
@@ -22,21 +22,21 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "gunicorn": ((), ("gunicorn",), ()),
     "Python": ((), ("basehttp", "werkzeug", "waitress", "cherrypy"), ("what latfix.record",)),
 }
-_ASYNC = "what blocks belongs into def instead of async def, or into run_in_threadpool: it holds the event loop"
-_LOCK = "less under the lock, or one for each thread: a model, connection or session of its own, a larger pool"
-_PROCESSES = "more processes instead of threads: Python runs in one thread of a process at a time"
-_THREADED = f"one thread ran and others waited, for a lock or the interpreter's: {_LOCK}; or {_PROCESSES}"
-_STOOD_STILL = f"in an event loop, {_ASYNC}; among threads, {_THREADED}"
-#: What a recording says of how requests were served, and what it then means that they stood still.
+_ASYNC = "move blocking code into def instead of async def, or into run_in_threadpool: it blocks the event loop"
+_LOCK = "hold the lock for less, or use one per thread: its own model, connection or session, a larger pool"
+_PROCESSES = "more processes instead of threads: Python code runs in one thread of a process at a time"
+_THREADED = f"one thread ran while others waited for a lock or the interpreter's lock: {_LOCK}; or {_PROCESSES}"
+_STOOD_STILL = f"in an event loop, {_ASYNC}; with threads, {_THREADED}"
+#: How requests were served, as in a recording's ``served by``.
 ONE_LOOP, THREADS = "an event loop", "threads"
-_THREADS = "OMP_NUM_THREADS and torch.set_num_threads, so that workers times threads are no more than the cores"
+_THREADS = "OMP_NUM_THREADS and torch.set_num_threads, so that workers times threads do not exceed the cores"
 _COLLECTOR = "gc.collect() and gc.freeze() once the model is loaded; a higher gc.set_threshold"
-_OUTSIDE = "a deadline and a pool of kept connections for what is waited for; latfix.span names it"
+_OUTSIDE = "a deadline and a pool of kept connections for the dependency; latfix.span names it"
 _SPLIT_PROMPTS = (
     "--max-num-batched-tokens lower, with --enable-chunked-prefill: a prompt then shares steps with streams"
 )
 
-#: By cause, what to change in each server; under "" in any.
+#: By cause, the change for each server, and under "" for any server.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "traffic.burst": {
         "vLLM": "--max-num-seqs higher while its cache has room, else --data-parallel-size",
@@ -46,7 +46,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "gunicorn": "--workers or --threads higher",
     },
     "traffic.overload": {
-        "vLLM": "another replica (--data-parallel-size): the load is more than one bears",
+        "vLLM": "another replica (--data-parallel-size): the load exceeds the capacity of one",
         "Triton": "max_queue_size in default_queue_policy to shed; instance_group count, or another server",
         "TGI": "--max-concurrent-requests lower to shed; another replica",
         "uvicorn": "--limit-concurrency to shed; --workers, or another machine",
@@ -76,11 +76,11 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
     },
     "cold.start": {
         "Triton": "model_warmup in config.pbtxt",
-        "": "requests sent before the service is said to be ready",
+        "": "warm-up requests before the service reports that it is ready",
     },
     "cold.compile": {
         "Triton": "model_warmup in config.pbtxt",
-        "": "its shapes sent before the service is said to be ready",
+        "": "warm-up requests of all shapes before the service reports that it is ready",
     },
     "python.gc": {"": _COLLECTOR},
     "host.contention": {
@@ -91,17 +91,19 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "network.connect": {
         "uvicorn": "--timeout-keep-alive longer than clients pause",
         "gunicorn": "--keep-alive longer than clients pause",
-        "": "connections kept alive, by the client and by what is between",
+        "": "connections kept alive, by the client and by proxies",
     },
     "external.dependency": {"": _OUTSIDE},
 }
-#: A metric of vLLM's that grows only where its cache is short, and what to change then.
+#: A metric of vLLM that grows only if its cache is too small, and the advice for that.
 _PREEMPTIONS = "vllm:num_preemptions"
-_MORE_CACHE = "--gpu-memory-utilization higher or --max-num-seqs lower: requests are computed again for want of cache"
+_MORE_CACHE = (
+    "--gpu-memory-utilization higher or --max-num-seqs lower: the cache is too small, requests are recomputed"
+)
 
 
 def with_advice(found: Diagnosis, header: str = "") -> Diagnosis:
-    """A diagnosis with what to change in the server, where one is known; latfix's own replays have fixes instead.
+    """A diagnosis with advice for its server, if that is known; latfix's own replays have fixes instead.
 
     :param header: ``Server`` of its answers.
     """

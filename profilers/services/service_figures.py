@@ -1,4 +1,4 @@
-"""Figures of a service behind an address, from its run's record."""
+"""Figures of a service behind an address, from the record of its run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _METRICS = "metrics."
 
 
 def service_figures(record: RunRecord, servers: int | None) -> ServiceFigures:
-    """What is known of the service beside its latency.
+    """Figures of the service besides its latency.
 
-    :param servers: that one queue was seen to feed; 0 where that cannot be told.
+    :param servers: number of servers behind its queue, if known.
     """
     rows = record.requests
     fresh = rows["new_connection"] > 0
@@ -110,6 +110,6 @@ def _metrics(record: RunRecord) -> dict[str, dict[str, float]]:
     for name in names:
         values = Counter.of(record.samples, name).value
         if len(values) and math.isfinite(float(values[-1])):
-            told = {"before": float(values[0]), "after": float(values[-1]), "most": float(values.max())}
-            found[name.removeprefix(_METRICS)] = told
+            ends = {"before": float(values[0]), "after": float(values[-1]), "most": float(values.max())}
+            found[name.removeprefix(_METRICS)] = ends
     return found

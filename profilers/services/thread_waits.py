@@ -1,10 +1,10 @@
-"""What the threads of another process wait for: the system call that each is in (``/proc/PID/task/TID/syscall``).
+"""What the threads of another process wait for, from each thread's system call (``/proc/PID/task/TID/syscall``).
 
 A thread that waits for a lock is in ``futex(2)`` at the lock's address: CPython's interpreter lock lies in the memory
-of the interpreter's own file, any other elsewhere. A thread without work waits there too, but at another place of the
-code: threads that wait at one place have their stack pointers equally far into a page, as stacks begin at pages.
-Where the system does not show calls (they need the right to trace the process), the kernel's function in which a
-thread sleeps (``wchan``) tells no more than that it waits for one.
+of the interpreter's own file, other locks elsewhere. An idle thread waits in a futex too, but at another place in the
+code. Threads that wait at one place have the same stack pointer offset within a page, as stacks begin at pages.
+Without permission to trace the process, calls are hidden; the kernel function in which a thread sleeps (``wchan``)
+then shows only that it waits in a futex.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from pathlib import Path
 from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
 from latfix.profilers.probes.kept_files import KeptOpen
 
-#: By machine: the numbers of futex and futex_waitv; those of the waits of an event loop (epoll_wait, epoll_pwait[2]).
+#: By machine: system call numbers of futex and futex_waitv, and of an event loop's waits (epoll_wait,
+#: epoll_pwait[2]).
 _CALLS: Mapping[str, tuple[frozenset[bytes], frozenset[bytes]]] = {
     "x86_64": (frozenset({b"202", b"449"}), frozenset({b"232", b"281", b"441"})),
     "aarch64": (frozenset({b"98", b"449"}), frozenset({b"22", b"441"})),
 }
 _PYTHON = re.compile(r"(lib)?python\d(\.\d+)?[a-z]?(\.so[.\d]*)?")
-#: Threads that are looked at, at most: each takes some microseconds.
+#: Most threads to read: each takes some microseconds.
 _MOST_THREADS = 64
 
 _PAGE = 4096
 
 
 class ThreadWaits:
-    """Looks at what each thread waits for.
+    """Reads what each thread waits for.
 
-    :ivar shows_calls: system calls with their addresses are shown; otherwise the kernel's functions at most.
+    :ivar shows_calls: True if system calls and their addresses are visible, not only the kernel's functions.
     """
 
     def __init__(self, proc: Path, pid: int) -> None:
@@ -45,7 +46,7 @@ class ThreadWaits:
         self.shows_calls = bool(self._futex) and _readable(proc / str(pid) / "task" / str(pid) / "syscall")
 
     def look_around(self, threads: Iterable[str]) -> None:
-        """Follow these threads (``PID/task/TID``), of many the first ones."""
+        """Watch these threads (``PID/task/TID``), the first ones if there are many."""
         wanted = list(threads)[:_MOST_THREADS]
         for gone in self._files.keys() - set(wanted):
             self._files.pop(gone).close()
@@ -59,11 +60,11 @@ class ThreadWaits:
                 self._interpreters[pid] = _interpreter_memory(self._proc / pid / "maps")
 
     def read(self) -> dict[str, float]:
-        """How many threads wait for what; see the names of the series."""
+        """Number of waiting threads by series."""
         found: Counter[str] = Counter({EPOLL: 0} if self.shows_calls else {})
         at: Counter[tuple[str, int]] = Counter()
         for thread, file in self._files.items():
-            with contextlib.suppress(OSError, ValueError, IndexError):  # it ended meanwhile
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended
                 number, *words = file.read().split()
                 if not self.shows_calls:
                     found[FUTEX] += number.startswith(b"futex")
@@ -80,7 +81,7 @@ class ThreadWaits:
         return {name: float(count) for name, count in found.items() if count or name == EPOLL}
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the files."""
         self.look_around(())
 
 
@@ -92,7 +93,7 @@ def _readable(path: Path) -> bool:
 
 
 def _interpreter_memory(maps: Path) -> tuple[tuple[int, int], ...]:
-    """Where the variables of CPython lie: writable memory of its file, and what follows that without a gap."""
+    """Address ranges of CPython's variables: writable memory of its file, and memory that follows without a gap."""
     found: list[tuple[int, int]] = []
     with contextlib.suppress(OSError, ValueError):
         for line in maps.read_text(errors="replace").splitlines():

@@ -1,7 +1,7 @@
-"""Play allocation traffic on a CUDA device, on torch's own allocator: what the models are compared with.
+"""Plays allocation traffic on torch's own allocator on a CUDA device, as the reference for the models.
 
-``python allocator_playback.py TRACE CAPACITY`` prints a line of JSON. It runs in a process of its own,
-with the setting in ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF``, which act from its start.
+``python allocator_playback.py TRACE CAPACITY`` prints a line of JSON. It runs in a separate process, as
+``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` are read at its start.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from latfix.profilers.allocator_lab.trace import AllocationTrace, read_trace
 from latfix.runners.gpu_memory.caching_allocator import conf_environment
 
 _TIMEOUT_S = 300.0
-#: An allocation that took longer is told by itself.
+#: Longer allocations are listed separately.
 _LONG_NS = 500_000
 
 
 def play_apart(trace: Path, capacity: int, setting: str) -> dict[str, Any]:
-    """:func:`play` in a process of its own.
+    """:func:`play` in a separate process.
 
     :param setting: of ``PYTORCH_ALLOC_CONF``; empty for torch's defaults.
-    :raises RunnerError: the process did not end well.
+    :raises RunnerError: the process failed.
     """
     environment = {**os.environ, **conf_environment(setting)}
     command = [sys.executable, __file__, str(trace), str(capacity)]
@@ -40,9 +40,7 @@ def play_apart(trace: Path, capacity: int, setting: str) -> dict[str, Any]:
 
 
 def play(trace: AllocationTrace, capacity: int, device: str = "cuda:0") -> dict[str, Any]:
-    """Allocate and free as the trace says, with at most ``capacity`` bytes.
-
-    Streams are left out: all memory is used on the current one.
+    """Play a trace with at most ``capacity`` bytes, all on the current stream.
 
     :returns: ``failed``, ``retries``, ``device_allocs``, ``device_frees``, ``peak_reserved``; ``median_us`` and
         ``max_ms`` of an allocation, and ``long`` as pairs of position and milliseconds.
@@ -79,7 +77,7 @@ def play(trace: AllocationTrace, capacity: int, device: str = "cuda:0") -> dict[
 
 
 def main() -> int:
-    """Play the trace that the command line names."""
+    """Play the trace on the command line."""
     path, capacity = sys.argv[1:]
     print(json.dumps(play(read_trace(Path(path)), int(capacity))))
     return 0

@@ -1,7 +1,4 @@
-"""The device's memory on a CUDA device: counters by batch, prices, reservations, limits, histories.
-
-Skipped, saying so, where there is none.
-"""
+"""Memory of a CUDA device: counters by batch, call costs, reservations, limits, histories. Skipped without one."""
 
 from __future__ import annotations
 
@@ -69,13 +66,13 @@ def test_a_reading_is_short() -> None:
     assert counters.reads >= 10 and counters.cost_ns / counters.reads < 200_000
 
 
-def test_calls_have_a_price_and_leave_the_cache_alone() -> None:
+def test_call_costs_are_measured_without_changing_the_cache() -> None:
     kept = _taken(40 * _MIB)
     del kept
     before = torch.cuda.memory_reserved(_DEVICE)
     costs = device_costs(_DEVICE)
-    assert torch.cuda.memory_reserved(_DEVICE) == before, "torch's cache is as it was"
-    assert costs, "libcudart was found, and the device has memory left"
+    assert torch.cuda.memory_reserved(_DEVICE) == before, "torch's cache is unchanged"
+    assert costs, "libcudart was found, and the device has free memory"
     assert 1e3 < costs["device_malloc_ns"] + 20 * costs["device_malloc_mib_ns"] < 5e7  # a microsecond to fifty ms
     assert costs["device_malloc_low_ns"] <= costs["device_malloc_ns"] <= costs["device_malloc_high_ns"]
     pages = device_costs(_DEVICE, "expandable_segments:True")
@@ -83,7 +80,7 @@ def test_calls_have_a_price_and_leave_the_cache_alone() -> None:
     assert 1e3 < pages["device_malloc_ns"] + 20 * pages["device_malloc_mib_ns"] < 5e7
 
 
-def test_a_refused_call_is_no_error_of_torchs_next_one() -> None:
+def test_a_refused_call_does_not_fail_the_next_torch_call() -> None:
     calls = CudaCalls.open(_DEVICE)
     assert calls is not None
     with calls:
@@ -91,7 +88,7 @@ def test_a_refused_call_is_no_error_of_torchs_next_one() -> None:
     assert float(torch.ones(3, device=_DEVICE).sum()) == 3
 
 
-def test_the_largest_free_block_is_the_one_that_was_freed() -> None:
+def test_the_freed_block_is_the_largest_free_one() -> None:
     read = free_blocks_reader(_DEVICE)
     assert read is not None
     held = [_taken(30 * _MIB) for _ in range(2)]
@@ -101,7 +98,7 @@ def test_the_largest_free_block_is_the_one_that_was_freed() -> None:
 
 
 def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
-    """On a thread of its own, as a worker does it."""
+    """On a separate thread, like a worker."""
     seen: dict[str, Any] = {}
 
     def work() -> None:
@@ -125,8 +122,8 @@ def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
     assert seen["calls"] == 0
 
 
-def test_the_allocator_tells_its_settings_and_keeps_to_its_share() -> None:
-    """In a process of its own: the environment acts from its start, and a limit stays."""
+def test_the_allocator_reports_its_settings_and_enforces_its_limit() -> None:
+    """In a separate process: the environment is read at its start, and a limit is permanent."""
     code = (
         "import json, torch; from latfix.runners.gpu_memory.caching_allocator import CudaAllocator; "
         "torch.cuda.init(); "

@@ -1,4 +1,4 @@
-"""Workers on two CUDA devices. Skipped, saying so, where there are fewer; it has not run on such a machine yet."""
+"""Workers on two CUDA devices. Skipped with fewer; these tests have not run on such a machine yet."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from tests.runners.engine.served import Served, requests_of, serve
 
-_THERE = torch.cuda.device_count() if torch.cuda.is_available() else 0
+_DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(_THERE < 2, reason=f"two CUDA devices are needed, this machine has {_THERE}"),
+    pytest.mark.skipif(_DEVICES < 2, reason=f"two CUDA devices are needed, this machine has {_DEVICES}"),
 ]
 
 _ADAPTER = """
@@ -35,7 +35,7 @@ class Linear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.randn(256, 256, generator=generator))
 
     def forward(self, x):
-        here = torch.zeros(1, device="cuda")       # on the current device, as careless models have it
+        here = torch.zeros(1, device="cuda")       # on the current device, as in careless models
         assert here.device == self.weight.device, (here.device, self.weight.device)
         return x @ self.weight + here
 
@@ -76,14 +76,14 @@ def test_both_devices_serve_and_answer_alike(tmp_path: Path, routing: str) -> No
         torch.testing.assert_close(outcomes[slot].output, expected[0], rtol=1e-2, atol=1e-2)
 
 
-def test_one_model_a_device_where_it_is_shared(tmp_path: Path) -> None:
+def test_a_shared_model_is_loaded_once_per_device(tmp_path: Path) -> None:
     models = _load(tmp_path, workers=4, devices=2, device="cuda", shared_model=True)
     assert len(models.distinct()) == 2
     assert models.instances[0].model is models.instances[2].model is not models.instances[1].model
 
 
-def test_a_device_slowed_by_others_work_is_given_less(tmp_path: Path) -> None:
-    """Something else keeps the second device busy; its replica must be weighted down and serve less than half."""
+def test_a_device_with_other_load_gets_fewer_requests(tmp_path: Path) -> None:
+    """Other work keeps the second device busy; its replica must serve less than half."""
     models = _load(tmp_path, workers=2, devices=2, device="cuda")
     busy = torch.randn(8192, 8192, device="cuda:1")
     for _ in range(400):  # queued: seconds of work

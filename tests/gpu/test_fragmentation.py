@@ -1,4 +1,4 @@
-"""The models of torch's allocator against torch's allocator. Skipped, saying so, where there is no CUDA device."""
+"""The models of torch's allocator compared with torch's allocator. Skipped without a CUDA device."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[AllocationTrace, Pa
 )
 def test_the_model_does_what_torch_does(trace: tuple[AllocationTrace, Path], setting: str) -> None:
     made, path = trace
-    told = play_apart(path, _CAPACITY, setting)
+    real = play_apart(path, _CAPACITY, setting)
     result = replay(made, _CAPACITY, policy_of(setting, _CAPACITY))
     for name in ("failed", "retries", "device_allocs", "device_frees", "peak_reserved"):
-        assert getattr(result, name) == told[name], name
+        assert getattr(result, name) == real[name], name
 
 
-def test_expandable_segments_are_near(trace: tuple[AllocationTrace, Path]) -> None:
-    """Which free pages are taken first is the driver's business: counts are near, failures the same."""
+def test_the_model_of_expandable_segments_is_close(trace: tuple[AllocationTrace, Path]) -> None:
+    """The driver decides which free pages are taken first, so counts are only close."""
     made, path = trace
-    told = play_apart(path, _CAPACITY, "expandable_segments:True")
+    real = play_apart(path, _CAPACITY, "expandable_segments:True")
     result = replay(made, _CAPACITY, policy_of("expandable_segments:True", _CAPACITY))
-    assert result.failed == pytest.approx(told["failed"], abs=2)
-    assert result.peak_reserved == pytest.approx(told["peak_reserved"], rel=0.02)
+    assert result.failed == pytest.approx(real["failed"], abs=2)
+    assert result.peak_reserved == pytest.approx(real["peak_reserved"], rel=0.02)
 
 
 def test_a_stall_takes_longer_than_an_allocation(trace: tuple[AllocationTrace, Path]) -> None:
-    told = play_apart(trace[1], _CAPACITY, "")
-    assert told["retries"] > 0 and told["max_ms"] * 1e3 > 10 * told["median_us"]
+    real = play_apart(trace[1], _CAPACITY, "")
+    assert real["retries"] > 0 and real["max_ms"] * 1e3 > 10 * real["median_us"]

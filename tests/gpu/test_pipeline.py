@@ -1,4 +1,4 @@
-"""How batches travel to a CUDA device and back, and what is known of them. Skipped where there is none."""
+"""Batches on their way to a CUDA device and back. Skipped without one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COUNT = 120
 
 
 class _Rows(Workload):
-    """Requests of different lengths, filled from a seed of their own."""
+    """Requests of different lengths, each from its own seed."""
 
     def prepare(self, request: Request) -> torch.Tensor:
         generator = torch.Generator().manual_seed(int(request.id))
@@ -40,13 +40,13 @@ class _Rows(Workload):
 
 
 class _Net(torch.nn.Module):
-    """Enough operators for the host to run ahead of the device; padding has no part in its answers."""
+    """Enough operators for the host to run ahead of the device; padding does not change answers."""
 
     def __init__(self, *, peeks: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.ModuleList(torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(12))
-        for weights in self.layers.parameters():  # otherwise answers would hardly depend on what was asked
+        for weights in self.layers.parameters():  # otherwise answers would hardly depend on inputs
             if weights.dim() == 2:
                 torch.nn.init.kaiming_normal_(weights, nonlinearity="relu")
         self.peeks = peeks
@@ -117,17 +117,17 @@ def test_answers_are_those_of_the_cpu(on_the_cpu: dict[int, Any], settings: dict
             assert served.batches["compute_end_ns"][before] <= served.batches["h2d_end_ns"][after]
 
 
-def test_stages_are_as_long_as_their_events_say() -> None:
+def test_stages_match_their_device_events() -> None:
     served = _served("cuda:0", pinned_staging=True, max_batch_size=4)
     batches = served.batches
     compute = batches["compute_end_ns"] - batches["h2d_end_ns"]
     assert (abs(compute - batches["device_ns"]) <= batches["clock_slack_ns"] + 2_000).mean() > 0.95
-    # After some batches, the clocks are known to within a fraction of a millisecond.
+    # After some batches, the clocks are synchronized to a fraction of a millisecond.
     assert np.median(batches["clock_slack_ns"][20:]) < 300_000
     assert (batches["copy_in_ns"] > 0).all() and (batches["copy_out_ns"] > 0).all()
 
 
-def test_a_profile_tells_what_runs_and_what_waits() -> None:
+def test_a_profile_shows_kernels_and_waits() -> None:
     settings = RunnerSettings(max_batch_size=4, device="cuda:0")
     batch = torch.randn(4, 32, _WIDTH)
     quiet, peeking = (_instance("cuda:0", settings, peeks=peeks) for peeks in (False, True))
@@ -143,8 +143,8 @@ def test_a_profile_tells_what_runs_and_what_waits() -> None:
     assert any(place.startswith("test_pipeline.py:") for place in waits_in(peeking, batch))
 
 
-def test_pinned_copies_are_priced() -> None:
+def test_the_cost_of_pinned_copies_is_measured() -> None:
     found = copy_costs(CudaAccelerator("cuda:0"))
-    # From 1 GB/s to 200 GB/s: any link there is.
+    # From 1 GB/s to 200 GB/s: any link.
     assert 5_000 < found["copy_in_mib_ns"] < 1_100_000 and 5_000 < found["copy_out_mib_ns"] < 1_100_000
     assert 0 < found["copy_in_ns"] < 1_000_000

@@ -1,4 +1,4 @@
-"""Reduced precision on a CUDA device: answers, and formats of the kernels that ran. Skipped where there is none."""
+"""Reduced precision on a CUDA device: answers, and formats of the kernels. Skipped without a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 _DEVICE, _WIDTH = "cuda:0", 512
-#: Precision, what its matrix kernels compute in, and how far answers may be off, of the largest.
+#: Precision, format of its matrix kernels, and largest error of answers relative to the largest value.
 _PRECISIONS: list[tuple[Any, Format, float]] = [
     ("bf16", "bf16", 0.03),
     ("fp16", "fp16", 0.01),
@@ -70,7 +70,7 @@ def _off_by(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("rows", [1, 17, 64])
 @pytest.mark.parametrize(("precision", "expected", "most"), _PRECISIONS)
-def test_answers_are_near_and_matrix_kernels_compute_in_the_format(
+def test_answers_are_close_and_matrix_kernels_use_the_format(
     precision: Any, expected: Format, most: float, rows: int
 ) -> None:
     model = _changed(precision)
@@ -104,7 +104,7 @@ def test_a_kept_layer_computes_in_float32(precision: Any) -> None:
     ("precision", "expected", "most"), [one for one in _PRECISIONS if uses_torchao(one[0], _DEVICE)]
 )
 def test_eight_bits_compiled(precision: Any, expected: Format, most: float) -> None:
-    """As the service compiles them: dynamic shapes, weights that are no constants."""
+    """Compiled like in the service: dynamic shapes, weights not as constants."""
     model = compiled(_changed(precision), Tally(), Graphs(), freezing=False)
     for rows in (5, 1, 40, 200):
         with torch.inference_mode():

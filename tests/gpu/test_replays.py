@@ -1,4 +1,4 @@
-"""Replays one after another over the same loaded models, as services do it. Skipped where there is no CUDA device."""
+"""Consecutive replays with the same loaded models. Skipped without a CUDA device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(24))
-        for layer in self.layers:  # otherwise answers would hardly depend on what was asked
+        for layer in self.layers:  # otherwise answers would hardly depend on inputs
             torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, x):
@@ -66,7 +66,7 @@ def _traffic(*, alike: bool) -> Traffic:
 
 
 class _Served:
-    """A warmed service whose requests are sent at once, as often as is asked for."""
+    """A warmed service whose requests are sent at once, in any number of replays."""
 
     def __init__(
         self, folder: Path, write: WriteWorkload, *, device: str = _DEVICE, alike: bool = False, **values: Any
@@ -108,18 +108,18 @@ def _check(outcomes: dict[int, Outcome], expected: dict[int, Any]) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"pinned_staging": True, "overlap": True}], ids=lambda settings: "+".join(settings) or "plain"
 )
-def test_graphs_of_two_workers_are_replayed_beside_each_other(
+def test_graphs_of_two_workers_run_concurrently(
     tmp_path: Path, write_workload: WriteWorkload, on_the_cpu: dict[int, Any], settings: dict[str, Any]
 ) -> None:
     served = _Served(tmp_path / "rows", write_workload, workers=2, cuda_graphs=True, **settings)
-    beside = 0
+    concurrent = 0
     for _ in range(4):
         outcomes, batches = served.replay()
         _check(outcomes, on_the_cpu)
         assert set(batches["worker"].tolist()) == {0, 1}
         assert (batches["graph"] == 1).mean() > 0.95
-        beside += _at_once(batches)
-    assert beside > 5, "they never computed at the same time, and nothing was shown"
+        concurrent += _at_once(batches)
+    assert concurrent > 5, "the workers hardly computed at the same time"
 
 
 def _at_once(batches: npt.NDArray[Any]) -> int:
@@ -150,10 +150,10 @@ def test_answers_are_right_after_a_warm_up_through_pinned_memory(
     [{}, {"pinned_staging": True, "overlap": True}, {"workers": 2}, {"cuda_graphs": True}, {"warmup_shapes": 2}],
     ids=lambda settings: "+".join(settings) or "plain",
 )
-def test_another_engine_takes_no_more_of_the_device(
+def test_another_engine_needs_no_more_device_memory(
     tmp_path: Path, write_workload: WriteWorkload, settings: dict[str, Any]
 ) -> None:
-    """Requests are alike and come one a batch, so that each replay needs what the first did."""
+    """Requests are equal, one per batch, so that each replay needs the same memory."""
     served = _Served(tmp_path / "rows", write_workload, alike=True, max_batch_size=1, **settings)
     read = cuda_counters(_DEVICE)
     assert read is not None

@@ -1,4 +1,4 @@
-"""TensorRT on a CUDA device. Skipped, saying what is missing, where it is not there."""
+"""TensorRT on a CUDA device. Skipped if something is missing."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def service_of(folder: Path, **values: Any) -> Service:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("default", 2e-3), ("bf16", 5e-2), ("fp16", 5e-2)])
-def test_the_same_answers_in_engines(folder: Path, precision: Any, tolerance: float) -> None:
-    requests = [traffic().request(1)] * 3  # of one length: there is no padding that a mean would see
+def test_engines_give_the_same_answers(folder: Path, precision: Any, tolerance: float) -> None:
+    requests = [traffic().request(1)] * 3  # of one length: padding would change the mean
     plain = service_of(folder).predict(requests)
     service = service_of(folder, backend="tensorrt", precision=precision)
     for a, b in zip(plain, service.predict(requests), strict=True):
@@ -103,7 +103,7 @@ def test_workers_that_share_a_model_answer_alike(folder: Path) -> None:
 
 @pytest.fixture
 def engine_file(tmp_path: Path) -> Path:
-    """Twice its input plus one, of 1 to 4 requests of 1 to 6 numbers, built by TensorRT's own builder."""
+    """An engine for twice its input plus one, for 1 to 4 requests of 1 to 6 numbers."""
     trt = pytest.importorskip("tensorrt")
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)

@@ -1,1 +1,1 @@
-"""Recordings of a device: steps, and what each spent its time on."""
+"""Recordings of a device: steps, and how each spent its time."""

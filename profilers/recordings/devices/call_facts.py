@@ -1,4 +1,4 @@
-"""What is known of each call of the runtime before any step is looked at: its work, first uses, full queues."""
+"""Facts on each runtime call, independent of steps: the work it issued, first uses, full queues."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from latfix.profilers.recordings.devices.call_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
 _US, _MS = 1_000, 1_000_000
-#: A launch takes longer than usual by this factor, and at least so long, where it met a first use or a full queue.
+#: A slow launch: factor over the usual duration, and least duration for a first use and for a full queue.
 _OUTLIER, _LEAST_FIRST, _LEAST_BLOCKED = 10, 200 * _US, 50 * _US
-#: A kernel that starts later after its launch than this stood in a queue.
+#: A kernel that starts later than this after its launch was queued.
 _QUEUED = 20 * _US
-#: The device was busy during this share of a launch that a full queue held up.
+#: Share of a launch during which the device must be busy for a full queue.
 _BUSY = 0.8
-#: A call that the recording holds once is a first use from here on.
+#: A call that appears once in the recording is a first use from this duration on.
 _LEAST_ALONE = _MS
-#: What a launch takes, where it is not known better.
-_USUAL_LAUNCH = 5 * _US
-#: No launch takes longer for nothing: where all of few do, none of them is usual.
-_LONGEST_USUAL = 50 * _US
+#: The usual duration of a launch if the recording has none, and its upper bound.
+_USUAL_LAUNCH, _LONGEST_USUAL = 5 * _US, 50 * _US
 _LAUNCHES = (Host.LAUNCH, Host.GRAPH_LAUNCH)
 
 
@@ -28,11 +26,11 @@ class CallFacts:
     """Facts of the calls of one recording.
 
     :ivar kind: :class:`Host` of each call, operator and frame.
-    :ivar launch: ``(activities,)`` row of the call that issued each; :data:`NOTHING` where it was not recorded.
+    :ivar launch: ``(activities,)`` row of the call that issued each activity; :data:`NOTHING` if not recorded.
     :ivar first_work: ``(calls,)`` the first activity that a call issued; :data:`NOTHING` for none.
-    :ivar first_use: ``(calls,)`` True for calls that took so long because something was used for the first time.
-    :ivar blocked: ``(calls,)`` True for launches that waited for room in the queue, so that nothing starved.
-    :ivar usual_launch_ns: what a launch takes.
+    :ivar first_use: ``(calls,)`` True for calls that were slow because of a first use.
+    :ivar blocked: ``(calls,)`` True for launches that waited for room in the queue: the device did not starve.
+    :ivar usual_launch_ns: usual duration of a launch.
     """
 
     def __init__(self, trace: DeviceTrace) -> None:
@@ -55,7 +53,7 @@ class CallFacts:
         self.first_use |= self._first_calls(trace)
 
     def busy_ns(self, start: int, end: int) -> int:
-        """For how long any activity of the device ran within an interval."""
+        """Time within an interval during which the device was busy."""
         begins, ends, before = self._busy_until
 
         def until(moment: int) -> int:
@@ -65,7 +63,7 @@ class CallFacts:
         return until(end) - until(start)
 
     def _first_kernel(self, trace: DeviceTrace) -> Bools:
-        """Calls whose kernel was not launched before in the recording."""
+        """True for calls whose kernel was not launched before in the recording."""
         found = np.zeros(len(trace.host), dtype=bool)
         chosen = np.flatnonzero(self.first_work != NOTHING)
         chosen = chosen[np.isin(trace.host.kind[chosen], _LAUNCHES)]
@@ -74,7 +72,7 @@ class CallFacts:
         return found
 
     def _first_calls(self, trace: DeviceTrace) -> Bools:
-        """The first call of a name, where it took far longer than the others did."""
+        """True for the first call of a name if it took far longer than the others."""
         host = trace.host
         found = np.zeros(len(host), dtype=bool)
         candidates = np.flatnonzero(np.isin(host.kind, (Host.ALLOC, Host.OTHER_CALL)))
@@ -89,7 +87,7 @@ class CallFacts:
 
 
 def _joined(trace: DeviceTrace) -> tuple[Ints, Ints]:
-    """Calls and activities by their correlation."""
+    """Calls and activities matched by correlation: ``launch`` and ``first_work`` of :class:`CallFacts`."""
     host, device = trace.host, trace.device
     size = 1 + max((int(table.correlation.max()) for table in (host, device) if len(table)), default=-1)
     call_of = np.full(size + 1, NOTHING, dtype=np.int64)  # the last entry stands for no correlation
@@ -103,7 +101,7 @@ def _joined(trace: DeviceTrace) -> tuple[Ints, Ints]:
 
 
 def _busy(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """The union of intervals that are sorted by begin: begins, ends, and how much lies before each."""
+    """The union of intervals sorted by begin: begins, ends, and the total length before each."""
     if not len(start):
         return start, end, start
     reach = np.maximum.accumulate(end)

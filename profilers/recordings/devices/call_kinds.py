@@ -1,4 +1,4 @@
-"""What a call of the CUDA or HIP runtime does, what a kernel is for, and what host code waits for, by their names."""
+"""Classifies calls of the CUDA or HIP runtime, kernels and host code by their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 class Host(IntEnum):
-    """What the host was in. The first three are code of its own; the others are calls of the device's runtime."""
+    """What the host executes. The first three are its own code; the others are calls of the device's runtime."""
 
     CODE = 0
     OPERATOR = 1
@@ -26,7 +26,7 @@ class Host(IntEnum):
 
 
 class Device(IntEnum):
-    """What the device did. ``OWN_COPY`` stays on one device; ``COPY`` leaves or reaches it."""
+    """What the device executes. ``OWN_COPY`` is within the device, ``COPY`` from or to it."""
 
     KERNEL = 0
     COPY = 1
@@ -35,7 +35,7 @@ class Device(IntEnum):
     OWN_COPY = 4
 
 
-#: Calls by the begin of their names, without the vendor's prefix; the first that fits.
+#: Kinds by pattern of the name without the vendor's prefix; the first match counts.
 _CALLS: tuple[tuple[Host, re.Pattern[str]], ...] = (
     (Host.GRAPH_LAUNCH, re.compile(r"GraphLaunch")),
     (Host.FIRST_USE, re.compile(r"GraphInstantiate|GraphExecUpdate|StreamBeginCapture|StreamEndCapture")),
@@ -87,7 +87,7 @@ _COMPILE = re.compile(
 
 @lru_cache(maxsize=4096)
 def call_kind(name: str) -> Host:
-    """What a call of the runtime or the driver does: ``cudaLaunchKernel``, ``hipMemcpyAsync``."""
+    """The kind of a runtime or driver call: ``cudaLaunchKernel``, ``hipMemcpyAsync``."""
     plain = _VERSION.sub("", name)
     if _COMPILERS.search(plain):
         return Host.COMPILE
@@ -99,7 +99,7 @@ def call_kind(name: str) -> Host:
 
 @lru_cache(maxsize=65536)
 def code_kind(name: str, *, frame: bool) -> Host:
-    """What a frame of Python, an operator or a range of the host stands for."""
+    """The kind of a Python frame, an operator or a range of the host."""
     if "::" in name and not frame:
         return Host.OPERATOR
     if _OUTSIDE.search(name):
@@ -113,7 +113,7 @@ def code_kind(name: str, *, frame: bool) -> Host:
 
 @lru_cache(maxsize=4096)
 def copy_kind(name: str) -> Device:
-    """What a copy is: ``Memcpy DtoD (Device -> Device)``; between devices it is an exchange as collectives are."""
+    """The kind of a copy such as ``Memcpy DtoD (Device -> Device)``; one between devices counts as a collective."""
     if "PtoP" in name:
         return Device.COLLECTIVE
     return Device.OWN_COPY if "DtoD" in name else Device.COPY
@@ -121,5 +121,5 @@ def copy_kind(name: str) -> Device:
 
 @lru_cache(maxsize=65536)
 def is_collective(kernel: str) -> bool:
-    """Whether a kernel exchanges data with other devices."""
+    """True if a kernel exchanges data with other devices."""
     return _COLLECTIVE.search(kernel) is not None

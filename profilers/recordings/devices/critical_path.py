@@ -1,9 +1,9 @@
-"""What a step waited for, moment by moment: its critical path, walked backwards from its end.
+"""The critical path of a step, walked backwards from its end.
 
-On the host until a call that waits; from there on the device, from an activity to what it stood behind; where it
-stood behind nothing, back on the host at its launch. So a launch that a full queue held up is the device's time, and
-one that the device waited for is the host's, although both look alike on the host's own time line. Each moment of a
-step is claimed once: the claims sum to its length in whole nanoseconds.
+The walk follows the host to a call that waits, then the device from each activity to its predecessor; an activity
+without a predecessor leads back to the host at its launch. So a launch held up by a full queue is the device's time,
+and a launch that the device waited for is the host's, although both look alike on the host. Each moment of a step is
+claimed once: the claims sum to its length in whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FIRST_USE, COMPILE, OUTSIDE, GC = "cold.start", "cold.compile", "external.depend
 UNKNOWN = "unexplained"
 
 _US = 1_000
-#: An activity that starts so soon after another of its device may have waited for it.
+#: An activity that starts this soon after another on its device may have waited for it.
 _FOLLOWS = 20 * _US
-#: Besides its bytes at a rate that any machine has, a copy's call prepares for this long.
+#: Preparation of a copy's call: a fixed part, and a rate that any machine reaches.
 _PREPARES, _BYTES_A_NS = 50 * _US, 1.0
-#: A wait that the recording shows nothing for is no more than the call itself below this.
+#: Up to this duration a wait without a recorded activity is the call itself.
 _CALL_ITSELF = 100 * _US
-#: Correlations are counted from the start of a process: one that begins later is not at its first uses.
+#: Correlations count from the start of a process. Up to this first number the recording contains first uses.
 _FRESH = 200
 
 _ON_DEVICE: Mapping[int, str] = {
@@ -56,7 +56,7 @@ _ON_HOST: Mapping[int, str] = {
 class Piece:
     """A stretch of a critical path.
 
-    :param row: of the host's table; ``activity`` of the device's; :data:`NOTHING` for none.
+    :param row: in the host's table; ``activity`` in the device's; :data:`NOTHING` for none.
     """
 
     start: int
@@ -105,10 +105,10 @@ class CriticalPaths:
                     piece.cause = UNKNOWN
         return found
 
-    # What a walk looks up.
+    # Lookups for a walk.
 
     def waited_for(self, row: int, until: int) -> int:
-        """The activity whose end a call waited for: the last that ended within it; :data:`NOTHING` for none."""
+        """The activity that a call waited for: the last to end within it; :data:`NOTHING` for none."""
         host, facts = self._trace.host, self._facts
         begin = int(host.start[row])
         work = int(facts.first_work[row])
@@ -134,10 +134,10 @@ class CriticalPaths:
         k = int(np.searchsorted(ends, until, side="right")) - 1
         return int(rows[k]) if k >= 0 and ends[k] > after else NOTHING
 
-    def stood_behind(self, activity: int) -> tuple[int, int]:
-        """What an activity started after: an earlier activity, or :data:`NOTHING` and the call that issued it.
+    def predecessor(self, activity: int) -> tuple[int, int]:
+        """What an activity waited for: an earlier activity, or :data:`NOTHING` and the call that issued it.
 
-        Both are :data:`NOTHING` where the recording shows neither.
+        Both are :data:`NOTHING` if the recording shows neither.
         """
         device, facts = self._trace.device, self._facts
         start = int(device.start[activity])
@@ -158,16 +158,16 @@ class CriticalPaths:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the recording begins with the process, so that first uses are in it."""
+        """True if the recording begins with the process, so that it contains first uses."""
         return 0 <= self._trace.first_correlation <= _FRESH
 
     def is_first_on_lane(self, activity: int) -> bool:
-        """Whether what ran before it is not in the recording."""
+        """True if the recording has no earlier activity on its lane."""
         return bool(self._previous[activity] == NOTHING)
 
 
 class _Walk:
-    """One walk; pieces are collected from the end to the begin."""
+    """One walk, which collects pieces from the end to the begin."""
 
     def __init__(self, paths: CriticalPaths, step: Step) -> None:
         self._paths, self._step = paths, step
@@ -175,9 +175,9 @@ class _Walk:
         self._found: list[Piece] = []
         self._now = step.end
         self._thread = step.thread
-        #: Whether the device stands still for what the host does here.
+        #: True while the device is idle because of the host.
         self._starved = False
-        #: From here on nothing but the host's own pieces were found since the last wait or activity.
+        #: Index of the first piece since the last wait or activity: only host pieces from here on.
         self._since = 0
 
     def pieces(self) -> list[Piece]:
@@ -195,7 +195,7 @@ class _Walk:
             self._now = start
 
     def _on_host(self) -> int:
-        """Claims one stretch of the host; returns the activity that it waited for, if any."""
+        """Claim one stretch of the host. Returns the activity that it waited for, if any."""
         timeline = self._paths._timelines.of(self._thread)
         k = bisect_left(timeline.start, self._now) - 1
         if k < 0 or timeline.end[k] < self._now:
@@ -243,7 +243,7 @@ class _Walk:
         return not len(device) or int(device.start[0]) >= start
 
     def _prepare_copy(self, row: int, start: int) -> None:
-        """A copy's call before the device copies: beyond what its bytes need it waited, or met a first use."""
+        """Claim a copy's call before the device copies: beyond its preparation it waited, or was a first use."""
         work = int(self._facts.first_work[row])
         size = int(self._trace.device.size[work]) if work != NOTHING else 0
         needed = _PREPARES + int(size / _BYTES_A_NS)
@@ -256,7 +256,7 @@ class _Walk:
             self._claim(start, COPY, row=row)
 
     def _refilled(self) -> None:
-        """The host has waited until here: up to its next launch the device idled because of that."""
+        """Attribute the host's time up to its next launch to the wait that ends here: it left the device idle."""
         for piece in reversed(self._found[self._since :]):
             if piece.cause != LAUNCH:
                 break
@@ -268,10 +268,10 @@ class _Walk:
         self._since = len(self._found)
 
     def _on_device(self, activity: int) -> int:
-        """Claims an activity and the gap before it; returns what it stood behind, if that is an activity."""
+        """Claim an activity and the gap before it. Returns its predecessor if that is an activity."""
         device = self._trace.device
         self._claim(int(device.start[activity]), _ON_DEVICE[int(device.kind[activity])], activity=activity)
-        before, call = self._paths.stood_behind(activity)
+        before, call = self._paths.predecessor(activity)
         self._since = len(self._found)
         if before != NOTHING:
             self._claim(int(device.end[before]), GAPS, activity=activity)
@@ -280,16 +280,13 @@ class _Walk:
             self._claim(self._step.start, UNKNOWN, activity=activity)
             return NOTHING
         self._starved, self._thread = True, int(self._trace.host.place[call])
-        returned = int(self._trace.host.end[call])
-        if self._trace.host.kind[call] != Host.COPY:
-            self._claim(returned, LAUNCH, activity=activity)
-        else:
-            self._claim(returned, COPY, activity=activity)
+        cause = COPY if self._trace.host.kind[call] == Host.COPY else LAUNCH
+        self._claim(int(self._trace.host.end[call]), cause, activity=activity)
         return NOTHING
 
 
 def _previous_on_lane(place: Ints, start: Ints) -> Ints:
-    """For each activity the one before it on its lane."""
+    """For each activity, the one before it on its lane."""
     previous = np.full(len(place), NOTHING, dtype=np.int64)
     order = np.lexsort((start, place))
     same = place[order][1:] == place[order][:-1]

@@ -1,4 +1,4 @@
-"""Recordings of a device's time line, read and explained: traces of torch.profiler and exports of Nsight Systems."""
+"""Diagnoses of a device's timeline: traces of torch.profiler and exports of Nsight Systems."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from latfix.profilers.recordings.devices.steps import Steps, find_steps
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
 from latfix.results.diagnosis import Diagnosis, Source
 
-#: A device that ends so much of a step after it is told of.
+#: Minimum lag of the device after a step, as a share of the step, for a note.
 _LAGS = 0.1
-#: Launches that a full queue held up are told of from this share of the steps' time on.
-_WORTH_TELLING = 0.01
+#: Minimum share of the steps' time that launches waited for a full queue, for a note.
+_WORTH_NOTING = 0.01
 
 
 def _read_kineto(recorded: Recorded, options: ReadOptions) -> Diagnosis:
@@ -55,7 +55,9 @@ def _diagnosis(
     floors: Sequence[Ints | None] = shortest_of_ranks([trace for _, trace in traces]) or [None] * len(traces)
     made: list[tuple[Ledgers, list[StepLedger], Steps]] = []
     for (file, trace), floor in zip(traces, floors, strict=True):
-        made.append(_steps_of(trace, floor, options.step, file))
+        found = find_steps(trace, options.step, file.path)
+        ledgers = Ledgers(trace, floor)
+        made.append((ledgers, [ledgers.of(step) for step in found.steps], found))
     figures = [each for ledgers, steps, _ in made for each in _figures(ledgers, steps)]
     all_steps = [step for _, steps, _ in made for step in steps]
     first, chosen = traces[0][1], made[0][2]
@@ -74,22 +76,14 @@ def _diagnosis(
         ),
         percentile=options.percentile,
         seed=options.seed,
-        notes=[note for ledgers, steps, found in made[:1] for note in _notes(ledgers, steps, found)],
+        notes=list(_notes(*made[0])),
         evidence=_evidence(all_steps),
         fixes={} if any(each.pageable for each in all_steps) else {COPY: ("transfer.overlap",)},
     )
 
 
-def _steps_of(
-    trace: DeviceTrace, floors: Ints | None, pattern: str, file: Recorded
-) -> tuple[Ledgers, list[StepLedger], Steps]:
-    found = find_steps(trace, pattern, file.path)
-    ledgers = Ledgers(trace, floors)
-    return ledgers, [ledgers.of(step) for step in found.steps], found
-
-
 def _figures(ledgers: Ledgers, steps: Sequence[StepLedger]) -> Iterator[StepFigures]:
-    """Kernels divide into more work and the same work in more time, by what they take in quiet steps."""
+    """Divide kernel time into more work and slower work, by the kernels' prices in quiet steps."""
     lengths = np.array([each.step.length for each in steps])
     prices = price(ledgers, [each for each in steps if each.step.length <= np.median(lengths)])
     for each in steps:
@@ -125,21 +119,21 @@ def _evidence(steps: Sequence[StepLedger]) -> dict[str, str]:
 def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], found: Steps) -> Iterator[str]:
     trace, facts = ledgers.trace, ledgers.facts
     if len(steps) == 1:
-        yield f"The recording holds one step ({found.chosen_by}): there is nothing to compare it with."
+        yield f"The recording holds one step ({found.chosen_by}), without another to compare it with."
     kinds = trace.host.kind
     graphs = int((kinds == Host.GRAPH_LAUNCH).sum())
     if graphs:
         inside = np.isin(facts.launch, np.flatnonzero(kinds == Host.GRAPH_LAUNCH))
         yield (
             f"{count(graphs)} graph launch{'es' if graphs > 1 else ''} ran {count(int(inside.sum()))} kernels and "
-            "copies: that there are few launches is no sign of a device that waits for them."
+            "copies: few launches do not mean that the device waits for them."
         )
     length = sum(each.step.length for each in steps) / len(steps)
     held = int(facts.length[facts.blocked].sum())
-    if held > _WORTH_TELLING * length * len(steps):
+    if held > _WORTH_NOTING * length * len(steps):
         yield (
             f"{count(int(facts.blocked.sum()))} launches took {from_ns(held)} because the launch queue was full: the "
-            "device was the slower one, it did not starve."
+            "device was the bottleneck, it did not starve."
         )
     lag = sum(each.lag for each in steps) / len(steps)
     if lag > _LAGS * length:
@@ -149,12 +143,12 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], found: Steps) -> Itera
             f"{share(busy / length)} of it): nothing in the step waited for that, the next step may."
         )
     if trace.lacks_kernels and len(trace.device):
-        yield "Kernels were launched, and none was recorded: whether the device waited for launches is not known."
+        yield "Kernels were launched, but none was recorded: it is unknown whether the device waited for launches."
     if not len(trace.device):
-        yield "The recording shows no activity of a device: what the host waited for is not known."
+        yield "The recording shows no activity of a device: the causes of the host's waits are unknown."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]
     others = [name for name in others if name not in {each.step.name for each in steps}][:3]
     if others and not found.chosen_by.startswith("--step"):
         listed = ", ".join(shown(clipped(name, 40)) for name in others)
-        yield f"Other ranges of the recording are steps with --step REGEX: {listed}."
+        yield f"To use other ranges of the recording as steps, pass --step REGEX: {listed}."
     yield from trace.notes

@@ -1,4 +1,4 @@
-"""What a recording of a device shows, in columns: host intervals by thread, device activities by lane, ranges."""
+"""A recording of a device as columns: host intervals by thread, device activities by lane, ranges."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Intervals of one table, in order of their begin. Times are nanoseconds.
+    """Intervals of one table, in order of begin. Times in nanoseconds.
 
     :param start: ``(n,)``; ``end`` likewise, never before ``start``.
     :param place: ``(n,)`` thread of the host, or lane (device and stream).
     :param kind: ``(n,)`` :class:`Host` or :class:`Device`; 0 for ranges.
-    :param name: ``(n,)`` into ``names``.
+    :param name: ``(n,)`` index into ``names``.
     :param correlation: ``(n,)``; :data:`NOTHING` for none.
-    :param size: ``(n,)`` bytes of a copy; of a kernel what tells its shape apart.
+    :param size: ``(n,)`` bytes of a copy; of a kernel a number for its shape.
     """
 
     start: Ints
@@ -48,7 +48,7 @@ class Columns:
         self.reversed = 0
 
     def add(self, start: int, end: int, place: int, kind: int, name: int, correlation: int, size: int) -> None:
-        """One more interval; an end before the begin is taken as the begin, and counted."""
+        """Append an interval; an end before the begin is set to the begin, and counted."""
         self.reversed += end < start
         for column, value in zip(
             self._columns, (start, max(start, end), place, kind, name, correlation, size), strict=True
@@ -59,7 +59,7 @@ class Columns:
         return len(self._columns[0])
 
     def done(self) -> Intervals:
-        """All of them, by begin, the longer first."""
+        """All intervals, sorted by begin, the longer first."""
         columns = [np.frombuffer(column, dtype=np.int64) for column in self._columns]
         order = np.lexsort((-columns[1], columns[0]))
         start, end, place, kind, name, correlation, size = (column[order] for column in columns)
@@ -67,13 +67,13 @@ class Columns:
 
 
 def reversed_note(*tables: Columns) -> tuple[str, ...]:
-    """What a reader must know of intervals that end before they begin; empty where there are none."""
+    """A note on intervals that end before they begin; empty if there are none."""
     number = sum(table.reversed for table in tables)
-    return (f"{number:,} interval(s) with an end before the begin, read as having no length.",) * bool(number)
+    return (f"{number:,} interval(s) end before they begin; they are read with length 0.",) * bool(number)
 
 
 class Numbering(dict[Any, int]):
-    """Numbers for names, threads, lanes and correlations, in order of their first appearance."""
+    """Consecutive numbers for names, threads, lanes and correlations, in order of first use."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -86,13 +86,12 @@ class DeviceTrace:
 
     :param host: calls of the runtime, operators, frames.
     :param device: kernels, copies, memsets, collectives.
-    :param ranges: what a program named itself: steps, annotations, NVTX.
-    :param waits: by correlation the lane (or :data:`NOTHING` for all) that a call waited for, where it was recorded.
-    :param names: of everything; ``threads`` and ``lanes`` by their number, lanes as (device, stream).
-    :param pageable: names of copies from or to pageable memory.
-    :param first_correlation: the smallest number of a call, as the runtime counts them from a process's start.
-    :param device_name: words for people.
-    :param notes: what a reader must know.
+    :param ranges: ranges that the program named: steps, annotations, NVTX.
+    :param waits: by correlation, the lane (or :data:`NOTHING` for all) that a call waited for, if recorded.
+    :param names: of all intervals; ``threads`` and ``lanes`` by their number, lanes as (device, stream).
+    :param pageable: numbers of the names of copies from or to pageable memory.
+    :param first_correlation: the smallest correlation; the runtime counts them from the process's start.
+    :param notes: for the reader of the diagnosis.
     """
 
     host: Intervals
@@ -110,25 +109,25 @@ class DeviceTrace:
 
     @property
     def begin_ns(self) -> int:
-        """When the first of anything begins."""
+        """Begin of the first interval."""
         return min(int(table.start[0]) for table in (self.host, self.device, self.ranges) if len(table))
 
     @property
     def end_ns(self) -> int:
-        """When the last of anything ends."""
+        """End of the last interval."""
         return max(int(table.end.max()) for table in (self.host, self.device, self.ranges) if len(table))
 
     @property
     def lacks_kernels(self) -> bool:
-        """Whether kernels were launched and none was recorded: nobody knows what the device waited for."""
+        """True if kernels were launched but none was recorded: the device's waits are unknown."""
         launched = np.isin(self.host.kind, (Host.LAUNCH, Host.GRAPH_LAUNCH)).any()
         return bool(launched and not np.isin(self.device.kind, (Device.KERNEL, Device.COLLECTIVE)).any())
 
     def counts(self) -> dict[str, Any]:
-        """What was read, for people."""
+        """Counts of intervals by kind, for ``source.read``."""
         kinds = np.bincount(self.device.kind, minlength=len(Device))
         calls = np.bincount(self.host.kind, minlength=len(Host))
-        told = {
+        counts = {
             "kernels": int(kinds[Device.KERNEL] + kinds[Device.COLLECTIVE]),
             "collectives": int(kinds[Device.COLLECTIVE]),
             "copies": int(kinds[Device.COPY] + kinds[Device.OWN_COPY]),
@@ -140,4 +139,4 @@ class DeviceTrace:
             "Python frames": int(calls[Host.FRAME]),
             "streams": len(self.lanes),
         }
-        return {**self.read, **{name: number for name, number in told.items() if number}}
+        return {**self.read, **{name: number for name, number in counts.items() if number}}

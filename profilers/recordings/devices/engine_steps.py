@@ -1,8 +1,9 @@
-"""Steps of an engine with what its threads and its device did in each, beside a reference (LatencyPrism's tables).
+"""Steps of an engine with the activity of its threads and device, compared with a reference (LatencyPrism's tables).
 
-One row a step, a function and a metric: on-CPU, run queue, device compute, copies, in sums over all threads. Such
-parts overlap, so none of them is a share of the step. A part is owed at most what the step lost against the
-reference, the most specific part first: a device that is four times slower and hidden behind the host owes nothing.
+A table has one row per step, function and metric: on-CPU, run queue, device compute, copies, summed over all threads.
+Such parts overlap, so none is a share of the step. Together they are attributed at most the time that the step lost
+against the reference, the most specific part first: a device that is four times slower but hidden behind the host
+gets nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _COLUMNS = ("cycle", "pid", "function_name", "metric_name", "func_type", "mu_pct
 _ANCHOR, _BEGIN = "anchor_dur_us", "cycle_start_ts"
 _WANTED = "a table of engine steps, or a folder with two: the reference and the one in question"
 _REFERENCE = re.compile(r"(?<![a-z])(?:normal|baseline|reference|before)", re.IGNORECASE)
-#: Parts and their causes, the most specific first. Threads that spin while they wait are on-CPU, and calls of the
-#: system are too: what is left for these two comes last.
+#: Parts and their causes, the most specific first. On-CPU time includes spinning waits and system calls, so it gets
+#: only what the other parts leave.
 _PARTS: tuple[tuple[str, str, str], ...] = (
     ("gpu_memcpy_h2d", "transfer.copy", "copies to the device"),
     ("gpu_memcpy_d2h", "transfer.copy", "copies from the device"),
@@ -43,16 +44,16 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("oncpu", "host.slowdown", "on-CPU"),
     ("disk_read_and_write", "external.dependency", "reads and writes"),
 )
-#: The clock that a part of the device ran at, and how far below the reference's it explains the part.
+#: The device's clock, and the share of the reference's below which it explains device compute.
 _CLOCK, _LOWER = "gpu_sm_frequency", 0.9
-#: What a part grew by is noted from this share of a usual step on.
+#: Minimum growth of a part, as a share of a usual step.
 _NOTED = 0.001
 _MALFORMED = (ValueError, KeyError, TypeError, OverflowError)
 
 
 @dataclass(slots=True)
 class _Step:
-    """One step of one process; parts in nanoseconds, over all threads."""
+    """One step of one process; parts in nanoseconds, summed over all threads."""
 
     process: str
     cycle: str
@@ -71,7 +72,7 @@ class _Table:
     clocks: list[float]
 
     def mean(self, part: str) -> float:
-        """Mean of a part over the steps, the first of the recording left out: what it shows is cut off."""
+        """Mean of a part over the steps, without the first, which the recording cuts off."""
         steps = self.steps[1:] or self.steps
         return float(np.mean([step.parts[part] for step in steps]))
 
@@ -97,7 +98,7 @@ def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
 
 READER = Reader(
     kind="engine_steps",
-    reads="tables of engine steps (CSV of LatencyPrism), alone or a reference beside the one in question",
+    reads="tables of engine steps (CSV of LatencyPrism), alone or with a reference",
     knows=_knows,
     read=_read,
 )
@@ -155,7 +156,7 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
     else:
         quiet = np.arange(len(steps)) < len(reference.steps)
         slow = ~quiet & (lengths > lengths[quiet].max())
-        if not slow.any():  # the recording in question lost nothing: its slowest steps are looked at
+        if not slow.any():  # no step is slower than the reference: diagnose the slowest
             slow = ~quiet & (lengths >= lengths[~quiet].max())
     usual = {part: reference.mean(part) for part, _, _ in _PARTS}
     usual_length = float(lengths[quiet].mean())
@@ -179,7 +180,7 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
         quiet=None if single else quiet,
         slow=slow,
     )
-    # Parts overlap: what a step took as a whole has no ledger, only what it lost, and that by the order of the parts.
+    # Parts overlap, so there is no ledger of a whole step, only of its loss, which depends on the parts' order.
     causes_found = tuple(
         cause if cause.cause == UNEXPLAINED else replace(cause, evidence_class="modelled") for cause in found.causes
     )
@@ -187,20 +188,20 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
 
 
 def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, causes: Mapping[str, str]) -> StepFigures:
-    left = max(step.length - round(usual_length), 0)
-    owed: Counter[str] = Counter()
+    remaining = max(step.length - round(usual_length), 0)
+    attributed: Counter[str] = Counter()
     for part, _, _ in _PARTS:
-        grown = min(max(step.parts[part] - round(usual[part]), 0), left)
-        grown = grown if grown >= _NOTED * usual_length else 0
-        owed[causes[part]] += grown
-        left -= grown
-    owed[UNEXPLAINED] = step.length - sum(owed.values())
+        growth = min(max(step.parts[part] - round(usual[part]), 0), remaining)
+        growth = growth if growth >= _NOTED * usual_length else 0
+        attributed[causes[part]] += growth
+        remaining -= growth
+    attributed[UNEXPLAINED] = step.length - sum(attributed.values())
     return StepFigures(
         name=f"step {step.cycle} of process {step.process}",
         start=step.start,
         length=step.length,
-        causes=owed,
-        growth=owed,
+        causes=attributed,
+        growth=attributed,
         stages={},
         named={},
         pieces={},
@@ -208,7 +209,7 @@ def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, cause
 
 
 def _causes_of(reference: _Table, table: _Table) -> Iterator[tuple[str, str]]:
-    """The cause of each part: of the device's its clock, where that was lower."""
+    """The cause of each part: for device compute its clock, if that was lower."""
     lower = bool(reference.clocks and table.clocks) and (
         float(np.median(table.clocks)) < _LOWER * float(np.median(reference.clocks))
     )
@@ -223,16 +224,16 @@ def _evidence(reference: _Table, table: _Table, causes: Mapping[str, str]) -> di
     for part, _, words in _PARTS:
         before, after = reference.mean(part) / 1e6, table.mean(part) / 1e6
         if max(before, after) > 0:
-            told = f"{words} {milliseconds(before)} -> {milliseconds(after)} a step, over all threads"
+            change = f"{words} {milliseconds(before)} -> {milliseconds(after)} a step, over all threads"
             cause = causes[part]
-            found[cause] = f"{found[cause]}; {told}" if cause in found else told
+            found[cause] = f"{found[cause]}; {change}" if cause in found else change
     return found
 
 
 def _notes(reference: _Table, table: _Table) -> Iterator[str]:
     yield (
-        "The parts of these steps are sums over threads that overlap: a cause is owed at most what a step lost "
-        "against the reference; what a part grew by beyond that was hidden behind others."
+        "The parts of these steps are sums over threads, which overlap: a cause is attributed at most the time that "
+        "a step lost against the reference; further growth of a part was hidden behind others."
     )
     if reference is not table:
         before, after = (_median(each.steps) for each in (reference, table))

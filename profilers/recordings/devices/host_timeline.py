@@ -1,4 +1,4 @@
-"""What each thread of the host was in at every moment: the innermost call, operator or frame."""
+"""The innermost call, operator or frame of each host thread at every moment."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from latfix.profilers.recordings.devices.call_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
-#: Of what lies within a call of the runtime, only these are shown for themselves.
+#: Kinds that are shown separately within a call of the runtime.
 _WITHIN_CALLS = (Host.FIRST_USE, Host.COMPILE, Host.ALLOC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One thread as adjacent stretches; between them nothing was recorded.
+    """One thread as stretches that do not overlap; between them nothing was recorded.
 
-    :param start: nanoseconds; ``end`` likewise. Stretches do not overlap. Lists, as they are searched one by one.
-    :param row: of the table of host intervals.
+    :param start: nanoseconds; ``end`` likewise. Lists, as scalar lookups in them are faster than in arrays.
+    :param row: in the table of host intervals.
     """
 
     start: list[int]
@@ -29,7 +29,7 @@ class Timeline:
 
 
 class HostTimelines:
-    """The timelines of all threads, each made when it is first asked for."""
+    """The timelines of all threads, each built on first use."""
 
     def __init__(self, trace: DeviceTrace) -> None:
         self._trace = trace
@@ -40,7 +40,7 @@ class HostTimelines:
         rows = np.flatnonzero(host.place == thread)
         starts, ends, kinds = (each[rows].tolist() for each in (host.start, host.end, host.kind))
         pieces: list[tuple[int, int, int]] = []
-        stack: list[tuple[int, int, bool]] = []  # end, row, whether it is a call
+        stack: list[tuple[int, int, bool]] = []  # end, row, True for a call
         at = 0
         for start, end, kind, row in zip(starts, ends, kinds, rows.tolist(), strict=True):
             while stack and stack[-1][0] <= start:
@@ -65,7 +65,7 @@ def _emit(pieces: list[tuple[int, int, int]], at: int, end: int, row: int) -> in
 
 
 def stretches(timeline: Timeline, start: int, end: int) -> list[tuple[int, int, int]]:
-    """The stretches of an interval in order: begin, end, row; :data:`NOTHING` where none was recorded."""
+    """The stretches of an interval in order: begin, end, row; row :data:`NOTHING` for gaps."""
     first = bisect_right(timeline.end, start)
     found: list[tuple[int, int, int]] = []
     at = start

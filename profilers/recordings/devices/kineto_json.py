@@ -1,4 +1,4 @@
-"""Traces of ``torch.profiler`` (Kineto's JSON, of CUDA and of HIP), read as a stream."""
+"""Reads traces of ``torch.profiler`` (Kineto's JSON, CUDA and HIP) as a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from latfix.profilers.recordings.devices.device_trace import (
 from latfix.profilers.recordings.reader import Recorded, damaged
 
 _CHUNK = 1 << 22
-#: An event, or another value, may be as long.
+#: The longest event or other value, in characters.
 _LONGEST = 1 << 28
 _WANTED = "a trace of torch.profiler (JSON with traceEvents)"
 _BLANKS = re.compile(r"[ \t\r\n,]*")
@@ -45,12 +45,12 @@ _RANGES = frozenset(("user_annotation", "cpu_annotation"))
 
 
 def is_trace(recorded: Recorded) -> bool:
-    """Whether a file is such a trace, or a folder holds one."""
+    """True if a file is such a trace, or a folder holds one."""
     return any(is_trace_file(file) for file in recorded.files)
 
 
 def is_trace_file(file: Recorded) -> bool:
-    """Whether a file is such a trace."""
+    """True if a file is such a trace."""
     head = file.head.lstrip()
     return (head[:1] == b"{" and _KNOWN.search(head) is not None) or _EVENTS_ALONE.match(head) is not None
 
@@ -88,17 +88,17 @@ class _CutOff(Exception):
 
 
 class _Text:
-    """A window on a long text that moves forward."""
+    """A window that moves forward over a long text."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._text, self._at, self._ended = file, "", 0, False
         self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
-        # Numbers with a point stay text: a float holds 2^53, and nanoseconds since 1970 are beyond that.
+        # Numbers with a decimal point stay text: a float does not hold nanoseconds since 1970 exactly.
         self._scan: Callable[[str, int], tuple[Any, int]]
         self._scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
 
     def peek(self) -> str:
-        """The next character that is no blank and no comma; empty at the end."""
+        """The next character, without blanks and commas; empty at the end."""
         while True:
             self._at = _BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -107,12 +107,12 @@ class _Text:
                 return ""
 
     def skip(self, character: str) -> None:
-        """Go past a character that must come next."""
+        """Skip the next character, which must be this one."""
         found = self.peek()
         if not found:
-            raise _CutOff(f"it ends where {character} should come")
+            raise _CutOff(f"it ends before an expected {character}")
         if found != character:
-            raise ValueError(f"{found!r} where {character} should come")
+            raise ValueError(f"{found!r} instead of {character}")
         self._at += 1
 
     def value(self) -> Any:
@@ -144,7 +144,7 @@ class _Text:
 
 
 def _members(text: _Text) -> Iterator[tuple[str, Any]]:
-    """Keys and values of the document, each event on its own."""
+    """Keys and values of the document, each event separately."""
     if text.peek() == "[":
         yield from _events(text)
         return
@@ -170,7 +170,7 @@ def _events(text: _Text) -> Iterator[tuple[str, Any]]:
 
 
 def nanoseconds(value: Any) -> int:
-    """Microseconds, as a whole number or a text with a point, as whole nanoseconds."""
+    """Whole nanoseconds of microseconds, given as an integer or as text with a decimal point."""
     if isinstance(value, int):
         return value * 1000
     text = str(value)
@@ -195,7 +195,7 @@ class _Collected:
         self.events = 0
 
     def add(self, event: Any) -> None:
-        """One event; those without a duration, and those of flows, are left out."""
+        """Add an event; events without a duration, such as flows, are left out."""
         self.events += 1
         if not isinstance(event, dict) or not isinstance(event.get("args") or {}, dict):
             raise ValueError(f"{shown(event, 40)} is no event")

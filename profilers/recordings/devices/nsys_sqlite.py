@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems (``nsys export --type sqlite``)."""
+"""Reads exports of Nsight Systems (``nsys export --type sqlite``)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _PUSH_POP, _START_END = 59, 60
 #: Ranges that PyTorch pushes for each operator (``emit_nvtx``, ``--pytorch=autograd-nvtx``).
 _OPERATOR = re.compile(r"^\w+::\w+|, (?:op_id|seq) = \d+")
 _NUMBERED = re.compile(r", (?:op_id|seq|sizes|input_op_ids) = .*$", re.DOTALL)
-#: ``cudaMemcpyKind`` and the kinds of memory, as the export numbers them.
+#: The export's numbers of ``cudaMemcpyKind`` and of memory kinds.
 _DIRECTIONS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 
 def is_export(recorded: Recorded) -> bool:
-    """Whether a file is a database that Nsight Systems wrote."""
+    """True if a file is a database of Nsight Systems."""
     if not recorded.head.startswith(_MAGIC):
         return False
     try:
@@ -59,7 +59,7 @@ def is_export(recorded: Recorded) -> bool:
 def read_export(path: Path) -> DeviceTrace:
     """The recording in a database.
 
-    :raises InputError: it is damaged, cut off, or without the calls of CUDA.
+    :raises InputError: it is damaged, cut off, or has no CUDA calls.
     """
     try:
         with contextlib.closing(_opened(path)) as database:
@@ -113,11 +113,11 @@ class _Export:
         )
 
     def _rows(self, table: str, columns: str) -> Iterable[Any]:
-        """Rows with some columns, ``NULL`` for those that this version of the export has not."""
+        """Rows with these columns, ``NULL`` for columns that this version of the export lacks."""
         if table not in self._tables:
             return ()
-        there = {row[1] for row in self._database.execute(f'pragma table_info("{table}")')}
-        wanted = ", ".join(f'"{name}"' if name in there else "null" for name in columns.split())
+        known = {row[1] for row in self._database.execute(f'pragma table_info("{table}")')}
+        wanted = ", ".join(f'"{name}"' if name in known else "null" for name in columns.split())
         return self._database.execute(f'select {wanted} from "{table}"')
 
     def _correlation(self, process: int, number: Any) -> int:

@@ -1,4 +1,4 @@
-"""From ledgers of steps to a diagnosis: the slow ones against the quiet ones, or a single one alone."""
+"""From ledgers of steps to a diagnosis: slow steps compared with quiet ones, or a single step."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from latfix.profilers.causes import CAUSES
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
 from latfix.statistics.latency_summary import summarize_ms, summary_intervals_ms
 
-#: A cause is named from this share of the excess (or of a single step) on.
-_LEAST_SHARE = 0.05
-#: ... and, where there are several steps, from this share of the median on.
-_LEAST_OF_MEDIAN = 0.01
-#: From so many slow and quiet steps on, they are drawn anew to see how sure a figure is.
+#: Minimum share of a named cause: of the excess (or of a single step), and, with several steps, of the median.
+_LEAST_SHARE, _LEAST_OF_MEDIAN = 0.05, 0.01
+#: Minimum numbers of slow and of quiet steps for resampling.
 _LEAST_DRAWN = 3
 _REPLICATES = 200
 _MOST_UNEXPLAINED = 0.25
-#: Slow steps this close to the median are no jitter.
+#: Slow steps this close to the median are steady.
 _HARDLY_ABOVE = 0.15
 _SHOWN, _NAMES = 20, 3
-#: Intervals of percentiles rest on so many steps at least.
+#: Minimum number of steps for intervals of percentiles.
 _LEAST_SUMMARIZED = 8
-#: Where the tail begins, by how many steps there are.
+#: The percentile at which the tail begins, by the least number of steps.
 _PERCENTILES: tuple[tuple[int, float], ...] = ((200, 99.0), (20, 95.0), (0, 90.0))
 _FIXES: Mapping[str, tuple[str, ...]] = {
     **{cause.id: cause.fixes for cause in CAUSES},
@@ -39,31 +37,31 @@ _FIXES: Mapping[str, tuple[str, ...]] = {
     "memory.allocator": ("memory.device_allocator", "memory.limit"),
     "cold.start": ("warmup.shapes", "warmup.resident"),
 }
-#: What happened, where the catalogue's words are those of a replay.
+#: Descriptions that differ from the catalogue's, which are those of a replay.
 _HAPPENED: Mapping[str, str] = {
     "transfer.copy": "copies between host and device",
-    "transfer.sync": "the host waiting for the device, and the device for the host after that",
+    "transfer.sync": "the host waiting for the device, and then the device for the host",
     "dispatch.launch": "the device idle until the host had launched its next work",
     "memory.allocator": "calls of the device's allocator",
-    "cold.start": "first use (contexts, streams, kernels loaded when they are first launched)",
+    "cold.start": "first use (contexts, streams, kernels loaded at their first launch)",
     "cold.compile": "compilation",
     "external.dependency": "the host waiting for something outside",
     "python.gc": "the garbage collector",
     "input.size": "more work on the device (other kernels, or more of them)",
 }
-#: What no clock shows by itself.
+#: Causes that no recording measures directly.
 _MODELLED = ("gpu.slowdown", "gpu.rank_wait", "input.size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """One step, as any recording of a device gives it. All in nanoseconds.
+    """One step, from any recording of a device. Times in nanoseconds.
 
-    :param causes: by cause; they sum to ``length``.
-    :param growth: the same divided as slow steps are compared with quiet ones; the same as ``causes`` unless a
-        recording can tell more work from slower work.
-    :param stages: by what the host was in; they sum to ``length``, or are empty.
-    :param named: by cause and name how long, and ``pieces`` how often.
+    :param causes: by cause; the sum is ``length``.
+    :param growth: by cause, for comparing slow with quiet steps; differs from ``causes`` if a recording separates
+        more work from slower work.
+    :param stages: by activity of the host; the sum is ``length``, or empty.
+    :param named: time by cause and name; ``pieces`` likewise the number of pieces.
     """
 
     name: str
@@ -92,13 +90,14 @@ def diagnose_steps(
 ) -> Diagnosis:
     """The diagnosis of steps.
 
-    :param percentile: where the tail begins; ``None`` for 99, or 95 and 90 where there are few.
-    :param evidence: what is added to the sentence on a cause; ``fixes`` in place of those that usually treat it.
-    :param quiet: which steps are the reference; the faster half unless given. ``slow`` likewise those in the tail.
+    :param percentile: where the tail begins; ``None`` for 99, or 95 or 90 with few steps.
+    :param evidence: by cause, added to its sentence; ``fixes`` by cause, in place of the usual ones.
+    :param quiet: True for the reference steps, by default the faster half; ``slow`` True for steps in the tail.
     """
     lengths = np.array([step.length for step in steps], dtype=np.int64)
     single = len(steps) == 1
-    at = math.nan if single else percentile or _usual_percentile(len(steps))
+    default = next(percentile for least, percentile in _PERCENTILES if len(steps) >= least)
+    at = math.nan if single else percentile or default
     if slow is not None and not single:
         at = round(100 * (1 - float(slow.mean())), 1)
     tail = slow if slow is not None else np.ones(1, dtype=bool) if single else _slowest(lengths, at)
@@ -140,12 +139,8 @@ def diagnose_steps(
     )
 
 
-def _usual_percentile(steps: int) -> float:
-    return next(percentile for least, percentile in _PERCENTILES if steps >= least)
-
-
 def _slowest(lengths: Ints, percentile: float) -> Bools:
-    """The slowest by rank, one at least: of steps that take the same to the nanosecond no more than asked for."""
+    """True for the slowest steps by rank, at least one, so that equal lengths do not enlarge the tail."""
     number = max(round(len(lengths) * (1 - percentile / 100)), 1)
     inside = np.zeros(len(lengths), dtype=bool)
     inside[np.argsort(-lengths, kind="stable")[:number]] = True
@@ -153,7 +148,7 @@ def _slowest(lengths: Ints, percentile: float) -> Bools:
 
 
 def _drawn(own_ns: Ints, tail: Bools, quiet: Bools, seed: int) -> Floats:
-    """``(2, K)``: between what the causes' milliseconds lie if slow and quiet steps are drawn anew; NaN for few."""
+    """``(2, K)``: bounds of the causes' milliseconds over resampled slow and quiet steps; NaN for few steps."""
     slow, usual = np.flatnonzero(tail), np.flatnonzero(quiet)
     if len(slow) < _LEAST_DRAWN or len(usual) < _LEAST_DRAWN:
         return np.full((2, len(own_ns)), math.nan)
@@ -168,13 +163,13 @@ def _drawn(own_ns: Ints, tail: Bools, quiet: Bools, seed: int) -> Floats:
 
 
 def _ledger(steps: Sequence[StepFigures], lengths: Ints, quiet: Bools | None) -> Ledger:
-    """What each step has beyond a quiet one, or at all where ``quiet`` is ``None``."""
+    """Each step's time beyond a quiet one, or its whole time if ``quiet`` is ``None``."""
     totals: Counter[str] = Counter()
     for step in steps:
         totals.update({cause: abs(value) for cause, value in step.growth.items()})
     names = [cause for cause, _ in totals.most_common() if cause != UNEXPLAINED] + [UNEXPLAINED]
     table = np.array([[step.growth.get(cause, 0) for step in steps] for cause in names], dtype=np.int64)
-    # A mean, so that the reference is the sum of its parts.
+    # A mean (not a median), so that the reference is the sum of its parts.
     usual = (
         np.zeros(len(names), np.int64) if quiet is None else np.rint(table[:, quiet].mean(axis=1)).astype(np.int64)
     )
@@ -240,7 +235,7 @@ def _causes(
 
 
 def _evidence(cause: str, steps: Sequence[StepFigures], more: str) -> str:
-    """Where a cause's time is, by name, a slow step."""
+    """The names with most of a cause's time, per slow step."""
     looked_up = "gpu.compute" if cause in ("input.size", "gpu.slowdown") else cause
     times: Counter[str] = Counter()
     pieces: Counter[str] = Counter()
@@ -287,8 +282,7 @@ def _verdict(
             return "steady", f"{opening}: steady, slow steps take hardly longer than typical ones."
     if abs(unknown) > _MOST_UNEXPLAINED * excess_ms:
         return "inconclusive", (
-            f"{opening}; the recording does not show what {milliseconds(unknown)} of it were spent on, too much to "
-            "name a cause."
+            f"{opening}; the recording does not explain {milliseconds(unknown)} of it, too much to name a cause."
         )
     if top is None:
         return "inconclusive" if single else "steady", f"{opening}: no cause stands out."

@@ -1,4 +1,4 @@
-"""The ledgers of steps: each critical path by cause, in whole nanoseconds, and what the host was in meanwhile."""
+"""The ledgers of steps: each critical path by cause, in whole nanoseconds, and the host's activity in the step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from latfix.profilers.recordings.devices.host_timeline import HostTimelines, str
 from latfix.profilers.recordings.devices.steps import Step
 
 RANK_WAIT = "gpu.rank_wait"
-#: Seen so often, the shortest run of a collective is what its bytes need.
+#: Minimum number of runs for taking the shortest run of a collective as the time that its bytes need.
 _LEAST_SEEN = 3
-#: What the host was in, in the order in which a report shows it.
+#: Activities of the host, in a report's order.
 STAGES: dict[int, str] = {
     Host.CODE: "not recorded",
     Host.FRAME: "Python",
@@ -37,23 +37,23 @@ STAGES: dict[int, str] = {
     Host.OUTSIDE: "outside",
     Host.GC: "collector",
 }
-#: Launches that a full queue held up: the opposite of a device that starves for them.
+#: Launches held up by a full queue: the opposite of a starved device.
 QUEUE_FULL = "launches, queue full"
 _TEMPLATE = re.compile(r"[<({].*", re.DOTALL)
 
 
 @dataclass(slots=True)
 class StepLedger:
-    """One step, all in nanoseconds.
+    """One step. Times in nanoseconds.
 
-    :param causes: by cause; together exactly the step's length.
-    :param stages: by what the thread of the step was in; together exactly the same.
-    :param named: by cause and name (a call, a frame, a kernel): how long, and how many pieces of the path.
-    :param kernels: by key of a kernel (name and shape) how long it is on the path, and ``runs`` how many of them.
-    :param copied_bytes: of copies on the path; ``pageable`` those of them from or to pageable memory.
-    :param before: how much of its kernels was issued before the step.
-    :param device_busy: how long the device ran within the step.
-    :param lag: how long after the step the device finished what the step had issued.
+    :param causes: time by cause; the sum is exactly the step's length.
+    :param stages: time by activity of the step's thread; the sum is the same.
+    :param named: time by cause and name (a call, a frame, a kernel); ``pieces`` likewise the number of pieces.
+    :param kernels: time on the path by kernel (name and shape); ``runs`` likewise the number of runs.
+    :param copied_bytes: of copies on the path; ``pageable`` the bytes from or to pageable memory.
+    :param before: time of kernels on the path that were issued before the step.
+    :param device_busy: time within the step during which the device was busy.
+    :param lag: time after the step until the device finished the step's work.
     """
 
     step: Step
@@ -73,7 +73,7 @@ class StepLedger:
 class Ledgers:
     """Makes the ledgers of one recording's steps.
 
-    :param floors: ``(activities,)`` of collectives what their bytes need; ``None`` for the shortest of their kind.
+    :param floors: ``(activities,)`` time that a collective's bytes need; ``None`` for the shortest run of its kind.
     """
 
     def __init__(self, trace: DeviceTrace, floors: Ints | None = None) -> None:
@@ -132,7 +132,7 @@ class Ledgers:
                 found.pageable += int(device.size[activity])
 
     def _waited(self, piece: Piece) -> int:
-        """Of a collective on the path, what its bytes do not need."""
+        """Time of a collective on the path beyond the need of its bytes: the wait for other ranks."""
         device = self.trace.device
         length = int(device.end[piece.activity] - device.start[piece.activity])
         beyond = max(length - int(self._floors[piece.activity]), 0)
@@ -156,7 +156,7 @@ class Ledgers:
 
 
 def shortest(trace: DeviceTrace) -> Ints:
-    """For each activity the shortest run of its kind, where that was seen often enough; else its own length."""
+    """For each collective, the shortest run of its kind if there are enough; else the activity's own length."""
     device = trace.device
     length = device.end - device.start
     floors: Ints = length.copy()
@@ -171,9 +171,9 @@ def shortest(trace: DeviceTrace) -> Ints:
 
 
 def shortest_of_ranks(traces: Sequence[DeviceTrace]) -> list[Ints] | None:
-    """The same from the traces of all ranks: the last to come waits for nobody.
+    """The same from the traces of all ranks: the last rank to arrive at a collective does not wait.
 
-    ``None`` where the ranks did not run the same collectives.
+    ``None`` if the ranks did not run the same collectives.
     """
     rows = [np.flatnonzero(trace.device.kind == Device.COLLECTIVE) for trace in traces]
     names = [[trace.names[k] for k in trace.device.name[mine]] for trace, mine in zip(traces, rows, strict=True)]
@@ -187,7 +187,7 @@ def shortest_of_ranks(traces: Sequence[DeviceTrace]) -> list[Ints] | None:
 
 
 def price(ledgers: Ledgers, quiet: Sequence[StepLedger]) -> dict[tuple[int, int], float]:
-    """What each kernel takes in quiet steps, by its key: the median, in nanoseconds."""
+    """The median nanoseconds of each kernel in quiet steps, by its key."""
     device = ledgers.trace.device
     inside = np.zeros(len(device), dtype=bool)
     for each in quiet:

@@ -1,4 +1,4 @@
-"""Which stretches of a recording are its steps."""
+"""Finds the steps of a recording."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Interv
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")
 _STEP_LIKE = re.compile(r"(?<![A-Za-z])(?:step|iteration|iter|decode_step|batch|request)(?![A-Za-z])", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
-#: A call at the top stands for a step where it recurs, and together they cover this share of the recording.
+#: Outermost calls of a name are steps if there are at least so many, and they cover this share of the recording.
 _LEAST_CALLS, _LEAST_COVERED = 3, 0.5
-#: Calls that give the device something to do or wait for it; before the first of them a recording has not begun.
+#: Calls that issue work to the device or wait for it: the first one begins the recording.
 _WORKING = (Host.LAUNCH, Host.GRAPH_LAUNCH, Host.SYNC, Host.COPY, Host.ALLOC)
 
 
@@ -36,7 +36,7 @@ class Step:
 
     @property
     def length(self) -> int:
-        """How long it took."""
+        """In nanoseconds."""
         return self.end - self.start
 
 
@@ -44,7 +44,7 @@ class Step:
 class Steps:
     """The steps of a recording.
 
-    :param chosen_by: what they are, for people.
+    :param chosen_by: description of what they are.
     """
 
     steps: tuple[Step, ...]
@@ -52,13 +52,13 @@ class Steps:
 
 
 def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
-    """The steps that a regular expression names, or those that the recording itself shows.
+    """The steps that match a regular expression, or the steps that the recording itself shows.
 
-    In order: ``ProfilerStep#``, ranges whose names say step or iteration, the outermost ranges where their kind
-    recurs, calls at the top that recur, the whole recording.
+    In this order: ``ProfilerStep#``, ranges named step, iteration or similar, outermost ranges of a recurring kind,
+    outermost calls that recur, the whole recording.
 
     :param pattern: of ``--step``; empty for none.
-    :raises InputError: it names nothing.
+    :raises InputError: nothing matches.
     """
     ranges = _named(trace, trace.ranges)
     if pattern:
@@ -69,10 +69,10 @@ def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
                 return Steps(steps=found, chosen_by=f"--step {pattern}")
         names = ", ".join(shown(step.name, 40) for step in ranges[:5]) or "none"
         raise input_error(path, None, f"nothing that --step {shown(pattern)} matches", f"a name such as {names}")
-    for words, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
+    for description, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
         found = _outermost([step for step in ranges if named.search(step.name)])
         if found:
-            return Steps(steps=found, chosen_by=words)
+            return Steps(steps=found, chosen_by=description)
     top = _outermost(ranges)
     kinds = Counter(_kind(step.name) for step in top)
     if len(top) == 1:
@@ -88,7 +88,7 @@ def _covered(steps: Sequence[Step], kind: str) -> int:
 
 
 def _kind(name: str) -> str:
-    """A name without its numbers: ``decode #3`` and ``decode #4`` are of a kind."""
+    """A name without its numbers: ``decode #3`` and ``decode #4`` are of one kind."""
     return _DIGITS.sub("#", name)
 
 
@@ -107,7 +107,7 @@ def _named(trace: DeviceTrace, table: Intervals, wanted: re.Pattern[str] | None 
 
 
 def _outermost(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Without those that lie within another of the same thread; a step of no length is none."""
+    """The steps that lie within no other of the same thread, without empty ones."""
     reached: dict[int, int] = {}
     kept = []
     for step in sorted(steps, key=lambda each: (each.start, -each.end)):
@@ -118,10 +118,10 @@ def _outermost(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _recurring_calls(trace: DeviceTrace) -> Steps | None:
-    """Calls at the top of the busiest thread, where one recurs and is most of the recording."""
+    """Outermost calls of the busiest thread, if one recurs and covers most of the recording."""
     host = trace.host
     code = np.isin(host.kind, (Host.OPERATOR, Host.FRAME))
-    thread = busiest_thread(trace)
+    thread = _busiest_thread(trace)
     chosen = np.flatnonzero(code & (host.place == thread))
     if not len(chosen):
         return None
@@ -151,13 +151,13 @@ def _recurring_calls(trace: DeviceTrace) -> Steps | None:
 
 
 def _outermost_rows(table: Intervals) -> Ints:
-    """Rows of a table of one thread, in order of begin, that no earlier one encloses."""
+    """Rows of one thread's table, in order of begin, that no earlier row encloses."""
     reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], table.end[:-1]]))
     return np.flatnonzero(table.start >= reached).astype(np.int64)
 
 
-def busiest_thread(trace: DeviceTrace) -> int:
-    """The thread with most launches, or most of anything where none launches."""
+def _busiest_thread(trace: DeviceTrace) -> int:
+    """The thread with the most launches, or the most intervals if there are no launches."""
     host = trace.host
     if not len(host):
         return 0
@@ -166,7 +166,7 @@ def busiest_thread(trace: DeviceTrace) -> int:
 
 
 def _whole(trace: DeviceTrace) -> Steps:
-    thread = busiest_thread(trace)
+    thread = _busiest_thread(trace)
     host = trace.host
     mine = host.place == thread
     start, end = trace.begin_ns, trace.end_ns

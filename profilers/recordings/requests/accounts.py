@@ -1,4 +1,4 @@
-"""What is owed by whom, request by request, before it is summed up: the common form of logs and spans."""
+"""The ledger of each request before it is summed: the common form of logs and spans."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from typing import Any
 from latfix.arrays import Ints
 from latfix.cause_catalogue import KnownCause
 
-#: Shares of the tail's excess from which a cause is named: one that is known to stand out, and one that may be what
-#: every service shows now and then.
+#: Minimum share of the tail's excess for naming a cause: one that stands out, and one that any service may show.
 MATERIAL, DOMINANT = 0.05, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounts:
-    """The ledger of a recording. Requests that ended ok, in order of arrival; nanoseconds.
+    """The ledger of a recording: requests that ended ok, in order of arrival. Times in nanoseconds.
 
-    :param arrival_ns: ``(n,)``; ``latency_ns`` the same.
+    :param arrival_ns: ``(n,)``; ``latency_ns`` likewise.
     :param reference_ns: the latency of a quiet, typical request.
-    :param causes: ``K``, ``unexplained`` last.
-    :param entries: own and propagated parts ``(K, m)`` of a stretch of requests; with the reference they sum to the
+    :param causes: ``K`` causes, ``unexplained`` last.
+    :param entries: own and propagated parts ``(K, m)`` of a slice of requests; with the reference they sum to the
         latency exactly.
     :param evidence: by cause, one sentence with the figures.
-    :param nameable: causes that stand out of what this recording always shows, and the share of the tail's excess
-        from which each is named; the others are listed, not named.
-    :param floors_ms: by cause, what chance alone makes of it.
-    :param stages: measured parts of latencies, each ``(n,)``, -1 where they are not known.
-    :param timed: false where only the order of arrivals is known.
-    :param unread: what may tell more, to be said where much is unexplained.
+    :param nameable: causes that may be named, with the minimum share of the tail's excess; others are only listed.
+    :param floors_ms: by cause, the milliseconds that chance alone produces.
+    :param stages: measured parts of latencies, each ``(n,)``, -1 if unknown.
+    :param timed: False if only the order of arrivals is known.
+    :param unread: a note on unread columns, shown if much is unexplained.
     """
 
     arrival_ns: Ints

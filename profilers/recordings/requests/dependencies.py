@@ -1,12 +1,12 @@
-"""Spans: which service, or the way to which one, made slow requests slow.
+"""Spans: the service, or the network path to a service, that made slow requests slow.
 
 Every moment of a request is the own time of one span (:mod:`span_table`). The own time of a span in which one
-service waits for another is neither's work: it is the way between them, kept apart as ``network.CALLEE``; what a
-service did itself is ``service.NAME``. Each call counts against what the same call usually takes.
+service waits for another belongs to neither: it is the network path between them, ``network.CALLEE``. A service's own
+work is ``service.NAME``. Each call is compared with the usual time of the same call.
 
-A service that is uneven all the time is so by nature: it is listed, with its milliseconds. Named is what stands out
-of the recording: a service or a way that was slower for a stretch of it; a way that takes many times what the other
-ways of the same system take; or a slowness that strikes few requests and spares the rest.
+A service that varies all the time is listed with its milliseconds, but not named. A cause is named if it stands out
+in the recording: a service or path that was slower for a stretch of it, a path that takes many times as long as the
+other paths of the system, or a slowdown that hits few requests.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.accounts import DOMINANT, MATERIAL, Accounts
 from latfix.profilers.recordings.requests.span_table import OwnTimes, SpanTable, own_times
 
-#: A way is out of line from so many times what ways usually take, where there are so many others to compare with.
-_OUT_OF_LINE, _LEAST_WAYS = 5.0, 4
-#: What strikes at most this share of requests, and at least so many of them, is no habit.
-_RARE, _LEAST_STRUCK = 0.1, 5
-#: Shares of a typical latency: from where a request is struck, and by how much a stretch or a way must be slower.
-_STRUCK, _WORTH, _WORTH_A_CALL = 0.25, 0.05, 0.02
+#: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
+_OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
+#: A slowdown is rare if it hits at most this share of requests, and at least so many.
+_RARE, _LEAST_HIT = 0.1, 5
+#: Shares of the median latency: the excess that counts as a hit, and the minimum slowdown of a stretch and of a path.
+_HIT, _MATERIAL, _MATERIAL_PATH = 0.25, 0.05, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A caller and a callee."""
+class _Path:
+    """The network path from a caller to a callee."""
 
     caller: int
     callee: int
@@ -41,12 +41,12 @@ class Way:
 
 @dataclass(slots=True)
 class _Place:
-    """A service's own work, or a way: its calls on critical paths, in order of time.
+    """A service's own work, or a path: its calls on critical paths, in order of time.
 
-    :param rows: spans; ``usual`` nanoseconds that each of them usually takes.
+    :param rows: ``(m,)`` spans; ``usual`` ``(m,)`` the usual nanoseconds of each.
     """
 
-    name: int | Way
+    name: int | _Path
     rows: Ints
     usual: Floats = field(default_factory=lambda: np.zeros(0))
     level: float = 0.0
@@ -81,16 +81,16 @@ def account_for_spans(spans: SpanTable) -> Accounts:
     places = _places(requests)
     for place in places:
         place.stretch = _stretch(place, requests)
-    ways = [place for place in places if isinstance(place.name, Way)]
+    paths = [place for place in places if isinstance(place.name, _Path)]
     for place in places:
-        _learn(place, requests)
-    _find_levels(ways, requests)
-    _compare_ways(ways, float(np.median(requests.latency)) if len(roots) else 0.0)
+        _measure_usual(place, requests)
+    _find_levels(paths, requests)
+    _compare_paths(paths, float(np.median(requests.latency)) if len(roots) else 0.0)
     return _accounts(requests, places, _blamed(places))
 
 
 def _places(requests: _Requests) -> list[_Place]:
-    """Spans on critical paths, by the place whose time they are."""
+    """Spans on critical paths, grouped by the service or path that their own time belongs to."""
     spans, own = requests.spans, requests.own
     n, services = len(spans), len(spans.services)
     inside = np.flatnonzero(spans.parent >= 0)
@@ -99,34 +99,34 @@ def _places(requests: _Requests) -> list[_Place]:
     callee[spans.parent[remote[::-1]]] = spans.service[remote[::-1]]
     local = np.zeros(n, bool)
     local[spans.parent[np.setdiff1d(inside, remote, assume_unique=True)]] = True
-    way = (callee >= 0) & (spans.calls | ~local)
-    # A client's span without the callee's own: what it waited for is the callee's, the way there included.
+    on_path = (callee >= 0) & (spans.calls | ~local)
+    # A client span without the callee's span: its wait belongs to the callee, including the path.
     unseen = spans.calls & (callee < 0) & ~local & (spans.peer >= 0)
-    key = np.where(way, services + spans.service * services + callee, np.where(unseen, spans.peer, spans.service))
+    key = np.where(on_path, services + spans.service * services + callee, np.where(unseen, spans.peer, spans.service))
     rows = np.flatnonzero((own.request >= 0) & (own.own_ns > 0))
     rows = rows[np.lexsort((spans.start_ns[rows], key[rows]))]
-    found = []
+    places = []
     for part in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1) if len(rows) else []:
         number = int(key[part[0]])
         pair = divmod(number - services, services)
-        found.append(_Place(number if number < services else Way(*pair), part))
-    return found
+        places.append(_Place(number if number < services else _Path(*pair), part))
+    return places
 
 
 def _stretch(place: _Place, requests: _Requests) -> Stretch | None:
-    """When the place was slower, by its time a request; positions are those of the requests it has a part in."""
+    """The stretch of requests in which the place was slower, by its time per request."""
     request = requests.own.request[place.rows]
-    there, where = np.unique(request, return_inverse=True)
+    involved, where = np.unique(request, return_inverse=True)
     total = np.bincount(where, requests.own.own_ns[place.rows]).astype(np.float64)
     stretch = raised_stretch(total)
-    if stretch is None or stretch.inside - stretch.outside < _WORTH * float(np.median(requests.latency)):
+    if stretch is None or stretch.inside - stretch.outside < _MATERIAL * float(np.median(requests.latency)):
         return None
-    last = there[stretch.last] if stretch.last < len(there) else len(requests.latency)
-    return replace(stretch, first=int(there[stretch.first]), last=int(last))
+    last = involved[stretch.last] if stretch.last < len(involved) else len(requests.latency)
+    return replace(stretch, first=int(involved[stretch.first]), last=int(last))
 
 
-def _learn(place: _Place, requests: _Requests) -> None:
-    """What each call usually takes: the median of the same operation, outside of the stretch."""
+def _measure_usual(place: _Place, requests: _Requests) -> None:
+    """Set the usual time of each call: the median of the same operation outside the stretch."""
     own = requests.own.own_ns[place.rows].astype(np.float64)
     quiet = _quiet(place, requests)
     operation = requests.spans.operation[place.rows]
@@ -137,8 +137,8 @@ def _learn(place: _Place, requests: _Requests) -> None:
         place.usual[same] = float(np.median(sample))
 
 
-def _find_levels(ways: list[_Place], requests: _Requests) -> None:
-    """What a way usually takes, by all calls that a caller made over it, on a critical path or not."""
+def _find_levels(paths: list[_Place], requests: _Requests) -> None:
+    """Set the usual time of each path: the median of all calls over it, on a critical path or not."""
     spans = requests.spans
     inside = np.flatnonzero(spans.parent >= 0)
     parent = spans.parent[inside]
@@ -148,8 +148,8 @@ def _find_levels(ways: list[_Place], requests: _Requests) -> None:
     alone = spans.end_ns - spans.start_ns - covered
     callee = np.full(len(spans), -1, np.int64)
     callee[parent] = spans.service[inside]
-    for place in ways:
-        assert isinstance(place.name, Way)
+    for place in paths:
+        assert isinstance(place.name, _Path)
         calls = (spans.service == place.name.caller) & (callee == place.name.callee) & (alone >= 0)
         if place.stretch is not None:
             calls &= (requests.own.request < place.stretch.first) | (requests.own.request >= place.stretch.last)
@@ -163,41 +163,40 @@ def _quiet(place: _Place, requests: _Requests) -> Bools:
     return np.asarray((request < place.stretch.first) | (request >= place.stretch.last))
 
 
-def _compare_ways(ways: list[_Place], typical_ns: float) -> None:
-    """Marks ways that take many times what the others take, and holds their calls against the others."""
-    levels = np.array([place.level for place in ways])
-    for number, place in enumerate(ways):
-        others = np.delete(levels, number)
-        if len(others) < _LEAST_WAYS:
-            return
-        usual = float(np.median(others))
-        if place.level > _OUT_OF_LINE * usual and place.level - usual > _WORTH_A_CALL * typical_ns:
+def _compare_paths(paths: list[_Place], typical_ns: float) -> None:
+    """Flag paths that are many times slower than the others, and set their calls' usual time to the others'."""
+    if len(paths) <= _LEAST_PATHS:
+        return
+    levels = np.array([place.level for place in paths])
+    for number, place in enumerate(paths):
+        usual = float(np.median(np.delete(levels, number)))
+        if place.level > _OUT_OF_LINE * usual and place.level - usual > _MATERIAL_PATH * typical_ns:
             place.out_of_line = True
             place.usual = np.minimum(place.usual, usual)
 
 
-def _blamed(places: list[_Place]) -> dict[Way, int]:
-    """For each way that stands out, at which of its ends the fault is: as few services as explain all of them."""
-    open_ways = [place.name for place in places if isinstance(place.name, Way) and place.flagged]
-    blamed: dict[Way, int] = {}
-    while open_ways:
-        ends = [(sum(way.callee == end for way in open_ways), 1, end) for end in {w.callee for w in open_ways}]
-        ends += [(sum(way.caller == end for way in open_ways), 0, end) for end in {w.caller for w in open_ways}]
+def _blamed(places: list[_Place]) -> dict[_Path, int]:
+    """For each flagged path, the end that has the fault: the fewest services that explain all of them."""
+    pending = [place.name for place in places if isinstance(place.name, _Path) and place.flagged]
+    blamed: dict[_Path, int] = {}
+    while pending:
+        ends = [(sum(path.callee == end for path in pending), 1, end) for end in {p.callee for p in pending}]
+        ends += [(sum(path.caller == end for path in pending), 0, end) for end in {p.caller for p in pending}]
         _, as_callee, end = max(ends)
-        for way in [way for way in open_ways if (way.callee if as_callee else way.caller) == end]:
-            blamed[way] = end
-            open_ways.remove(way)
+        for path in [path for path in pending if (path.callee if as_callee else path.caller) == end]:
+            blamed[path] = end
+            pending.remove(path)
     return blamed
 
 
-def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[Way, int]) -> Accounts:
+def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, int]) -> Accounts:
     spans, n = requests.spans, len(requests.latency)
     columns: dict[str, Ints] = {}
     members: dict[str, list[_Place]] = {}
     usual_of_all = np.zeros(n, np.int64)
     for place in places:
-        end = blamed.get(place.name, place.name.callee) if isinstance(place.name, Way) else place.name
-        name = f"{'network' if isinstance(place.name, Way) else 'service'}.{spans.services[end]}"
+        end = blamed.get(place.name, place.name.callee) if isinstance(place.name, _Path) else place.name
+        name = f"{'network' if isinstance(place.name, _Path) else 'service'}.{spans.services[end]}"
         request, own = requests.own.request[place.rows], requests.own.own_ns[place.rows]
         usual = np.rint(place.usual).astype(np.int64)
         beyond = np.zeros(n, np.int64)
@@ -219,7 +218,9 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[Way, in
             nameable[name] = MATERIAL
         elif _rare(beyond, requests.latency):
             nameable[name] = DOMINANT
-    evidence["input.size"] = "requests make different calls; this is what theirs usually take, beside a typical one."
+    evidence["input.size"] = (
+        "requests make different calls; this is the usual time of their calls, compared with a typical request."
+    )
     evidence[UNEXPLAINED] = "every moment belongs to a span."
     known = (*(_cause(name) for name in columns), CATALOGUE["input.size"], CATALOGUE[UNEXPLAINED])
     nothing = np.zeros(n, np.int64)
@@ -228,7 +229,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[Way, in
     if requests.own.orphans:
         notes = (
             *notes,
-            f"{requests.own.orphans} spans have a parent that is not in the recording; they are left out.",
+            f"{requests.own.orphans} spans are left out: their parents are not in the recording.",
         )
     if blamed:
         notes = (*notes, *_on_ends(requests, blamed))
@@ -247,16 +248,16 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[Way, in
 
 def _cause(name: str) -> KnownCause:
     kind, _, service = name.partition(".")
+    title, happened = f"{service}'s own time", f"{service} itself taking longer"
     if kind == "network":
-        words = (f"the way between {service} and its callers", f"the way to {service} and back taking longer")
-        return KnownCause(name, "measured", words[0], happened=words[1], behind=f"one that waited for {service}")
-    words = (f"{service}'s own time", f"{service} itself taking longer")
-    return KnownCause(name, "measured", words[0], happened=words[1], behind=f"one that waited for {service}")
+        title = f"the network path between {service} and its callers"
+        happened = f"the network path to {service} and back taking longer"
+    return KnownCause(name, "measured", title, happened=happened, behind=f"one that waited for {service}")
 
 
 def _rare(beyond: Ints, latency: Ints) -> bool:
-    struck = int(np.count_nonzero(beyond > _STRUCK * float(np.median(latency))))
-    return _LEAST_STRUCK <= struck <= _RARE * len(latency)
+    hit = int(np.count_nonzero(beyond > _HIT * float(np.median(latency))))
+    return _LEAST_HIT <= hit <= _RARE * len(latency)
 
 
 def _sentence(places: list[_Place], requests: _Requests, beyond: Ints) -> str:
@@ -265,7 +266,7 @@ def _sentence(places: list[_Place], requests: _Requests, beyond: Ints) -> str:
     for place in sorted(places, key=lambda each: -len(each.rows))[:3]:
         own = requests.own.own_ns[place.rows]
         where = "itself"
-        if isinstance(place.name, Way):
+        if isinstance(place.name, _Path):
             where = f"{services[place.name.caller]} → {services[place.name.callee]}"
         usual = float(np.median(place.usual)) if len(place.usual) else 0.0
         text = f"{where}: {len(own):,} calls, median {from_ns(float(np.median(own)))}, usually {from_ns(usual)}"
@@ -275,10 +276,10 @@ def _sentence(places: list[_Place], requests: _Requests, beyond: Ints) -> str:
                 f", {place.stretch.inside / max(place.stretch.outside, 1.0):.1f}x from {begin:.0f} s to {end:.0f} s"
             )
         elif place.out_of_line:
-            text += " as other ways show"
+            text += " on other paths"
         parts.append(text)
-    struck = np.count_nonzero(beyond > _STRUCK * float(np.median(requests.latency)))
-    return f"{'; '.join(parts)}; {share(struck / max(len(beyond), 1))} of requests struck."
+    hit = np.count_nonzero(beyond > _HIT * float(np.median(requests.latency)))
+    return f"{'; '.join(parts)}; {share(hit / max(len(beyond), 1))} of requests hit."
 
 
 def _seconds(stretch: Stretch, requests: _Requests) -> tuple[float, float]:
@@ -287,11 +288,11 @@ def _seconds(stretch: Stretch, requests: _Requests) -> tuple[float, float]:
     return float(arrival[stretch.first] - arrival[0]) / 1e9, float(arrival[last] - arrival[0]) / 1e9
 
 
-def _on_ends(requests: _Requests, blamed: Mapping[Way, int]) -> tuple[str, ...]:
+def _on_ends(requests: _Requests, blamed: Mapping[_Path, int]) -> tuple[str, ...]:
     services = requests.spans.services
-    callers = {way for way, end in blamed.items() if end == way.caller}
+    callers = {path for path, end in blamed.items() if end == path.caller}
     return tuple(
-        f"Ways from {services[end]} stand out to {sum(way.caller == end for way in callers)} services at once: "
-        f"they are counted to {services[end]}."
-        for end in sorted({way.caller for way in callers})
+        f"Network paths from {services[end]} to {sum(path.caller == end for path in callers)} services stand out at "
+        f"once: they are attributed to {services[end]}."
+        for end in sorted({path.caller for path in callers})
     )

@@ -1,7 +1,7 @@
-"""From the ledger of a recording to its diagnosis: the tail, what is named, the windows, the verdict.
+"""From the ledger of a recording to its diagnosis: the tail, the named causes, the windows, the verdict.
 
-The ledger is looked at stretch by stretch and summed up by blocks of neighboring requests, so that memory does not
-grow with it beyond the columns themselves.
+The ledger is read slice by slice and summed by blocks of neighboring requests, so that memory does not grow beyond
+the columns themselves.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from latfix.statistics.censored import Outcomes
 from latfix.statistics.latency_summary import percentile_ns, summarize_ms, summary_intervals_ms
 from latfix.statistics.quantile_sketch import Distribution
 
-#: Requests of which the ledger is held at a time, and up to which every entry is kept.
+#: Requests per slice of the ledger, and the largest recording of which every entry is kept.
 _STRETCH, _KEPT = 250_000, 200_000
-#: Blocks that are drawn anew, at most; replicates; and requests from which the length of a block is learned.
-_BLOCKS, _REPLICATES, _LEARNED = 2_000, 400, 100_000
-#: A tail rests on so many requests where nobody asks for a percentile.
+#: Most blocks to resample, replicates, and requests from which the block length is estimated.
+_BLOCKS, _REPLICATES, _SAMPLE = 2_000, 400, 100_000
+#: Requests in the tail of the default percentile, at least.
 _IN_TAIL = 20
-#: What no cause is named below, in milliseconds and as a share of p50.
+#: Minimum size of a named cause, in milliseconds and as a share of p50.
 _LEAST_MS, _LEAST_OF_P50 = 0.1, 0.01
 _MOST_UNEXPLAINED, _NOISE_MS = 0.25, 1.0
-#: From this part of the excess on, what is unexplained is worth a look at columns that were not read.
+#: Unexplained share of the excess from which unread columns are pointed out.
 _WORTH_READING = 0.1
-#: A tail this close to the median is no jitter.
-_HARDLY_ABOVE = 0.15
-#: ... unless the median itself is this many times the reference.
-_MOSTLY_WAITING = 2.0
+#: A tail this close to the median is steady, unless the median is ``_MOSTLY_WAITING`` times the reference.
+_HARDLY_ABOVE, _MOSTLY_WAITING = 0.15, 2.0
+#: Recordings with fewer requests get a warning.
 _FEW = 100
 _SLOWEST = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a diagnosis says beside its ledger.
+    """The inputs of a diagnosis besides its ledger.
 
-    :param statuses: how many requests ended in each; ``None`` where it is not recorded.
-    :param offered_ns: ``(m,)`` arrivals of all requests, whatever became of them.
-    :param outcomes: of all that arrived, where some did not end ok.
+    :param statuses: requests by status; ``None`` if it is not recorded.
+    :param offered_ns: ``(m,)`` arrivals of all requests, of any status.
+    :param outcomes: of all requests that arrived, if some did not end ok.
     """
 
     source: Source
@@ -126,7 +125,7 @@ def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float 
 
 
 def _losing(outcomes: Outcomes, q: float) -> str:
-    """What is lost, where that is more than a percentile allows; empty where it is not."""
+    """A sentence on the share of lost requests if that exceeds what the percentile allows; else empty."""
     lost = 1 - float(outcomes.answered.mean())
     if lost <= 1 - q / 100:
         return ""
@@ -139,7 +138,7 @@ def _stretches(n: int) -> Iterator[slice]:
 
 def _summed(accounts: Accounts, recorded: Recorded, threshold: float) -> _Sums:
     latency, n, kinds = accounts.latency_ns, len(accounts.latency_ns), len(accounts.causes)
-    length = max(block_length(latency[:_LEARNED]), -(-n // _BLOCKS), 1) if n else 1
+    length = max(block_length(latency[:_SAMPLE]), -(-n // _BLOCKS), 1) if n else 1
     blocks = max(-(-n // length), 1)
     edges = window_edges(n, int(accounts.arrival_ns[0]), int(accounts.arrival_ns[-1])) if n else np.array([0.0, 1.0])
     sums = _Sums(
@@ -171,11 +170,11 @@ def _summed(accounts: Accounts, recorded: Recorded, threshold: float) -> _Sums:
 
 
 def _drawn(sums: _Sums, seed: int) -> Floats:
-    """``(replicates, K)``: every cause's mean over the tail, of blocks drawn anew, in milliseconds."""
+    """``(replicates, K)``: every cause's mean over the tail of resampled blocks, in milliseconds."""
     blocks = len(sums.requests)
     weights = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=_REPLICATES)
     size = weights @ sums.requests
-    held = size > 0  # a resample without any of the slowest says nothing of them
+    held = size > 0  # skip resamples without a tail request
     means = weights[held] @ (sums.own + sums.propagated).T / size[held, None] / 1e6
     return np.asarray(means if len(means) else np.zeros((1, len(sums.own))), dtype=np.float64)
 
@@ -227,25 +226,25 @@ def _verdict(
     opening = f"{percentile_label(q)} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
     top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
     close = at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1)
-    # All requests alike may still be all late: a queue that never empties.
+    # Similar latencies may still all be late, as in a queue that never empties.
     if close and (top is None or p50_ms <= _MOSTLY_WAITING * accounts.reference_ns / 1e6):
-        carried = f"; all carry {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
+        carried = f"; all include {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
         return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
-        known = f" Of what is known, {part_words(words[top.cause], top, excess_ms)}." if top else ""
+        known = f" Of the known part, {part_words(words[top.cause], top, excess_ms)}." if top else ""
         return "inconclusive", (
-            f"{opening}; the recording does not show what {milliseconds(unexplained)} of the "
-            f"{milliseconds(excess_ms)} is by which slow requests exceed normal ones.{known}"
+            f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and the recording does not "
+            f"explain {milliseconds(unexplained)} of it.{known}"
         )
     if top is not None:
         return top.cause, f"{opening}: {part_words(words[top.cause], top, excess_ms)}."
     largest = max(causes, key=lambda each: each.tail_ms, default=None)
-    beside = (
+    always = (
         f"; the largest part, {part_words(words[largest.cause], largest, excess_ms)}, is there all the time"
         if largest
         else ""
     )
-    return "inconclusive", f"{opening}; nothing stands out of what this recording always shows{beside}."
+    return "inconclusive", f"{opening}; no cause stands out in this recording{always}."
 
 
 def _latency_ms(latency: Ints) -> dict[str, float]:
@@ -291,7 +290,7 @@ def _notes(accounts: Accounts, n: int, q: float, inside: int, wanting: bool) -> 
     if accounts.unread and wanting:
         yield accounts.unread
     if n and (n < _FEW or inside < _IN_TAIL // 2):
-        yield f"{percentile_label(q)} rests on {inside} of {n} requests: too few to be sure of."
+        yield f"{percentile_label(q)} rests on {inside} of {n} requests, too few for a reliable figure."
 
 
 def _slowest(accounts: Accounts) -> Iterator[UnitLedger]:
@@ -314,7 +313,7 @@ def _slowest(accounts: Accounts) -> Iterator[UnitLedger]:
 
 
 def _ledger(accounts: Accounts) -> Ledger:
-    """Every entry, of a recording that is not too large; of a larger one none."""
+    """Every entry if the recording is not too large, else empty."""
     n = len(accounts.latency_ns)
     if n > _KEPT or not n:
         return Ledger.empty()

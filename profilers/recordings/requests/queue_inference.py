@@ -1,10 +1,9 @@
-"""The queue behind a log that only knows arrivals and ends: inferred where the log itself bears it out.
+"""Infers the queue behind a log that has arrivals and ends only, if the log confirms it.
 
-Where requests are served first come, first served by a fixed number of servers, each begins when it has arrived and
-a server is free: the ends of those before it say when. What is left of its latency is then its service. Whether that
-is so can be seen: requests that met an idle service show what service takes without any queue, and those that waited
-must, by the assumed number of servers, have been served as long as they were. Where no number of servers bears that
-out, no queue is assumed.
+With a fixed number of servers and first-come, first-served order, a request begins when it has arrived and a server
+is free, which the ends of earlier requests show. The remainder of its latency is service. The log confirms a number
+of servers if requests that waited have the same service as requests that found the service idle. Otherwise no queue
+is assumed.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.replay_lanes import lindley
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)
-#: Requests that the number of servers is learned from, and those that must have waited and met an idle service.
-_LEARNED, _LEAST_WAITED, _LEAST_IDLE = 60_000, 30, 30
-#: By what factor quantiles of service may differ between those who waited and those who met an idle server.
+#: Requests from which the number of servers is inferred; how many must have waited, and found the service idle.
+_SAMPLE, _LEAST_WAITED, _LEAST_IDLE = 60_000, 30, 30
+#: Largest factor between quantiles of service with and without a wait.
 _ALIKE = 1.3
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-#: Of a typical latency, the share that arrivals must be known to.
+#: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
 _AT_ONCE = 500_000
-#: First tokens that close come at one moment; half of all batches of prompts differ by at most this factor.
+#: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
-#: Stretches of the log that services are compared within.
+#: Parts of the log within which services are compared.
 _PARTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A queue served first come, first served.
+    """A first-come, first-served queue.
 
-    :param servers: how many requests are served at once.
+    :param servers: requests that are served at once.
     :param wait_ns: ``(n,)`` before service.
     :param waited: share of requests that waited.
-    :param misfit: by what factor the two services differ most.
-    :param slot_ns: what one request keeps a server for; ``None`` for its whole service.
+    :param misfit: largest factor between quantiles of service with and without a wait.
+    :param slot_ns: time for which a request occupies a server; ``None`` for its whole service.
     """
 
     servers: int
@@ -51,12 +50,12 @@ class Queue:
 
 
 def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | None:
-    """The queue that a log shows; ``None`` where nobody waited, or no number of servers bears it out.
+    """The queue that a log shows; ``None`` if no request waited or no number of servers fits.
 
     :param arrival: ``(n,)`` ascending; ``latency`` ``(n,)`` nanoseconds.
-    :param resolution_ns: to which arrivals are known.
+    :param resolution_ns: of the arrivals.
     """
-    n = min(len(arrival), _LEARNED)
+    n = min(len(arrival), _SAMPLE)
     if n < 2 * _LEAST_IDLE or resolution_ns > _FINE * float(np.median(latency[:n])):
         return None
     sample, took = arrival[:n], latency[:n]
@@ -76,31 +75,31 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
 
 
 def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
-    """The queue before the first token of streams; ``None`` where nobody waited, or the recording does not show one.
+    """The queue before the first token of streams; ``None`` if no request waited or the recording shows no queue.
 
-    An engine computes the prompts of some requests together, a batch after the other: their first tokens come at one
-    moment. Whoever had come before the batch ahead was done waited for it, and was then served as long as a batch
-    takes, which must be about the same for all.
+    An engine computes prompts in batches, one after the other: the first tokens of a batch come at one moment. A
+    request that arrives before the batch ahead is done waits for it, and is then served for the duration of a batch,
+    which must be about the same for all.
 
     :param arrival: ``(n,)`` ascending; ``first_ns`` ``(n,)`` from the arrival to the first token.
     """
-    came = arrival + first_ns
-    order = np.argsort(came, kind="stable")
-    ends = came[order]
+    token = arrival + first_ns
+    order = np.argsort(token, kind="stable")
+    ends = token[order]
     batch = np.concatenate([[0], np.cumsum(np.diff(ends) > _SAME_MOMENT_NS)]) if len(ends) else np.zeros(0, np.int64)
     last = np.append(np.flatnonzero(np.diff(batch)), len(ends) - 1)
     ahead = np.concatenate([[arrival[0] if len(arrival) else 0], ends[last]])[batch]
     begin = np.empty(len(ends), np.int64)
     begin[order] = np.maximum(ahead, arrival[order])
     wait = begin - arrival
-    service, waited = came - begin, wait > 0
+    service, waited = token - begin, wait > 0
     if np.count_nonzero(waited) < _LEAST_WAITED:
         return None
     low, middle, high = np.quantile(service[waited], (0.25, 0.5, 0.75))
     if low <= 0 or high > _ONE_LENGTH * low or float(np.median(wait[waited])) < middle:
         return None
     earliest, latest = np.quantile(first_ns[waited], (0.1, 0.9))
-    if latest - earliest < middle:  # first tokens that all take the same came in no queue, however close they are
+    if latest - earliest < middle:  # a queue spreads the times to the first token
         return None
     if (
         np.count_nonzero(~waited) >= _LEAST_IDLE
@@ -114,32 +113,32 @@ def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
 
 
 def in_flight(arrival: Ints, latency: Ints) -> Ints:
-    """``(n,)`` how many earlier requests had not ended when each arrived."""
+    """``(n,)`` earlier requests that had not ended when each arrived."""
     ended = np.sort(arrival + latency)
     return np.asarray(np.arange(len(arrival)) - np.searchsorted(ended, arrival, side="right"), dtype=np.int64)
 
 
 def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int) -> float | None:
-    """By what factor service with and without a wait differ, for a number of servers; ``None`` if nobody waited."""
+    """The largest factor between service with and without a wait; ``None`` if too few requests waited."""
     waited = met >= servers
     free = (met == 0) if np.count_nonzero(met == 0) >= _LEAST_IDLE else ~waited
     if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(free) < _LEAST_IDLE:
         return None
     begin = starts(arrival, arrival + latency, servers)
-    service = (latency - np.maximum(begin - arrival, 0)) / _course(latency, free)
+    service = (latency - np.maximum(begin - arrival, 0)) / _trend(latency, free)
     alone, behind = (np.quantile(service[rows], _QUANTILES) for rows in (free, waited))
-    beside = ~waited & (met > 0)
+    shared = ~waited & (met > 0)
     if (behind <= 0).any() or (alone <= 0).any():
         return None
     misfit = float(np.exp(np.abs(np.log(behind / alone)).max()))
-    if np.count_nonzero(beside) >= _LEAST_WAITED:  # with a server free for it, company must not slow a request down
-        together = np.quantile(service[beside], _QUANTILES)
+    if np.count_nonzero(shared) >= _LEAST_WAITED:  # with a free server, concurrent requests must not slow it down
+        together = np.quantile(service[shared], _QUANTILES)
         misfit = max(misfit, float(np.exp(np.abs(np.log(together / alone)).max())))
     return misfit
 
 
-def _course(latency: Ints, free: Bools) -> Floats:
-    """``(n,)`` what service took around each request by those who met a free server: services may slow with time."""
+def _trend(latency: Ints, free: Bools) -> Floats:
+    """``(n,)`` the service around each request, from requests that found a free server: it may change with time."""
     n, rows = len(latency), np.flatnonzero(free)
     parts = np.array_split(rows, max(min(_PARTS, len(rows) // _LEAST_IDLE), 1))
     middles = [float(part.mean()) for part in parts]
@@ -147,13 +146,13 @@ def _course(latency: Ints, free: Bools) -> Floats:
 
 
 def starts(arrival: Ints, end: Ints, servers: int) -> Ints:
-    """``(n,)`` when each request was taken up: it had come, and all but ``servers - 1`` of those before had ended."""
+    """``(n,)`` when each request's service began: all but ``servers - 1`` of the earlier requests had ended."""
     if servers == 1:
         free = np.maximum.accumulate(end)
         return np.asarray(np.maximum(arrival, np.concatenate([arrival[:1], free[:-1]])), dtype=np.int64)
     begin = np.empty(len(arrival), np.int64)
     least = int(arrival[0]) if len(arrival) else 0
-    busy = [least] * servers  # the latest ends so far; the smallest of them is when a server was last free
+    busy = [least] * servers  # the latest ends so far; the smallest is when a server was last free
     heapify(busy)
     for first in range(0, len(arrival), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
@@ -168,10 +167,10 @@ def starts(arrival: Ints, end: Ints, servers: int) -> Ints:
 
 
 def waits_at_reference(arrival: Ints, service_ns: float, servers: int) -> Ints:
-    """``(n,)`` what each would wait if every service took the same (Lindley 1952; Kiefer and Wolfowitz 1955).
+    """``(n,)`` the wait of each request if every service took the same (Lindley 1952; Kiefer and Wolfowitz 1955).
 
-    With equal services, the server that is free next is the one that was taken up ``servers`` requests ago, so that
-    every ``servers``-th request waits in a line of its own.
+    With equal services the next free server is the one that served ``servers`` requests ago, so every
+    ``servers``-th request forms a line of its own.
     """
     wait = np.zeros(len(arrival), np.int64)
     for line in range(servers):
@@ -183,12 +182,12 @@ def waits_at_reference(arrival: Ints, service_ns: float, servers: int) -> Ints:
 
 
 def cycle_begins(wait: Ints) -> Bools:
-    """``(n,)`` whether each found the queue empty."""
+    """``(n,)`` True if the request found the queue empty."""
     return np.asarray(wait <= 0)
 
 
 def grew_for_good(arrival: Ints, wait: Ints, lasting_ns: float) -> Bools:
-    """``(n,)`` whether the backlog in which each waited grew for so long that it is no burst's."""
+    """``(n,)`` True if the backlog in which the request waited grew too long for a burst."""
     if not len(wait):
         return np.zeros(0, bool)
     begins = cycle_begins(wait)
@@ -204,9 +203,9 @@ def grew_for_good(arrival: Ints, wait: Ints, lasting_ns: float) -> Bools:
 
 
 def chance_wait_ns(n: int, span_ns: float, service_ns: float, servers: int, tail: float, seed: int) -> Floats:
-    """What independent callers at the same rate make the slowest wait by chance: 39 of 40 runs stay below.
+    """The tail's mean wait with independent arrivals at the same rate, from chance alone: 39 of 40 runs stay below.
 
-    :param tail: the share of requests that the tail holds.
+    :param tail: share of requests in the tail.
     """
     runs, many = 40, int(min(n, 4_000))
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The readers of requests and spans, those that are told by more of their content first."""
+"""The readers of requests and spans, the most specific signature first."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from latfix.results.diagnosis import Diagnosis, Source
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.censored import Outcomes
 
-#: From this share of requests that did not end ok on, a reader is told so.
+#: Share of requests that did not end ok from which a note says so.
 _MANY_LOST = 0.01
-#: Requests that are ranked with those that were lost among them.
+#: Requests, including lost ones, that are ranked for percentiles.
 _MOST_RANKED = 2_000_000
 
 
@@ -47,7 +47,7 @@ def diagnose_table(
 ) -> Diagnosis:
     """The diagnosis of a table of requests.
 
-    :param kind: and ``unit`` of its source.
+    :param kind: of the diagnosis's source; ``unit`` likewise.
     :raises InputError: it is empty.
     """
     if not len(table):
@@ -73,13 +73,13 @@ def _statuses(table: RequestTable, ok: int) -> Mapping[str, int | None]:
     if not table.has_status:
         return {"ok": ok, "error": None, "timeout": None, "shed": None}
     ends = {name: int(np.count_nonzero(table.status == code)) for code, name in enumerate(STATUS_NAMES)}
-    counts = {**ends, "unfinished": None}  # what was in flight at its end, a log does not hold
+    counts = {**ends, "unfinished": None}  # a log does not hold requests in flight at its end
     cancelled = int(np.count_nonzero(table.status == CANCELLED))
     return {**counts, "ok": ok, **({"cancelled": cancelled} if cancelled else {})}
 
 
 def _outcomes(table: RequestTable, ok: int) -> Outcomes | None:
-    """Of all that arrived and were not taken back; of a very large log some. ``None`` where all ended ok."""
+    """All requests that arrived and were not cancelled; a sample of a very large log. ``None`` if all ended ok."""
     arrived = np.flatnonzero(table.status != CANCELLED)
     if len(arrived) == ok:
         return None
@@ -92,49 +92,40 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     cancelled = int(np.count_nonzero(table.status == CANCELLED))
     lost = int(np.count_nonzero((table.status != Status.OK) & (table.status != CANCELLED)))
     if cancelled:
-        notes.append(f"{cancelled:,} requests were cancelled by their client: they are no latencies.")
+        notes.append(f"{cancelled:,} requests were cancelled by their client: they are not counted as latencies.")
     if lost > _MANY_LOST * len(table):
-        notes.append(f"{lost:,} requests did not end ok; the causes are of the {ok:,} that did.")
+        notes.append(f"{lost:,} requests did not end ok; the causes explain the {ok:,} that did.")
     return replace(table, notes=tuple(notes))
 
 
-def _request_reader(
-    name: str, knows: Callable[[bytes], bool], read: Callable[[Path, ReadOptions], RequestTable]
-) -> Reader:
+def _request_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], RequestTable]) -> Reader:
     def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-        if options.mapping and name not in _MAPPED:
+        if options.mapping:
             raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
-        return diagnose_table(read(recorded.path, options), recorded.path, options)
+        return diagnose_table(read(recorded.path), recorded.path, options)
 
     return Reader(kind="requests", reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
 
 
 def read_requests(path: Path, options: ReadOptions) -> RequestTable:
-    """The requests of a log that has them one by one, of any format that is known.
+    """The requests of a log in any known format with one entry per request.
 
-    :raises InputError: it is none, or a mapping is given for one whose fields are known.
+    :raises InputError: the format is unknown, or a mapping is given for a format with known fields.
     """
     head = recorded_at(path).head
     if options.pattern:
-        return _read_text(path, options)
-    for name, (knows, read) in (_TABLES | _MAPPED).items():
+        return text_log.read(path, options.mapping, options.pattern)
+    for name, (knows, read) in _TABLES.items():
         if knows(head):
-            if options.mapping and name in _TABLES:
-                raise InputError(f"{path}: found {name}, whose fields are known; leave --time and the like out")
-            return read(path, options)
-    raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, *_MAPPED)))
-
-
-def _plain(read: Callable[[Path], RequestTable]) -> Callable[[Path, ReadOptions], RequestTable]:
-    return lambda path, _options: read(path)
-
-
-def _read_mapped(path: Path, options: ReadOptions) -> RequestTable:
-    return mapped_log.read(path, options.mapping)
-
-
-def _read_text(path: Path, options: ReadOptions) -> RequestTable:
-    return text_log.read(path, options.mapping, options.pattern)
+            if options.mapping:
+                raise InputError(
+                    f"{path}: found {name}, whose fields are known; leave out --time and similar options"
+                )
+            return read(path)
+    for knows, read_columns in _BY_COLUMN.values():
+        if knows(head):
+            return read_columns(path, options)
+    raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, *_BY_COLUMN)))
 
 
 def _span_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], SpanTable]) -> Reader:
@@ -165,10 +156,6 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
     return findings.diagnose_accounts(accounts, described, options.percentile, options.seed)
 
 
-def _diagnose_histograms(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    return prometheus.diagnose(recorded.path, options.percentile)
-
-
 def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     steps = vllm_steps.read(recorded.path)
     table = RequestTable(
@@ -187,7 +174,7 @@ def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
 
 
 def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorded]]:
-    """Of a folder, the files that are logs of requests, and those that are logs of an engine's steps."""
+    """The files of a folder that are request logs, with their format, and those that are logs of engine steps."""
     steps = [file for file in recorded.inside if vllm_steps.knows(file.head)]
     tables = []
     for file in recorded.inside:
@@ -208,37 +195,52 @@ def _knows_pair(recorded: Recorded) -> bool:
 def _diagnose_pair(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     tables, steps = _parts(recorded)
     file, name = tables[0]
-    table = _TABLES[name][1](file.path, options)
+    table = _TABLES[name][1](file.path)
     began = datetime.fromtimestamp((table.start_unix_ns or 0) / 1e9, UTC)
     year = began.year if table.start_unix_ns else None
-    return diagnose_table(_beside(table, vllm_steps.read(steps[0].path, year=year)), recorded.path, options)
+    return diagnose_table(_with_steps(table, vllm_steps.read(steps[0].path, year=year)), recorded.path, options)
 
 
-def _beside(table: RequestTable, steps: EngineSteps) -> RequestTable:
-    """A table with the engine's steps on its clock, where both have a calendar."""
+def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
+    """A table with the engine's steps on its clock, if both have dates."""
     if table.start_unix_ns is None or int(steps.end_ns[-1]) < 10**17:
-        note = "The engine's steps have no calendar in common with the requests: they are not used."
+        note = "The engine's steps are not used: they and the requests do not both have dates."
         return replace(table, notes=(*table.notes, note))
-    inside = replace(steps, end_ns=steps.end_ns - table.start_unix_ns)
-    if int(inside.end_ns[-1]) < 0 or int((inside.end_ns - inside.length_ns)[0]) > int(table.arrival_ns[-1]):
-        note = "The engine's steps lie outside of the requests' time (of another time zone?): they are not used."
+    aligned = replace(steps, end_ns=steps.end_ns - table.start_unix_ns)
+    if int(aligned.end_ns[-1]) < 0 or int((aligned.end_ns - aligned.length_ns)[0]) > int(table.arrival_ns[-1]):
+        note = "The engine's steps are not used: they lie outside the requests' time (another time zone?)."
         return replace(table, notes=(*table.notes, note))
-    return replace(table, steps=inside, facts={**table.facts, "steps": len(steps.end_ns)})
+    return replace(table, steps=aligned, facts={**table.facts, "steps": len(steps.end_ns)})
 
 
-#: Formats that are read into a table of requests.
-_TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
-    har.NAME: (har.knows, _plain(har.read)),
-    aiperf.NAME: (aiperf.knows, _plain(aiperf.read)),
-    vllm_bench.NAME: (vllm_bench.knows, _plain(vllm_bench.read)),
-    guidellm.NAME: (guidellm.knows, _plain(guidellm.read)),
-    triton_trace.NAME: (triton_trace.knows, _plain(triton_trace.read)),
-    access_log.NAME: (access_log.knows, _plain(access_log.read)),
+#: Formats with known fields that are read into a table of requests.
+_TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], RequestTable]]] = {
+    har.NAME: (har.knows, har.read),
+    aiperf.NAME: (aiperf.knows, aiperf.read),
+    vllm_bench.NAME: (vllm_bench.knows, vllm_bench.read),
+    guidellm.NAME: (guidellm.knows, guidellm.read),
+    triton_trace.NAME: (triton_trace.knows, triton_trace.read),
+    access_log.NAME: (access_log.knows, access_log.read),
 }
-_MAPPED: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
-    text_log.NAME: (text_log.knows, _read_text),
-    mapped_log.NAME: (mapped_log.knows, _read_mapped),
+#: Formats whose columns get their roles from their names or from ``--map``.
+_BY_COLUMN: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
+    text_log.NAME: (text_log.knows, lambda path, options: text_log.read(path, options.mapping, options.pattern)),
+    mapped_log.NAME: (mapped_log.knows, lambda path, options: mapped_log.read(path, options.mapping)),
 }
+
+
+def _column_reader(name: str) -> Reader:
+    knows, read = _BY_COLUMN[name]
+    return Reader(
+        kind="requests",
+        reads=name,
+        knows=lambda recorded: knows(recorded.head),
+        read=lambda recorded, options: diagnose_table(read(recorded.path, options), recorded.path, options),
+    )
+
+
+#: Reads any text log if a pattern is given.
+TEXT_LOG = _column_reader(text_log.NAME)
 
 READERS: tuple[Reader, ...] = (
     Reader(
@@ -262,7 +264,8 @@ READERS: tuple[Reader, ...] = (
         kind="requests",
         reads=prometheus.NAME,
         knows=lambda recorded: prometheus.knows(recorded.head),
-        read=_diagnose_histograms,
+        read=lambda recorded, options: prometheus.diagnose(recorded.path, options.percentile),
     ),
-    *(_request_reader(name, knows, read) for name, (knows, read) in _MAPPED.items()),
+    TEXT_LOG,
+    _column_reader(mapped_log.NAME),
 )

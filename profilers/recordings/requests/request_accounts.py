@@ -1,7 +1,7 @@
-"""A table of requests as a ledger: measured parts, the work that inputs need, the queue, stalls, drift, the rest.
+"""The ledger of a table of requests: measured parts, work by input, the queue, stalls, drift, the remainder.
 
-What the recording measured is taken as it is. What it does not know is inferred only where the recording bears it
-out (:mod:`queue_inference`), and is otherwise part of the remainder, which stays ``unexplained``.
+Measured parts are used unmodified. A queue is inferred only if the recording confirms it (:mod:`queue_inference`);
+otherwise its waits are part of the remainder, ``unexplained``.
 
 A wait is divided as in latfix's own record: what would be left with every service at reference is the traffic's;
 what is beyond belongs to those ahead, here in proportion to what each cause added to the busy cycle so far. The
@@ -37,17 +37,19 @@ from latfix.profilers.recordings.requests.queue_inference import (
 )
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
+from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 
-#: Requests that models are learned from; routes that are told apart.
-_LEARNED, _ROUTES = 100_000, 24
-#: Windows of a drift, the rise from which on it counts as a share of a typical service, and how sure it must be.
+#: Requests that models are fitted to, and routes with a column of their own.
+_SAMPLE, _ROUTES = 100_000, 24
+#: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
+#: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
-#: How long a backlog must grow to be no burst's: a minute, or a quarter of a shorter log; so many services at least.
-_MINUTE_NS, _AT_LEAST = 60e9, 20
-#: Inputs differ in any traffic: named is what exceeds this share of p50.
+#: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
+_LEAST_SERVICES = 20
+#: Inputs differ in any traffic: their cause is named beyond this share of p50.
 _USUAL_OF_P50 = 0.1
-#: By what a busy service stops being one in which requests wait by chance.
+#: The load up to which the wait that chance produces is simulated.
 _BUSY = 0.6
 
 PREFILL = KnownCause(
@@ -55,7 +57,7 @@ PREFILL = KnownCause(
     "measured",
     "prompts of other requests computed in the shared batch",
     happened="all streams standing still while prompts of others were computed",
-    behind="one whose batch computed the prompts of others",
+    behind="one whose batch computed prompts of other requests",
 )
 STALL = KnownCause(
     "stall.shared",
@@ -75,7 +77,7 @@ LATE = KnownCause(
 
 @dataclass(slots=True, kw_only=True)
 class _Columns:
-    """The ok requests of a table, and what was learned of them; all ``(n,)`` nanoseconds."""
+    """The ok requests of a table, and what is inferred about them; all ``(n,)`` nanoseconds."""
 
     arrival: Ints
     latency: Ints
@@ -95,7 +97,7 @@ class _Columns:
 
     @property
     def service_ns(self) -> float:
-        """What serving a quiet request takes, with what it usually waits for."""
+        """Service of a quiet request, including its usual waits for dependencies."""
         return self.typical + sum(float(np.median(part)) for name, part in self.parts.items() if name != "dispatch")
 
 
@@ -117,7 +119,7 @@ class _Drift:
 def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -> Accounts:
     """The ledger of a table's requests that ended ok.
 
-    :param tail_share: of the requests that a reader will look at, for what chance makes them wait.
+    :param tail_share: share of requests in the tail, for the wait that chance produces there.
     """
     columns = _columns(table)
     notes = list(table.notes)
@@ -151,18 +153,18 @@ def _columns(table: RequestTable) -> _Columns:
 
 
 def _design(table: RequestTable, rows: Any, base: Ints) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
-    """Features that tell how much work a request is, and the columns of a stretch of the ok requests."""
+    """Names of the features that predict service, and a function from a slice of ok requests to design columns."""
     features = {name: column[rows] for name, column in table.features.items()}
     n = len(table.arrival_ns[rows])
-    step = max(n // _LEARNED, 1)
+    step = max(n // _SAMPLE, 1)
     sample = {name: column[::step] for name, column in features.items()}
-    taken = base[::step].astype(np.float64)
+    service = base[::step].astype(np.float64)
 
     def error(chosen: Sequence[Floats]) -> float:
-        usable = np.ones(len(taken), dtype=bool)
-        return error_out_of_fold(np.column_stack([np.ones(len(taken)), *chosen]), taken, usable)
+        usable = np.ones(len(service), dtype=bool)
+        return error_out_of_fold(np.column_stack([np.ones(len(service)), *chosen]), service, usable)
 
-    names = telling_features(sample, np.arange(-(-n // step)), [taken], error) if n else ()
+    names = telling_features(sample, np.arange(-(-n // step)), [service], error) if n else ()
     route = None if table.route is None else table.route[rows]
     common = np.argsort(-np.bincount(route[::step]))[:_ROUTES] if route is not None and n else np.zeros(0, np.int64)
 
@@ -191,11 +193,11 @@ def _find_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str
             evidence[cause] = (
                 f"{len(events)} times most open streams stood still together, "
                 f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (usually "
-                f"{from_ns(stalls.usual_ns)} from chunk to chunk)"
+                f"{from_ns(stalls.usual_ns)} from chunk to chunk), "
                 + (
-                    ", a prompt's first token at the end of each."
+                    "each ended by a prompt's first token."
                     if cause == PREFILL.id
-                    else ", and no prompt shows."
+                    else "without a prompt at that time."
                 )
             )
     columns.base = columns.base - sum(columns.stalled.values())
@@ -212,55 +214,55 @@ def _find_queue(table: RequestTable, columns: _Columns, evidence: dict[str, str]
         evidence["traffic.burst"] = f"the wait is measured; {columns.servers} requests were served at once"
         return
     if not table.timed:
-        notes.append("Arrivals have no times: there is no telling of a queue, of bursts or of drift.")
+        notes.append("Arrivals have no times: a queue, bursts and drift cannot be detected.")
         return
     if table.sampled:
-        notes.append("Waits in a queue are not told apart from service: that takes every request, not a sample.")
+        notes.append("Waits in a queue are not separated from service: that needs every request, not a sample.")
         return
     queue = None
     if table.first_ns is None:
-        came = columns.arrival + columns.parts.get("dispatch", 0)
-        sorted_ = bool((np.diff(came) >= 0).all())
-        took = columns.latency - columns.parts.get("dispatch", 0)
-        queue = infer_queue(came, took, table.resolution_ns) if sorted_ else None
+        dispatch = columns.parts.get("dispatch", 0)
+        sent = columns.arrival + dispatch
+        in_order = bool((np.diff(sent) >= 0).all())
+        queue = infer_queue(sent, columns.latency - dispatch, table.resolution_ns) if in_order else None
     elif (table.first_ns[table.ok] >= 0).all():
         queue = infer_prompt_queue(columns.arrival, table.first_ns[table.ok])
-    _take_queue(table, columns, queue, evidence, notes)
+    _apply_queue(table, columns, queue, evidence, notes)
 
 
-def _take_queue(
+def _apply_queue(
     table: RequestTable, columns: _Columns, queue: Queue | None, evidence: dict[str, str], notes: list[str]
 ) -> None:
     if queue is None:
-        why = "the recording does not bear out a first-come, first-served queue with a fixed number of servers"
+        why = "the recording does not fit a first-come, first-served queue with a fixed number of servers"
         if table.resolution_ns > float(np.median(columns.latency)) / 2:
             why = f"arrivals are known to {from_ns(table.resolution_ns)} only"
         elif table.first_ns is not None:
-            why = "streams share a batch, and the recording does not say when each was taken up"
-        notes.append(f"Waits in a queue are not told apart from service: {why}.")
+            why = "streams share a batch, and the recording does not show when each began"
+        notes.append(f"Waits in a queue are not separated from service: {why}.")
         return
     columns.wait, columns.servers = queue.wait_ns, queue.servers
     columns.base, columns.slot_ns = columns.base - queue.wait_ns, queue.slot_ns
     if queue.slot_ns is not None:
         evidence["traffic.burst"] = (
-            f"inferred: prompts were computed a batch after the other, {share(queue.waited)} of requests waited for "
-            f"batches ahead; one request keeps the engine for {from_ns(queue.slot_ns)}."
+            f"inferred: prompts were computed in batches, one after the other; {share(queue.waited)} of requests "
+            f"waited for batches ahead; one request occupies the engine for {from_ns(queue.slot_ns)}."
         )
         return
     evidence["traffic.burst"] = (
         f"inferred: {queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
-        f"and were then served as long as those who met an idle server (within {queue.misfit:.2f}x)"
+        f"with the same service as those that found an idle server (within {queue.misfit:.2f}x)"
     )
 
 
 def _make_room(table: RequestTable, columns: _Columns) -> None:
-    """What was measured within the wait is the wait's: parts together are no longer than the rest of a request."""
+    """Cap parts so that they do not overlap the wait, and add the wait for something outside as a part."""
     if columns.wait is not None and columns.parts:
-        left = columns.latency - columns.wait
+        remaining = columns.latency - columns.wait
         for name, part in columns.parts.items():
-            columns.parts[name] = np.minimum(part, left)
-            left = left - columns.parts[name]
-        columns.base = left - sum(columns.stalled.values())
+            columns.parts[name] = np.minimum(part, remaining)
+            remaining = remaining - columns.parts[name]
+        columns.base = remaining - sum(columns.stalled.values())
     if table.idle_ns is not None and table.idle_alone is not None:
         ok = table.ok
         idle = table.idle_ns[ok]
@@ -270,9 +272,9 @@ def _make_room(table: RequestTable, columns: _Columns) -> None:
 
 
 def _fit(columns: _Columns) -> WorkModel:
-    """What inputs need of service."""
+    """Fit the service that inputs need, and set the expectation of each request."""
     n = len(columns.base)
-    step = max(n // _LEARNED, 1)
+    step = max(n // _SAMPLE, 1)
     rows = slice(None, None, step)
     design = columns.design_of(rows)
     time = np.maximum(columns.base[rows], 0).astype(np.float64)
@@ -300,16 +302,16 @@ def _find_log_stalls(table: RequestTable, columns: _Columns, evidence: dict[str,
     columns.stalled = {STALL.id: lost}
     columns.base = columns.base - lost
     evidence[STALL.id] = (
-        f"{len(events)} times nothing ended though several requests were being served, "
+        f"{len(events)} times no request ended although several were being served, "
         f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
-        f"{from_ns(usual)}); what ran then is not in the recording."
+        f"{from_ns(usual)}); the recording does not show what ran then."
     )
 
 
 def _find_drift(columns: _Columns) -> _Drift | None:
-    """A level of service, beyond what inputs need, that rises and stays."""
+    """A level of service, beyond the need of inputs, that rises and stays."""
     n = len(columns.base)
-    step = max(n // _LEARNED, 1)
+    step = max(n // _SAMPLE, 1)
     beyond = (columns.base[::step] - columns.expected[::step]).astype(np.float64)
     at = columns.arrival[::step].astype(np.float64)
     count = min(_WINDOWS, len(beyond) // _PER_WINDOW)
@@ -328,8 +330,8 @@ def _find_drift(columns: _Columns) -> _Drift | None:
         return None
     if rise_probability(values) > _SURE:
         return None
-    place, left = best_step(values)
-    if left < 0.5 * squares_left(values, times):
+    place, residual = best_step(values)
+    if residual < 0.5 * squares_left(values, times):
         rise = float(np.median(values[place:]) - np.median(values[:place]))
         return _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
     return _Drift(at_ns=times, level=level - level[0], step_ns=None)
@@ -337,7 +339,7 @@ def _find_drift(columns: _Columns) -> _Drift | None:
 
 @dataclass(slots=True)
 class _Ledger:
-    """All columns together, and the entries that they make."""
+    """The columns, and the ledger's entries made from them."""
 
     table: RequestTable
     columns: _Columns
@@ -353,7 +355,7 @@ class _Ledger:
         columns = self.columns
         self._find_traffic()
         level = columns.expected if columns.drift is None else columns.expected + columns.drift.of(columns.arrival)
-        # What service takes beyond the model in the median belongs to a quiet request.
+        # The median residual of the model belongs to a quiet request.
         self.base_level = round(columns.typical + float(np.median(columns.base - level)))
         self.median_of = {name: round(float(np.median(part))) for name, part in columns.parts.items()}
         self.causes = self._known()
@@ -387,7 +389,7 @@ class _Ledger:
         at_rest = waits_at_reference(columns.arrival, service, columns.servers)
         # What waits for prompts waits for those of others: nothing else holds them up.
         columns.traffic = np.minimum(at_rest, columns.wait) if columns.slot_ns is None else columns.wait
-        lasting = max(min(_MINUTE_NS, float(np.ptp(columns.arrival)) / 4), _AT_LEAST * service)
+        lasting = max(min(MINUTE_NS, float(np.ptp(columns.arrival)) / 4), _LEAST_SERVICES * service)
         columns.overload = grew_for_good(columns.arrival, at_rest, lasting)
 
     def _chance_ms(self) -> float:
@@ -415,7 +417,7 @@ class _Ledger:
         return (*found, CATALOGUE[UNEXPLAINED])
 
     def extras(self, part: slice) -> dict[str, Ints]:
-        """By cause, what each request's service took beyond the reference, in a stretch."""
+        """By cause, the service of each request beyond the reference, for a slice of requests."""
         columns = self.columns
         found: dict[str, Ints] = {}
         if self.model.accepted:
@@ -431,7 +433,7 @@ class _Ledger:
         return found
 
     def entries(self, part: slice) -> tuple[Ints, Ints]:
-        """Own and propagated parts of a stretch of requests."""
+        """Own and propagated parts of a slice of requests."""
         columns = self.columns
         m = len(columns.latency[part])
         place = {cause.id: k for k, cause in enumerate(self.causes)}
@@ -493,7 +495,7 @@ class _Ledger:
                 f"{from_ns(float(np.quantile(columns.expected, 0.99)))} at p99."
             )
         elif names and self.model.samples:
-            notes.append(f"Service does not follow {names}: nothing is charged to inputs.")
+            notes.append(f"Service does not follow {names}: nothing is attributed to inputs.")
         for name, part in columns.parts.items():
             evidence[_part_id(name)] = (
                 f"measured: {from_ns(float(np.median(part)))} in the median, "
@@ -512,12 +514,12 @@ class _Ledger:
         step = max(n // 20_000, 1)
         rest = self.extras(slice(0, n, step))[UNEXPLAINED].astype(np.float64)
         stretch = raised_stretch(rest - rest.min()) if self.table.timed else None
-        text = "the recording has nothing that accounts for it"
+        text = "nothing in the recording accounts for it"
         if stretch is None:
             return f"{text}."
         origin, last = columns.arrival[0], min(stretch.last * step, n - 1)
         begin, end = (float(columns.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
-        return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s than in the rest."
+        return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s."
 
 
 def _dependency(name: str) -> KnownCause:

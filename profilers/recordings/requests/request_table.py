@@ -1,4 +1,4 @@
-"""Requests of a recording as columns, whatever wrote it: what every format is read into."""
+"""Requests of a recording as columns: the common table of all formats."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from latfix.stages import Status
 from latfix.traffic.parsed_fields import RECORDED, REQUEST_FIELDS
 from latfix.traffic.schedule import Traffic
 
-#: A status beside those of :class:`latfix.stages.Status`: taken back by its client, which is no latency.
+#: A status in addition to :class:`latfix.stages.Status`: cancelled by the client, without a latency.
 CANCELLED = 9
-#: In columns of nanoseconds: the recording does not say.
+#: In columns of nanoseconds: not recorded.
 UNKNOWN = -1
+
+
+def http_status(code: int) -> int:
+    """The status of a request that HTTP's code ``code`` stands for."""
+    if code in (408, 504):
+        return Status.TIMEOUT
+    if code in (429, 503):
+        return Status.SHED
+    return CANCELLED if code == 499 else Status.ERROR if code >= 500 else Status.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """Pauses between two chunks of one stream, in order of ``row``.
+    """Gaps between two chunks of one stream, in order of ``row``.
 
-    :param row: ``(g,)`` the request; ``start_ns`` on the clock of the arrivals; ``length_ns`` from one chunk to the
-        next.
+    :param row: ``(g,)`` the request; ``start_ns`` on the clock of the arrivals; ``length_ns`` to the next chunk.
     """
 
     row: Ints
@@ -36,10 +44,10 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSteps:
-    """Steps of a serving engine, as its own log has them, in order of time.
+    """Steps of a serving engine from its own log, in order of time.
 
-    :param end_ns: ``(s,)`` on the clock of the arrivals; ``length_ns`` what each took.
-    :param prefill_tokens: ``(s,)`` tokens of prompts computed in it; ``streams`` that got a token.
+    :param end_ns: ``(s,)`` on the clock of the arrivals; ``length_ns`` the duration.
+    :param prefill_tokens: ``(s,)`` prompt tokens computed in the step; ``streams`` that got a token.
     """
 
     end_ns: Ints
@@ -50,27 +58,27 @@ class EngineSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTable:
-    """Requests in order of arrival. Nanoseconds; :data:`UNKNOWN` where the recording does not say.
+    """Requests in order of arrival. Times in nanoseconds; :data:`UNKNOWN` if not recorded.
 
-    :param arrival_ns: ``(n,)`` from the first arrival on.
-    :param latency_ns: ``(n,)`` of requests that ended; of others what they had waited, where that is known.
+    :param arrival_ns: ``(n,)`` since the first arrival.
+    :param latency_ns: ``(n,)`` of requests that ended; of others the time they had waited, if known.
     :param status: ``(n,)`` of :class:`Status`, or :data:`CANCELLED`.
-    :param parts: measured parts of the latency, each ``(n,)``. ``dispatch``: the load generator was late. ``queue``:
-        waited at the server. A name of the catalogue's is that cause, any other a dependency that was waited for.
-    :param idle_ns: ``(n,)`` for how long nobody computed for it: in a queue, or for something outside.
-    :param idle_alone: ``(n,)`` whether that was for something outside; of others only a queue that is known tells.
-    :param stages: measured stages within service, each ``(n,)``; what is in none of them is shown as ``other``.
+    :param parts: measured parts of the latency, each ``(n,)``. ``dispatch``: delay of the load generator. ``queue``:
+        wait at the server. The id of a catalogued cause stands for that cause, any other name for a dependency.
+    :param idle_ns: ``(n,)`` time without computation for the request: in a queue, or waiting for something outside.
+    :param idle_alone: ``(n,)`` True if that wait was outside; otherwise it may be in the queue.
+    :param stages: measured stages within service, each ``(n,)``; the remainder is shown as ``other``.
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
-    :param features: ``(n,)`` each; what tells how much work a request is.
-    :param route: ``(n,)`` index into ``routes``; ``None`` where requests have no kinds.
-    :param resolution_ns: of the arrivals, as far as the format tells.
-    :param timed: false where only the order of arrivals is known.
-    :param start_unix_ns: when the first request arrived; ``None`` without a calendar.
-    :param sampled: true where one row of the recording stands for several requests, which are all here.
-    :param has_status: false where the format does not say how requests ended.
-    :param facts: what was read, by name, for ``source.read``.
-    :param notes: what a reader must know, one sentence each.
-    :param unread: which columns may tell more, to be said where much is unexplained.
+    :param features: ``(n,)`` each; measures of a request's amount of work.
+    :param route: ``(n,)`` index into ``routes``; ``None`` without routes.
+    :param resolution_ns: of the arrivals.
+    :param timed: False if only the order of arrivals is known.
+    :param start_unix_ns: of the first arrival; ``None`` without dates.
+    :param sampled: True if a row of the recording stands for several requests; all of them are in the table.
+    :param has_status: False if the format does not record how requests ended.
+    :param facts: counts and labels by name, for ``source.read``.
+    :param notes: for the reader of the diagnosis, one sentence each.
+    :param unread: a note on unread columns, shown if much is unexplained.
     """
 
     arrival_ns: Ints
@@ -101,19 +109,19 @@ class RequestTable:
 
     @property
     def ok(self) -> Bools:
-        """``(n,)`` whether each ended well and has a latency."""
+        """``(n,)`` True if the request ended ok and has a latency."""
         return np.asarray((self.status == Status.OK) & (self.latency_ns >= 0))
 
     def traffic(self, source: str) -> Traffic:
-        """All that arrived, to be replayed: features, the route, and the recorded latency where one ended ok.
+        """All requests as traffic to replay, with features, route, and the recorded latency of those that ended ok.
 
         :param source: the file's name, for the metadata.
-        :raises InputError: a feature has the name of a request's own field.
+        :raises InputError: a feature has the name of a standard request field.
         """
         taken = next((name for name in self.features if name in REQUEST_FIELDS), None)
         if taken is not None:
             raise InputError(
-                f"--feature: found the name {taken!r}, which is a request's own field; expected another name"
+                f"--feature: found the name {taken!r}, which is a standard request field; expected another name"
             )
         features: dict[str, npt.NDArray[Any]] = {name: _whole(column) for name, column in self.features.items()}
         if self.route is not None:
@@ -133,7 +141,7 @@ class RequestTable:
         )
 
     def sorted(self) -> RequestTable:
-        """In order of arrival, and counted from the first."""
+        """The table in order of arrival, with times since the first arrival."""
         order = np.argsort(self.arrival_ns, kind="stable")
         first = int(self.arrival_ns[order[0]]) if len(order) else 0
         if len(order) and (order[1:] > order[:-1]).all() and first == 0:
@@ -166,7 +174,7 @@ class RequestTable:
 
 
 def _whole(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Whole numbers where all are: a size in bytes is not written as 1200.0."""
+    """As integers if all values are whole: a size in bytes is not written as 1200.0."""
     numbers = np.asarray(column, dtype=np.float64)
     whole = bool(
         np.isfinite(numbers).all() and (np.abs(numbers) < 2**53).all() and (numbers == np.rint(numbers)).all()

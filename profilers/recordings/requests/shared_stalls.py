@@ -1,9 +1,9 @@
-"""Stalls that several requests share: one event each, owed by what ran then.
+"""Stalls that several requests share, each one event with one cause.
 
-In streams: pauses much longer than usual, in most streams that are open, over at the same moment. Where a prompt of
-another request was computed then, its first token comes at that moment, or the engine's log has the step; then the
-pause is that prefill's. In a log without streams: a time in which nothing ended though several requests were being
-served, for longer than one of them takes.
+In streams, a stall is a gap much longer than usual in most open streams that ends at the same moment in all. It is
+attributed to prefill if another request's first token comes at that moment, or if the engine's log shows a prefill
+step then. In a log without streams, a stall is a time in which no request ended although several were being served,
+for longer than a request takes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.recordings.requests.request_table import EngineSteps, Gaps
 
-#: A pause is a stall from so many usual ones on; streams stand still together where their pauses end within this
-#: share of the pause; at least so many, and this share of those open, must.
+#: A stall: minimum length in usual gaps, tolerance of the common end as a share of its length, and minimum streams:
+#: their number, and their share of the open ones.
 _LONG, _TOGETHER, _LEAST, _OF_OPEN = 3.0, 0.1, 2, 0.5
 _CLOSE_NS = 5_000_000
-#: In a log: how many typical services nothing ended for, and how much of it those being served must show.
+#: In a log: minimum silence in typical services, and the share of it by which requests in service must be late.
 _SILENT, _SHOWN = 3.0, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Shared stalls, and what each request lost in them, in nanoseconds.
+    """Shared stalls, and the time that each request lost in them, in nanoseconds.
 
-    :param prefill_ns: ``(n,)`` in those owed to the prompts of others; ``other_ns`` in the rest.
-    :param events: ``(e, 2)`` begin and end of each; ``by_prefill`` ``(e,)`` which are owed to prompts.
-    :param usual_ns: a usual pause between chunks.
+    :param prefill_ns: ``(n,)`` lost in stalls due to prompts of others; ``other_ns`` in the remaining stalls.
+    :param events: ``(e, 2)`` begin and end of each stall; ``by_prefill`` ``(e,)`` True if due to prompts.
+    :param usual_ns: the usual gap between chunks.
     """
 
     prefill_ns: Ints
@@ -43,8 +43,8 @@ class Stalls:
 def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, steps: EngineSteps | None) -> Stalls:
     """Shared stalls of streams.
 
-    :param first_token_ns: ``(n,)`` when each stream began, on the clock of the arrivals, -1 where it did not;
-        ``ended_ns`` ``(n,)`` when each request ended.
+    :param first_token_ns: ``(n,)`` when each stream began, on the clock of the arrivals, or -1; ``ended_ns`` ``(n,)``
+        when each request ended.
     """
     usual = float(np.median(gaps.length_ns)) if len(gaps.length_ns) else 0.0
     usual = float(np.median(gaps.length_ns[gaps.length_ns <= _LONG * usual])) if usual else 0.0
@@ -52,7 +52,7 @@ def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, 
     prefill, other = np.zeros(n, np.int64), np.zeros(n, np.int64)
     over = gaps.start_ns + gaps.length_ns
     long = long[np.argsort(over[long], kind="stable")]
-    events, owed = [], []
+    events, due = [], []
     firsts = np.sort(first_token_ns[first_token_ns >= 0]) if first_token_ns is not None else np.zeros(0, np.int64)
     begun = first_token_ns if first_token_ns is not None else np.zeros(n, np.int64)
     for members in _together(over[long], gaps.length_ns[long]):
@@ -68,18 +68,18 @@ def in_streams(n: int, gaps: Gaps, first_token_ns: Ints | None, ended_ns: Ints, 
         lost = np.rint(np.maximum(gaps.length_ns[rows] - usual, 0)).astype(np.int64)
         np.add.at(prefill if by_prefill else other, gaps.row[rows], lost)
         events.append((end - length, end))
-        owed.append(by_prefill)
+        due.append(by_prefill)
     return Stalls(
         prefill_ns=prefill,
         other_ns=other,
         events=np.array(events, np.int64).reshape(-1, 2),
-        by_prefill=np.array(owed, bool),
+        by_prefill=np.array(due, bool),
         usual_ns=usual,
     )
 
 
 def _together(over: Ints, length: Ints) -> list[slice]:
-    """Runs of pauses that end at one moment."""
+    """Runs of gaps that end at one moment."""
     if not len(over):
         return []
     near = np.maximum(_TOGETHER * length, _CLOSE_NS)
@@ -89,7 +89,7 @@ def _together(over: Ints, length: Ints) -> list[slice]:
 
 
 def _prompt_then(firsts: Ints, steps: EngineSteps | None, begin: int, end: int, near: int) -> bool:
-    """Whether another request's prompt was computed between two moments."""
+    """True if another request's prompt was computed between two moments."""
     if steps is not None:
         overlap = (steps.end_ns > begin + near) & (steps.end_ns - steps.length_ns < end - near)
         return bool((steps.prefill_tokens[overlap] > 0).any())
@@ -98,24 +98,24 @@ def _prompt_then(firsts: Ints, steps: EngineSteps | None, begin: int, end: int, 
 
 
 def in_log(begin: Ints, end: Ints, beyond: Floats, typical_ns: float) -> tuple[Ints, Ints]:
-    """Times in which nothing ended though several requests were being served.
+    """Times in which no request ended although several were being served.
 
-    :param begin: ``(n,)`` when each was taken up, ascending or nearly; ``end`` when it ended; ``beyond`` ``(n,)``
-        nanoseconds that it took beyond what its input needs.
-    :returns: ``(n,)`` nanoseconds that each lost, and ``(e, 2)`` the stalls.
+    :param begin: ``(n,)`` when service began, nearly ascending; ``end`` when it ended; ``beyond`` ``(n,)``
+        nanoseconds of service beyond the expectation for its input.
+    :returns: ``(n,)`` nanoseconds lost by each request, and ``(e, 2)`` the stalls.
     """
     lost = np.zeros(len(begin), np.int64)
     order = np.argsort(end, kind="stable")
     ends = end[order]
     silent = np.flatnonzero(np.diff(ends) > _SILENT * typical_ns)
-    taken_up = np.sort(begin)
+    begins = np.sort(begin)
     events = []
     for place in silent.tolist():
         low, high = int(ends[place]), int(ends[place + 1])
-        last = int(np.searchsorted(taken_up, high))
-        if last - (place + 1) < _LEAST:  # taken up before it was over, less those that had ended
+        last = int(np.searchsorted(begins, high))
+        if last - (place + 1) < _LEAST:  # in service during the stall
             continue
-        # Whoever was being served then ended after it; those ends are next in order.
+        # Requests in service during the stall end after it: theirs are the next ends.
         after = order[place + 1 : place + 1 + 4 * (last - place)]
         inside = after[(begin[after] < high) & (end[after] >= high)]
         overlap = np.minimum(high - np.maximum(begin[inside], low), beyond[inside])

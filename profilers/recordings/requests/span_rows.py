@@ -1,4 +1,4 @@
-"""A table of spans put together span by span."""
+"""Builds a table of spans, span by span."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from latfix.formatting import shown
 from latfix.profilers.recordings.requests.span_table import SpanTable
 from latfix.profilers.recordings.requests.text_source import LATEST_NS
 
-#: Attributes that name the service behind a client's span, the most telling first (OpenTelemetry's conventions).
+#: Attributes that name the service behind a client's span, the most specific first (OpenTelemetry's conventions).
 _PEERS = ("peer.service", "service.peer.name", "db.system.name", "db.system", "messaging.system", "rpc.service",
           "server.address", "net.peer.name", "http.host")  # fmt: skip
 
-#: A serving engine's span has a request's latency, and its parts, in attributes (vLLM's ``SpanAttributes``).
+#: The attribute in which a serving engine's span has a request's latency (vLLM's ``SpanAttributes``).
 ENGINE_LATENCY = "gen_ai.latency.e2e"
 
 
 @dataclass(slots=True)
 class SpanRows:
-    """Columns that grow; see :class:`SpanTable` for what they mean."""
+    """Growing columns of a :class:`SpanTable`."""
 
     start_ns: list[int] = field(default_factory=list)
     end_ns: list[int] = field(default_factory=list)
@@ -52,9 +52,9 @@ class SpanRows:
         attributes: Mapping[str, Any] | None = None,
         failed: bool = False,
     ) -> None:
-        """One span; one that ends before it begins has no length. Exporters that retry write the same one twice.
+        """Append a span, once if exporters repeat it. One that ends before it begins gets length 0.
 
-        :raises ValueError: its times are none.
+        :raises ValueError: its times are out of range.
         """
         if not 0 <= start_ns <= LATEST_NS or abs(end_ns) > LATEST_NS:
             raise ValueError(f"from {shown(start_ns, 40)} to {shown(end_ns, 40)} ns since 1970")
@@ -91,9 +91,9 @@ class SpanRows:
         first = min(self.start_ns, default=0)
         notes = []
         if self.reversed:
-            notes.append(f"{self.reversed} spans end before they begin; they are read as having no length.")
+            notes.append(f"{self.reversed} spans end before they begin; they are read with length 0.")
         if self.repeated:
-            notes.append(f"{self.repeated} spans are there more than once; each is counted once.")
+            notes.append(f"{self.repeated} repeated spans are counted once.")
         return SpanTable(
             start_ns=np.array([start - first for start in self.start_ns], np.int64),
             end_ns=np.array([end - first for end in self.end_ns], np.int64),

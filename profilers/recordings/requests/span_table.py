@@ -1,8 +1,8 @@
-"""Spans as columns, and whose time a request's was: every moment of it belongs to one span.
+"""Spans as columns, and the division of each request's time among its spans.
 
-A moment belongs to the deepest span on the critical path: walking back from a span's end, the child that ends last
-is what was waited for, up to its own begin; what no child covers is the span's own. The parts of a request so sum to
-its latency exactly, whatever ran beside it.
+Every moment belongs to the deepest span on the critical path. Walking back from a span's end, the child that ends
+last is on the path, up to its own begin; time that no child covers is the span's own. The parts of a request sum to
+its latency exactly, even if other spans ran in parallel.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from latfix.arrays import Bools, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanTable:
-    """Spans, in the recording's order. Nanoseconds of a common clock, as far as hosts agree.
+    """Spans in the order of the recording. Nanoseconds of a common clock, as far as the hosts' clocks agree.
 
-    :param parent: ``(n,)`` row of the parent; -1 without one, -2 where it is not in the recording.
+    :param parent: ``(n,)`` row of the parent; -1 without one, -2 if it is not in the recording.
     :param service: ``(n,)`` index into ``services``; ``operation`` into ``operations``.
-    :param calls: ``(n,)`` true where the span is known to wait for another service (a client's span).
-    :param peer: ``(n,)`` index into ``services`` of the service that a client's span says it calls; -1 unknown.
-    :param failed: ``(n,)`` true where the span says that it failed.
+    :param calls: ``(n,)`` True for a client's span, which waits for another service.
+    :param peer: ``(n,)`` index into ``services`` of the service that a client's span calls; -1 if unknown.
+    :param failed: ``(n,)`` True for a failed span.
     :param trace: ``(n,)`` index into ``traces``.
-    :param engine: of spans of a serving engine, begin in nanoseconds since 1970 and attributes.
+    :param engine: begin (nanoseconds since 1970) and attributes of each span of a serving engine.
     """
 
     start_ns: Ints
@@ -54,8 +54,8 @@ class OwnTimes:
     """The critical path of every request.
 
     :param roots: ``(r,)`` rows of the requests' outermost spans, in order of begin.
-    :param request: ``(n,)`` index into ``roots`` of each span; -1 for one that belongs to none.
-    :param own_ns: ``(n,)`` of each span on the critical path of its request; they sum to the root's length.
+    :param request: ``(n,)`` index into ``roots`` of each span; -1 if it belongs to no request.
+    :param own_ns: ``(n,)`` own time of each span on the critical path; the sum is the root's length.
     :param orphans: spans left out because their parent is missing.
     """
 
@@ -70,7 +70,7 @@ def own_times(spans: SpanTable) -> OwnTimes:
     roots = np.flatnonzero(spans.parent == -1)
     missing = np.flatnonzero(spans.parent == -2)
     orphans = len(missing)
-    if not len(roots):  # a service's own spans, whose callers kept theirs
+    if not len(roots):  # spans of one service, without its callers' spans
         roots, orphans = missing, 0
     roots = roots[np.argsort(spans.start_ns[roots], kind="stable")]
     children = _children(spans)
@@ -83,7 +83,7 @@ def own_times(spans: SpanTable) -> OwnTimes:
 
 
 def _children(spans: SpanTable) -> dict[int, list[int]]:
-    """By parent, its children, those that end last first."""
+    """By parent, its children, the last to end first."""
     inside = np.flatnonzero(spans.parent >= 0)
     inside = inside[np.argsort(-spans.end_ns[inside], kind="stable")]
     children: dict[int, list[int]] = {}
@@ -105,13 +105,13 @@ def _walk(
     while pending:
         row, low, high = pending.pop()
         if request[row] >= 0:
-            continue  # a ring of parents
+            continue  # a cycle of parents
         request[row] = number
         cursor = high
         for child in children.get(row, ()):
             begin, over = max(start[child], low), min(end[child], cursor)
             if over <= begin:
-                pending.append((child, 0, 0))  # beside the path: it cost nobody anything
+                pending.append((child, 0, 0))  # not on the critical path
                 continue
             own[row] += cursor - over
             pending.append((child, begin, over))

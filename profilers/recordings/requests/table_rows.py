@@ -1,4 +1,4 @@
-"""A table of requests put together row by row, for formats that hold at most some hundred thousand."""
+"""Builds a table of requests row by row, for formats with at most some hundred thousand requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from latfix.stages import Status
 
 @dataclass(slots=True)
 class TableRows:
-    """Columns that grow; see :class:`RequestTable` for what they mean."""
+    """Growing columns of a :class:`RequestTable`."""
 
     arrival_ns: list[int] = field(default_factory=list)
     latency_ns: list[int] = field(default_factory=list)
@@ -46,9 +46,9 @@ class TableRows:
         features: Mapping[str, object] | None = None,
         gaps_ns: Sequence[int] = (),
     ) -> None:
-        """One request; ``None`` is what the recording does not say.
+        """Append a request; ``None`` if not recorded.
 
-        :raises ValueError: its arrival is none.
+        :raises ValueError: its arrival is no valid time.
         """
         if not isinstance(arrival_ns, int) or abs(arrival_ns) > LATEST_NS:
             raise ValueError(f"an arrival at {shown(arrival_ns, 40)}")
@@ -81,7 +81,7 @@ class TableRows:
     def table(self, **other: Any) -> RequestTable:
         """The columns, in order of arrival.
 
-        :param other: of :class:`RequestTable`.
+        :param other: further fields of :class:`RequestTable`.
         """
         first = np.array(self.first_ns, np.int64)
         routes = tuple(sorted(set(self.routes)))
@@ -112,14 +112,14 @@ class TableRows:
 
 
 def number_or_nan(value: object) -> float:
-    """A value as a number; NaN for what is none."""
+    """A value as a float; NaN if it is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value)
 
 
 def ns_of(value: object, unit_ns: int, most: int = LONGEST_NS) -> int | None:
-    """Whole nanoseconds of a number of units; ``None`` for what is none, negative, or more than ``most``."""
+    """Whole nanoseconds of a number of units; ``None`` if it is no number, negative, or above ``most``."""
     if isinstance(value, int) and not isinstance(value, bool):
         found = value * unit_ns
     else:

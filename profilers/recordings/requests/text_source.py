@@ -1,4 +1,4 @@
-"""Text of recordings: lines, JSON documents, units of time, and what is said where they are damaged."""
+"""Reads text of recordings: lines, JSON documents, times and their units; reports damage as :class:`InputError`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from latfix.files.strict_json import MALFORMED
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged
 
-#: Nanoseconds of the units that names of columns end with.
+#: Nanoseconds of the units at the end of column names.
 UNITS_NS: dict[str, int] = {
     "ns": 1,
     "nanos": 1,
@@ -36,15 +36,15 @@ UNITS_NS: dict[str, int] = {
     "secs": 1_000_000_000,
     "seconds": 1_000_000_000,
 }
-#: Nanoseconds, or from 1970 on: twice as far is the end of whole numbers of 64 bits.
+#: The latest time since 1970: half the range of 64-bit integers, so that sums do not overflow.
 LATEST_NS = 2**62
-#: The longest that anything takes: 104 days, which a float holds to the nanosecond.
+#: The longest duration: 104 days, which a float holds to the nanosecond.
 LONGEST_NS = 2**53
-#: What a path names one thing by.
+#: A number or id in a path.
 NUMBER_IN_PATH = re.compile(r"/([0-9]+|[0-9a-fA-F-]{8,})")
 _DAMAGED = "record it again, or copy it again"
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
-#: The day of Apache's and nginx's times, a blank before a zone, and what stands behind the seconds.
+#: The day of Apache's and nginx's times, a blank before a zone, and the fraction of seconds.
 _CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
 _SLASHES = re.compile(r"(\d{4})/(\d\d)/(\d\d)[ T-]+")
 _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
@@ -54,9 +54,9 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 @dataclass(slots=True)
 class BadLines:
-    """Lines that could not be used: counted, and the first kept for the message.
+    """Counts unusable lines, and keeps the first for the message.
 
-    :param file: named in messages; ``expected`` what each line should have been.
+    :param file: named in messages; ``expected`` describes a usable line.
     """
 
     file: Path
@@ -71,14 +71,14 @@ class BadLines:
             self.first = (line, found)
 
     def error(self) -> InputError:
-        """The first one as an error."""
+        """The error for the first one."""
         line, found = self.first or (1, "nothing")
         return input_error(self.file, line, found, self.expected, "")
 
     def check(self, good: int) -> None:
-        """Refuse a file most of which is something else.
+        """Refuse a file with mostly unusable lines.
 
-        :raises InputError: more lines were bad than good.
+        :raises InputError: more lines are bad than good.
         """
         if self.count > good:
             raise self.error()
@@ -93,7 +93,7 @@ class BadLines:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; empty ones are left out.
+    """Lines with their numbers from 1, without empty ones.
 
     :raises InputError: the file cannot be read, or its compression is cut off.
     """
@@ -108,30 +108,22 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects, one a line.
+    """The objects of JSON Lines, with their line numbers from 1.
 
-    :raises InputError: a line is none.
+    :raises InputError: a line holds no object.
     """
     for number, line in lines_of(path):
-        yield number, json_object(line, path, number, expected)
-
-
-def json_object(line: str, path: Path, number: int, expected: str) -> dict[str, Any]:
-    """The object that a line holds.
-
-    :raises InputError: it holds none.
-    """
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise input_error(path, number, f"{shown(line, 40)} ({_why(error)})", expected, _DAMAGED) from error
-    if not isinstance(value, dict):
-        raise input_error(path, number, shown(line, 40), expected)
-    return value
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise input_error(path, number, f"{shown(line, 40)} ({_why(error)})", expected, _DAMAGED) from error
+        if not isinstance(value, dict):
+            raise input_error(path, number, shown(line, 40), expected)
+        yield number, value
 
 
 def json_document(path: Path, expected: str) -> Any:
-    """The value of a whole file.
+    """The JSON value of a whole file.
 
     :raises InputError: it is no JSON, or cut off.
     """
@@ -142,15 +134,15 @@ def json_document(path: Path, expected: str) -> Any:
         damaged(path, expected, f"compressed data that ends too soon ({error})")
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
-        raise input_error(path, line, f"no JSON there ({_why(error)})", expected, _DAMAGED) from error
+        raise input_error(path, line, f"invalid JSON ({_why(error)})", expected, _DAMAGED) from error
 
 
 @contextmanager
 def entry_of(path: Path, where: str, expected: str, line: int | None = None) -> Iterator[None]:
-    """What is raised while an entry of a document is read is the entry's fault.
+    """Turn an exception while an entry of a document is read into an error about the entry.
 
-    :param where: which entry, for the message.
-    :raises InputError: the entry lacks something, or has something else there.
+    :param where: names the entry in the message.
+    :raises InputError: the entry lacks a field, or is malformed.
     """
     try:
         yield
@@ -160,7 +152,7 @@ def entry_of(path: Path, where: str, expected: str, line: int | None = None) -> 
 
 
 def begins_with_object(head: bytes) -> dict[str, Any] | None:
-    """The first line of JSON Lines, where it is whole; ``None`` where it is none."""
+    """The object in the first line of JSON Lines; ``None`` if there is none, or the line is cut off."""
     first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     if not newline and len(head) >= 1 << 16:
         return None
@@ -172,18 +164,18 @@ def begins_with_object(head: bytes) -> dict[str, Any] | None:
 
 
 def unit_of(name: str) -> int | None:
-    """Nanoseconds of the unit that a name ends with: ``latency_ms``, ``durationMs``, ``time_seconds``."""
+    """Nanoseconds of the unit at the end of a name: ``latency_ms``, ``durationMs``, ``time_seconds``."""
     words = _WORD.findall(name)
     return UNITS_NS.get(words[-1].lower()) if len(words) > 1 else None
 
 
 def route_of(request: str) -> str:
-    """What kind of request it is: without what is asked, and without numbers and ids in the path."""
+    """A path as a route: without the query, and without numbers and ids."""
     return NUMBER_IN_PATH.sub("/*", request.partition("?")[0])
 
 
 def epoch_unit(largest: float) -> int:
-    """Nanoseconds of the unit of numbers that count from 1970, told by their size; a second for small ones."""
+    """Nanoseconds of the unit of times since 1970, guessed from the largest one; seconds for small numbers."""
     for unit, bound in ((1, 1e17), (1_000, 1e14), (1_000_000, 1e11)):
         if largest > bound:
             return unit
@@ -191,9 +183,9 @@ def epoch_unit(largest: float) -> int:
 
 
 def instant_ns(text: str) -> int:
-    """Nanoseconds since 1970 of a date in ISO 8601, or as web servers write it; without a zone, UTC.
+    """Nanoseconds since 1970 of a date in ISO 8601 or in the format of web servers; UTC without a zone.
 
-    :raises ValueError: it is none.
+    :raises ValueError: it is no date, or too far from 1970.
     """
     text = _SLASHES.sub(r"\1-\2-\3T", text.strip(" []"))
     text = _ZONE.sub(lambda zone: "Z" if zone[1] in ("UTC", "GMT") else zone[1], text)
@@ -208,8 +200,16 @@ def instant_ns(text: str) -> int:
     return found
 
 
+def instant_or_unknown(value: object) -> int:
+    """:func:`instant_ns` of a value as text; -1 if it is no date."""
+    try:
+        return instant_ns(str(value))
+    except ValueError:
+        return -1
+
+
 def resolution_ns(moments: Ints) -> int:
-    """To which moments are known: the largest power of ten that all of a sample are multiples of."""
+    """The resolution of times: the largest power of ten that divides all of a sample."""
     sample = moments[:10_000]
     for unit in (1_000_000_000, 100_000_000, 10_000_000, 1_000_000, 1_000):
         if len(sample) and not (sample % unit).any():

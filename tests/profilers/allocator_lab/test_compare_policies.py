@@ -1,4 +1,4 @@
-"""Traces in, policies compared, an answer out."""
+"""Traces, the comparison of policies on them, and the answer."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _trace(*steps: tuple[int, int]) -> AllocationTrace:
     return AllocationTrace(events=[Event(key=key, size=mib * _MIB) for key, mib in steps], source="test")
 
 
-#: A segment that stays split: forty of a hundred MiB are free in it, and cannot be given back.
+#: A segment that stays split: 40 of 100 MiB are free in it and cannot be given back.
 _STUCK = _trace((0, 60), (0, 0), (1, 20), (2, 70), (3, 10))
 
 
-def test_a_failure_although_enough_is_free_is_told() -> None:
+def test_a_failure_despite_enough_free_memory_is_counted() -> None:
     result = replay(_STUCK, 100 * _MIB, policy_of("", 100 * _MIB))
     assert (result.allocations, result.failed, result.failed_fragmented, result.retries) == (4, 1, 1, 1)
     assert result.worst == {
@@ -47,26 +47,26 @@ def test_a_failure_although_enough_is_free_is_told() -> None:
     assert result.peak_reserved == 60 * _MIB
 
 
-def test_a_device_that_is_too_small_is_no_fragmentation() -> None:
+def test_a_device_that_is_too_small_is_not_fragmentation() -> None:
     result = replay(_trace((0, 60), (1, 60)), 100 * _MIB, policy_of("", 100 * _MIB))
     assert (result.failed, result.failed_fragmented, result.worst) == (1, 0, None)
     result = replay(_trace((0, 200), (0, 0), (1, 50)), 100 * _MIB, policy_of("", 100 * _MIB))
-    assert (result.failed, result.peak_reserved) == (1, 50 * _MIB), "what could not be had is not given back"
+    assert (result.failed, result.peak_reserved) == (1, 50 * _MIB), "a failed allocation is not freed"
 
 
 def test_the_answer_names_the_setting_that_helps() -> None:
     results = compare(_STUCK, 100 * _MIB, ("", "max_split_size_mb:128", "expandable_segments:True"))
     assert answer(results) == (
         "torch's defaults: 1 stall, 1 failure (1 of them with enough memory free in total). "
-        "With expandable_segments:True none would be left (calls of the device 1 -> 2, held at most 60 -> 100 MiB); "
+        "With expandable_segments:True none would remain (device calls 1 -> 2, held at most 60 -> 100 MiB); "
         "with max_split_size_mb:128 1 failure and 1 stall."
     )
     hopeless = compare(_trace((0, 200)), 100 * _MIB, ("", "expandable_segments:True"))
-    assert answer(hopeless).endswith("None of the settings that were tried does better.")
+    assert answer(hopeless).endswith("None of the tested settings does better.")
     assert answer(compare(_trace((0, 20)), 100 * _MIB)) == "torch's defaults: no allocation stalls or fails."
 
 
-def test_made_up_traffic_breaks_the_defaults_although_memory_is_free() -> None:
+def test_synthetic_traffic_fails_under_the_defaults_despite_free_memory() -> None:
     for seed in range(3):
         trace = generate(seed, Traffic(turns=1000))
         assert trace.peak_bytes < 4 * _GIB, "all of it fits"
@@ -76,7 +76,7 @@ def test_made_up_traffic_breaks_the_defaults_although_memory_is_free() -> None:
         assert default.peak_stuck > expandable.peak_stuck
 
 
-def test_made_up_traffic_is_in_order_and_of_its_seed() -> None:
+def test_synthetic_traffic_is_consistent_and_seeded() -> None:
     want = Traffic(turns=100)
     assert generate(4, want).events == generate(4, want).events != generate(5, want).events
     live: set[int] = set()
@@ -88,14 +88,14 @@ def test_made_up_traffic_is_in_order_and_of_its_seed() -> None:
             live.add(event.key)
 
 
-def test_a_trace_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_trace_survives_writing_and_reading(tmp_path: Path) -> None:
     trace = generate(2, Traffic(turns=50))
     write_trace(tmp_path / "trace.jsonl", trace)
     assert list(read_trace(tmp_path / "trace.jsonl").events) == list(trace.events)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("nothing", "found no JSON"),
         ("[1]", "found [1]; expected an object"),
@@ -106,19 +106,19 @@ def test_a_trace_comes_back_from_its_file(tmp_path: Path) -> None:
         ('{"alloc": true, "bytes": 3}', "found alloc = true"),
         ('{"alloc": 1, "bytes": 3, "stream": "a"}', 'found stream = "a"'),
         ('{"alloc": 1, "bytes": 3, "t_us": NaN}', "found t_us = NaN"),
-        ('{"free": 7}', "found free 7; expected one that is allocated"),
+        ('{"free": 7}', "found free 7; expected a number that is allocated"),
         ('{"alloc": 0, "bytes": 3}', "found alloc 0; expected a number that is not allocated"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"alloc": 0, "bytes": 512}\n\n' + line + "\n")
     with pytest.raises(InputError) as raised:
         read_trace(path)
-    assert raised.value.message.startswith(f"{path}:3: ") and said in raised.value.message
+    assert raised.value.message.startswith(f"{path}:3: ") and message in raised.value.message
 
 
-def test_files_that_are_no_trace(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name in ("empty", "binary", "absent"):
@@ -136,7 +136,7 @@ def _snapshot(tmp_path: Path, entries: list[dict[str, Any]], segments: list[dict
     return path
 
 
-def test_a_snapshot_of_torch_is_a_trace(tmp_path: Path) -> None:
+def test_a_snapshot_of_torch_is_read_as_a_trace(tmp_path: Path) -> None:
     path = _snapshot(
         tmp_path,
         [
@@ -164,7 +164,7 @@ def test_a_snapshot_of_torch_is_a_trace(tmp_path: Path) -> None:
     assert trace.source == "snapshot.pickle, device 1"
 
 
-def test_what_was_allocated_before_the_history_comes_first(tmp_path: Path) -> None:
+def test_memory_allocated_before_the_history_comes_first(tmp_path: Path) -> None:
     segments = [
         {
             "device": 1,
@@ -187,31 +187,31 @@ def test_what_was_allocated_before_the_history_comes_first(tmp_path: Path) -> No
     ]
 
 
-def test_what_was_held_is_counted_back_from_the_segments_at_the_end(tmp_path: Path) -> None:
+def test_peak_memory_is_counted_back_from_the_final_segments(tmp_path: Path) -> None:
     blocks = [{"size": 30 * _MIB, "state": "inactive"}]
     segments = [{"device": 1, "address": 1000, "stream": 0, "blocks": blocks}]
     entries = [_entry("segment_free", 5, 20), _entry("segment_free", 9, 40), _entry("segment_alloc", 1000, 30)]
     assert read_trace(_snapshot(tmp_path, entries, segments)).recorded["peak_reserved"] == 60 * _MIB
 
 
-def test_a_snapshot_says_what_its_allocator_was_set_to(tmp_path: Path) -> None:
+def test_a_snapshot_contains_the_allocators_settings(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
-    told = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "max_split_size": 64 * _MIB}
-    path.write_bytes(pickle.dumps({"device_traces": [[_entry("alloc", 1, 2)]], "allocator_settings": told}))
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "max_split_size": 64 * _MIB}
+    path.write_bytes(pickle.dumps({"device_traces": [[_entry("alloc", 1, 2)]], "allocator_settings": settings}))
     assert read_trace(path).setting == "max_split_size_mb:64"
 
 
-def test_stalls_that_the_model_does_not_see_are_not_passed_over() -> None:
+def test_recorded_stalls_that_the_model_misses_are_reported() -> None:
     results = compare(_trace((0, 20)), 100 * _MIB)
     assert answer(results, {"retries": 2, "ooms": 1}) == (
         "torch's defaults: no allocation stalls or fails in the model, but 3 did in the recording: the process had "
-        "less memory than --capacity says."
+        "less memory than --capacity."
     )
 
 
-def test_the_choice_is_the_cheapest_that_stalls_least() -> None:
+def test_the_setting_with_the_fewest_stalls_is_chosen() -> None:
     found = choose(_STUCK, 100 * _MIB)
-    assert found.setting == "expandable_segments:True" and "none would be left" in found.said
+    assert found.setting == "expandable_segments:True" and "none would remain" in found.said
     assert [each["setting"] for each in found.figures["policies"]] == ["", *TRIED]
     with_it = choose(_STUCK, 100 * _MIB, found.setting)
     assert with_it.setting == "" and with_it.said == "expandable_segments:True: no allocation stalls or fails."
@@ -223,7 +223,7 @@ class _Harmful:
         return (print, ("harm",))
 
 
-def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "evil.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[_Harmful()]]}))
     with pytest.raises(InputError, match=r"it names builtins\.print"):
@@ -234,14 +234,14 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     "content", [{"device_traces": [[], []]}, {"segments": []}, [1], {"device_traces": [[{"a": 1}]]}]
 )
-def test_pickles_of_something_else(tmp_path: Path, content: Any) -> None:
+def test_other_pickles_are_refused(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "other.pickle"
     path.write_bytes(pickle.dumps(content))
     with pytest.raises(InputError, match=r"other\.pickle: found .*_record_memory_history"):
         read_trace(path)
 
 
-def test_a_truncated_pickle(tmp_path: Path) -> None:
+def test_a_truncated_pickle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "half.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[_entry("alloc", 1, 1)]]})[:-20])
     with pytest.raises(InputError, match="no readable snapshot"):

@@ -1,4 +1,4 @@
-"""The model of torch's caching allocator, step by step, against what its source says."""
+"""The model of torch's caching allocator, step by step, compared with its source."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_sizes_are_rounded(size: int, divisions: int, wanted: int) -> None:
         (25 * _MIB, 26 * _MIB),
     ],
 )
-def test_a_segment_is_taken_for_what_is_not_cached(size: int, segment: int) -> None:
+def test_a_segment_is_taken_if_nothing_is_cached(size: int, segment: int) -> None:
     allocator = CachingAllocator(1 << 30)
     allocator.allocate(size)
     assert allocator.counters.reserved == segment and allocator.counters.device_allocs == 1
 
 
-def test_small_ones_share_a_segment_to_the_last_grain() -> None:
+def test_small_blocks_fill_a_segment_completely() -> None:
     allocator = CachingAllocator(1 << 30)
     for _ in range(4096):
         allocator.allocate(512)
@@ -68,7 +68,7 @@ def test_small_ones_share_a_segment_to_the_last_grain() -> None:
     assert allocator.counters.device_allocs == 2
 
 
-def test_a_large_block_is_split_only_where_more_than_a_megabyte_is_left() -> None:
+def test_a_large_block_is_split_only_if_more_than_a_megabyte_remains() -> None:
     allocator = CachingAllocator(1 << 30)
     whole = allocator.allocate(20 * _MIB)
     allocator.free(whole)
@@ -80,7 +80,7 @@ def test_a_large_block_is_split_only_where_more_than_a_megabyte_is_left() -> Non
     assert allocator.stuck_bytes() == _MIB + 512
 
 
-def test_the_smallest_that_fits_is_taken() -> None:
+def test_the_smallest_fitting_block_is_taken() -> None:
     allocator = CachingAllocator(1 << 30)
     blocks = [allocator.allocate(size * _MIB) for size in (30, 50, 40)]
     for block in blocks:
@@ -101,16 +101,16 @@ def test_a_freed_block_joins_both_neighbors() -> None:
     assert _free_sizes(allocator) == [20 * _MIB] and allocator.stuck_bytes() == 0
 
 
-def test_pools_are_apart_by_size_and_stream() -> None:
+def test_pools_are_separate_by_size_and_stream() -> None:
     allocator = CachingAllocator(1 << 30)
     allocator.free(allocator.allocate(20 * _MIB))
     allocator.allocate(512)
-    assert allocator.counters.device_allocs == 2, "a small one takes nothing from a large block"
+    assert allocator.counters.device_allocs == 2, "a small request does not use a large block"
     allocator.allocate(20 * _MIB, stream=7)
     assert allocator.counters.device_allocs == 3, "nor does another stream"
 
 
-def test_a_full_device_gives_whole_segments_back_first() -> None:
+def test_a_full_device_gets_whole_segments_back() -> None:
     allocator = CachingAllocator(100 * _MIB)
     allocator.free(allocator.allocate(60 * _MIB))
     allocator.allocate(80 * _MIB)
@@ -119,7 +119,7 @@ def test_a_full_device_gives_whole_segments_back_first() -> None:
 
 
 def test_a_split_segment_cannot_be_given_back() -> None:
-    """Sixty MiB are free, forty of them in one piece that is stuck beside what is in use."""
+    """Of 80 free MiB, 40 are in a segment that is partly in use."""
     allocator = CachingAllocator(100 * _MIB)
     whole = allocator.allocate(60 * _MIB)
     allocator.free(whole)
@@ -135,12 +135,12 @@ def test_an_expandable_segment_gives_its_free_pages_back() -> None:
     whole = allocator.allocate(60 * _MIB)
     allocator.free(whole)
     allocator.allocate(20 * _MIB)
-    # The free forty are grown by three pages where they are: nothing has to be given back.
+    # The 40 free MiB grow in place by three pages: nothing has to be given back.
     assert allocator.allocate(80 * _MIB).size == 80 * _MIB
     assert allocator.counters.reserved == 100 * _MIB and allocator.counters.retries == 0
 
 
-def test_pages_are_unmapped_between_what_is_in_use() -> None:
+def test_pages_between_used_blocks_are_unmapped() -> None:
     allocator = ExpandableAllocator(100 * _MIB, Settings(expandable=True), name="")
     first, gap, last = (allocator.allocate(size * _MIB) for size in (20, 60, 20))
     allocator.free(gap)
@@ -148,11 +148,11 @@ def test_pages_are_unmapped_between_what_is_in_use() -> None:
     counters = allocator.counters
     assert counters.retries == 1 and counters.reserved == 42 * _MIB, "a page of 2 MiB for the small pool"
     allocator.free(small)
-    assert allocator.allocate(60 * _MIB).start == first.size, "the gap is filled again"
+    assert allocator.allocate(60 * _MIB).start == first.size, "the gap is reused"
     assert last.start == 80 * _MIB
 
 
-def test_a_page_that_something_lies_on_stays() -> None:
+def test_a_partly_used_page_stays_mapped() -> None:
     allocator = ExpandableAllocator(100 * _MIB, Settings(expandable=True), name="")
     blocks = [allocator.allocate(10 * _MIB) for _ in range(10)]
     for block in blocks[1::2]:
@@ -162,12 +162,12 @@ def test_a_page_that_something_lies_on_stays() -> None:
         allocator.allocate(20 * _MIB)
 
 
-def test_best_fit_of_expandable_blocks_counts_what_they_can_become() -> None:
+def test_best_fit_counts_an_expandable_block_with_its_potential_size() -> None:
     allocator = ExpandableAllocator(1 << 30, Settings(expandable=True), name="")
     blocks = [allocator.allocate(size * _MIB) for size in (30, 10, 20)]
     allocator.free(blocks[2])  # at the end: it can grow
     allocator.free(blocks[0])  # between others: it cannot
-    assert allocator.allocate(20 * _MIB).start == 0, "though the one that can grow is smaller now"
+    assert allocator.allocate(20 * _MIB).start == 0, "although the block that can grow is smaller"
 
 
 def test_oversize_blocks_are_not_split() -> None:
@@ -176,7 +176,7 @@ def test_oversize_blocks_are_not_split() -> None:
     allocator.allocate(50 * _MIB)
     assert allocator.counters.device_allocs == 2, "a request below the limit takes no block above it"
     assert allocator.allocate(190 * _MIB).size == 200 * _MIB
-    assert allocator.counters.device_allocs == 2, "one above it takes a block that is little larger, whole"
+    assert allocator.counters.device_allocs == 2, "one above it takes a slightly larger block unsplit"
 
 
 def test_oversize_blocks_are_given_back_first() -> None:
@@ -188,7 +188,7 @@ def test_oversize_blocks_are_given_back_first() -> None:
     assert allocator.counters.device_frees == 2
 
 
-def test_the_threshold_collects_what_was_not_used_for_longest() -> None:
+def test_the_threshold_collects_the_segments_unused_for_longest() -> None:
     allocator = CachingAllocator(1000 * _MIB, Settings(collect_above=0.5))
     allocator.free(allocator.allocate(300 * _MIB))
     for _ in range(20):
@@ -207,8 +207,8 @@ def test_settings_are_read_as_torch_does() -> None:
     assert parse_settings("roundup_power2_divisions:8").divisions == 8
 
 
-def test_segments_themselves_may_be_the_limit_of_splitting() -> None:
-    """torch takes a limit from the size of its large segments on: they are whole or not used for less, then."""
+def test_the_split_limit_may_be_the_segment_size() -> None:
+    """torch accepts a limit of the size of its large segments: they then serve no smaller requests."""
     settings = parse_settings("max_split_size_mb:20")
     assert settings.max_split_size == 20 * _MIB
     allocator = CachingAllocator(1 << 30, settings)
@@ -218,7 +218,7 @@ def test_segments_themselves_may_be_the_limit_of_splitting() -> None:
     for block in (first, second):
         allocator.free(block)
     allocator.allocate(4 * _MIB)
-    assert allocator.counters.device_allocs == 2, "a whole one serves no smaller request"
+    assert allocator.counters.device_allocs == 2, "an unsplit segment serves no smaller request"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_segments_themselves_may_be_the_limit_of_splitting() -> None:
         ("pinned_num_register_threads:8, expandable_segments:True", None, "expandable_segments:True"),
         ("roundup_power2_divisions:[256:1,>:2],max_split_size_mb:64", None, "max_split_size_mb:64"),
         ("backend:cudaMallocAsync", None, ""),
-        # Without a limit torch collects nothing.
+        # Without a memory limit torch collects nothing.
         ("garbage_collection_threshold:0.8,max_split_size_mb:64", None, "max_split_size_mb:64"),
         ("garbage_collection_threshold:0.8", False, ""),
         ("garbage_collection_threshold:0.8", True, "garbage_collection_threshold:0.8"),
@@ -241,7 +241,7 @@ def test_segments_themselves_may_be_the_limit_of_splitting() -> None:
         ("", None, ""),
     ],
 )
-def test_of_a_standing_setting_what_is_known_is_modelled(text: str, limited: bool | None, known: str) -> None:
+def test_the_modelled_part_of_a_setting_is_kept(text: str, limited: bool | None, known: str) -> None:
     assert known_settings(text, limited=limited) == known
 
 
@@ -259,16 +259,16 @@ def test_of_a_standing_setting_what_is_known_is_modelled(text: str, limited: boo
         "nothing",
     ],
 )
-def test_settings_that_torch_would_not_take(text: str) -> None:
+def test_invalid_settings_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="--policy: found"):
         parse_settings(text)
 
 
-def test_a_buddy_joins_only_what_it_was_split_from() -> None:
+def test_a_buddy_joins_only_its_own_buddy() -> None:
     buddy = Buddy(8 * _MIB)
     one, two, three = (buddy.allocate(2 * _MIB) for _ in range(3))
     buddy.free(two)
-    assert buddy.free_bytes() == (4 * _MIB, 2 * _MIB), "its neighbor above is another's buddy"
+    assert buddy.free_bytes() == (4 * _MIB, 2 * _MIB), "its upper neighbor is not its buddy"
     buddy.free(one)
     assert buddy.free_bytes() == (6 * _MIB, 4 * _MIB)
     buddy.free(three)
@@ -276,7 +276,7 @@ def test_a_buddy_joins_only_what_it_was_split_from() -> None:
 
 
 def test_a_buddy_of_an_odd_capacity_uses_all_of_it() -> None:
-    assert Buddy(64 * _MIB).allocate(17 * _MIB).size == 32 * _MIB, "up to half is wasted"
+    assert Buddy(64 * _MIB).allocate(17 * _MIB).size == 32 * _MIB, "up to half is unused"
     buddy = Buddy(7 * _MIB)
     assert buddy.free_bytes() == (7 * _MIB, 4 * _MIB)
     blocks = [buddy.allocate(size * _MIB) for size in (4, 2, 1)]
@@ -286,12 +286,12 @@ def test_a_buddy_of_an_odd_capacity_uses_all_of_it() -> None:
     assert buddy.free_bytes() == (7 * _MIB, 4 * _MIB)
 
 
-def test_classes_waste_at_most_a_fifth() -> None:
+def test_size_classes_waste_at_most_a_fifth() -> None:
     for size in range(1 << 12, 1 << 16, 37):
         assert size <= class_of(size) < 1.25 * size
 
 
-def test_a_class_serves_no_other() -> None:
+def test_a_size_class_serves_only_its_size() -> None:
     pool = SizeClasses(100 * _MIB)
     pool.free(pool.allocate(40 * _MIB))
     pool.allocate(30 * _MIB)
@@ -328,7 +328,7 @@ def test_no_two_blocks_overlap_and_nothing_is_lost(name: str, seed: int) -> None
     for block in live:
         policy.free(block)
     counters = policy.counters
-    assert served > 300 and counters.granted == counters.asked == 0
+    assert served > 300 and counters.granted == counters.requested == 0
     if isinstance(policy, BestFit | Buddy):
         assert policy.free_bytes()[0] == counters.reserved
     else:

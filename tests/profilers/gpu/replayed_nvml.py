@@ -1,4 +1,4 @@
-"""A session with NVML that was written down, played again."""
+"""Replays a recorded session with NVML."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from latfix.profilers.gpu.nvml_api import NOT_SUPPORTED, NvmlRefused
 
 
 class ReplayedNvml:
-    """Answers as a recording did.
+    """Answers from a recording.
 
-    :param path: what :class:`RecordingNvml` wrote.
+    :param path: a file of :class:`RecordingNvml`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,11 +24,11 @@ class ReplayedNvml:
             self._answers[_key(entry["call"], entry["arguments"])].append(entry)
 
     def ask(self, function: str, *arguments: int) -> Any:
-        """:meth:`NvmlCalls.ask`; what was never asked is not supported."""
-        left = self._answers.get(_key(function, arguments))
-        if not left:
+        """:meth:`NvmlCalls.ask`; calls that were not recorded are not supported."""
+        entries = self._answers.get(_key(function, arguments))
+        if not entries:
             raise NvmlRefused(NOT_SUPPORTED, "Not Supported")
-        entry = left.pop(0) if len(left) > 1 else left[0]
+        entry = entries.pop(0) if len(entries) > 1 else entries[0]
         if "error" in entry:
             raise NvmlRefused(entry["error"], entry["message"])
         return entry["answer"]
@@ -38,5 +38,5 @@ class ReplayedNvml:
 
 
 def _key(function: str, arguments: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-    """What an answer is found by: the time since when samples are wanted is another one at each run."""
+    """The key of an answer, without the begin of a request for samples, which differs in each run."""
     return function, tuple(arguments[:1] if function == "DeviceGetProcessUtilization" else arguments)

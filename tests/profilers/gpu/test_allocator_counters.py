@@ -1,5 +1,5 @@
-"""The allocator's counters by batch, its largest free block, and what calls of the device cost; on a device that is
-none: the laboratory's model of the allocator, which tells what torch's tells."""
+"""The allocator's counters by batch, its largest free block, and costs of device calls, on a fake device with the
+model of the allocator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _counting(device: Any, read: Callable[[], AllocatorCounters | None] | None =
 
 
 def _slowly(device: Any) -> Callable[[], AllocatorCounters | None]:
-    """A reading that takes long."""
+    """A slow reading."""
 
     def read() -> AllocatorCounters | None:
         device.now += 50_000
@@ -55,27 +55,27 @@ def _read(recorder: StageRecorder, *batches: int) -> list[int]:
     return [int(recorder.batch["device_read"][batch]) for batch in batches]
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_what_is_done_between_batches_is_no_batch_s(fake_cuda: Any, beside: bool) -> None:
-    """Beside a batch it cannot be told from what that one does: nothing of the batch's is lost."""
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_driver_calls_between_batches_are_not_attributed_to_a_batch(fake_cuda: Any, concurrent: bool) -> None:
+    """During a batch they cannot be separated from it, so that the batch keeps all its changes."""
     device = fake_cuda(100 * _MIB)
     recorder, counters = StageRecorder(2), _counting(device)
     held = []
-    if beside:
+    if concurrent:
         counters.enter()
         held.append(device.allocate(12 * _MIB))
     with counters.aside():
         held.append(device.allocate(30 * _MIB))
-        assert counters.idle(lambda: True) is None, "nobody reads meanwhile"
-    if not beside:
+        assert counters.idle(lambda: True) is None, "nothing is read meanwhile"
+    if not concurrent:
         counters.enter()
     counters.note(recorder.batch, 0)
     counters.leave()
-    assert _row(recorder, 0)["device_allocs"] == (2 if beside else 0)
+    assert _row(recorder, 0)["device_allocs"] == (2 if concurrent else 0)
     assert counters.idle(lambda: True)
 
 
-def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
+def test_a_batch_gets_the_changes_since_the_previous_one(fake_cuda: Any) -> None:
     device = fake_cuda(100 * _MIB)
     recorder = StageRecorder(4)
     model = device.allocate(12 * _MIB)
@@ -84,7 +84,7 @@ def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
     whole = device.allocate(60 * _MIB)
     counters.note(recorder.batch, 0)
     del whole
-    small = device.allocate(20 * _MIB)  # out of the sixty, which stay split
+    small = device.allocate(20 * _MIB)  # splits the segment of 60 MiB
     counters.note(recorder.batch, 1)
     with pytest.raises(device.refused):
         device.allocate(70 * _MIB)
@@ -97,7 +97,7 @@ def test_a_batch_has_what_was_done_since_the_one_before(fake_cuda: Any) -> None:
     del small, model
 
 
-def test_a_retry_gives_back_what_is_free_as_a_whole(fake_cuda: Any) -> None:
+def test_a_retry_gives_entirely_free_segments_back(fake_cuda: Any) -> None:
     device = fake_cuda(100 * _MIB)
     recorder, counters = StageRecorder(4), _counting(device)
     held = [device.allocate(30 * _MIB) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_a_retry_gives_back_what_is_free_as_a_whole(fake_cuda: Any) -> None:
     del kept
 
 
-def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None:
+def test_a_long_reading_is_followed_by_a_pause(fake_cuda: Any) -> None:
     device = fake_cuda()
     recorder, counters = StageRecorder(8), _counting(device, _slowly(device))
     counters.note(recorder.batch, 0)
@@ -120,14 +120,14 @@ def test_a_reading_that_takes_long_is_followed_by_a_rest(fake_cuda: Any) -> None
         block = device.allocate((20 + 20 * batch) * _MIB)
         counters.note(recorder.batch, batch)
         del block
-    # Read at the first and, ten milliseconds and more later, at the third, which has the second's calls, too.
+    # Read at the first and, over 10 ms later, at the third, which also gets the second's calls.
     assert _read(recorder, 0, 1, 2, 3) == [1, 0, 1, 0]
     assert recorder.batch["device_allocs"][1] == 0 and recorder.batch["device_allocs"][2] == 2
     assert (counters.reads, counters.cost_ns) == (2, 100_000)
     assert counters.cost_ns <= 0.01 * device.now
 
 
-def test_what_is_reserved_ahead_is_of_no_batch(fake_cuda: Any) -> None:
+def test_memory_reserved_ahead_is_not_attributed_to_a_batch(fake_cuda: Any) -> None:
     device = fake_cuda()
     recorder, counters = StageRecorder(4), _counting(device)
     ahead = device.allocate(300 * _MIB)
@@ -138,8 +138,8 @@ def test_what_is_reserved_ahead_is_of_no_batch(fake_cuda: Any) -> None:
     del ahead
 
 
-def test_nothing_is_read_while_another_worker_is_at_a_batch(fake_cuda: Any) -> None:
-    """It might be in a call of the driver, with the allocator's lock, which a reading would wait for."""
+def test_nothing_is_read_while_another_worker_runs_a_batch(fake_cuda: Any) -> None:
+    """It might be in a driver call with the allocator's lock, for which a reading would wait."""
     device = fake_cuda()
     recorder, counters = StageRecorder(4), _counting(device)
     counters.enter()
@@ -151,7 +151,7 @@ def test_nothing_is_read_while_another_worker_is_at_a_batch(fake_cuda: Any) -> N
     assert _read(recorder, 0, 1) == [0, 1]
 
 
-def test_a_service_on_the_host_counts_nothing() -> None:
+def test_a_service_on_the_host_has_no_counters() -> None:
     assert cuda_counters("cpu") is None and BatchCounters.of(None) is None
     assert cuda_reader("cpu") is None and free_blocks_reader("cpu") is None and device_costs("cpu") == {}
     assert from_nested({}) is None, "before the device's first use"
@@ -163,7 +163,7 @@ def _segment(*blocks: tuple[int, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("cost_ms", "rest_s"), [(0, 5), (20, 10)])
-def test_blocks_are_listed_after_a_rest_and_many_never(cost_ms: int, rest_s: int) -> None:
+def test_blocks_are_listed_after_a_pause_and_not_if_there_are_many(cost_ms: int, rest_s: int) -> None:
     clock, listed, count = [0], [0], [4]
 
     def segments() -> list[dict[str, Any]]:
@@ -185,37 +185,37 @@ def test_blocks_are_listed_after_a_rest_and_many_never(cost_ms: int, rest_s: int
     assert reader.poll() == {} and listed[0] == 2
 
 
-def test_calls_are_priced_each_and_by_size(fake_cuda: Any) -> None:
+def test_call_costs_are_fixed_plus_by_size(fake_cuda: Any) -> None:
     device = fake_cuda(4 << 30)
     costs = measure_calls(device, device.clock)
     assert costs["device_malloc"].value == pytest.approx(device.MALLOC_NS)
     assert costs["device_malloc_mib"].value == pytest.approx(device.MIB_NS)
     assert costs["device_free"].value == pytest.approx(device.FREE_NS)
     assert costs["device_free_mib"].value == pytest.approx(device.MIB_NS)
-    told = flat(costs)
-    assert told["device_malloc_low_ns"] <= told["device_malloc_ns"] <= told["device_malloc_high_ns"]
+    ns = flat(costs)
+    assert ns["device_malloc_low_ns"] <= ns["device_malloc_ns"] <= ns["device_malloc_high_ns"]
     assert device.memory() == (4 << 30, 4 << 30), "all of it was given back"
 
 
-def test_a_device_that_is_nearly_full_or_refuses_in_between_has_no_price(
+def test_a_device_that_is_nearly_full_or_refuses_has_no_costs(
     fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     malloc, device = fake_cuda.malloc, fake_cuda(4 << 30, others=3584 * _MIB)
     assert measure_calls(device, device.clock) == {} and device.now == 0, "it is left alone"
     device = fake_cuda(4 << 30)
-    free = iter([1] * 5)  # then somebody has taken the rest
+    free = iter([1] * 5)  # then the device is full
     monkeypatch.setattr(fake_cuda, "malloc", lambda self, size: malloc(self, size) if next(free, 0) else 0)
     assert measure_calls(device, device.clock) == {} and next(free, 0) == 0
 
 
-def test_pages_of_expandable_segments_have_another_price() -> None:
+def test_expandable_segments_are_recognized() -> None:
     assert expandable("max_split_size_mb:64, expandable_segments:True")
     assert not expandable("expandable_segments:False")
     assert CudaCalls.open("cpu") is None and CudaPages.open("cpu") is None
 
 
 class _Runtime:
-    """CUDA's runtime, as far as it tells of memory."""
+    """A fake of CUDA's runtime for memory."""
 
     device = 0
 
@@ -236,9 +236,9 @@ class _Runtime:
 
 
 class _Driver:
-    """CUDA's driver, as far as it makes pages; each call takes its time.
+    """A fake of CUDA's driver for pages; each call takes some time.
 
-    :param most: pages that it gives; ``places`` where it maps them.
+    :param most: pages that it creates; ``places`` pages that it maps.
     """
 
     def __init__(self, most: int = 1_000, places: int = 1_000) -> None:
@@ -290,7 +290,7 @@ class _Driver:
 
 
 def _priced(driver: _Driver, runtime: _Runtime) -> Mapping[str, Any]:
-    """What calls cost on device 1, of which nothing is kept."""
+    """Costs of calls on device 1; all pages are released."""
     pages: Any = CudaPages(runtime, 1, driver)  # type: ignore[arg-type]
     with pages:
         assert runtime.device == 1
@@ -300,11 +300,11 @@ def _priced(driver: _Driver, runtime: _Runtime) -> Mapping[str, Any]:
     return costs
 
 
-def test_pages_are_priced_by_what_mapping_them_takes() -> None:
+def test_page_costs_are_those_of_mapping_them() -> None:
     driver = _Driver()
     costs = _priced(driver, _Runtime())
     assert set(driver.open) == {(1 << 40, 2 * _MIB), (1 << 40, 120 * _MIB)}
-    # One page of two MiB, and six of twenty.
+    # One page of 2 MiB, and six of 20 MiB.
     each_mib = 5 * 30_000 / 118
     assert costs["device_malloc_mib"].value == pytest.approx(each_mib)
     assert costs["device_malloc"].value == pytest.approx(80_000 - 2 * each_mib)
@@ -312,25 +312,25 @@ def test_pages_are_priced_by_what_mapping_them_takes() -> None:
 
 
 @pytest.mark.parametrize("driver", [_Driver(most=4), _Driver(places=4)])
-def test_pages_that_are_refused_have_no_price_and_leave_nothing_behind(driver: _Driver) -> None:
+def test_refused_pages_have_no_costs_and_leave_nothing_behind(driver: _Driver) -> None:
     assert _priced(driver, _Runtime()) == {}
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
-def test_an_allocator_that_lists_no_blocks_is_not_asked_to(torch_on: Any, fake_cuda: Any, backend: str) -> None:
-    """It raises: a thread of the sampler would die of it, and the run with it."""
-    told = torch_on(fake_cuda(), backend=backend)
+def test_an_allocator_without_a_block_list_is_not_queried(torch_on: Any, fake_cuda: Any, backend: str) -> None:
+    """It raises, which would end the sampler's thread and the run."""
+    torch = torch_on(fake_cuda(), backend=backend)
     assert free_blocks_reader("cuda:0") is None
     read, counters = cuda_reader("cuda:0"), cuda_counters("cuda:0")
     if backend == "pluggable":
-        assert read is None and counters is None and told.asked == []
+        assert read is None and counters is None and torch.asked == []
     else:
         assert read is not None and read()["cuda.reserved_bytes"] == 0
         assert BatchCounters.of(counters) is not None
 
 
 def test_blocks_are_listed_between_batches() -> None:
-    """A worker may be in a call of the driver, with the lock that the listing waits for under the interpreter's."""
+    """A worker may be in a driver call with the lock for which the listing waits, holding the interpreter's."""
     listed: list[int] = []
     inside = Inside()
 
@@ -346,7 +346,7 @@ def test_blocks_are_listed_between_batches() -> None:
 
 
 def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
-    """A listing is of all devices, whichever one is asked for."""
+    """A listing always covers all devices."""
     few, many = fake_cuda(), fake_cuda(64 << 30)
     torch_on(few, many)
     free = few.allocate(30 * _MIB)
@@ -359,9 +359,9 @@ def test_the_blocks_of_all_devices_count(torch_on: Any, fake_cuda: Any) -> None:
     del held
 
 
-def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, fake_cuda: Any) -> None:
+def test_during_a_batch_series_come_from_the_last_reading(torch_on: Any, fake_cuda: Any) -> None:
     device = fake_cuda()
-    told = torch_on(device)
+    torch = torch_on(device)
     recorder = StageRecorder(4)
     counters = _counting(device, cuda_counters("cuda:0"))
     read = cuda_reader("cuda:0", counters)
@@ -371,20 +371,20 @@ def test_series_are_those_of_the_last_batch_while_one_is_served(torch_on: Any, f
     counters.note(recorder.batch, 0)
     counters.leave()
     counters.enter()
-    asked = len(told.asked)
-    assert read()["cuda.reserved_bytes"] == 30 * _MIB and len(told.asked) == asked, "nobody was asked for it"
+    calls = len(torch.asked)
+    assert read()["cuda.reserved_bytes"] == 30 * _MIB and len(torch.asked) == calls, "torch is not called"
     more = device.allocate(40 * _MIB)
-    counters.leave()  # it failed, and nothing was read at its end
+    counters.leave()  # it failed, without a reading at its end
     counters.enter()
-    assert read() == {} and len(told.asked) == asked, "the last reading lacks what that one did"
+    assert read() == {} and len(torch.asked) == calls, "the last reading lacks that batch's changes"
     counters.leave()
     assert read()["cuda.reserved_bytes"] == 70 * _MIB
     del held, more
 
 
-def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fake_cuda: Any) -> None:
+def test_a_reading_that_is_not_due_makes_the_last_one_stale(torch_on: Any, fake_cuda: Any) -> None:
     device = fake_cuda()
-    told = torch_on(device)
+    torch = torch_on(device)
     recorder, counters = StageRecorder(4), _counting(device, _slowly(device))
     read = cuda_reader("cuda:0", counters)
     assert read is not None
@@ -394,10 +394,10 @@ def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fak
         counters.note(recorder.batch, batch)
         counters.leave()
         del held
-    assert _read(recorder, 0, 1) == [1, 0] and told.asked == []
-    assert read()["cuda.device_allocs"] == 2 and told.asked == ["getDeviceStats"]
+    assert _read(recorder, 0, 1) == [1, 0] and torch.asked == []
+    assert read()["cuda.device_allocs"] == 2 and torch.asked == ["getDeviceStats"]
     device.now += 100_000_000
-    counters.enter()  # its members are run one by one, and only the first is read
+    counters.enter()  # its members run one by one, and only after the first is a reading due
     for batch in (2, 3):
         held = device.allocate(30 * (batch + 1) * _MIB)
         counters.note(recorder.batch, batch)
@@ -409,13 +409,13 @@ def test_a_reading_that_is_not_due_leaves_the_last_one_behind(torch_on: Any, fak
 
 
 def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:
-    told = torch_on(fake_cuda(), fake_cuda())
+    torch = torch_on(fake_cuda(), fake_cuda())
     inside = Inside()
     read = cuda_reader("cuda:1", inside)
     assert read is not None and read()
     inside.enter()
     inside.note({}, 0)
-    assert read() == {} and told.asked == ["getDeviceStats"]
+    assert read() == {} and torch.asked == ["getDeviceStats"]
     inside.leave()
     inside.skip()
     assert read() and (inside.reads, inside.cost_ns) == (0, 0)

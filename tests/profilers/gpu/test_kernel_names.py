@@ -1,4 +1,4 @@
-"""What a kernel's name tells of the numbers that it computes in, on names from published traces and issues."""
+"""The number format in kernels' names, on names from published traces and issues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MATRIX = [
     ("volta_fp16_s884gemm_fp16_256x128_ldg8_f2f_mods_nt", "fp16"),
     ("ampere_sgemm_128x64_tn", "fp32"),
     ("volta_int32_i8816gemm_int8_256x128_ldg16_mods_nt", "int8"),
-    # cuBLASLt: type of the operands' memory, then of the product
+    # cuBLASLt: type of the operands in memory, then of the product
     ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize256x64x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4", "fp32"),
     ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_warpsize2x1x2_tensor16x8x8", "tf32"),
     (
@@ -53,7 +53,7 @@ MATRIX = [
     ("nvjet_sm120_tst_mma_64x64x128_3_32x32x128_tmaAB_alignCD4_bz_TNNN", "bf16"),
     ("nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT", "fp8"),
     ("nvjet_sss_tf32_128x256_TNT", "tf32"),
-    # CUTLASS inside of cuBLAS
+    # CUTLASS inside cuBLAS
     (
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_nn_align8>"
         "(cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_nn_align8::Params)",
@@ -99,7 +99,7 @@ MATRIX = [
         " cublasGemvTensorStridedBatched<__half> > >(…)",
         "fp16",
     ),
-    # a frame named after what it is filled with, and a kernel without a name of its own
+    # a wrapper around a named kernel, and an unnamed kernel
     (
         "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop_optimized_f16_128x128_32x5_nhwc_align8>(…)",
         "fp16",
@@ -122,13 +122,13 @@ MATRIX = [
         "bf16",
     ),
     ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", "fp16"),
-    # cuDNN writes f16 for bfloat16, too
+    # cuDNN also writes f16 for bfloat16
     ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", ""),
-    # compiled: templates of an operator that takes one format only
+    # compiled: templates of operators with a fixed format
     ("triton_tem_fused__int_mm__to_copy_add_clamp_mul_round_3", "int8"),
     ("triton_tem_fused__scaled_mm_0", "fp8"),
     ("triton_tem_fused_addmm_relu_1", ""),
-    # formats that are none of these
+    # other formats
     ("bmm_Bfloat16_E2m1E2m1_Fp32_bA16_bB16_bC16_t128", ""),
     ("nvjet_sss_128x256_64x4_2x1_v_bz_TNN", ""),
     ("cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1", ""),
@@ -136,7 +136,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("name", "found"), MATRIX)
-def test_a_matrix_kernel_tells_its_format(name: str, found: str) -> None:
+def test_the_format_of_a_matrix_kernel_is_known(name: str, found: str) -> None:
     assert (is_matrix_kernel(name), number_format(name)) == (True, found)
 
 
@@ -183,11 +183,11 @@ _ELEMENT = (
         ("aten::_scaled_mm", ""),
     ],
 )
-def test_other_kernels_are_no_matrix_kernels(name: str, found: str) -> None:
+def test_other_kernels_are_not_matrix_kernels(name: str, found: str) -> None:
     assert (is_matrix_kernel(name), number_format(name)) == (False, found)
 
 
-def test_operators_and_copies_are_no_kernels() -> None:
+def test_operators_and_copies_are_not_kernels() -> None:
     assert not any(map(is_device_kernel, ("aten::mm", "quantized::linear_dynamic", "Memcpy DtoD", "aten::mm.out")))
     assert all(map(is_device_kernel, ("nvjet_tst_1", "void cutlass::Kernel2<a>(a::Params)", _ELEMENT)))
 

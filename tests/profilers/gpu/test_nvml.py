@@ -1,6 +1,6 @@
-"""NVML through recorded sessions: what is read, what grew, and what a device does not tell.
+"""NVML through sessions: readings, growth of counters, and unsupported calls.
 
-No GPU was at hand when these were written: the sessions are made by hand, of the shapes that NVML's structures have.
+The sessions are written by hand in the shapes of NVML's structures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PID = 4711
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    """A session of calls with their answers, as a recording holds them."""
+    """A session from entries of a recording."""
 
     def make(*entries: Sequence[Mapping[str, Any]]) -> ReplayedNvml:
         path = tmp_path / "session.jsonl"
@@ -38,8 +38,8 @@ def session(tmp_path: Path) -> Session:
 
 
 def _answers(call: str, *answers: Any, arguments: Sequence[int] = (0,)) -> list[dict[str, Any]]:
-    asked = {"t_ns": 0, "took_ns": 0, "call": call, "arguments": list(arguments)}
-    return [{**asked, "answer": answer} for answer in answers]
+    entry = {"t_ns": 0, "took_ns": 0, "call": call, "arguments": list(arguments)}
+    return [{**entry, "answer": answer} for answer in answers]
 
 
 def test_a_poll_reads_load_clocks_and_memory(session: Session) -> None:
@@ -69,7 +69,7 @@ def test_a_poll_reads_load_clocks_and_memory(session: Session) -> None:
     }
 
 
-def test_counters_are_given_as_what_they_grew_by(session: Session) -> None:
+def test_counters_are_reported_as_growth(session: Session) -> None:
     times = [{"violationTime": ns} for ns in (5_000, 65_000, 65_000)]
     calls = session(
         _answers("DeviceGetPcieReplayCounter", 7, 7, 9, 1),
@@ -77,19 +77,17 @@ def test_counters_are_given_as_what_they_grew_by(session: Session) -> None:
         _answers("DeviceGetTotalEccErrors", 2, 3, 3, arguments=(0, 0, 0)),
     )
     reader = Nvml(calls, pid=_PID)
-    assert reader.read() == {}, "the first reading is where they start"
+    assert reader.read() == {}, "the first reading is the baseline"
     assert reader.read() == {"nvml.violation_power_ns": 60_000.0, "nvml.pcie_replays": 0.0, "nvml.ecc_corrected": 1.0}
-    assert [reader.read()["nvml.pcie_replays"] for _ in range(2)] == [2.0, 0.0], (
-        "one that starts anew does not shrink"
-    )
+    assert [reader.read()["nvml.pcie_replays"] for _ in range(2)] == [2.0, 0.0], "a reset is no negative growth"
 
 
-def test_the_older_name_of_the_clock_reasons(session: Session) -> None:
+def test_the_older_function_for_clock_reasons_is_used(session: Session) -> None:
     calls = session(_answers("DeviceGetCurrentClocksThrottleReasons", 0x40))
     assert Nvml(calls, pid=_PID).read() == {"nvml.clock_event_reasons": 64.0}
 
 
-def test_own_and_other_processes(session: Session) -> None:
+def test_own_and_other_processes_are_separated(session: Session) -> None:
     processes = [{"pid": _PID, "usedGpuMemory": 100}, {"pid": 9, "usedGpuMemory": 30}]
     samples = [
         {"pid": _PID, "timeStamp": 1_700_000_000_000_000, "smUtil": 60},
@@ -108,15 +106,15 @@ def test_own_and_other_processes(session: Session) -> None:
         "nvml.own_sm_util": 60.0,
         "nvml.others_sm_util": 25.0,
     }
-    assert reader.read() == wanted, "one that has ended does not count"
-    assert reader.read() == wanted, "asked for samples since the last one, which a replay answers all the same"
+    assert reader.read() == wanted, "ended processes do not count"
+    assert reader.read() == wanted, "the replay ignores the begin of requested samples"
 
 
 @pytest.mark.parametrize(("own", "used"), [((90_001, 90_002), (100, None)), ((_PID, 9), (0, 0))])
-def test_in_a_container_nobody_is_taken_for_another(
+def test_unknown_processes_in_a_container_are_left_out(
     session: Session, own: tuple[int, int], used: tuple[int | None, int | None]
 ) -> None:
-    """The driver names processes by the host's numbers; where this one's is the same, its memory is still unknown."""
+    """The driver uses the host's process numbers; even if this process's is the same, its memory is unknown."""
     processes = [{"pid": pid, "usedGpuMemory": size} for pid, size in zip(own, used, strict=True)]
     samples = [{"pid": 90_001, "timeStamp": 1_700_000_000_000_000, "smUtil": 60}]
     calls = session(
@@ -127,7 +125,7 @@ def test_in_a_container_nobody_is_taken_for_another(
 
 
 class _Sampled:
-    """Samples of utilization as a driver gives them: at times of their own, from the one that is asked for on."""
+    """Utilization samples like a driver's: at separate times per process, after the requested begin."""
 
     def __init__(self, *polls: Sequence[tuple[int, int, int]]) -> None:
         self._polls = iter(polls)
@@ -139,8 +137,8 @@ class _Sampled:
         if function != "DeviceGetProcessUtilization":
             raise NvmlRefused(3, "Not Supported")
         self.since.append(arguments[1])
-        there = [{"pid": pid, "timeStamp": at, "smUtil": util} for pid, at, util in next(self._polls)]
-        return [one for one in there if int(one["timeStamp"]) > arguments[1]]
+        samples = [{"pid": pid, "timeStamp": at, "smUtil": util} for pid, at, util in next(self._polls)]
+        return [one for one in samples if int(one["timeStamp"]) > arguments[1]]
 
     def close(self) -> None: ...
 
@@ -150,8 +148,8 @@ def _util(reader: Nvml) -> tuple[float, float]:
     return found["nvml.own_sm_util"], found["nvml.others_sm_util"]
 
 
-def test_a_process_whose_samples_come_later_is_not_missed() -> None:
-    """Each process has times of its own: one that lies behind the newest of another was never asked for."""
+def test_a_process_with_later_samples_is_not_missed() -> None:
+    """Processes are sampled at separate times: a sample older than another process's newest must not be lost."""
     second, start = 1_000_000, 1_700_000_000_000_000
     calls = _Sampled(
         [(_PID, start + 2 * second, 50), (9, start + second, 40)],
@@ -160,12 +158,12 @@ def test_a_process_whose_samples_come_later_is_not_missed() -> None:
         [(_PID, start + 5 * second, 65)],
     )
     reader = Nvml(calls, pid=_PID)
-    assert [_util(reader) for _ in range(4)] == [(50, 40), (55, 42), (60, 42), (65, 0)], "it holds for three seconds"
+    assert [_util(reader) for _ in range(4)] == [(50, 40), (55, 42), (60, 42), (65, 0)], "valid for three seconds"
     assert calls.since == [0, start, start + second, start + 2 * second]
 
 
-def test_a_share_beyond_all_is_no_share() -> None:
-    """Drivers give some samples by the thousand per cent."""
+def test_a_utilization_above_100_percent_is_ignored() -> None:
+    """Drivers report some samples of thousands of percent."""
     start = 1_700_000_000_000_000
     calls = _Sampled(
         [(_PID, start, 50), (9, start, 30)],
@@ -180,33 +178,32 @@ def test_the_performance_monitor(session: Session) -> None:
     numbers = (0, 2, 3, 5, 10)
     calls = session(_answers("GpmMetrics", {}, {"2": 71.5, "10": 33.0}, arguments=numbers))
     reader = Nvml(calls, pid=_PID)
-    assert reader.read() == {}, "there is nothing to compare the first sample with"
+    assert reader.read() == {}, "the first sample is the baseline"
     assert reader.read() == {"nvml.gpm_sm_util": 71.5, "nvml.gpm_dram_util": 33.0}
 
 
 class _Counting:
     def __init__(self, code: int) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self._code = code
 
     def ask(self, function: str, *_arguments: int) -> Any:
-        self.asked.append(function)
+        self.calls.append(function)
         raise NvmlRefused(self._code, "no")
 
-    def close(self) -> None:
-        self.asked.append("close")
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(("code", "again"), [(3, False), (999, True)])
-def test_what_is_not_supported_is_asked_once_and_what_fails_for_the_moment_again(code: int, again: bool) -> None:
+def test_unsupported_calls_are_not_repeated_and_other_failures_are(code: int, again: bool) -> None:
     calls = _Counting(code)
     reader = Nvml(calls, pid=_PID)
     reader.read()
-    first = len(calls.asked)
-    assert reader.read() == {} and first > 10 and (len(calls.asked) > first) == again
+    first = len(calls.calls)
+    assert reader.read() == {} and first > 10 and (len(calls.calls) > first) == again
 
 
-def test_pcie_throughput_takes_long_and_is_read_seldom(session: Session) -> None:
+def test_pcie_throughput_is_read_seldom(session: Session) -> None:
     calls = session(
         _answers("DeviceGetPcieThroughput", 10, arguments=(0, 0)),
         _answers("DeviceGetPcieThroughput", 20, arguments=(0, 1)),
@@ -221,7 +218,7 @@ class _Structure(ctypes.Structure):
     _fields_ = (("busId", ctypes.c_char * 8), ("domain", ctypes.c_uint))
 
 
-def test_what_is_recorded_is_answered_again(tmp_path: Path) -> None:
+def test_a_recorded_session_is_replayed(tmp_path: Path) -> None:
     class Live:
         def ask(self, function: str, *_arguments: int) -> Any:
             if function == "DeviceGetFanSpeed":
@@ -254,7 +251,7 @@ class _Error(Exception):
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts a module as pynvml is one in its place, without a driver."""
+    """Replaces pynvml by a fake module."""
 
     def put(**functions: Any) -> None:
         module = ModuleType("pynvml")
@@ -281,7 +278,7 @@ def _raising(error: Exception) -> Callable[..., None]:
 
 
 def test_devices_are_found_by_their_uuid(library: Callable[..., None]) -> None:
-    """What torch calls device 0 need not be NVML's first."""
+    """torch's device 0 need not be NVML's first."""
     library(
         nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
         nvmlDeviceGetHandleByUUID=lambda uuid: f"uuid {uuid}",
@@ -298,15 +295,15 @@ def test_refusals_have_their_code(library: Callable[..., None]) -> None:
         nvmlDeviceGetComputeRunningProcesses=older,
         NVMLLibraryMismatchError=_Mismatch,
     )
-    asked = ("DeviceGetName", "DeviceGetNothing", "DeviceGetComputeRunningProcesses")
-    assert [_refusal(LiveNvml(), function) for function in asked] == [4, 13, 13]
+    functions = ("DeviceGetName", "DeviceGetNothing", "DeviceGetComputeRunningProcesses")
+    assert [_refusal(LiveNvml(), function) for function in functions] == [4, 13, 13]
 
 
 class _Mismatch(Exception):
-    """As pynvml's ``NVMLLibraryMismatchError``: none of its errors."""
+    """Like pynvml's ``NVMLLibraryMismatchError``, which is no ``NVMLError``."""
 
 
-def test_a_device_that_was_lost_does_not_take_the_run_with_it(library: Callable[..., None]) -> None:
+def test_a_lost_device_does_not_fail_the_run(library: Callable[..., None]) -> None:
     lost = _raising(_Error(15))
     library(nvmlShutdown=lost, nvmlGpmSampleFree=lost)
     live = LiveNvml()
@@ -316,8 +313,8 @@ def test_a_device_that_was_lost_does_not_take_the_run_with_it(library: Callable[
 
 
 @pytest.mark.parametrize("code", [6, 4])
-def test_an_instance_of_a_device_is_found_by_its_number(code: int, library: Callable[..., None]) -> None:
-    """Of an instance (MIG) torch tells the number as it does of a whole device."""
+def test_a_mig_instance_is_found_by_its_id(code: int, library: Callable[..., None]) -> None:
+    """torch reports an instance's id with the prefix of a whole device."""
 
     def by_uuid(uuid: str) -> str:
         if uuid.startswith("GPU-"):
@@ -332,13 +329,13 @@ def test_an_instance_of_a_device_is_found_by_its_number(code: int, library: Call
         assert _refusal(live, "DeviceGetName") == code
 
 
-def test_gpm_compares_with_the_sample_before(library: Callable[..., None]) -> None:
+def test_gpm_compares_with_the_previous_sample(library: Callable[..., None]) -> None:
     freed: list[str] = []
     samples = iter(("first", "second", "third"))
-    asked: list[tuple[str, str]] = []
+    compared: list[tuple[str, str]] = []
 
     def metrics(request: Any) -> Any:
-        asked.append((request.sample1, request.sample2))
+        compared.append((request.sample1, request.sample2))
         for metric in request.metrics:
             metric.nvmlReturn, metric.value = 0, 50.0
         return request
@@ -358,5 +355,5 @@ def test_gpm_compares_with_the_sample_before(library: Callable[..., None]) -> No
     assert live.ask("GpmMetrics", 0, 2, 10) == {"2": 50.0, "10": 50.0}
     live.ask("GpmMetrics", 0, 2, 10)
     live.close()
-    assert asked == [("first", "second"), ("second", "third")]
+    assert compared == [("first", "second"), ("second", "third")]
     assert freed == ["first", "second", "third"]

@@ -1,4 +1,4 @@
-"""Control groups in both versions of the interface: what a limit leaves of the memory, throttled time."""
+"""Control groups in both versions of the interface: memory within the limit, throttled time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def room(tmp_path: Path, *lines: str) -> float | None:
     return None if left is None else left / MIB
 
 
-def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
+def test_the_limit_of_a_parent_group_counts(tmp_path: Path) -> None:
     group(tmp_path / "sys/fs/cgroup" / "pod", V2, str(256 * MIB), 240)
     group(tmp_path / "sys/fs/cgroup" / "pod" / "container", V2, "max", 100)
     assert room(tmp_path, "0::/pod/container") == 16
@@ -36,14 +36,14 @@ def test_the_limit_of_a_group_above_counts_too(tmp_path: Path) -> None:
     assert room(tmp_path, "0::/pod/container") == 10
 
 
-def test_groups_with_a_quota_beside_this_one_are_watched(tmp_path: Path) -> None:
+def test_sibling_groups_with_a_quota_are_watched(tmp_path: Path) -> None:
     pod = tmp_path / "sys/fs/cgroup" / "pod"
     for name, text in (("own", "nr_periods 9\nthrottled_usec 1\n"), ("free", "usage_usec 5\n")):
         (pod / name).mkdir(parents=True)
         (pod / name / "cpu.stat").write_text(text)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/pod/own\n")
-    assert neighbor_reader(ControlGroups(tmp_path)) is None, "one without a quota is never stopped"
+    assert neighbor_reader(ControlGroups(tmp_path)) is None, "a group without a quota is never throttled"
     (pod / "cache").mkdir()
     stat = pod / "cache" / "cpu.stat"
     stat.write_text("nr_periods 9\nthrottled_usec 7\n")
@@ -53,8 +53,8 @@ def test_groups_with_a_quota_beside_this_one_are_watched(tmp_path: Path) -> None
     assert read() == {"neighbor.throttled_ns.cache": 8000.0}
 
 
-def test_files_that_are_only_cached_are_no_use_of_memory(tmp_path: Path) -> None:
-    """A container that has read its weights from disk looks full, and is not."""
+def test_cached_files_count_as_free_memory(tmp_path: Path) -> None:
+    """A container that has read its weights from disk looks full, but is not."""
     group(tmp_path / "sys/fs/cgroup", V2, str(500 * MIB), 490, cached_mb=300)
     assert room(tmp_path, "0::/") == 310
 
@@ -63,7 +63,7 @@ def test_the_older_interface_is_read(tmp_path: Path) -> None:
     group(tmp_path / "sys/fs/cgroup" / "memory" / "docker" / "a", V1, str(100 * MIB), 60, cached_mb=10)
     lines = ("5:cpu,cpuacct:/docker/a", "4:memory:/docker/a", "0::/")
     assert room(tmp_path, *lines) == 50
-    # Within the container, the path is that of the host and its own group lies at the top.
+    # Within the container, the path is the host's and its own group is the mount's top.
     group(tmp_path / "sys/fs/cgroup" / "memory", V1, str(80 * MIB), 60)
     assert room(tmp_path, *lines) == 20
 
@@ -78,11 +78,11 @@ def test_without_a_limit_there_is_none(tmp_path: Path, limit: str, line: str) ->
     assert ControlGroups(tmp_path / "nothing").memory_left() is None
 
 
-def test_what_is_available_lies_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlGroups, "memory_left", lambda _: 7)
     assert permissions.available_bytes() == 7
     monkeypatch.setattr(ControlGroups, "memory_left", lambda _: 0)
-    assert permissions.available_bytes() > 0, "nothing at all is left, which is not the same as not known"
+    assert permissions.available_bytes() > 0, "a limit without free memory is not an unknown limit"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_throttled_time_of_both_versions(tmp_path: Path, line: str, folder: str,
     throttle = CgroupThrottle(ControlGroups(tmp_path))
     assert throttle.available and throttle.throttled_ns() == 5000
     (where / "cpu.stat").write_text(stat.replace("5", "7"))
-    assert throttle.throttled_ns() == 7000, "the file is read anew"
+    assert throttle.throttled_ns() == 7000, "the file is read again"
 
 
-def test_throttling_on_this_machine_is_a_number_or_not_known() -> None:
+def test_throttling_on_this_machine_is_a_number_or_unknown() -> None:
     throttle = CgroupThrottle()
     assert throttle.throttled_ns() >= 0
     assert throttle.available or throttle.read() == {}

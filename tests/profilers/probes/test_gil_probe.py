@@ -1,4 +1,4 @@
-"""The probe of the interpreter lock: a thread that runs Python all the time is felt, one that sleeps is not."""
+"""The probe of the interpreter lock detects a thread that runs Python all the time, and no sleeping one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alone
 
 
 def _waits(work: Callable[[threading.Event], object], *, seconds: float = 0.6) -> tuple[list[float], SampleLog]:
-    """What the probe found while another thread was at work."""
+    """The probe's readings while another thread works."""
     samples, stop = SampleLog(), threading.Event()
     thread = threading.Thread(target=work, args=(stop,))
     thread.start()
@@ -43,15 +43,15 @@ def _sleep(stop: threading.Event) -> None:
     stop.wait()
 
 
-def test_a_spinning_thread_is_felt_and_a_sleeping_one_is_not() -> None:
+def test_a_spinning_thread_is_detected_and_a_sleeping_one_is_not() -> None:
     interval = sys.getswitchinterval() * 1e9
     spinning, _ = _waits(_spin)
-    # A busy machine keeps the probe itself from its core, whoever sleeps: the quietest of some tries is looked at.
+    # A busy machine delays the probe itself: use the quietest of some tries.
     sleeping = min((_waits(_sleep)[0] for _ in range(5)), key=fmean)
-    felt, beside = (fmean(wait > USUAL_NS for wait in waits) for waits in (spinning, sleeping))
-    assert felt > 0.5
+    detected, baseline = (fmean(wait > USUAL_NS for wait in waits) for waits in (spinning, sleeping))
+    assert detected > 0.5
     assert fmean(spinning) > 0.3 * interval
-    # How often a timer alone is so late is the machine's affair.
-    assert beside < 0.6 * felt
+    # How often a timer alone is this late depends on the machine.
+    assert baseline < 0.6 * detected
     assert fmean(sleeping) < 0.2 * fmean(spinning)
     assert min(sleeping) >= 0

@@ -1,4 +1,4 @@
-"""Other processes' time on a core, from files as the kernel writes them."""
+"""CPU time of other processes, from files in the kernel's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def process(proc: Path, pid: int, name: str, ticks: int, *, parent: int = 1, bor
 
 
 def looked(proc: Path, own: set[int], *changes: list[tuple[int, str, int]]) -> list[tuple[int, str, float]]:
-    """What is noted of processes that change between readings a second apart."""
+    """The samples of processes that change between readings a second apart."""
     clock = count(SECOND, SECOND)
     watch = NeighborWatch(own, proc=proc, clock=lambda: next(clock))
     watch.look()
@@ -34,8 +34,8 @@ def looked(proc: Path, own: set[int], *changes: list[tuple[int, str, int]]) -> l
     return watch.samples
 
 
-def test_who_spent_how_much(tmp_path: Path) -> None:
-    # GIVEN a hog whose name is no field, an idle shell, the service with a child, and this process
+def test_cpu_time_is_attributed_to_processes(tmp_path: Path) -> None:
+    # GIVEN a busy process with a tricky name, an idle shell, the service with a child, and this process
     process(tmp_path, 7, "a) R 1 (b", 1000)
     process(tmp_path, 8, "sh", 3)
     process(tmp_path, 9, "python3", 50)
@@ -43,7 +43,7 @@ def test_who_spent_how_much(tmp_path: Path) -> None:
     process(tmp_path, os.getpid(), "latfix", 10)
     # WHEN all but the shell compute for a second
     found = looked(tmp_path, {9}, [(7, "a) R 1 (b", 1090), (9, "python3", 140), (os.getpid(), "latfix", 13)])
-    # THEN the hog is told apart, the service and the watch are no neighbors
+    # THEN only the busy process is a neighbor
     assert found == [
         (SECOND, "other.all.spent_ns", 0.0),
         (SECOND, "latfix.spent_ns", 0.0),
@@ -53,7 +53,7 @@ def test_who_spent_how_much(tmp_path: Path) -> None:
     ]
 
 
-def test_another_process_of_the_same_number_starts_anew_and_one_that_came_since_counts(tmp_path: Path) -> None:
+def test_a_reused_number_and_a_new_process_count_from_zero(tmp_path: Path) -> None:
     process(tmp_path, 7, "old", 5000, born=5)
     clock = count(SECOND, SECOND)
     watch = NeighborWatch(set(), proc=tmp_path, clock=lambda: next(clock))
@@ -64,7 +64,7 @@ def test_another_process_of_the_same_number_starts_anew_and_one_that_came_since_
     assert [value for _, _, value in watch.samples] == [0.0, 0.0, 60.0 * TICK_NS, 0.0, 40.0 * TICK_NS, 20.0 * TICK_NS]
 
 
-def test_a_name_brings_no_control_characters_and_a_torn_line_takes_none_with_it(tmp_path: Path) -> None:
+def test_names_have_no_control_characters_and_a_torn_line_is_kept_apart(tmp_path: Path) -> None:
     process(tmp_path, 7, "x", 0)
     clock = count(SECOND, SECOND)
     watch = NeighborWatch(set(), proc=tmp_path, clock=lambda: next(clock))
@@ -80,14 +80,14 @@ def test_a_name_brings_no_control_characters_and_a_torn_line_takes_none_with_it(
     assert json.loads(lines[-1]) == [SECOND, "other.7.?[31mred.spent_ns", 80.0 * TICK_NS]
 
 
-def test_without_proc_nothing_is_noted(tmp_path: Path) -> None:
+def test_without_proc_nothing_is_recorded(tmp_path: Path) -> None:
     watch = NeighborWatch(set(), proc=tmp_path / "none")
     watch.look()
     watch.look()
     assert watch.samples == []
 
 
-def test_latfix_itself_is_told_apart(tmp_path: Path) -> None:
+def test_latfix_itself_has_its_own_series(tmp_path: Path) -> None:
     process(tmp_path, 7, "python3", 0)
     clock = count(SECOND, SECOND)
     watch = NeighborWatch(set(), latfix={7}, proc=tmp_path, clock=lambda: next(clock))

@@ -1,4 +1,4 @@
-"""Collections and compilations are logged in the thread that paid for them."""
+"""Collections and compilations are logged with the thread that they delayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from latfix.profilers.probes.stage_recorder import EventLog
 
 
 class Handler:
-    """Stands in for dynamo's: what is registered, to be called by the test."""
+    """A fake of dynamo's callback handler: holds registered callbacks for the test to call."""
 
     def __init__(self) -> None:
         self.start: list[Callable[[Any], None]] = []
@@ -44,7 +44,7 @@ def test_without_dynamo_there_is_nothing_to_attach_to(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "torch._dynamo.callback", raising=False)
     events = CompileEvents(EventLog())
     assert not events.attach()
-    assert "torch._dynamo.callback" not in sys.modules, "it is not imported for this"
+    assert "torch._dynamo.callback" not in sys.modules, "attaching does not import it"
     events.detach()
 
 
@@ -64,15 +64,15 @@ def test_a_compilation_is_an_event(handler: Handler) -> None:
     assert handler.start == handler.end == []
 
 
-def test_attached_in_the_middle_it_waits_for_the_next(handler: Handler) -> None:
+def test_a_compilation_that_began_before_attaching_is_ignored(handler: Handler) -> None:
     log = EventLog()
     CompileEvents(log).attach()
     handler.end[0](None)
     assert not _rows(log)
 
 
-def test_giving_up_is_counted_by_torch_itself() -> None:
-    """Of a function compiled for each length, as the framework does it; the limit is its own."""
+def test_reached_recompile_limits_are_counted() -> None:
+    """With a function that the real framework compiles for each length, and its own limit."""
     import torch
     import torch._dynamo
 
@@ -117,7 +117,7 @@ def test_a_forced_collection_is_logged_in_its_thread() -> None:
     assert pauses.cost_ns > 0
 
 
-def test_nothing_is_logged_afterwards_or_of_a_collection_that_was_under_way_before() -> None:
+def test_collections_that_began_before_or_after_are_not_logged() -> None:
     log = EventLog()
     with GcPauses(log) as pauses:
         pauses._callback("stop", {"generation": 0, "collected": 0})

@@ -1,4 +1,4 @@
-"""The recorder of a service without end: rows come back empty, and the latest ended ones are whole."""
+"""The recorder of a live service: reused rows are empty, and the latest ended ones are intact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _begin(recorder: RingRecorder, arrival: int) -> int:
 
 
 def _end(recorder: RingRecorder, slot: int, lengths: list[int]) -> None:
-    """The rest of a request's way through all stages, ``lengths`` after each other, in a batch of its own."""
+    """Stamp the remaining stages of a request, with these ``lengths``, in its own batch."""
     points = list(accumulate([int(recorder.scheduled_ns[slot]), *lengths]))
     recorder.handed[slot], recorder.enqueued[slot], recorder.taken[slot] = points[1:4]
     recorder.batch_id[slot] = batch = recorder.new_batch()
@@ -34,8 +34,8 @@ def _end(recorder: RingRecorder, slot: int, lengths: list[int]) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(1, 5), st.integers(1, 7), st.lists(st.integers(0, 4), min_size=20, max_size=120))
-def test_the_latest_are_whole_however_requests_overlap(inside: int, window: int, steps: list[int]) -> None:
-    """Any order of ends among those inside; the rows read back are exactly the last ``window`` that ended."""
+def test_the_latest_rows_are_intact_for_any_overlap(inside: int, window: int, steps: list[int]) -> None:
+    """With any order of ends, the rows read are exactly the last ``window`` that ended."""
     recorder = RingRecorder(inside, window)
     open_rows: list[int] = []
     ended: list[list[int]] = []
@@ -55,7 +55,7 @@ def test_the_latest_are_whole_however_requests_overlap(inside: int, window: int,
     assert len(recorder._free) == recorder.slots - len(open_rows)
 
 
-def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
+def test_a_reused_row_is_empty() -> None:
     recorder = RingRecorder(1, 1)
     for number in range(3 * recorder.slots):
         slot = _begin(recorder, 100 * (number + 1))
@@ -64,7 +64,7 @@ def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
             _end(recorder, slot, [number + 1] * 8)
             (row,) = recorder.recent()
             assert row["prepare_cpu_ns"] == 1 and row["compute_ns"] == number + 1
-        else:  # refused at once: it crosses no boundary
+        else:  # shed at once: it crosses no boundary
             recorder.request_done(slot, Status.SHED, 100 * (number + 1) + 1)
             recorder.give_back(slot)
             (row,) = recorder.recent()
@@ -74,7 +74,7 @@ def test_a_row_that_is_used_again_has_nothing_of_its_last_request() -> None:
             assert row["prepare_cpu_ns"] == 0
 
 
-def test_a_batch_row_that_is_used_again_is_empty() -> None:
+def test_a_reused_batch_row_is_empty() -> None:
     recorder = RingRecorder(2, 2)
     total = len(recorder._free_batches)
     for _ in range(3 * total):
@@ -86,7 +86,7 @@ def test_a_batch_row_that_is_used_again_is_empty() -> None:
     assert len(recorder._free_batches) == total
 
 
-def test_nothing_grows_and_what_is_forgotten_is_not_told_of() -> None:
+def test_memory_does_not_grow_and_forgotten_rows_are_gone() -> None:
     recorder = RingRecorder(2, 4)
     assert len(recorder.recent()) == 0
     for number in range(1000):
@@ -99,7 +99,7 @@ def test_nothing_grows_and_what_is_forgotten_is_not_told_of() -> None:
     assert recorder.recent()["latency_ns"].tolist() == [16]
 
 
-def test_there_is_no_more_room_than_there_is() -> None:
+def test_a_full_ring_refuses_a_request() -> None:
     recorder = RingRecorder(1, 1)
     for _ in range(recorder.slots):
         recorder.open(1)

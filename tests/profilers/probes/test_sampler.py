@@ -1,4 +1,4 @@
-"""The sampler's polls, and what the probes read."""
+"""The sampler's polls, and the probes' readings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_probes_are_polled_at_their_own_periods_and_once_at_the_end() -> None:
         assert not any(thread.name == "latfix-none" for thread in threading.enumerate()), "no probes, no thread"
 
 
-def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
+def test_a_poll_that_uses_the_cpu_is_a_spike_and_one_that_sleeps_is_not() -> None:
     samples, events = SampleLog(), EventLog()
 
     def burn() -> dict[str, float]:
@@ -83,9 +83,9 @@ def test_a_poll_that_burns_time_is_a_spike_and_one_that_sleeps_is_not() -> None:
         pass
 
     spikes = _rows(events)
-    told = [row[6]["probe"] for row in spikes]
-    # Both are polled at the start and at the end; a machine that is itself stopped may charge one sleep for it.
-    assert told.count("burn") == 2 and told.count("sleep") <= 1
+    probes_of = [row[6]["probe"] for row in spikes]
+    # Both are polled at the start and at the end; a stall of the machine may make one sleep a spike.
+    assert probes_of.count("burn") == 2 and probes_of.count("sleep") <= 1
     assert all(row[2] == "spike" for row in spikes)
     assert all(row[1] >= 3_000_000 for row in spikes if row[6]["probe"] == "burn")
 
@@ -116,7 +116,7 @@ def test_host_and_process_counters_grow() -> None:
     assert after[1]["process.rss_bytes"] > 1 << 20
 
 
-def test_threads_come_and_go_and_leave_no_file_open() -> None:
+def test_files_of_ended_threads_are_closed() -> None:
     read = thread_reader()
     first = read()
     held = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -128,7 +128,7 @@ def test_threads_come_and_go_and_leave_no_file_open() -> None:
         task = Path(f"/proc/self/task/{thread.native_id}")
         end.set()
         thread.join()
-        while task.exists():  # Python is done with it before the kernel is
+        while task.exists():  # the kernel removes it after Python's join returns
             time.sleep(0.001)
         after = read()
         assert "thread.passer-by.cpu_ns" in during and "thread.passer-by.cpu_ns" not in after
@@ -137,7 +137,7 @@ def test_threads_come_and_go_and_leave_no_file_open() -> None:
 
 
 @pytest.mark.parametrize("make", [cgroup_reader, pressure_reader])
-def test_a_reader_that_is_there_reads_numbers(make: Any) -> None:
+def test_available_readers_return_numbers(make: Any) -> None:
     read = make()
     if read is None:
         pytest.skip(f"{make.__name__}: this kernel has none")
@@ -159,15 +159,15 @@ if read is not None:
 
 
 def test_the_heap_grows_with_what_is_allocated() -> None:
-    # In a process of its own: the heap of a long one may be in so many pieces that it is read but seldom.
+    # In a separate process: a fragmented heap, as in a long-running one, is read seldom.
     output = subprocess.run([sys.executable, "-c", _ALLOCATED], check=True, capture_output=True, text=True).stdout
     if not output:
         pytest.skip("this C library has no mallinfo2")
     assert float(output) >= 64 * 16_384 * 4 * 0.9
 
 
-def test_a_heap_in_many_pieces_is_read_seldom_and_not_for_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_LONG_NS", 0)  # how long a walk over the pieces takes is the machine's affair
+def test_a_fragmented_heap_is_read_seldom_and_not_for_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_LONG_NS", 0)  # independent of the machine's speed
     heap = HostHeap()
     read = host_heap_reader(heap)
     if read is None:
@@ -176,7 +176,7 @@ def test_a_heap_in_many_pieces_is_read_seldom_and_not_for_each_unit(monkeypatch:
     del blocks[::2]
     first, second = read(), read()
     assert first["malloc.free_chunks"] > 10_000
-    assert second == {}, "a reading of all those chunks is followed by a rest"
+    assert second == {}, "a long reading is followed by a pause"
     assert not heap.quick
 
 
@@ -190,7 +190,7 @@ def running(*threads: threading.Thread, stop: threading.Event) -> Iterator[None]
         thread.join()
 
 
-def test_threads_are_counted_by_name_and_those_that_python_did_not_start_together() -> None:
+def test_threads_are_counted_by_name_and_native_ones_together() -> None:
     read, stop = thread_reader(), threading.Event()
 
     def spin() -> None:
@@ -219,7 +219,7 @@ def test_the_number_of_names_is_bounded() -> None:
     assert "thread.other.cpu_ns" in names and len(names) <= 34
 
 
-def test_nvml_says_what_is_there_or_missing() -> None:
+def test_opening_nvml_reports_the_device_or_the_reason() -> None:
     nvml, line = Nvml.open()
     assert line.startswith("NVML: ") and "\n" not in line
     if nvml is not None:
@@ -231,6 +231,6 @@ def test_unit_costs_lie_within_their_intervals() -> None:
     costs = unit_costs()
     for name in MEASURES:
         assert 0 <= costs[f"{name}_low_ns"] <= costs[f"{name}_ns"] <= costs[f"{name}_high_ns"] > 0, name
-    # What must be so on any machine: more work takes longer.
+    # On any machine, more work takes longer.
     assert costs["unmapping_mib_ns"] > 0.02 * 256 * costs["minor_fault_ns"] > 0
     assert costs["page_bytes"] == mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The stage recorder: stages that add up, whatever became of the request, and segments on disk."""
+"""The stage recorder: stages sum to the latency for any end of a request, and segments on disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latfix.profilers.probes import stage_recorder
 from latfix.profilers.probes.stage_recorder import EventLog, SampleLog, SegmentWriter, StageRecorder
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
 from latfix.stages import STAGES, Status
 
 T0 = 1_000_000
-#: How far a request gets before it ends: the boundaries that it crosses.
+#: Boundaries that a request crosses before it ends.
 ENDS = {
     "shed": 1,
     "error in prepare": 1,
@@ -66,7 +67,7 @@ def test_stages_add_up_to_the_latency_exactly(how: str, lengths: list[int], warm
     assert sum(stages) == row["latency_ns"] == sum(lengths[: reached + 1])
     assert all(stage >= 0 for stage in stages)
     assert stages[: reached + 1] == lengths[: reached + 1]
-    assert not any(stages[reached + 1 :]), "a stage that was never reached has no length"
+    assert not any(stages[reached + 1 :]), "a stage that was not reached has length 0"
     assert row["status"] == STATUSES[how]
     assert row["index"] == 0
 
@@ -81,7 +82,7 @@ def test_slots_and_indices() -> None:
     assert rows["warmup"].tolist() == [1, 1, 1, 0, 0]
 
 
-def test_a_row_is_drained_once() -> None:
+def test_rows_are_drained_once() -> None:
     recorder = StageRecorder(3)
     for slot in range(2):
         _stamp(recorder, slot, [1] * 8, 7, Status.OK)
@@ -107,7 +108,7 @@ def test_batch_stamps_count_from_the_start_of_the_run() -> None:
     assert [row[name] for name in stamps] == list(range(200, 207))
     assert (row["finish_end_ns"], row["size"], row["retried"]) == (400, 3, 1)
     assert row["compute_cpu_ns"] == 1 and row["compute_majflt"] == 6 and row["compute_denormals"] == 1
-    assert row["process_cpu_ns"] == 7, "compute's keeps the name that it has had"
+    assert row["process_cpu_ns"] == 7, "compute's has no prefix"
     assert row["compute_mapped_bytes"] == 8 and row["compute_free_bytes"] == 13
     assert len(recorder.drain_batches()) == 0
 
@@ -119,20 +120,13 @@ def test_accounts_land_in_their_columns() -> None:
     _stamp(recorder, 0, [1] * 8, 7, Status.OK)
     (row,) = recorder.drain_requests()
     names = ["cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt", "denormals"]
-    names += [
-        "process_cpu_ns",
-        "mapped_bytes",
-        "resident_bytes",
-        "arena_bytes",
-        "blocks_bytes",
-        "used_bytes",
-        "free_bytes",
-    ]
+    parts = ("mapped", "resident", "arena", "blocks", "used", "free")
+    names += ["process_cpu_ns", *(f"{part}_bytes" for part in parts)]
     assert [row[f"prepare_{name}"] for name in names] == list(range(10, 24))
     assert [row[f"finish_{name}"] for name in names] == list(range(30, 44))
 
 
-def test_there_is_room_for_a_failed_batch_and_one_more_a_request() -> None:
+def test_there_is_room_for_two_batches_per_request() -> None:
     recorder = StageRecorder(8)
     for _ in range(16):
         recorder.batch_done(recorder.new_batch(), 1)
@@ -168,7 +162,8 @@ def test_segments_hold_everything_after_close(tmp_path: Path) -> None:
     assert len((folder / "samples.jsonl").read_text().splitlines()) == 50
 
 
-def test_what_ended_reaches_the_disk_by_itself(tmp_path: Path) -> None:
+def test_ended_requests_reach_the_disk_without_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_recorder, "FLUSH_INTERVAL_S", 0.02)
     (tmp_path / "segments").mkdir()
     recorder = StageRecorder(1)
     file = tmp_path / "segments" / "requests.bin"
@@ -179,7 +174,8 @@ def test_what_ended_reaches_the_disk_by_itself(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
-def test_a_disk_that_takes_no_more_is_reported(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_recorder, "FLUSH_INTERVAL_S", 0.02)
     (tmp_path / "segments").mkdir()
     for name in ("batches.bin", "events.jsonl", "samples.jsonl"):
         (tmp_path / "segments" / name).touch()
@@ -189,6 +185,6 @@ def test_a_disk_that_takes_no_more_is_reported(tmp_path: Path) -> None:
     with writer:
         _stamp(recorder, 0, [1] * 8, 7, Status.OK)
         writer._thread.join(60.0)
-        assert not writer._thread.is_alive(), "the thread ends where nothing can be written"
+        assert not writer._thread.is_alive(), "the thread ends if writing fails"
         with pytest.raises(OSError, match="No space left"):
             writer.check()

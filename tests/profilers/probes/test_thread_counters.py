@@ -1,4 +1,4 @@
-"""What a thread did: on the processor, waiting for it, or blocked. Checked as shares, never as times."""
+"""A thread's on-CPU time, run-queue delay and blocked time, checked as shares, not as times."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_sleep_is_blocked(counters: ThreadCounters) -> None:
     assert spent[VOLUNTARY] >= 1
 
 
-def test_wall_is_never_less_than_what_the_thread_accounts_for(counters: ThreadCounters) -> None:
+def test_wall_time_is_at_least_the_accounted_time(counters: ThreadCounters) -> None:
     for work in (_spin, lambda: time.sleep(0.01), lambda: sum(range(10_000))):
         wall, spent = _observe(counters, work)
         assert spent[CPU] <= wall
@@ -76,7 +76,7 @@ def test_fresh_memory_faults(counters: ThreadCounters) -> None:
     assert spent[MINOR] >= 400
 
 
-def test_counters_are_of_their_thread_only(counters: ThreadCounters) -> None:
+def test_counters_cover_only_their_thread(counters: ThreadCounters) -> None:
     other = threading.Thread(target=_spin)
 
     def work() -> None:
@@ -84,7 +84,7 @@ def test_counters_are_of_their_thread_only(counters: ThreadCounters) -> None:
         other.join()
 
     _, spent = _observe(counters, work)
-    assert spent[CPU] < 40_000_000, "the other thread's spin is not this one's"
+    assert spent[CPU] < 40_000_000, "without the other thread's spin"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag is of x86-64")
@@ -101,7 +101,7 @@ def test_denormal_numbers_are_seen_on_the_thread_that_computes_with_them(counter
     assert _observe(counters, elsewhere)[1][DENORMALS] == 0
 
 
-def test_snapshots_never_fall_and_are_counted(counters: ThreadCounters) -> None:
+def test_snapshots_never_decrease_and_are_counted(counters: ThreadCounters) -> None:
     snapshots = [counters.snapshot() for _ in range(50)]
     assert counters.reads == 50
     for earlier, later in pairwise(snapshots):
@@ -109,8 +109,8 @@ def test_snapshots_never_fall_and_are_counted(counters: ThreadCounters) -> None:
     assert len(NO_ACCOUNT) == len(snapshots[0]) == len(THREAD_ACCOUNT)
 
 
-def test_waking_up_is_charged_with_what_was_waited_since_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    delay = 100  # until it is changed, however often a snapshot that is interrupted reads it again
+def test_wake_returns_the_run_queue_delay_since_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    delay = 100  # a variable, as an interrupted snapshot reads it again
     monkeypatch.setattr("latfix.profilers.probes.kept_files.LockHeldFile.read", lambda _: b"7 %d 9\n" % delay)
     counters = ThreadCounters()
     delay = 400
@@ -124,7 +124,7 @@ def test_waking_up_is_charged_with_what_was_waited_since_the_last_snapshot(monke
     counters.close()
 
 
-def test_closing_gives_the_descriptor_back() -> None:
+def test_closing_releases_the_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     made = [ThreadCounters() for _ in range(20)]
     for one in made:
@@ -168,7 +168,7 @@ def test_largest_growth(before: dict[int, int], after: dict[int, int], growth: i
 
 
 MEMORY = PROCESS_ACCOUNT[1:]
-#: An account of a thread that faulted as many pages in as it says.
+#: A thread's account with page faults.
 FAULTED: Account = (0, 0, 0, 0, 1000, 0)
 
 
@@ -187,7 +187,7 @@ def _touched_mapping(pages: int) -> mmap.mmap:
     return mapped
 
 
-def test_a_mapping_of_its_own_is_no_growth_of_the_heap(memory: ProcessMemory) -> None:
+def test_a_separate_mapping_is_not_growth_of_the_heap(memory: ProcessMemory) -> None:
     before = memory.read()
     with _touched_mapping(4096) as mapped:
         grown = dict(zip(MEMORY, memory.growth(before, FAULTED), strict=True))
@@ -202,7 +202,7 @@ _GROW = """
 import json
 from latfix.profilers.probes import heap_readers
 from latfix.profilers.probes.thread_counters import ProcessMemory
-heap_readers._FEW_CHUNKS = 10_000  # imports alone leave about as many pieces as are few
+heap_readers._FEW_CHUNKS = 10_000  # imports alone may leave more chunks than the limit
 memory = ProcessMemory()
 before = memory.read()
 quick = memory.heap.quick
@@ -214,7 +214,7 @@ print(json.dumps([quick, memory.growth(before, (0, 0, 0, 0, 1000, 0))]))
 def test_large_blocks_are_growth_of_the_heap(memory: ProcessMemory) -> None:
     if not memory.heap.available:
         pytest.skip("this C library has no mallinfo2")
-    # A process of its own: this one's heap may be in too many pieces to be read for each unit.
+    # A separate process: this one's heap may be too fragmented to be read for each unit.
     done = subprocess.run([sys.executable, "-c", _GROW], capture_output=True, check=True, text=True)
     quick, values = json.loads(done.stdout)
     grown = dict(zip(MEMORY, values, strict=True))
@@ -224,22 +224,22 @@ def test_large_blocks_are_growth_of_the_heap(memory: ProcessMemory) -> None:
     assert grown["free_bytes"] > 0
 
 
-def test_memory_is_looked_at_only_once_pages_were_faulted_in(memory: ProcessMemory) -> None:
+def test_memory_is_read_only_after_page_faults(memory: ProcessMemory) -> None:
     reads = memory.reads
     assert memory.begin() == memory.latest
     assert not any(memory.growth(memory.latest, NO_ACCOUNT))
-    assert memory.reads == reads, "nothing faulted: nothing is read"
+    assert memory.reads == reads, "without faults nothing is read"
     memory.growth(memory.latest, FAULTED)
     memory.begin()
-    assert memory.reads == reads + 2, "after faults, units begin with a reading of their own"
+    assert memory.reads == reads + 2, "after faults, units begin with a reading"
     memory.growth(memory.latest, NO_ACCOUNT)
-    assert memory.reads == reads + 3, "and end with one, that shows what was given back"
+    assert memory.reads == reads + 3, "and end with one, which shows freed memory"
     for _ in range(1000):
         memory.growth(memory.begin(), NO_ACCOUNT)
-    assert memory.reads < reads + 500, "but not for ever"
+    assert memory.reads < reads + 500, "for a limited number of units"
 
 
-def test_a_reading_without_the_heap_says_nothing_of_it(memory: ProcessMemory) -> None:
+def test_a_reading_without_the_heap_has_no_heap_growth(memory: ProcessMemory) -> None:
     change = dict(zip(MEMORY, memory.change((100, 50, 0, 0, 0), (300, 90, 80, 10, 40)), strict=True))
     assert change["mapped_bytes"] == 200 and change["resident_bytes"] == 40
     assert [change[name] for name in MEMORY[2:]] == [0, 0, 0, 0]
@@ -254,8 +254,8 @@ def test_closed_memory_reads_as_zero() -> None:
     assert memory.read()[:2] == (0, 0)
 
 
-def test_counters_are_read_without_letting_go_of_the_interpreter_lock() -> None:
-    """With a thread that wants the lock all the time, each reading that let go of it could lose it."""
+def test_counters_are_read_while_holding_the_interpreter_lock() -> None:
+    """With a thread that always wants the lock, a reading that released it could lose it."""
     stop = threading.Event()
     counters = ThreadCounters()
 
@@ -278,4 +278,4 @@ def test_counters_are_read_without_letting_go_of_the_interpreter_lock() -> None:
         sys.setswitchinterval(interval)
         thread.join()
         counters.close()
-    assert switches <= 1, "at most what the other thread had asked for before"
+    assert switches <= 1, "at most the other thread's pending request"

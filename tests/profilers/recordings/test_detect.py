@@ -1,4 +1,4 @@
-"""Recordings are told apart by their content, and what nobody knows is refused in one line."""
+"""Recordings are recognized by their content, and unknown files are refused in one line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_recording_is_known_by_its_content_under_any_name(tmp_path: Path) -> None:
+def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_bytes(b"toy\n")
     (tmp_path / "packed.xyz").write_bytes(gzip.compress(b"toy\n"))
     (tmp_path / "deep").mkdir()
@@ -85,7 +85,7 @@ def test_a_recording_is_known_by_its_content_under_any_name(tmp_path: Path) -> N
         (b"QDSTRM", "nsys export"),
     ],
 )
-def test_what_nobody_knows_is_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+def test_unknown_files_are_refused_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError) as caught:
         detect.diagnose_recording(tmp_path / "x", ReadOptions())
@@ -102,7 +102,7 @@ def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
         detect.diagnose_recording(tmp_path, ReadOptions())
 
 
-def test_pipes_are_not_read(tmp_path: Path) -> None:
+def test_pipes_are_refused(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""A memory history: its stalls on the time line, and the setting that would have avoided them."""
+"""A memory history: its stalls, and the setting that would have avoided them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def diagnosed(path: Path, entries: list[dict[str, Any]]) -> Diagnosis:
     return diagnose_recording(path, ReadOptions())
 
 
-def test_a_stall_is_told_with_its_time_and_what_would_have_avoided_it(tmp_path: Path) -> None:
+def test_a_stall_has_its_time_and_the_setting_that_avoids_it(tmp_path: Path) -> None:
     entries = []
-    for k in range(4):  # four segments of their own, each too small for what comes
+    for k in range(4):  # four segments, each too small for the later allocation
         entries += [entry("segment_alloc", 1000 * k, 20, 10 * k), entry("alloc", 1000 * k, 20, 10 * k + 1)]
     entries += [entry("free_completed", 1000 * k, 20, 100 + k) for k in range(4)]
     entries += [entry("segment_free", 1000 * k, 20, 200 + 100 * k) for k in range(4)]
@@ -38,11 +38,11 @@ def test_a_stall_is_told_with_its_time_and_what_would_have_avoided_it(tmp_path: 
     assert found.verdict == "memory.fragmentation" and "expandable_segments:True" in found.sentence
     (stall,) = found.slowest
     assert (stall.start_ms, stall.latency_ms) == (0.2, 0.5)
-    assert "40.0 MiB asked for, 80.0 MiB given back" in stall.id
+    assert "40.0 MiB requested, 80.0 MiB given back" in stall.id
     document = found.to_json()
     assert document["latency_ms"]["p99"] is None and document["tail"]["excess_ms"] is None
     assert document["source"]["kind"] == "memory" and document["requests"]["timeout"] is None
-    assert not GateSubject.from_diagnosis(document).cause_shares  # no share is known: gates on it are undecided
+    assert not GateSubject.from_diagnosis(document).cause_shares  # shares are unknown, so gates on them are undecided
 
 
 def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:
     assert found.verdict == "steady" and not found.causes and not found.slowest
 
 
-def test_a_pickle_that_names_a_class_is_not_carried_out(tmp_path: Path) -> None:
+def test_a_pickle_that_names_a_class_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(Path("x"), protocol=4))
     with pytest.raises(InputError, match="a snapshot is plain data"):
         diagnose_recording(tmp_path / "x", ReadOptions())
@@ -59,7 +59,7 @@ def test_a_pickle_that_names_a_class_is_not_carried_out(tmp_path: Path) -> None:
 def test_real_history() -> None:
     path = REAL / "memory" / "h100_forward.pickle"
     if not path.exists():
-        pytest.skip(f"{path} is not here: recordings made on real devices are not part of the project")
+        pytest.skip(f"{path} is missing: recordings of real devices are not part of the project")
     found = diagnose_recording(path, ReadOptions())
     assert found.verdict == "steady" and any("516 with torch's defaults" in note for note in found.notes)
     assert found.source is not None and found.source.read["held at most, GB"] == 19.67

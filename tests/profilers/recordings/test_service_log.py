@@ -1,4 +1,4 @@
-"""Rows of ``latfix.record`` as a diagnosis: simulated services whose causes are known."""
+"""Diagnoses of rows of ``latfix.record``: simulated services with known causes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def _write(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Rows by their times, with the requests in flight that each would have met."""
+    """Write rows, each with the number of requests in flight at its begin."""
     order = sorted(rows, key=lambda row: row["start_ns"])
     ends = np.sort([row["start_ns"] + row["latency_ns"] for row in rows])
     lines = []
@@ -44,7 +44,7 @@ def _diagnosis(folder: Path, rows: Sequence[dict[str, Any]]) -> Diagnosis:
 
 
 def _one_server(arrivals: Sequence[int], order: Any, service: Any) -> list[dict[str, Any]]:
-    """A lock that one request holds at a time; ``order`` picks the next among those that wait."""
+    """A lock that one request holds at a time; ``order`` picks the next waiting one."""
     waiting: list[int] = []
     rows, free, k = [], 0, 0
     arrivals = sorted(arrivals)
@@ -75,7 +75,7 @@ def test_bursts_in_front_of_one_server_are_named(tmp_path: Path) -> None:
     assert _diagnosis(tmp_path, rows).verdict == "traffic.burst"
 
 
-def test_waits_in_no_order_are_not_taken_for_a_dependency(tmp_path: Path) -> None:
+def test_waits_in_random_order_are_not_a_dependency(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     rows = _one_server(_arrivals(generator), generator.integers, lambda: generator.normal(5, 0.2) * _MS)
     found = _diagnosis(tmp_path, rows)
@@ -84,7 +84,7 @@ def test_waits_in_no_order_are_not_taken_for_a_dependency(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("apart_ms", [2, 20], ids=["many in flight", "mostly alone"])
-def test_a_slow_dependency_is_named_whatever_is_in_flight(tmp_path: Path, apart_ms: float) -> None:
+def test_a_slow_dependency_is_named_at_any_concurrency(tmp_path: Path, apart_ms: float) -> None:
     generator = np.random.default_rng(3)
     rows: list[dict[str, Any]] = []
     for start in np.cumsum(generator.exponential(apart_ms * _MS, 3000)).astype(int).tolist():
@@ -105,7 +105,7 @@ def test_a_slow_dependency_is_named_whatever_is_in_flight(tmp_path: Path, apart_
         ({}, "inconclusive"),
     ],
 )
-def test_what_was_measured_is_named_and_nothing_else(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
+def test_measured_causes_are_named_and_no_others(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
     generator = np.random.default_rng(4)
     rows: list[dict[str, Any]] = []
     for k in range(3000):
@@ -116,18 +116,18 @@ def test_what_was_measured_is_named_and_nothing_else(tmp_path: Path, row: dict[s
     assert _diagnosis(tmp_path, rows).verdict == cause
 
 
-def test_what_no_row_knows_is_not_shown_as_zero(tmp_path: Path) -> None:
+def test_unknown_counters_are_not_shown_as_zero(tmp_path: Path) -> None:
     rows = [{"start_ns": 60 * _MS * k, "latency_ns": 5 * _MS + k} for k in range(300)]
     found = _diagnosis(tmp_path, rows)
     assert not {"host.contention", "external.dependency", "cpu"} & found.stages_ms.keys()
-    assert any("not known" in note for note in found.notes)
+    assert any("thread counters are unknown" in note for note in found.notes)
 
 
 def _reading(at_ns: int) -> Reading:
     return (at_ns, 0, b"", 0, 0, 1)
 
 
-def test_percentiles_and_counts_of_a_sample_are_those_of_all(tmp_path: Path) -> None:
+def test_percentiles_and_counts_of_a_sample_match_all_requests(tmp_path: Path) -> None:
     generator = np.random.default_rng(5)
     latencies = (generator.lognormal(0, 1, 20_000) * 5 * _MS).astype(int).tolist()
     kept: list[dict[str, Any]] = []
@@ -144,13 +144,13 @@ def test_percentiles_and_counts_of_a_sample_are_those_of_all(tmp_path: Path) -> 
         assert found.latency_ms[key] == pytest.approx(np.percentile(latencies, q) / _MS, rel=0.06 if q < 99 else 0.01)
 
 
-def test_only_the_last_seconds_are_read_where_asked(tmp_path: Path) -> None:
+def test_only_the_last_seconds_are_read_on_request(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
     found = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
     assert found.requests["ok"] == 10
 
 
-def test_a_folder_of_something_else_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_invalid_rows_is_refused_in_one_line(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": k, "latency_ns": _MS} for k in range(3)])
     (file,) = tmp_path.iterdir()
     first, *_ = file.read_text().splitlines()
@@ -161,11 +161,11 @@ def test_a_folder_of_something_else_is_refused_in_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("threads", "served_by"), [(1, "an event loop"), (8, "threads"), (0, None)])
-def test_requests_that_overlap_on_one_thread_are_an_event_loop_s(
+def test_requests_that_overlap_on_one_thread_are_an_event_loops(
     tmp_path: Path, threads: int, served_by: str | None
 ) -> None:
     rows: list[dict[str, Any]] = [{"start_ns": 5 * _MS * k, "latency_ns": 12 * _MS} for k in range(300)]
-    if threads:  # logs of earlier versions do not name them
+    if threads:  # logs of earlier versions have no threads
         rows = [{**row, "thread": k % threads} for k, row in enumerate(rows)]
     source = _diagnosis(tmp_path, rows).source
     assert source is not None and source.read.get("served by") == served_by

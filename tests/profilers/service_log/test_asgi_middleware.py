@@ -1,4 +1,4 @@
-"""HTTP requests of an ASGI application as rows: routes, ends, and what is never kept."""
+"""HTTP requests of an ASGI application as rows: routes, statuses, and values that are never kept."""
 
 from __future__ import annotations
 
@@ -62,23 +62,23 @@ def test_rows_have_routes_and_no_values(tmp_path: Path, client: Any) -> None:
     assert np.nanmax(table.features["request_bytes"]) == len("[0.25,0.5]")
 
 
-def test_a_span_in_a_thread_of_the_framework_is_the_requests(tmp_path: Path, client: Any) -> None:
+def test_a_span_in_a_framework_thread_belongs_to_the_request(tmp_path: Path, client: Any) -> None:
     client.get("/users/a")
     table = _table(tmp_path)
     assert 0.01e9 <= table.parts["db"][0] <= table.latency_ns[0]
 
 
-def test_ends_are_told_apart(tmp_path: Path, client: Any) -> None:
+def test_statuses_are_recorded(tmp_path: Path, client: Any) -> None:
     for values in ([2], [1], [], ["x"]):
         client.post("/score", json=values)
     client.get("/nothing")
     statuses = _table(tmp_path).status.tolist()
-    # What a client asked wrongly (422, 404) was answered.
+    # A client's invalid requests (422, 404) were answered.
     assert statuses == [Status.OK, Status.ERROR, Status.SHED, Status.OK, Status.OK]
 
 
 def _served(folder: Path, messages: list[dict[str, Any]], after: Callable[[], None], **scope: Any) -> RequestTable:
-    """What is recorded of an application that sends these messages, and then does something else."""
+    """Requests of an application that sends these messages and then calls ``after``."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         del scope, receive
@@ -109,7 +109,7 @@ def test_an_answer_ends_with_its_last_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("message", [{"more_body": True}, {"gone": True}])
-def test_an_answer_that_was_broken_off_is_the_clients(tmp_path: Path, message: dict[str, Any]) -> None:
+def test_an_aborted_answer_is_cancelled(tmp_path: Path, message: dict[str, Any]) -> None:
     assert _served(tmp_path, [message], lambda: None).status.tolist() == [CANCELLED]
 
 
@@ -123,7 +123,7 @@ def test_an_answer_that_was_broken_off_is_the_clients(tmp_path: Path, message: d
         ("/data/", {"name": ""}, "/data/"),
     ],
 )
-def test_a_path_without_a_route_loses_the_values_in_it(
+def test_parameter_values_are_removed_from_a_path(
     tmp_path: Path, path: str, values: dict[str, Any], route: str
 ) -> None:
     _served(tmp_path, [{}], lambda: None, path=path, path_params=values)
@@ -131,7 +131,7 @@ def test_a_path_without_a_route_loses_the_values_in_it(
     assert json.loads(file.read_text())["route"] == route
 
 
-def test_other_kinds_of_connection_pass_through(tmp_path: Path) -> None:
+def test_other_scopes_pass_through(tmp_path: Path) -> None:
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions and blocks recorded as requests, and what a diagnosis says of what was planted in them."""
+"""Functions and blocks recorded as requests, and diagnoses of planted causes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _burn(milliseconds: float) -> None:
         pass
 
 
-def test_a_function_is_what_it_was_and_every_call_is_a_row(tmp_path: Path) -> None:
+def test_a_wrapped_function_is_unchanged_and_every_call_is_a_row(tmp_path: Path) -> None:
     @latfix.record(tmp_path, features=lambda x: {"size": x})
     def double(x: int) -> int:
         """Twice."""
@@ -72,7 +72,7 @@ def test_a_function_is_what_it_was_and_every_call_is_a_row(tmp_path: Path) -> No
     assert (table.latency_ns > 0).all()
 
 
-def test_coroutines_and_blocks_of_one_event_loop_are_kept_apart(tmp_path: Path) -> None:
+def test_concurrent_coroutines_and_blocks_are_separate_rows(tmp_path: Path) -> None:
     @latfix.record(tmp_path)
     async def wait(name: str, seconds: float) -> None:
         with latfix.span(name):
@@ -127,7 +127,7 @@ def test_blocks_of_generators_end_in_any_order_and_in_any_context(tmp_path: Path
     time.sleep(0.02)
     assert list(late) == []
     assert contextvars.copy_context().run(list, elsewhere) == []
-    assert collected.get() is None, "spans that are of no request would pile up"
+    assert collected.get() is None, "spans outside requests would accumulate"
     table = _table(tmp_path)
     took = dict(zip((table.routes[k] for k in table.route), table.latency_ns, strict=True))  # type: ignore[union-attr]
     assert took.keys() == {"early", "late", "shared"}
@@ -135,9 +135,9 @@ def test_blocks_of_generators_end_in_any_order_and_in_any_context(tmp_path: Path
     assert took["late"] > 0.02e9
 
 
-@pytest.mark.parametrize("told", [lambda: 1 / 0, lambda: 3, {"n": 10**400}, {(1,): 2}, {"n": object()}])
-def test_features_that_are_none_cost_neither_an_answer_nor_rows(tmp_path: Path, told: Any) -> None:
-    @latfix.record(tmp_path, features=told)
+@pytest.mark.parametrize("features", [lambda: 1 / 0, lambda: 3, {"n": 10**400}, {(1,): 2}, {"n": object()}])
+def test_invalid_features_lose_neither_answers_nor_rows(tmp_path: Path, features: Any) -> None:
+    @latfix.record(tmp_path, features=features)
     def answer() -> int:
         return 42
 
@@ -148,7 +148,7 @@ def test_features_that_are_none_cost_neither_an_answer_nor_rows(tmp_path: Path, 
     } == {1}
 
 
-def test_a_process_that_only_forks_has_no_thread_of_it(tmp_path: Path) -> None:
+def test_the_thread_starts_with_the_first_row(tmp_path: Path) -> None:
     before = threading.active_count()
     work = latfix.record(tmp_path)(_nothing)
     assert threading.active_count() == before
@@ -167,7 +167,7 @@ def test_a_process_that_only_forks_has_no_thread_of_it(tmp_path: Path) -> None:
         (lambda _: latfix.record("/proc/latfix"), "cannot record there"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path, given: Callable[[Path], Any], words: str) -> None:
+def test_invalid_arguments_are_refused_at_once(tmp_path: Path, given: Callable[[Path], Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         given(tmp_path / "log")
 
@@ -179,7 +179,7 @@ def generator() -> Any:
 
 def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
     work = latfix.record(tmp_path)(_nothing)
-    with latfix.record(tmp_path):  # the request during which it forks is the parent's
+    with latfix.record(tmp_path):  # this request belongs to the parent
         child = os.fork()
     if not child:
         work()
@@ -190,7 +190,7 @@ def test_a_forked_process_records_for_itself(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_line_that_is_still_written_is_no_error(tmp_path: Path) -> None:
+def test_an_unfinished_line_is_not_an_error(tmp_path: Path) -> None:
     work = latfix.record(tmp_path)(_nothing)
     for _ in range(3):
         work()
@@ -203,7 +203,7 @@ def test_a_line_that_is_still_written_is_no_error(tmp_path: Path) -> None:
     assert not [note for note in table.notes if "left out" in note]
 
 
-def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
+def test_a_sample_is_diagnosed_with_its_weights(tmp_path: Path) -> None:
     work = latfix.record(tmp_path, rows_per_s=10)(_nothing)
     for _ in range(5000):
         work()
@@ -216,7 +216,7 @@ def test_a_sample_of_rows_is_diagnosed_as_all_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_path: Path) -> None:
+def test_a_slow_dependency_is_named_by_its_declared_name(tmp_path: Path) -> None:
     @latfix.record(tmp_path / "plain")
     def plain(k: int) -> None:
         _burn(2)
@@ -228,7 +228,7 @@ def test_a_slow_dependency_is_named_and_by_its_name_where_that_is_declared(tmp_p
         with latfix.span("feature_store"):
             time.sleep(0.06 if k % 8 == 0 else 0.001)
 
-    for k in range(200):
+    for k in range(120):
         plain(k)
         declared(k)
     assert _diagnosis(tmp_path / "plain").verdict == "external.dependency"
@@ -251,37 +251,36 @@ def test_collections_are_named(tmp_path: Path) -> None:
     del kept
     found = _diagnosis(tmp_path)
     assert "python.gc" in [cause.cause for cause in found.causes if cause.named]
-    assert found.verdict in ("python.gc", "host.contention")  # the latter where others have this machine's cores
+    assert found.verdict in ("python.gc", "host.contention")  # the latter on a busy machine
 
 
 @pytest.mark.slow
-def test_a_wait_for_a_lock_is_not_taken_for_a_dependency(tmp_path: Path) -> None:
+def test_a_wait_for_a_lock_is_not_a_dependency(tmp_path: Path) -> None:
     one_at_a_time = threading.Lock()
 
     @latfix.record(tmp_path)
     def handle() -> None:
         with one_at_a_time:
-            time.sleep(0.005)
+            time.sleep(0.003)
 
     with ThreadPoolExecutor(40) as pool:
         for k in range(200):
             for _ in range(30 if k % 40 == 20 else 1):
                 pool.submit(handle)
-            time.sleep(0.02)
+            time.sleep(0.012)
     found = _diagnosis(tmp_path)
     outside = sum(cause.tail_share for cause in found.causes if cause.cause == "external.dependency")
     assert outside < 0.25
 
 
-def test_what_ran_when_a_process_was_killed_costs_only_the_last_rows(tmp_path: Path) -> None:
+def test_a_killed_process_loses_only_the_last_rows(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         work = latfix.record(tmp_path)(_nap)
         while True:
             work()
-    while not list(tmp_path.glob("*.jsonl")):
+    while not any(file.read_bytes().endswith(b"\n") for file in tmp_path.glob("*.jsonl")):
         time.sleep(0.01)
-    time.sleep(0.6)
     while_it_runs = len(_table(tmp_path))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

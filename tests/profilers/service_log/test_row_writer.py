@@ -1,4 +1,4 @@
-"""Rows on their way to the disk: what a sample keeps, how much the folder holds, and that counts stay right."""
+"""Writing rows: samples, their weights, and the size of the folder."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_few_rows_are_all_kept() -> None:
 
 
 @pytest.mark.parametrize(("count", "lost"), [(11, 0), (97, 0), (5000, 0), (5000, 321)])
-def test_weights_sum_to_the_requests_that_came(count: int, lost: int) -> None:
+def test_weights_sum_to_the_number_of_requests(count: int, lost: int) -> None:
     kept = sampled(_rows(count), 10, 3, lost)
     assert len(kept) <= 10
     assert sum(weight for _, weight in kept) == count + lost
 
 
-def test_slow_and_lost_requests_stand_for_themselves() -> None:
+def test_slow_and_lost_requests_have_weight_one() -> None:
     rows = [*_rows(1000), _row(1, "error"), _row(2, "503"), _row(3, "404")]
     kept = sampled(rows, 100, 0)
     alone = {id(row) for row, weight in kept if weight == 1}
@@ -46,36 +46,36 @@ def test_slow_and_lost_requests_stand_for_themselves() -> None:
     assert all(id(row) in alone for row in (*slowest, rows[1000], rows[1001]))
 
 
-def test_percentiles_are_those_of_all_requests() -> None:
+def test_percentiles_match_those_of_all_requests() -> None:
     drains = [_rows(2000, seed) for seed in range(40)]
     kept = [pair for turn, rows in enumerate(drains) for pair in sampled(rows, 100, turn)]
     assert len(kept) == 40 * 100
     everything = _percentiles([(row, 1) for rows in drains for row in rows])
     p50, p90, p99, p999 = (got / want for got, want in zip(_percentiles(kept), everything, strict=True))
-    assert p999 == pytest.approx(1, rel=1e-3)  # all that are that slow are kept
+    assert p999 == pytest.approx(1, rel=1e-3)  # all rows this slow are kept
     assert p99 == pytest.approx(1, rel=0.02)
     assert p90 == pytest.approx(1, rel=0.1)
     assert p50 == pytest.approx(1, rel=0.1)
 
 
-def test_segments_rotate_and_the_oldest_go(tmp_path: Path) -> None:
+def test_segments_rotate_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     (own := tmp_path / "requests-2026.jsonl").write_text(100_000 * " ")
     writer = RowWriter(tmp_path, 64_000, 10_000)
     for start in range(0, 4000, 100):
         for k in range(start, start + 100):
             writer.add(_row(1000, start_ns=k))
         writer.flush()
-    assert own.exists(), "only what it wrote itself goes"
+    assert own.exists(), "only segments are deleted"
     files = sorted(path for path in tmp_path.iterdir() if path != own)
     assert len(files) > 8
     assert sum(file.stat().st_size for file in files) <= 64_000
     starts = [json.loads(line)["start_ns"] for file in files for line in file.read_text().splitlines()]
     assert len(starts) < 4000
     assert starts == sorted(starts)
-    assert starts[-1] - starts[0] == len(starts) - 1  # a stretch without holes: the latest
+    assert starts[-1] - starts[0] == len(starts) - 1  # the latest rows without gaps
 
 
-def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
+def test_a_removed_folder_is_recreated(tmp_path: Path) -> None:
     writer = RowWriter(tmp_path / "log", 1_000_000, 1000)
     writer.add(_row(1))
     writer.flush()

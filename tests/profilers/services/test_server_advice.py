@@ -1,4 +1,4 @@
-"""Advice in a server's own settings: only where the server is known, and only for what was named."""
+"""Advice on a server's own settings: only for known servers and named causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from latfix.cause_catalogue import CATALOGUE
 from latfix.profilers.services.server_advice import _SETTINGS, _SIGNS, ONE_LOOP, THREADS, with_advice
 from latfix.results.diagnosis import CauseSummary, Diagnosis, ServiceFigures, Source
 
-#: Causes that only logs of requests tell.
+#: Causes that exist only in logs of requests.
 _OF_LOGS = {"batching.prefill", "stall.shared"}
 
 
@@ -42,7 +42,7 @@ def _found(*causes: CauseSummary, format_: str = "", metrics: Any = None) -> Dia
 
 
 @pytest.mark.parametrize(
-    ("told", "server"),
+    ("signs", "server"),
     [
         ({"metrics": {"vllm:num_requests_running": {"before": 0, "after": 1, "most": 1}}}, "vLLM"),
         ({"metrics": {"nv_inference_count": {"before": 0, "after": 1, "most": 1}}}, "Triton"),
@@ -50,41 +50,47 @@ def _found(*causes: CauseSummary, format_: str = "", metrics: Any = None) -> Dia
         ({"format_": "vllm bench serve --save-detailed"}, "vLLM"),
     ],
 )
-def test_the_server_is_known_by_what_it_shows(told: dict[str, Any], server: str) -> None:
-    (advice,) = with_advice(_found(_cause("traffic.burst"), **told)).advice
+def test_the_server_is_recognized_by_metrics_and_format(signs: dict[str, Any], server: str) -> None:
+    (advice,) = with_advice(_found(_cause("traffic.burst"), **signs)).advice
     assert (advice.server, advice.cause, advice.evidence) == (server, "traffic.burst", "seen.")
     assert advice.told_by
 
 
-def test_a_header_tells_too_and_an_unknown_server_gets_none() -> None:
+def test_the_server_is_recognized_by_its_header() -> None:
     found = _found(_cause("python.gc"))
     assert with_advice(found, "uvicorn").advice[0].server == "uvicorn"
     assert not with_advice(found, "nginx").advice
     assert not with_advice(found).advice
 
 
-def test_only_what_is_named_is_treated() -> None:
+def test_only_named_causes_get_advice() -> None:
     found = _found(_cause("traffic.burst", named=False), _cause("unexplained"), format_="Triton trace.json")
     assert not with_advice(found).advice
 
 
-def test_preemptions_are_evidence_of_their_own() -> None:
+def test_preemptions_get_advice() -> None:
     metrics = {"vllm:num_preemptions_total": {"before": 2.0, "after": 7.0, "most": 7.0}}
     (advice,) = with_advice(_found(metrics=metrics)).advice
     assert "grew by 5" in advice.evidence
 
 
-def test_the_table_names_causes_and_servers_that_there_are() -> None:
+def test_the_table_has_existing_causes_and_servers() -> None:
     assert _SETTINGS.keys() <= CATALOGUE.keys() | _OF_LOGS
     assert {server for row in _SETTINGS.values() for server in row} <= {"", *_SIGNS}
 
 
 @pytest.mark.parametrize(
-    ("served_by", "says", "not_says"),
-    [(ONE_LOOP, "run_in_threadpool", "interpreter"), (THREADS, "one thread ran", "event loop"), ("", "among", "")],
+    ("served_by", "expected", "absent"),
+    [
+        (ONE_LOOP, "run_in_threadpool", "interpreter"),
+        (THREADS, "one thread ran", "event loop"),
+        ("", "with threads", "in a log"),
+    ],
 )
-def test_what_stood_still_together_is_treated_by_how_it_was_served(served_by: str, says: str, not_says: str) -> None:
+def test_advice_on_a_shared_stall_depends_on_event_loop_or_threads(
+    served_by: str, expected: str, absent: str
+) -> None:
     found = _found(_cause("stall.shared"), format_="what latfix.record wrote")
     source = replace(found.source, read={**found.source.read, "served by": served_by}) if found.source else None
     (advice,) = with_advice(replace(found, source=source)).advice
-    assert says in advice.change and (not not_says or not_says not in advice.change)
+    assert expected in advice.change and absent not in advice.change

@@ -1,4 +1,4 @@
-"""What threads of another process wait for, of a real one and of a made-up ``/proc``."""
+"""Waits of the threads of another process: a real one, and a fake ``/proc``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from latfix.profilers.evidence.outside.outside_view import EPOLL, FUTEX, INTERPRETER, ONE_ADDRESS
 from latfix.profilers.services.thread_waits import ThreadWaits
 
-#: Three wait for one lock, two in a queue for work, one runs Python beside the main thread, which does so too.
+#: Three threads wait for one lock, two for work in a queue, one in epoll; two and the main thread run Python.
 _SERVICE = """
 import queue, select, threading, time
 lock, jobs = threading.Lock(), queue.Queue()
@@ -38,7 +38,7 @@ def service() -> Iterator[int]:
     process.stdout.close()
 
 
-def test_locks_work_and_the_interpreter_are_told_apart(service: int) -> None:
+def test_waits_for_locks_work_and_the_interpreter_are_separated(service: int) -> None:
     waits = ThreadWaits(Path("/proc"), service)
     if not waits.shows_calls:
         pytest.skip("this machine does not show the system calls of another process")
@@ -55,7 +55,7 @@ def test_locks_work_and_the_interpreter_are_told_apart(service: int) -> None:
     waits.close()
 
 
-def test_without_the_right_to_see_calls_only_the_wait_is_known(tmp_path: Path) -> None:
+def test_without_permission_only_the_number_of_waits_is_known(tmp_path: Path) -> None:
     for thread, where in (("7", "futex_do_wait"), ("8", "futex_wait_queue"), ("9", "do_epoll_wait"), ("10", "0")):
         (tmp_path / "7/task" / thread).mkdir(parents=True)
         (tmp_path / "7/task" / thread / "wchan").write_text(where)

@@ -1,1 +1,1 @@
-"""One module a format: whether a file is one, and what it holds as columns. Field names are those of its writer."""
+"""One module per format: recognizes a file, and reads it as columns. Field names are those of the format's writer."""

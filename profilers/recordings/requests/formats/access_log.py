@@ -1,9 +1,9 @@
-"""Access logs of nginx, Apache and Envoy: a line a request, fields set apart by blanks, quotes and brackets.
+"""Access logs of nginx, Apache and Envoy: one line per request, fields separated by blanks, quotes and brackets.
 
-nginx: ``log_format`` of ngx_http_log_module, ``combined`` with ``$request_time`` behind it, bare or as ``rt=``, and
+nginx: ``log_format`` of ngx_http_log_module, ``combined`` followed by ``$request_time``, bare or as ``rt=``, and
 ``$upstream_response_time`` (``urt=``, ``ut=``); the format of ingress-nginx; ``$time_iso8601`` for ``$time_local``.
-Times are seconds, and a line is written when the request ends. A request that was tried again has a time for each
-upstream (``0.1, 0.2``). Apache: ``combined`` with ``%D`` (microseconds) behind it; a line has the time of arrival.
+Times are seconds, and a line has the time at which the request ended. A request with retries has a time for each
+upstream (``0.1, 0.2``). Apache: ``combined`` followed by ``%D`` (microseconds); a line has the time of arrival.
 Envoy: its default format and Istio's, with ``DURATION`` and ``X-ENVOY-UPSTREAM-SERVICE-TIME`` in milliseconds and the
 time of arrival.
 """
@@ -25,17 +25,17 @@ from latfix.errors import input_error
 from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged
-from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable, http_status
 from latfix.profilers.recordings.requests.text_source import (
     LONGEST_NS,
     NUMBER_IN_PATH,
     BadLines,
-    instant_ns,
+    instant_or_unknown,
     resolution_ns,
 )
-from latfix.stages import Status
 
 NAME = "an access log of nginx, Apache or Envoy"
+_STATUSES = np.array([http_status(code) for code in range(600)], np.int8)
 _CLF = re.compile(r"\d{1,2}/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:\d\d$")
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _REQUEST = re.compile(r"[A-Z]+ \S+( HTTP/[0-9.]+)?$")
@@ -51,21 +51,21 @@ _KEYS: Mapping[str, str] = {
     "rl": "size",
     "request_length": "size",
 }
-#: Between what several upstreams took for one request.
+#: Separates the times of several upstreams.
 _ATTEMPTS = re.compile(r"(?<=[0-9-])(?:, | : )(?=[0-9-])")
-#: By how much the bytes of an answer with its headers exceed those without, at most.
+#: Most bytes of an answer's headers.
 _HEADERS = 4096
 _LOOKED_AT, _MOST_ROUTES = 40, 10_000
 _MS, _S, _US = 1_000_000, 1_000_000_000, 1_000
-_STATUS_TIMEOUT, _STATUS_SHED, _CLIENT_LEFT = (408, 504), (429, 503), 499
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which field of a line means what.
+    """The meaning of a line's fields.
 
-    :param fields: how many a line has; ``places`` by meaning its place; ``prefixes`` what is before ``=`` there.
-    :param unit_ns: of latencies; ``stamps_end`` lines have the time at which requests ended.
+    :param fields: their number; ``places`` their places by meaning; ``prefixes`` by meaning the text up to ``=``.
+    :param unit_ns: of latencies.
+    :param stamps_end: lines have the time at which requests ended, not arrived.
     """
 
     writer: str
@@ -77,7 +77,7 @@ class Layout:
 
 
 def knows(head: bytes) -> bool:
-    """Whether most of the first lines are one layout's."""
+    """True if most of the first lines are of an access log."""
     lines = head.decode("utf-8", "replace").splitlines()[:_LOOKED_AT]
     lines = [line for line in lines if line.strip()]
     stamped = [line for line in lines if _is_line(line)]
@@ -94,7 +94,7 @@ def _stamp(values: list[str]) -> int | None:
 
 
 def _blank_split(line: str) -> list[str]:
-    """Fields as a CSV reader with blanks and quotes sees them; brackets are taken off."""
+    """Fields as a CSV reader splits them at blanks, with quotes; brackets are removed."""
     found, pending = [], ""
     for part in line.split(" "):
         if pending or part.startswith('"'):
@@ -108,7 +108,7 @@ def _blank_split(line: str) -> list[str]:
 
 
 def layout_of(lines: list[str]) -> Layout | None:
-    """The layout that the most of some lines have."""
+    """The most frequent layout of some lines."""
     found: dict[tuple[object, ...], Layout] = {}
     votes: Counter[tuple[object, ...]] = Counter()
     for line in lines:
@@ -135,14 +135,14 @@ def _layout(values: list[str]) -> Layout | None:
 
 
 def _envoy_numbers(values: list[str], first: int) -> int | None:
-    """Behind the flags (and Istio's details) four whole numbers in a row: received, sent, duration, upstream."""
+    """The place of four whole numbers after the flags (and Istio's details): received, sent, duration, upstream."""
     whole = [value.isdecimal() or value == "-" for value in values]
     return next((k for k in range(first, len(values)) if len(whole[k : k + 4]) == 4 and all(whole[k : k + 4])
                  and values[k + 2].isdecimal()), None)  # fmt: skip
 
 
 def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
-    """What stands behind the combined format."""
+    """The layout of a line whose fields from ``first`` follow the combined format."""
     prefixes: dict[str, str] = {}
     decimals: list[int] = []
     whole: list[int] = []
@@ -167,14 +167,14 @@ def _behind(values: list[str], places: dict[str, int], first: int) -> Layout:
 
 
 def _are_bytes(values: list[str], sent: int, whole: list[int]) -> bool:
-    """Whether two numbers are ``%I %O`` of Apache's ``combinedio``: bytes in and out, with their headers."""
+    """True if two numbers are ``%I %O`` of Apache's ``combinedio``: bytes in and out, with headers."""
     body = int(values[sent]) if values[sent].isdecimal() else 0
     return len(whole) == 2 and 0 <= int(values[whole[1]]) - body <= _HEADERS
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """Columns of the blocks that were read."""
+    """The columns of all blocks, each as a list of arrays."""
 
     stamp: list[Ints] = field(default_factory=list)
     latency: list[Ints] = field(default_factory=list)
@@ -189,7 +189,7 @@ class _Blocks:
 def read(path: Path) -> RequestTable:
     """The requests of a log.
 
-    :raises InputError: most lines are something else, or none has a latency.
+    :raises InputError: most lines have another layout, or none has a latency.
     """
     bad = BadLines(path, "a line like the others of this access log")
     lines = _first_lines(path)
@@ -284,7 +284,7 @@ def _add_block(table: Any, layout: Layout, blocks: _Blocks, bad: BadLines, befor
     bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
     blocks.latency.append(latency[good])
     blocks.stamp.append(stamp[good])
-    blocks.status.append(http_statuses(status[good]))
+    blocks.status.append(_STATUSES[status[good]])
     for meaning, found in (("upstream", blocks.upstream), ("connect", blocks.connect)):
         if meaning in layout.places:
             found.append(_durations(column(meaning), layout.unit_ns)[good])
@@ -297,7 +297,7 @@ def _add_block(table: Any, layout: Layout, blocks: _Blocks, bad: BadLines, befor
 
 
 def _numbers(text: Any, kind: Any) -> Any:
-    """Whole numbers; -1 for what is none."""
+    """Whole numbers; -1 if invalid."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -306,7 +306,7 @@ def _numbers(text: Any, kind: Any) -> Any:
 
 
 def _durations(text: Any, unit_ns: int) -> Ints:
-    """Nanoseconds; of several upstreams together; :data:`UNKNOWN` for what is no number."""
+    """Nanoseconds, the sum for several upstreams; :data:`UNKNOWN` if invalid."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -319,34 +319,18 @@ def _durations(text: Any, unit_ns: int) -> Ints:
 
 
 def _stamps(text: Any, zone: Any) -> Ints:
-    """Nanoseconds since 1970 of the distinct stamps, each read once; :data:`UNKNOWN` for what is none."""
+    """Nanoseconds since 1970, each distinct stamp parsed once; :data:`UNKNOWN` if invalid."""
     import pyarrow.compute as pc
 
-    if zone is not None:  # a log may go on when the clocks change
+    if zone is not None:  # the zone may change within a log
         text = pc.binary_join_element_wise(text, zone, " ")
     encoded = pc.dictionary_encode(text)
-    known = np.array([_instant(word) for word in encoded.dictionary.to_pylist()], np.int64)
+    known = np.array([instant_or_unknown(word) for word in encoded.dictionary.to_pylist()], np.int64)
     return known[np.asarray(encoded.indices)] if len(known) else known
 
 
-def _instant(word: str) -> int:
-    try:
-        return instant_ns(word)
-    except ValueError:
-        return UNKNOWN
-
-
-def http_statuses(codes: Any) -> Any:
-    """HTTP's codes as ends of requests."""
-    status = np.where(codes >= 500, Status.ERROR, Status.OK).astype(np.int8)
-    status[np.isin(codes, _STATUS_TIMEOUT)] = Status.TIMEOUT
-    status[np.isin(codes, _STATUS_SHED)] = Status.SHED
-    status[codes == _CLIENT_LEFT] = CANCELLED
-    return status
-
-
 def _route_codes(text: Any, routes: dict[str, int]) -> Any:
-    """Kinds of requests: method and path, without what is asked and without numbers and ids in the path."""
+    """Routes: method and path, without the query, numbers and ids."""
     import pyarrow.compute as pc
 
     path = pc.replace_substring_regex(text, r"( HTTP/[0-9.]+|\?.*)$", "")
@@ -359,7 +343,7 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Blocks as one column; they are let go of, so that a large log is not held twice."""
+    """Blocks as one column. The blocks are freed, so that a large log is not held twice."""
     whole = np.concatenate(parts)
     parts.clear()
     return whole
@@ -374,7 +358,7 @@ def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
     if blocks.upstream:
         upstream = _joined(blocks.upstream)
         known = (upstream >= 0) & (upstream <= latency)
-        if known.any():  # what is beyond the upstream's time went between the proxy and its client
+        if known.any():  # time beyond the upstream's is between the proxy and its client
             parts["client"] = np.where(known, latency - upstream, 0)
     if blocks.connect:
         connect = _joined(blocks.connect)
@@ -382,12 +366,12 @@ def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
             parts["connect"] = np.clip(connect, 0, latency)
     features = {"request_bytes" if name == "size" else "response_bytes": _joined(column)
                 for name, column in blocks.sizes.items()}  # fmt: skip
-    if "request_bytes" in features:  # what was sent back is no reason for work where what came in is known
+    if "request_bytes" in features:  # the size of the request predicts work better than that of the answer
         features.pop("response_bytes", None)
     notes = list(bad.notes())
-    written = f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
+    stamp = f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
     unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
-    notes.append(f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {written}.")
+    notes.append(f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}.")
     route = _joined(blocks.route)
     return RequestTable(
         arrival_ns=arrival,

@@ -1,4 +1,4 @@
-"""AIPerf's ``profile_export.jsonl``: a request a line, with every pause between chunks.
+"""AIPerf's ``profile_export.jsonl``: one line per request, with every gap between chunks.
 
 Fields: docs/tutorials/working-with-profile-exports.md of ai-dynamo/aiperf. Releases before 0.2 write
 ``timestamp_ns``, ``ttft`` and ``credit_phase`` for ``request_start_ns``, ``time_to_first_token`` and
@@ -22,7 +22,7 @@ _EXPECTED = "a record of AIPerf with metadata and metrics"
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one."""
+    """True if a file begins with a record of AIPerf."""
     first = begins_with_object(head)
     if first is None or not isinstance(first.get("metadata"), dict) or "metrics" not in first:
         return False
@@ -32,7 +32,7 @@ def knows(head: bytes) -> bool:
 def read(path: Path) -> RequestTable:
     """The requests of the profiled phase.
 
-    :raises InputError: a line is no record, or none is left.
+    :raises InputError: a line is no record.
     """
     rows, warmup = TableRows(), 0
     for number, record in json_lines(path, _EXPECTED):
@@ -44,18 +44,18 @@ def read(path: Path) -> RequestTable:
             continue
         with entry_of(path, "a request", _EXPECTED, number):
             _add(rows, metadata, metrics, record.get("error"))
-    notes = (f"{warmup} requests of the warm-up phase are not in these figures.",) if warmup else ()
+    notes = (f"{warmup} requests of the warm-up phase are left out.",) if warmup else ()
     return rows.table(facts={"format": NAME}, notes=notes)
 
 
 def _add(rows: TableRows, metadata: Mapping[str, Any], metrics: Mapping[str, Any], error: Any) -> None:
-    begun: Any = metadata.get("request_start_ns", metadata.get("timestamp_ns"))
+    start: Any = metadata.get("request_start_ns", metadata.get("timestamp_ns"))
     status = _status(metadata, error)
     latency = _time(metrics, "request_latency")
     if latency is None and status != CANCELLED and isinstance(ended := metadata.get("request_end_ns"), int):
-        latency = ended - begun
+        latency = ended - start
     rows.add(
-        arrival_ns=begun,
+        arrival_ns=start,
         latency_ns=None if status == CANCELLED else latency,
         status=status,
         first_ns=_time(metrics, "time_to_first_token", "ttft"),

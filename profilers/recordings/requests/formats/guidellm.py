@@ -1,8 +1,8 @@
 """guidellm's ``benchmarks.json``: one or more benchmarks, each with its requests.
 
 Fields: ``GenerativeRequestStats`` and ``RequestTimings`` of vllm-project/guidellm. Since 0.4 times are in
-``info.timings`` and lengths in ``input_metrics`` and ``output_metrics``; before, they lie in the request itself.
-Times are seconds since 1970. Single gaps between tokens are not written.
+``info.timings`` and lengths in ``input_metrics`` and ``output_metrics``; before, in the request itself. Times are
+seconds since 1970. Gaps between tokens are not recorded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ NAME = "guidellm benchmarks.json"
 _EXPECTED = "guidellm's benchmarks.json with the requests of its benchmarks"
 _S = 1_000_000_000
 _STATUS = {"successful": Status.OK, "incomplete": CANCELLED, "errored": Status.ERROR}
-#: Strategies under which a request is due at a time of its own.
+#: Strategies that schedule each request for a given time.
 _SCHEDULED = ("constant", "poisson", "async", "trace", "replay")
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one."""
+    """True if a file begins as guidellm's benchmarks.json."""
     text = head.lstrip()
     return text.startswith(b"{") and b'"benchmarks"' in text and (b"guidellm" in text or b'"type_"' in text)
 
 
 def read(path: Path) -> RequestTable:
-    """The requests of the benchmark that has most of them: several are several loads, and no one run.
+    """The requests of the benchmark that has most of them: several benchmarks are several loads.
 
     :raises InputError: it is damaged, or holds no requests.
     """
@@ -48,9 +48,9 @@ def read(path: Path) -> RequestTable:
             _add(rows, status, request, _is_scheduled(chosen))
     notes = []
     if len(benchmarks) > 1:
-        notes.append(f"The file holds {len(benchmarks)} benchmarks; these figures are of the one with most requests.")
+        notes.append(f"The file holds {len(benchmarks)} benchmarks; only the one with most requests is read.")
     if left := len(requests) - len(rows.arrival_ns):
-        notes.append(f"{left:,} requests have no begin, most likely as they were never sent; they are left out.")
+        notes.append(f"{left:,} requests without a start time are left out; most likely they were never sent.")
     if not rows.arrival_ns:
         raise input_error(path, None, "no requests", _EXPECTED, "save the benchmark as JSON with its requests")
     return rows.table(facts={"format": NAME, "benchmarks": len(benchmarks)}, notes=tuple(notes))
@@ -72,11 +72,11 @@ def _is_scheduled(benchmark: Mapping[str, Any]) -> bool:
 def _add(rows: TableRows, status: int, request: Mapping[str, Any], scheduled: bool) -> None:
     info = _object(request, "info") or _object(request, "scheduler_info")
     times = _object(info, "timings") or info.get("request_timings") or {}
-    begun = _first(times.get("request_start"), times.get("resolve_start"), request.get("start_time"))
+    sent = _first(times.get("request_start"), times.get("resolve_start"), request.get("start_time"))
     ended = _first(times.get("request_end"), times.get("resolve_end"), request.get("end_time"))
     token = _first(times.get("first_token_iteration"), times.get("first_iteration"), request.get("first_token_time"))
     due = _first(times.get("targeted_start"), info.get("targeted_start")) if scheduled else None
-    start = ns_of(begun, _S, LATEST_NS)
+    start = ns_of(sent, _S, LATEST_NS)
     if start is None:
         return
     planned = ns_of(due, _S, LATEST_NS)

@@ -1,7 +1,7 @@
-"""HAR 1.2, as browsers, proxies and API clients save what they sent: ``{"log": {"entries": …}}``.
+"""HAR 1.2, the log of browsers, proxies and API clients: ``{"log": {"entries": …}}``.
 
-Fields: http://www.softwareishard.com/blog/har-12-spec. Times in milliseconds, -1 where a part does not apply; ``ssl``
-lies within ``connect``. An entry without a status was given up.
+Fields: http://www.softwareishard.com/blog/har-12-spec. Times in milliseconds, -1 if a part does not apply; ``ssl`` is
+within ``connect``. An entry without a status was cancelled.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.formats.access_log import http_statuses
-from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable
+from latfix.profilers.recordings.requests.request_table import CANCELLED, RequestTable, http_status
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import entry_of, instant_ns, json_document, route_of
 
@@ -28,7 +25,7 @@ _STAGES = ("send", "wait", "receive")
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one."""
+    """True if a file begins as HAR."""
     return _BEGINS.match(head) is not None
 
 
@@ -53,7 +50,7 @@ def _add(rows: TableRows, entry: Mapping[str, Any]) -> None:
     request, response, timings = entry["request"], entry.get("response") or {}, entry.get("timings") or {}
     times = {name: ns_of(timings.get(name), _MS) for name in ("blocked", "dns", "connect", *_STAGES)}
     code, latency = int(response.get("status") or 0), ns_of(entry.get("time"), _MS)
-    status = int(http_statuses(np.array([code]))[0]) if code else CANCELLED
+    status = http_status(code) if code else CANCELLED
     size = ns_of(request.get("bodySize"), 1)
     rows.add(
         arrival_ns=instant_ns(str(entry["startedDateTime"])),
@@ -67,6 +64,6 @@ def _add(rows: TableRows, entry: Mapping[str, Any]) -> None:
 
 
 def _text_bytes(request: Mapping[str, Any]) -> int:
-    """Bytes of a body that is there although its size is not."""
+    """Bytes of a body whose size is not recorded."""
     body = request.get("postData")
     return len(str(body.get("text", "")).encode(errors="replace")) if isinstance(body, dict) else 0

@@ -1,4 +1,4 @@
-"""Jaeger's JSON, as its query service and its page's "download" give it: ``{"data": [{"spans": …}]}``.
+"""Jaeger's JSON from its query service or the "download" of its UI: ``{"data": [{"spans": …}]}``.
 
 Fields: model/json of jaegertracing/jaeger. ``startTime`` and ``duration`` in microseconds; the service in
 ``processes`` by ``processID``, or in the span's own ``process``.
@@ -21,7 +21,7 @@ _US = 1_000
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one."""
+    """True if a file begins as Jaeger's JSON."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return text[:1] in (b"{", b"[") and b'"traceID"' in text and (b'"spans"' in text or b'"spanID"' in text)
 

@@ -1,10 +1,10 @@
-"""Logs of one's own: CSV or JSON Lines whose columns say by name, or are told by ``--map``, what they hold.
+"""Custom logs: CSV or JSON Lines whose columns are known by name or by ``--map``.
 
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
 ``first`` (time to the first chunk), ``dispatch``, ``status``, ``route``, ``id``. Any other name with a unit of time
-is a dependency that was waited for (``db_ms=…``), without one a feature that tells how much work it is. A unit is
-the role's (``latency_ms``), else the column's (``duration_us``), else the value's (``"12.5ms"``, ``"1m2.3s"``), else
-that of the numbers' size for moments.
+is a dependency that was waited for (``db_ms=…``), without one a feature that measures work. The unit comes from the
+role (``latency_ms``), else from the column (``duration_us``), else from the value (``"12.5ms"``, ``"1m2.3s"``), else,
+for times since 1970, from the size of the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from latfix.errors import InputError, input_error
 from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, recorded_at
-from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable
+from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable, http_status
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     LONGEST_NS,
@@ -35,7 +35,7 @@ from latfix.profilers.recordings.requests.text_source import (
     BadLines,
     begins_with_object,
     epoch_unit,
-    instant_ns,
+    instant_or_unknown,
     json_document,
     lines_of,
     resolution_ns,
@@ -54,7 +54,7 @@ Block = tuple[Mapping[str, Any], int]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
 _OTHERS = ("status", "route", "id")
-#: Names that columns go by; without a unit in them only where one is customary.
+#: Usual names of columns, without their unit.
 _LATENCY = re.compile(
     r"(e2e_?|total_?|request_?|response_?)?(latency|duration|elapsed|response_?time|request_?time)", re.I
 )
@@ -69,8 +69,8 @@ _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I
 _ID = re.compile(r"(request_?)?id|x_request_id|trace_?id", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
-#: Writers whose columns do not say their units, by some of them, and what they are as ``--map`` would say it:
-#: JMeter, vegeta, hey; the access logs in JSON of Envoy (Istio), Traefik and Caddy.
+#: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter,
+#: vegeta, hey; the access logs in JSON of Envoy (Istio), Traefik and Caddy.
 _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label"}),
@@ -88,25 +88,25 @@ _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"ts", "duration", "request.uri"},
      {"latency_s": "duration", "end": "ts", "status": "status", "route": "request.uri", "size": "bytes_read"}),
 )  # fmt: skip
-#: Durations as Go and others write them.
+#: Durations in Go's format.
 _SPAN = re.compile(r"([0-9.]+) ?(h|ms|µs|μs|us|ns|m|s)")
 _SPAN_NS = {**UNITS_NS, "µs": 1_000, "μs": 1_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
-_OK = ("ok", "success", "succeeded", "true", "completed", "done", "")
+_OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
          "aborted": CANCELLED}  # fmt: skip
 _AT_ONCE, _LOOKED_AT = 100_000, 100
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
-#: Nanoseconds up to 1990: what is below counts from something else than 1970.
+#: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
 _IN_NAMES = re.compile(r"^[^\W\d][\w@.\- /()\[\]%#:+]*$|^@\w+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one column is, and where it comes from.
+    """The role of a column or expression.
 
-    :param unit_ns: of times; ``None`` to be told by the size of the numbers.
+    :param unit_ns: of times; ``None`` to guess it from the size of the numbers.
     """
 
     name: str
@@ -115,23 +115,23 @@ class Role:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+        """The columns of its source."""
         return (self.source,) if isinstance(self.source, str) else self.source.names
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as JSON Lines, as a list of objects, or as CSV with names."""
+    """True if a file begins as JSON Lines, as a list of objects, or as CSV with a header."""
     if begins_with_object(head) is not None or _LIST.match(head):
         return True
     names, values = _first_rows(head)
-    named = [name for name in map(str.strip, names) if name]  # an index is written without a name
+    named = [name for name in map(str.strip, names) if name]  # an index column has no name
     return len(named) > 1 and len(names) == len(values) and all(map(_IN_NAMES.match, named))
 
 
 def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     """The requests of a log.
 
-    :raises InputError: no column is a latency, the mapping names one that is not there, or most lines are unusable.
+    :raises InputError: no column is a latency, the mapping names a missing one, or most lines are unusable.
     """
     by_line, first_values = _header(path)
     bad = BadLines(path, EXPECTED_ROW)
@@ -183,20 +183,20 @@ def _plain(value: Any) -> Any:
 
 
 def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
-    """Columns that are times by their names, and perhaps what a request waited for; empty where there are none."""
+    """A note on unread columns with a unit of time, which may be waits; empty if there are none."""
     used = {column for role in roles for column in role.columns}
     left = [name for name in names if name not in used and _unit(name) is not None]
     if not left:
         return ""
     part = _identifier(_bare(left[0]))
     return (
-        f"Not read: {', '.join(left[:6])}. What was waited for within the latency is told by, for instance, "
+        f"Not read: {', '.join(left[:6])}. If a column is a wait within the latency, add it with, for instance, "
         f"--map {part}_ms={left[0]}."
     )
 
 
 def _header(path: Path) -> tuple[bool, dict[str, Any]]:
-    """Whether it is JSON, and by column the first value that is there."""
+    """True if the file is JSON, and by column the first value."""
     head = recorded_at(path).head
     found: dict[str, Any] = {}
     if begins_with_object(head) is not None or _LIST.match(head):
@@ -217,7 +217,7 @@ def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Objects with their lines (in a list their places); ``None`` for what is none."""
+    """Objects with their line numbers (in a list their positions); ``None`` for other values."""
     if _LIST.match(recorded_at(path).head):
         for number, value in enumerate(json_document(path, _EXPECTED), 1):
             yield number, value if isinstance(value, dict) else None
@@ -246,18 +246,18 @@ def _flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
-    """What the columns are: by the mapping first, then as their writer has them, otherwise by their names.
+    """The roles of columns: from the mapping, then from a known writer, then from their names.
 
-    :param columns: by name a value of each.
-    :raises InputError: a latency or a column is missing, or a latency's unit is not known.
+    :param columns: by name, a value of each.
+    :raises InputError: a latency or a column is missing, or the latency's unit is unknown.
     """
     names = tuple(columns)
     roles = [_mapped(path, name, source, names) for name, source in mapping.items()]
     taken = {role.name for role in roles}
     for known, meaning in _WRITERS:
         if known <= set(names):
-            told = [_mapped(path, name, column, names) for name, column in meaning.items() if column in names]
-            roles += [role for role in told if role.name not in taken]
+            usual = [_mapped(path, name, column, names) for name, column in meaning.items() if column in names]
+            roles += [role for role in usual if role.name not in taken]
             taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
     for role, pattern in (("latency", _LATENCY), ("arrival", _ARRIVAL), ("end", _END), ("queue", _QUEUE),
@@ -278,7 +278,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
 
 
 def _as_written(role: Role, columns: Mapping[str, Any]) -> Role:
-    """A time whose column has no unit, but its values do."""
+    """The role with nanoseconds as unit if its values are written with units; else unmodified."""
     value = columns.get(role.source) if isinstance(role.source, str) else None
     is_time = role.unit_ns is not None or role.name in _TIMES
     return replace(role, unit_ns=1) if is_time and isinstance(value, str) and math.isfinite(_span_ns(value)) else role
@@ -288,12 +288,12 @@ def _checked(path: Path, roles: list[Role], names: Sequence[str]) -> list[Role]:
     by_name = {role.name: role for role in roles}
     there = ", ".join(names[:12])
     if "latency" not in by_name and not {"arrival", "end"} <= set(by_name):
-        todo = "say which is the latency: --map latency_ms=COLUMN"
+        todo = "name the latency: --map latency_ms=COLUMN"
         raise input_error(path, 1, f"columns {there}" if names else "no columns", _EXPECTED, todo)
     latency = by_name.get("latency")
     if latency is not None and latency.unit_ns is None:
         column = latency.columns[0] if latency.columns else "COLUMN"
-        todo = f"say its unit: --map latency_ms={column} (ns, us, ms or s)"
+        todo = f"give its unit: --map latency_ms={column} (ns, us, ms or s)"
         raise input_error(path, 1, f"latency {column!r} without a unit", "a unit in its name", todo)
     return roles
 
@@ -317,7 +317,7 @@ def _mapped(path: Path, name: str, text: str, names: Sequence[str]) -> Role:
 
 
 def _bare(name: str) -> str:
-    """A column's name without the objects that it is in, and without its unit."""
+    """A column's name without the objects around it and without its unit."""
     last = name.rpartition(".")[2].strip()
     words = re.sub(r"[^0-9A-Za-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last)).strip("_")
     base, _, unit = words.rpartition("_")
@@ -412,7 +412,7 @@ def _evaluated(expression: Expression, inputs: Mapping[str, Floats], row: int) -
 
 
 def _scaled(role: Role, numbers: Any) -> Any:
-    """Times in whole nanoseconds, :data:`UNKNOWN` where they are none; features as they are."""
+    """Times in whole nanoseconds, :data:`UNKNOWN` if invalid; features unmodified."""
     if role.unit_ns is None and role.name not in _MOMENTS:
         return numbers.astype(np.float64)
     unit = role.unit_ns or epoch_unit(float(np.nanmax(numbers, initial=0.0)))
@@ -425,7 +425,7 @@ def _scaled(role: Role, numbers: Any) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """Whole numbers where all are: nanoseconds since 1970 are beyond what a float holds."""
+    """Numbers, as integers if all are whole: a float does not hold nanoseconds since 1970 exactly."""
     if hasattr(column, "to_pylist"):
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -452,7 +452,7 @@ def _number(value: Any) -> float:
 
 
 def _span_ns(text: str) -> float:
-    """Nanoseconds of ``12.5ms`` and ``1m2.3s``; NaN for what is none."""
+    """Nanoseconds of ``12.5ms`` and ``1m2.3s``; NaN if it is no duration."""
     if _SPAN.sub("", text).strip():
         return float("nan")
     try:
@@ -467,18 +467,11 @@ def _moments(role: Role, column: Any) -> Ints:
     if np.isfinite(numbers).mean() >= 0.5 if len(numbers) else True:
         return np.asarray(_scaled(role, numbers))
     words = column.to_pylist() if hasattr(column, "to_pylist") else column
-    return np.array([_instant(word) for word in words], np.int64)
-
-
-def _instant(word: Any) -> int:
-    try:
-        return instant_ns(str(word))
-    except ValueError:
-        return UNKNOWN
+    return np.array([instant_or_unknown(word) for word in words], np.int64)
 
 
 def _usable(values: Mapping[str, Any]) -> Any:
-    """Which rows have what it takes; of what did not end ok a latency is not asked for."""
+    """True for rows with the times they need; a request that did not end ok needs no latency."""
     latency = values["latency"] if "latency" in values else values["end"] - values["arrival"]
     good = latency >= 0 if "status" not in values else (latency >= 0) | (values["status"] != Status.OK)
     for name in _MOMENTS:
@@ -520,7 +513,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         has_status="status" in columns,
         facts={
             "format": "log with columns of its own",
-            "columns": ", ".join(f"{role.name} = {_words(role)}" for role in roles),
+            "columns": ", ".join(f"{role.name} = {_source(role)}" for role in roles),
             "bad_lines": bad.count,
         },
         notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments))),
@@ -528,16 +521,16 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
 
 
 def _guessed(roles: Sequence[Role], moments: Ints) -> Iterator[str]:
-    """That a unit was assumed: only numbers since 1970 tell theirs by their size."""
+    """A note if the unit of times is assumed: it can be guessed only if they count from 1970."""
     role = next(role for role in roles if role.name in _MOMENTS)
     if role.unit_ns is None and len(moments) and int(moments.max()) < _LEAST_SINCE_1970:
         yield (
-            f"{_words(role)} has no unit and does not count from 1970: read as seconds; --map "
-            f"{role.name}_ms={_words(role)} says otherwise."
+            f"{_source(role)} has no unit and does not count from 1970: read as seconds; use --map "
+            f"{role.name}_ms={_source(role)} for another unit."
         )
 
 
-def _words(role: Role) -> str:
+def _source(role: Role) -> str:
     return role.source if isinstance(role.source, str) else role.source.source
 
 
@@ -547,14 +540,7 @@ def _statuses(words: Any) -> Any:
 
 
 def status_of(word: str) -> int:
-    """The status that a word or the code of an HTTP answer means."""
+    """The status of a word or an HTTP code."""
     if re.fullmatch(r"[1-5][0-9]{2}(\.0)?", word):
-        code = int(float(word))
-        if code in (408, 504):
-            return Status.TIMEOUT
-        if code in (429, 503):
-            return Status.SHED
-        return CANCELLED if code == 499 else Status.ERROR if code >= 500 else Status.OK
-    if word in _OK or re.fullmatch(r"[0]", word):
-        return Status.OK
-    return _ENDS.get(word, Status.ERROR)
+        return http_status(int(float(word)))
+    return Status.OK if word in _OK else _ENDS.get(word, Status.ERROR)

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans: OTLP in JSON, one document or one a line, and in protocol buffers.
+"""OpenTelemetry spans: OTLP in JSON, one document or one per line, and in protocol buffers.
 
-Fields: opentelemetry/proto/trace/v1/trace.proto. The collector's file exporter writes an
-``ExportTraceServiceRequest`` a line; Tempo answers with ``batches`` for ``resourceSpans``. In protocol buffers it
-writes the length of each message in four bytes before it. vLLM writes one span a request, its parts in attributes, in
+Fields: opentelemetry/proto/trace/v1/trace.proto. The collector's file exporter writes one
+``ExportTraceServiceRequest`` per line; in protocol buffers, each message with its length in four bytes before it.
+Tempo uses ``batches`` for ``resourceSpans``. vLLM writes one span per request, with its parts as attributes in
 seconds (``SpanAttributes`` in vllm/tracing of vllm-project/vllm).
 """
 
@@ -37,7 +37,7 @@ _FAILED = (2, "STATUS_CODE_ERROR")
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one in JSON."""
+    """True if a file begins as OTLP in JSON."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return text.startswith(b"{") and (b'"resourceSpans"' in text or (b'"batches"' in text and b'"spanId"' in text))
 
@@ -84,7 +84,7 @@ def _add_span(rows: SpanRows, span: Mapping[str, Any], service: str) -> None:
 
 
 def attributes_of(pairs: Any) -> dict[str, Any]:
-    """Attributes by name; of values the one that is set."""
+    """Attributes by name, with the one value that is set."""
     found: dict[str, Any] = {}
     for pair in pairs or ():
         value = pair.get("value")
@@ -95,7 +95,7 @@ def attributes_of(pairs: Any) -> dict[str, Any]:
 
 
 def knows_protobuf(head: bytes) -> bool:
-    """Whether a file begins as one in protocol buffers: nested messages down to a trace's id of 16 bytes."""
+    """True if a file begins as OTLP in protocol buffers: nested messages down to a trace's id of 16 bytes."""
     for skip in (0, 4):
         body = head[skip:]
         if body[:1] == b"\x0a" and b"\x0a\x10" in body[:4096] and b"service.name" in body[:8192]:
@@ -119,14 +119,14 @@ def read_protobuf(path: Path) -> SpanTable:
             for batch in _each(message, 1):
                 _add_batch(rows, batch)
     except (WireError, KeyError, ValueError) as error:
-        raise input_error(path, None, f"a message that ends too soon or is none ({error})", _EXPECTED) from error
+        raise input_error(path, None, f"an invalid or cut off message ({error})", _EXPECTED) from error
     if not rows.names:
         raise input_error(path, None, "no spans", _EXPECTED)
     return rows.table(format=NAME)
 
 
 def _messages(data: memoryview) -> Iterator[memoryview]:
-    """The one message of a file, or each of those with its length before it."""
+    """The only message of a file, or the messages that each follow their length."""
     if bytes(data[:1]) == b"\x0a":
         yield data
         return
@@ -179,12 +179,12 @@ def _pair(message: memoryview) -> tuple[str, Any]:
 
 
 def are_engine_spans(spans: SpanTable) -> bool:
-    """Whether a recording is mostly a serving engine's requests, and nothing called them."""
+    """True if at least half of the spans are requests of a serving engine."""
     return bool(spans.engine) and 2 * len(spans.engine) >= len(spans)
 
 
 def requests_of(spans: SpanTable) -> RequestTable:
-    """The engine's requests: the wait in its queue, prefill and decode, and what is in none of them."""
+    """The engine's requests, with the wait in its queue, prefill and decode."""
     rows = TableRows()
     for start_ns, attributes in spans.engine:
         rows.add(

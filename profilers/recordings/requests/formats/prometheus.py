@@ -1,7 +1,7 @@
-"""Prometheus' text format: histograms of latency, which know how many were slow and nothing of each.
+"""Prometheus' text format: histograms of latency, which count slow requests but do not identify them.
 
-Fields: the exposition format (``# TYPE … histogram``, ``_bucket{le="…"}``, ``_sum``, ``_count``), by hand or from
-``/metrics``. A percentile is known up to its bucket; without a bound above it, it is not known.
+Fields: the exposition format (``# TYPE … histogram``, ``_bucket{le="…"}``, ``_sum``, ``_count``), for instance from
+``/metrics``. A percentile is known up to its bucket, and unknown above the last bound.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from latfix.statistics.percentiles import percentile_key
 
 NAME = "histograms in Prometheus' text format"
 _LE = re.compile(r'(?:^|,)\s*le="([^"]+)"')
-#: A whole request's latency, by the names that servers give it; others are its parts.
+#: Names that servers use for the latency of a whole request; other histograms are parts.
 _WHOLE = ("e2e_request_latency", "request_latency", "request_duration", "http_request_duration", "latency")
 
 
 @dataclass(slots=True)
 class Histogram:
-    """A family of histograms, its series added up.
+    """A family of histograms, summed over its series.
 
-    :param buckets: by upper bound in seconds, how many were at most that long.
+    :param buckets: by upper bound in seconds, the number of requests up to it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Histogram:
     count: float = 0.0
 
     def bounds_ms(self, quantile: float) -> tuple[float, float]:
-        """Between what a percentile lies, in milliseconds; NaN above the last bound."""
+        """Lower and upper bound of a percentile in milliseconds; the upper one is NaN above the last bucket."""
         rank, below = quantile * self.count, 0.0
         for bound, reached in sorted(self.buckets.items()):
             if reached >= rank:
@@ -50,14 +50,14 @@ class Histogram:
 
 
 def knows(head: bytes) -> bool:
-    """Whether histograms are among its first lines."""
+    """True if a histogram is among the first lines."""
     return re.search(rb'^[A-Za-z_:][\w:]*_bucket\{[^}]*le="', head, re.MULTILINE) is not None
 
 
 def histograms(path: Path) -> dict[str, Histogram]:
-    """All histograms whose name says that they hold times.
+    """All histograms with a unit of time in their name.
 
-    :raises InputError: a sample's number is none.
+    :raises InputError: a sample has an invalid number.
     """
     found: dict[str, Histogram] = {}
     for number, line in lines_of(path):
@@ -82,9 +82,9 @@ def histograms(path: Path) -> dict[str, Histogram]:
 
 
 def diagnose(path: Path, percentile: float | None) -> Diagnosis:
-    """What histograms allow: bounds of percentiles, means of parts; no request, no cause.
+    """The diagnosis that histograms allow: bounds of percentiles, means of parts; no requests, no causes.
 
-    :raises InputError: there is none of a latency.
+    :raises InputError: there is no histogram of a latency.
     """
     known = histograms(path)
     whole = _whole(known)
@@ -107,7 +107,7 @@ def diagnose(path: Path, percentile: float | None) -> Diagnosis:
         verdict="inconclusive",
         sentence=(
             f"{key.replace('_', '.')} of {whole.name} lies between {milliseconds(low)} and {milliseconds(high)}; a "
-            "histogram does not know which requests were slow, so that no cause can be named."
+            "histogram does not identify slow requests, so no cause can be named."
         ),
         percentile=99.0 if percentile is None else percentile,
         notes=("Percentiles are the upper bounds of their buckets; the intervals are the buckets.",),

@@ -1,7 +1,7 @@
-"""Spans a row of CSV, as data sets of traces have them (Nezha, FSE 2023): trace, span, parent, pod, operation, times.
+"""Spans in CSV, one per row, as in data sets of traces (Nezha, FSE 2023): trace, span, parent, pod, operation, times.
 
-Columns go by several names; times are of the unit in their name, or dates, or what their size since 1970 says. A
-duration without a unit is of the begin's.
+Columns have several known names. Times are dates, or numbers with the unit in the column's name or guessed from their
+size since 1970. A duration without a unit has the unit of the begin.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "end": ("endtimeunixnano", "endns", "endtime", "end", "endus"),
     "duration": ("durationns", "durationus", "durationms", "duration"),
 }
-#: What a replica set and a pod add to the name of their deployment.
+#: The suffix that a replica set and a pod add to the name of their deployment.
 _POD = re.compile(r"-[a-z0-9]{5,10}-[a-z0-9]{5}$|-[0-9]{1,3}$")
-_WORDS = {1: "ns", 1_000: "us", 1_000_000: "ms", 1_000_000_000: "s"}
+_UNIT_NAMES = {1: "ns", 1_000: "us", 1_000_000: "ms", 1_000_000_000: "s"}
 _ROOTS = ("", "root", "0", "none", "null", "nan", "-1", "0000000000000000")
 
 
 def knows(head: bytes) -> bool:
-    """Whether the header is one."""
+    """True if the header has the columns of spans."""
     columns = _columns(head.partition(b"\n")[0].decode("utf-8", "replace"))
     return {"trace", "span", "parent", "service", "start"} <= set(columns) and bool(
         {"end", "duration"} & set(columns)
@@ -70,7 +70,7 @@ def read(path: Path) -> SpanTable:
         damaged(path, _EXPECTED, error)
     columns = _columns(",".join(frame.columns))
     if not {"trace", "span", "parent", "service", "start"} <= set(columns):
-        raise input_error(path, 1, "a header whose quotes do not fit", _EXPECTED)
+        raise input_error(path, 1, "a header with unbalanced quotes", _EXPECTED)
     if not len(frame):
         raise input_error(path, 1, "a header without spans", _EXPECTED)
     start, unit = _times(path, frame[columns["start"]], columns["start"])
@@ -80,8 +80,8 @@ def read(path: Path) -> SpanTable:
         length, unit = _times(path, frame[columns["duration"]], columns["duration"], unit)
         end = start + length
     rows, pods = SpanRows(), columns["service"].lower().startswith("pod")
-    operation = frame[columns["operation"]] if "operation" in columns else [""] * len(frame)
-    names = (frame[columns[name]] for name in ("trace", "span", "parent", "service"))
+    operation = frame[columns["operation"]].tolist() if "operation" in columns else [""] * len(frame)
+    names = (frame[columns[name]].tolist() for name in ("trace", "span", "parent", "service"))
     cells = zip(*names, operation, start.tolist(), end.tolist(), strict=True)
     for line, (trace, span, parent, service, name, begin, over) in enumerate(cells, 2):
         with entry_of(path, "a span", _EXPECTED, line):
@@ -94,12 +94,12 @@ def read(path: Path) -> SpanTable:
                 start_ns=begin,
                 end_ns=over,
             )
-    lengths = {"durations are in": _WORDS[unit]} if "end" not in columns else {}
+    lengths = {"durations are in": _UNIT_NAMES[unit]} if "end" not in columns else {}
     return rows.table(format=NAME, **lengths)
 
 
 def _columns(header: str) -> dict[str, str]:
-    """By meaning, the column's name in the file."""
+    """The columns' names in the file, by meaning."""
     there: Mapping[str, str] = {
         re.sub(r"[^a-z]", "", name.lower()): name.strip('\ufeff\r\n "') for name in header.split(",")
     }
@@ -112,7 +112,7 @@ def _columns(header: str) -> dict[str, str]:
 
 
 def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple[Ints, int]:
-    """Nanoseconds, and of which unit they were: of the column's name, else ``unit``, else that of moments' size."""
+    """Nanoseconds, and the unit read: that of the column's name, else ``unit``, else guessed from the size."""
     import pandas as pd
 
     numbers = pd.to_numeric(column, errors="coerce")

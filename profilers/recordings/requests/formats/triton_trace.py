@@ -1,7 +1,7 @@
 """Triton's ``trace.json``: timestamps of inference requests in nanoseconds.
 
-Fields: docs/user_guide/trace.md of triton-inference-server/server. One trace may be written as several objects of
-one ``id``; files written with ``log-frequency`` end in ``.json.N``. Those with a ``parent_id`` are the models of an
+Fields: docs/user_guide/trace.md of triton-inference-server/server. A trace may be written as several objects with one
+``id``; files written with ``log-frequency`` end in ``.json.N``. Traces with a ``parent_id`` are the models of an
 ensemble.
 """
 
@@ -24,7 +24,7 @@ _EXPECTED = "Triton's trace with timestamps (trace-config level=TIMESTAMPS)"
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one."""
+    """True if a file begins as Triton's trace."""
     text = head.lstrip()
     return text.startswith(b"[") and b'"timestamps"' in text and (b'"ns"' in text or b'"model_name"' in text)
 
@@ -38,7 +38,7 @@ class _Trace:
 
 
 def read(path: Path) -> RequestTable:
-    """The requests: outermost ones, their wait in the scheduler's queue apart.
+    """The outermost requests, with their wait in the scheduler's queue.
 
     :raises InputError: it is damaged, or has no request with a begin and an end.
     """
@@ -58,10 +58,9 @@ def read(path: Path) -> RequestTable:
         if "REQUEST_END" not in times:
             unfinished += 1
             continue
-        begun = times["REQUEST_START"]
         rows.add(
-            arrival_ns=begun,
-            latency_ns=times["REQUEST_END"] - begun,
+            arrival_ns=times["REQUEST_START"],
+            latency_ns=times["REQUEST_END"] - times["REQUEST_START"],
             status=Status.OK,
             name=str(name),
             route=trace.model,

@@ -1,4 +1,4 @@
-"""The result file of ``vllm bench serve --save-result --save-detailed``: lists with an entry a request.
+"""The result file of ``vllm bench serve --save-result --save-detailed``: lists with one entry per request.
 
 Fields: ``vllm/benchmarks/serve.py`` of vllm-project/vllm. ``ttfts``, ``itls``, ``input_lens``, ``output_lens`` and
 ``errors`` since the first release; ``start_times``, ``latencies`` and ``queue_times`` later. Times in seconds.
@@ -29,7 +29,7 @@ _S = 1_000_000_000
 
 
 def knows(head: bytes) -> bool:
-    """Whether a file begins as one; without details it is one, too, and is refused when it is read."""
+    """True if a file begins as a result of vllm bench; one without details is refused when it is read."""
     text = head.lstrip()
     return text.startswith(b"{") and (
         (b'"ttfts"' in text and b'"input_lens"' in text)
@@ -72,8 +72,8 @@ def read(path: Path) -> RequestTable:
     notes: tuple[str, ...] = ()
     timed = all(start is not None for start in starts)
     if not timed:
-        notes = ("This version of vllm bench serve does not write when requests were sent (start_times): their order "
-                 "is known, their times are not.",)  # fmt: skip
+        notes = ("This version of vllm bench serve does not record send times (start_times): only the order of "
+                 "requests is known.",)  # fmt: skip
     return rows.table(
         facts={"format": NAME, "model": document.get("model_id"), "request_rate": document.get("request_rate")},
         notes=notes,
@@ -82,7 +82,7 @@ def read(path: Path) -> RequestTable:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    """The only result of a file, or the last of one to which several were appended, a line each."""
+    """The only result of a file, or the last of several, one per line."""
     if begins_with_object(recorded_at(path).head) is not None:
         documents = [document for _, document in json_lines(path, _EXPECTED)]
         return documents[-1]
@@ -100,16 +100,16 @@ def _list(document: Mapping[str, Any], name: str, path: Path) -> list[Any]:
 
 
 def _optional(document: Mapping[str, Any], name: str, n: int, path: Path) -> list[Any]:
-    """A list with an entry a request; of nothing where this version writes none."""
+    """A list with one entry per request, of ``None`` if this version does not write it."""
     values = document.get(name)
     if not isinstance(values, list):
         return [None] * n
     if len(values) != n:
-        raise input_error(path, None, f"{len(values)} entries in {name!r} and {n} in 'ttfts'", "one each a request")
+        raise input_error(path, None, f"{len(values)} entries in {name!r} and {n} in 'ttfts'", "one per request")
     return values
 
 
 def _open_loop(document: Mapping[str, Any]) -> bool:
-    """Whether requests had a time at which they were due: not where they were sent as soon as others ended."""
+    """True if requests were scheduled at a rate, not sent as soon as others ended."""
     rate = document.get("request_rate")
     return isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < float("inf")

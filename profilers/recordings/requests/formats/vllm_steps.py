@@ -1,7 +1,7 @@
-"""vLLM's iteration log: a line a step, in the server's log beside everything else.
+"""vLLM's iteration log: one line per step, among the other lines of the server's log.
 
 ``Iteration(7): 2 context requests, 7957 context tokens, 43 generation requests, 43 generation tokens, iteration
-elapsed time: 1125.94 ms, …``, before it the logger's ``INFO 11-22 10:00:00 [file.py:1]`` and in newer versions
+elapsed time: 1125.94 ms, …``, after the logger's ``INFO 11-22 10:00:00 [file.py:1]`` and, in newer versions,
 ``Engine 000:``.
 """
 
@@ -27,14 +27,14 @@ _STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](
 
 
 def knows(head: bytes) -> bool:
-    """Whether a step is among its first lines."""
+    """True if a step is among the first lines."""
     return _STEP.search(head.decode("utf-8", "replace")) is not None
 
 
 def read(path: Path, *, year: int | None = None) -> EngineSteps:
-    """The steps, their ends as the log has them: on the calendar, to the second or better, or one after the other.
+    """The steps. Their ends are the log's times, to the second or better; without times, steps are put end to end.
 
-    :param year: of stamps that have none.
+    :param year: of times without one.
     :raises InputError: no line is a step.
     """
     ends: list[int] = []
@@ -66,6 +66,6 @@ def _instant(stamp: re.Match[str], year: int | None) -> int:
     when = int(stamp[1]) if stamp[1] else year or datetime.now(UTC).year
     month, day, hour, minute, second = (int(stamp[k]) for k in range(2, 7))
     if not stamp[1] and (month, day) == (2, 29):
-        when -= when % 4  # the latest that had this day
+        when -= when % 4  # the latest year with this day
     moment = datetime(when, month, day, hour, minute, second, tzinfo=UTC)
     return int(moment.timestamp()) * 10**9 + int((stamp[7] or "0").ljust(9, "0"))

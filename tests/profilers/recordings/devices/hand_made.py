@@ -1,4 +1,4 @@
-"""Small traces made by hand: a host that calls, a device that works, in whole microseconds."""
+"""Small handmade traces: calls of a host and work of a device, in microseconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
         "pinned": "hipHostMalloc",
     },
 }
-#: Beyond what a float holds to the nanosecond.
+#: Beyond a float's precision of nanoseconds.
 BEGIN_US = 1_763_001_580_255_100
 
 
@@ -77,7 +77,7 @@ class HandMade:
             "deviceProperties": [{"id": 0, "name": "A Device"}],
             "traceEvents": self.events,
         }
-        # Stamps are written as numbers of any length, as Kineto does.
+        # Stamps are numbers with all digits, like Kineto's.
         return json.dumps(document).replace('"@', "").replace('", "dur"', ', "dur"')
 
     def write(self, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Whole recordings of a device: steps found, slow ones against quiet ones, damaged files refused."""
+"""Whole recordings of a device: steps, slow ones compared with quiet ones, damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cause_ms(found: Diagnosis, cause: str) -> float:
 
 
 def served(made: HandMade, k: int, start: float, *, stall: float = 0.0, slower: float = 1.0, more: int = 0) -> float:
-    """One step of three kernels and a wait; returns its end."""
+    """Add a step of three kernels and a wait. Returns its end."""
     begin, at = start, start + 2
     if stall:
         made.call("malloc", at, at + stall)
@@ -57,7 +57,9 @@ def served(made: HandMade, k: int, start: float, *, stall: float = 0.0, slower: 
         ({"more": 6}, "input.size"),
     ],
 )
-def test_slow_steps_are_told_by_what_grew(vendor: str, slow: dict[str, float], cause: str, tmp_path: Path) -> None:
+def test_slow_steps_are_explained_by_the_part_that_grew(
+    vendor: str, slow: dict[str, float], cause: str, tmp_path: Path
+) -> None:
     made, at = HandMade(vendor), 0.0
     for k in range(40):
         at = served(made, k, at + 10, **(slow if k % 13 == 5 else {}))  # type: ignore[arg-type]
@@ -82,7 +84,7 @@ def test_steps_alike_are_steady(tmp_path: Path) -> None:
     assert found.verdict == "steady" and not any(entry.named for entry in found.causes)
 
 
-def test_stamps_beyond_what_a_float_holds_are_exact(tmp_path: Path) -> None:
+def test_stamps_beyond_the_precision_of_a_float_are_exact(tmp_path: Path) -> None:
     made = HandMade(begin_us=(1 << 53) + 1)
     made.step("step", 0, 0.003)
     made.call("sync", 0.001, 0.002)
@@ -90,17 +92,17 @@ def test_stamps_beyond_what_a_float_holds_are_exact(tmp_path: Path) -> None:
     assert found.excess_ms == 3e-6 and BEGIN_US * 1000 > 1 << 53
 
 
-def test_one_step_alone_has_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_a_single_step_has_no_reference(tmp_path: Path) -> None:
     made = HandMade()
     served(made, 1, 0)
     found = diagnosed(made.write(tmp_path / "t.json"))
-    assert found.is_single and math.isnan(found.reference_ms) and "nothing to compare" in found.notes[0]
+    assert found.is_single and math.isnan(found.reference_ms) and "without another to compare" in found.notes[0]
     document = found.to_json()
     assert document["tail"]["reference_ms"] is None and document["tail"]["percentile"] is None
     assert document["requests"]["error"] is None and document["source"]["unit"] == "step"
 
 
-def test_steps_are_named_by_an_expression_by_ranges_or_by_calls(tmp_path: Path) -> None:
+def test_steps_come_from_an_expression_ranges_or_calls(tmp_path: Path) -> None:
     made = HandMade()
     for k in range(4):
         made.step(f"decode {k}", 100 * k, 100 * k + 90)
@@ -127,13 +129,13 @@ def test_a_folder_of_traces_is_one_recording(tmp_path: Path) -> None:
     found = diagnosed(tmp_path)
     assert found.requests["ok"] == 10 and found.source is not None and found.source.read["files"] == 2
     (tmp_path / "c.json.gz").write_bytes(b"damaged")
-    assert "Not read, being something else: c.json.gz." in diagnosed(tmp_path).notes
+    assert "Not read, another format: c.json.gz." in diagnosed(tmp_path).notes
 
 
 def test_a_byte_order_mark_and_ends_before_begins(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(b"\xef\xbb\xbf" + whole().replace('"dur": 5', '"dur": -5', 1).encode())
-    assert any(note.startswith("1 interval") and "read as having no length" in note for note in diagnosed(path).notes)
+    assert any(note.startswith("1 interval") and "read with length 0" in note for note in diagnosed(path).notes)
 
 
 def whole() -> str:
@@ -166,7 +168,7 @@ def test_damaged_traces_are_refused_in_one_line(content: bytes, words: str, tmp_
 
 
 def export(path: Path) -> Path:
-    """An export as Nsight Systems makes it, with a step of a launch, a kernel and a wait."""
+    """An export in the format of Nsight Systems, with a step of a launch, a kernel and a wait."""
     thread, process = 281476838981743, 281476838981632
     with sqlite3.connect(path) as database:
         database.execute("create table StringIds (id integer, value text)")
@@ -202,7 +204,7 @@ def test_an_export_of_nsight_systems(tmp_path: Path) -> None:
     assert cause_ms(found, "host.python") == 0.018
 
 
-def test_databases_that_are_no_export_or_damaged_are_refused(tmp_path: Path) -> None:
+def test_other_and_damaged_databases_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "foreign") as database:
         database.execute("create table people (name text)")
     database.close()
@@ -217,7 +219,7 @@ def test_databases_that_are_no_export_or_damaged_are_refused(tmp_path: Path) -> 
 def real(name: str) -> Diagnosis:
     path = REAL / name
     if not path.exists():
-        pytest.skip(f"{path} is not here: recordings made on real devices are not part of the project")
+        pytest.skip(f"{path} is missing: recordings of real devices are not part of the project")
     found = diagnosed(path)
     assert found.ledger.conservation_error_ns() == 0
     return found
@@ -248,7 +250,7 @@ def test_real_waits() -> None:
     assert cause_ms(real("kineto/a100_event_sync.json.gz"), "gpu.compute") == pytest.approx(0.036)
 
 
-def test_real_graph_is_no_starved_device() -> None:
+def test_real_graph_does_not_starve_the_device() -> None:
     found = real("kineto/mi300_vllm_decode_graph.json.gz")
     assert cause_ms(found, "dispatch.launch") == 0
     assert any("1 graph launch ran" in note for note in found.notes)

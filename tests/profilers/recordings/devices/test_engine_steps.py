@@ -1,4 +1,4 @@
-"""Engine steps: only what a step lost is owed, whatever the device did behind it."""
+"""Engine steps: only the time that a step lost is attributed, even if the device was slower in parallel."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ def against(folder: Path, reference: str, other: str) -> Diagnosis:
     return diagnose_recording(folder, ReadOptions())
 
 
-def test_slowed_down_and_not_crowded_out(tmp_path: Path) -> None:
+def test_a_slowdown_is_not_contention(tmp_path: Path) -> None:
     found = against(tmp_path, table(), table(begin=1e9, length=1300e3, oncpu=2500e3))
     assert found.verdict == "host.slowdown"
     assert found.excess_ms == pytest.approx(700) and cause_ms(found, "host.slowdown") == pytest.approx(700, abs=1.5)
     assert found.ledger.conservation_error_ns() == 0
 
 
-def test_a_slower_device_behind_the_host_owes_nothing(tmp_path: Path) -> None:
+def test_a_slower_device_hidden_behind_the_host_gets_nothing(tmp_path: Path) -> None:
     found = against(tmp_path, table(), table(begin=1e9, gpu=160e3, clock=21_000))
     assert found.verdict == "steady" and not any(entry.named for entry in found.causes)
     assert cause_ms(found, "gpu.clocks") <= found.excess_ms < 3
 
 
-def test_a_slower_device_owes_what_the_step_lost(tmp_path: Path) -> None:
+def test_a_slower_device_gets_the_loss_of_the_step(tmp_path: Path) -> None:
     found = against(tmp_path, table(), table(begin=1e9, length=700e3, gpu=400e3, clock=21_000))
     assert found.verdict == "gpu.clocks" and cause_ms(found, "gpu.clocks") == pytest.approx(100, abs=1.5)
     same = against(tmp_path, table(), table(begin=1e9, length=700e3, gpu=400e3))
     assert cause_ms(same, "gpu.slowdown") == pytest.approx(100, abs=1.5)
 
 
-def test_the_earlier_is_the_reference_unless_a_name_says_so(tmp_path: Path) -> None:
+def test_the_earlier_table_is_the_reference_unless_named(tmp_path: Path) -> None:
     (tmp_path / "normal_perf.csv").write_text(table(begin=2e9))
     (tmp_path / "abnormal_perf.csv").write_text(table(begin=1e9, length=1300e3, oncpu=2500e3))
     assert diagnose_recording(tmp_path, ReadOptions()).verdict == "host.slowdown"
@@ -91,20 +91,19 @@ def test_damaged_tables_are_refused_in_one_line(text: str, words: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "verdict"),
-    [("cpu_compute_squeeze_out", "host.slowdown"), ("gpu_memory_squeeze_out_PCIe", "steady")],
+    [
+        ("cpu_compute_squeeze_out", "host.slowdown"),
+        ("gpu_memory_squeeze_out_PCIe", "steady"),
+        ("gpu_instability", ""),
+    ],
 )
 def test_real_engine_steps(name: str, verdict: str) -> None:
     folder = REAL / "engine_steps" / f"sglang_{name}"
     if not folder.exists():
-        pytest.skip(f"{folder} is not here: recordings made on real devices are not part of the project")
+        pytest.skip(f"{folder} is missing: recordings of real devices are not part of the project")
     found = diagnose_recording(folder, ReadOptions())
-    assert found.verdict == verdict
-    assert (verdict == "steady") == (not any(entry.named for entry in found.causes))
-
-
-def test_real_clock_at_its_minimum() -> None:
-    folder = REAL / "engine_steps" / "sglang_gpu_instability"
-    if not folder.exists():
-        pytest.skip(f"{folder} is not here: recordings made on real devices are not part of the project")
-    found = diagnose_recording(folder, ReadOptions())
-    assert 0 < cause_ms(found, "gpu.clocks") <= found.excess_ms < 1001 - 750
+    if name == "gpu_instability":  # the GPU's clock at its minimum
+        assert 0 < cause_ms(found, "gpu.clocks") <= found.excess_ms < 1001 - 750
+    else:
+        assert found.verdict == verdict
+        assert (verdict == "steady") == (not any(entry.named for entry in found.causes))

@@ -1,4 +1,4 @@
-"""Ledgers of steps on traces made by hand: every microsecond has the owner that it was given."""
+"""Ledgers of steps on handmade traces: every microsecond has the planted cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_us(parts: Counter[str]) -> dict[str, float]:
 
 
 @VENDORS
-def test_a_device_that_starves_is_owed_by_the_host(vendor: str, tmp_path: Path) -> None:
+def test_a_starved_device_is_the_hosts_time(vendor: str, tmp_path: Path) -> None:
     made = HandMade(vendor)
     made.step("ProfilerStep#1", 0, 100)
     made.code("model.py(3): forward", 0, 100)
@@ -47,7 +47,7 @@ def test_a_device_that_starves_is_owed_by_the_host(vendor: str, tmp_path: Path) 
     assert in_us(found.stages) == {"Python": 74, "launches": 10, "waits": 16}
 
 
-def test_without_any_kernel_nobody_knows_whether_the_device_starved(tmp_path: Path) -> None:
+def test_without_kernels_starvation_is_unknown(tmp_path: Path) -> None:
     made = HandMade("cuda")
     made.step("ProfilerStep#1", 0, 100)
     made.call("launch", 10, 15, 1)
@@ -59,7 +59,7 @@ def test_without_any_kernel_nobody_knows_whether_the_device_starved(tmp_path: Pa
 
 
 @VENDORS
-def test_launches_that_a_full_queue_holds_up_are_the_devices_time(vendor: str, tmp_path: Path) -> None:
+def test_launches_held_up_by_a_full_queue_are_the_devices_time(vendor: str, tmp_path: Path) -> None:
     made = HandMade(vendor)
     made.step("step 1", 0, 915)
     for k in range(5):
@@ -90,7 +90,7 @@ def test_a_graph_is_one_launch_of_many_kernels(vendor: str, tmp_path: Path) -> N
     }
 
 
-def test_a_pageable_copy_holds_the_host(tmp_path: Path) -> None:
+def test_a_pageable_copy_blocks_the_host(tmp_path: Path) -> None:
     made = HandMade()
     made.step("step", 0, 70)
     made.call("copy", 10, 60, 1)
@@ -106,7 +106,7 @@ def test_a_pageable_copy_holds_the_host(tmp_path: Path) -> None:
     assert found.copied_bytes == found.pageable == 1000
 
 
-def test_a_copy_on_the_device_is_its_own_work_and_one_to_another_an_exchange(tmp_path: Path) -> None:
+def test_copies_within_a_device_are_compute_and_between_devices_collectives(tmp_path: Path) -> None:
     made = HandMade()
     made.step("step", 0, 50)
     made.call("copy", 0, 2, 1)
@@ -119,7 +119,7 @@ def test_a_copy_on_the_device_is_its_own_work_and_one_to_another_an_exchange(tmp
     assert "transfer.copy" not in causes or causes["transfer.copy"] <= 4
 
 
-def test_what_the_device_waits_for_after_a_wait_is_that_waits_fault(tmp_path: Path) -> None:
+def test_a_device_left_idle_by_a_wait_is_attributed_to_the_wait(tmp_path: Path) -> None:
     made = HandMade()
     made.step("step", 0, 102)
     made.call("launch", 0, 5, 1)
@@ -164,7 +164,7 @@ def test_frames_that_wait_outside_and_the_collector(tmp_path: Path) -> None:
     }
 
 
-def test_what_ran_before_the_recording_stays_unexplained(tmp_path: Path) -> None:
+def test_work_before_the_recording_stays_unexplained(tmp_path: Path) -> None:
     made = HandMade("hip")
     made.step("step", 0, 500_000)
     made.call("copy", 100, 493_000, 1)
@@ -173,7 +173,7 @@ def test_what_ran_before_the_recording_stays_unexplained(tmp_path: Path) -> None
     assert found["unexplained"] > 492_000 and found["transfer.copy"] < 100
 
 
-def test_two_streams_the_path_crosses_to_the_one_that_was_waited_for(tmp_path: Path) -> None:
+def test_the_path_crosses_between_streams(tmp_path: Path) -> None:
     made = HandMade()
     made.step("step", 0, 204)
     made.call("launch", 0, 5, 1)
@@ -197,7 +197,7 @@ def test_collectives_beyond_the_shortest_of_their_kind_wait_for_other_ranks(tmp_
     assert (found["gpu.collective"], found["gpu.rank_wait"]) == (90, 300)
 
 
-def test_with_all_ranks_the_last_to_come_waits_for_nobody(tmp_path: Path) -> None:
+def test_with_all_ranks_the_last_to_arrive_does_not_wait(tmp_path: Path) -> None:
     traces = []
     for rank, length in enumerate((300, 50)):
         made = HandMade()
@@ -226,7 +226,7 @@ INTERVALS = st.lists(
 
 @settings(max_examples=150)
 @given(intervals=INTERVALS, steps=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 3000)), max_size=3))
-def test_ledgers_sum_exactly_whatever_the_trace(
+def test_ledgers_of_any_trace_sum_exactly(
     intervals: list[tuple[str, int, int, int, int, int, int]],
     steps: list[tuple[int, int]],
     tmp_path_factory: pytest.TempPathFactory,

@@ -1,4 +1,4 @@
-"""Request logs from a simulated service, first come, first served, with one planted cause each."""
+"""Request logs of a simulated first-come, first-served service, each with one planted cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans: every request's time belongs to spans exactly, and the service that stands out is named."""
+"""Spans: each request's time is divided among them exactly, and the service that stands out is named."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ def add(rows: SpanRows, trace: int, name: str, parent: str, service: str, begin:
     )
 
 
-def test_time_belongs_to_the_child_that_was_waited_for() -> None:
+def test_time_belongs_to_the_child_on_the_critical_path() -> None:
     rows = SpanRows()
     add(rows, 0, "root", "", "gateway", 0, 100)
-    add(rows, 0, "short", "root", "a", 10, 40)  # beside the longer one: it cost nothing
+    add(rows, 0, "short", "root", "a", 10, 40)  # parallel to a longer one, so not on the path
     add(rows, 0, "long", "root", "b", 10, 70)
-    add(rows, 0, "late", "root", "c", 65, 120)  # outlives its caller, and begins before the other has ended
+    add(rows, 0, "late", "root", "c", 65, 120)  # begins before the other has ended, and ends after its caller
     own = own_times(rows.table())
     assert own.own_ns.tolist() == [10 * MS, 0, 55 * MS, 35 * MS]
 
 
 def shop(*, n: int = 600, seed: int, fault: str = "") -> SpanTable:
-    """A gateway that calls five services, each through a client's span of its own."""
+    """A gateway that calls five services, each through a client span."""
     rng = np.random.default_rng(seed)
     rows = SpanRows()
     for request in range(n):
         now = begin = request * 100.0
         calls = []
-        struck = request > n // 2
+        hit = request > n // 2
         for service in ("ads", "cart", "catalog", "payment", "shipping"):
-            way, own = rng.lognormal(0.7, 0.3, 2)
-            if fault == f"network.{service}" and struck:
-                way += 80
-            if fault == f"service.{service}" and struck:
+            path, own = rng.lognormal(0.7, 0.3, 2)
+            if fault == f"network.{service}" and hit:
+                path += 80
+            if fault == f"service.{service}" and hit:
                 own += 80
             if fault == f"rare {service}" and rng.random() < 0.04:
                 own += 120
-            calls.append((service, now, way, own))
-            now += way + own
+            calls.append((service, now, path, own))
+            now += path + own
         add(rows, request, "root", "", "gateway", begin, now + 1)
-        for service, first, way, own in calls:
-            add(rows, request, f"to {service}", "root", "gateway", first, first + way + own)
-            add(rows, request, service, f"to {service}", service, first + way / 2, first + way / 2 + own)
+        for service, first, path, own in calls:
+            add(rows, request, f"to {service}", "root", "gateway", first, first + path + own)
+            add(rows, request, service, f"to {service}", service, first + path / 2, first + path / 2 + own)
     return rows.table()
 
 
@@ -92,7 +92,7 @@ def test_the_service_that_stands_out_has_the_verdict(fault: str, verdict: str, s
     assert found.causes[0].tail_share > 0.8
 
 
-def test_a_quiet_shop_names_nobody() -> None:
+def test_a_quiet_shop_has_no_named_cause() -> None:
     assert not any(cause.named for cause in diagnosed(shop(seed=1)).causes)
 
 

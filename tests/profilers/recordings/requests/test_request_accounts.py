@@ -1,4 +1,4 @@
-"""Planted causes in request logs are named, and the entries of every request sum to its latency."""
+"""Planted causes in request logs are named, and each request's entries sum to its latency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.readers import diagnose_table
-from latfix.profilers.recordings.requests.request_table import CANCELLED, Gaps, RequestTable
+from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
 from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
 from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, simulated
@@ -55,7 +55,7 @@ def test_a_quiet_log_names_no_fault(servers: int) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_columns_that_were_not_read_are_told_where_much_is_unexplained(known: bool) -> None:
+def test_unread_columns_are_noted_if_much_is_unexplained(known: bool) -> None:
     table = replace(simulated("dependency", 11), unread="Not read: db_ms.")
     found = diagnosed(table if known else replace(table, parts={}))
     assert ("Not read: db_ms." in found.notes) == (not known)
@@ -68,23 +68,23 @@ def test_the_queue_is_inferred_with_its_servers() -> None:
     assert found.stages_ms["queue"]["p50"] == 0
 
 
-def test_where_everything_shares_one_processor_no_queue_is_guessed() -> None:
+def test_no_queue_is_inferred_for_a_shared_processor() -> None:
     rng = np.random.default_rng(5)
     table = simulated("quiet", 5, load=0.6)
     shared = np.rint(TYPICAL_NS * rng.lognormal(0, 0.6, len(table))).astype(np.int64)
     found = diagnosed(replace(table, latency_ns=shared))
     assert "queue" not in found.stages_ms
     assert not any(cause.cause.startswith("traffic.") for cause in found.causes)
-    assert any("not told apart" in note for note in found.notes)
+    assert any("not separated from service" in note for note in found.notes)
 
 
-def test_arrivals_to_the_second_know_of_no_queue() -> None:
+def test_no_queue_is_inferred_from_arrivals_to_the_second() -> None:
     table = simulated("burst", 11)
     coarse = replace(table, arrival_ns=table.arrival_ns // 10**9 * 10**9, resolution_ns=10**9)
     assert any("known to 1,000 ms only" in note for note in diagnosed(coarse).notes)
 
 
-def test_a_measured_queue_is_taken_as_it_is() -> None:
+def test_a_measured_queue_is_used_unmodified() -> None:
     table = simulated("quiet", 11)
     queue = np.zeros(len(table), np.int64)
     queue[1000:1060] = 300_000_000
@@ -93,14 +93,14 @@ def test_a_measured_queue_is_taken_as_it_is() -> None:
     assert found.stages_ms["service"]["p50"] == pytest.approx(20)
 
 
-def test_lost_and_cancelled_requests_are_no_latencies() -> None:
+def test_lost_and_cancelled_requests_have_no_latency() -> None:
     table = simulated("quiet", 11)
     status = table.status.copy()
     status[:100], status[100:130] = Status.ERROR, CANCELLED
     found = diagnosed(replace(table, status=status))
     ends = {"error": 100, "timeout": 0, "shed": 0, "unfinished": None, "cancelled": 30}
     assert found.requests == {"ok": 3870, **ends}
-    assert found.verdict == "losing"  # 2.5 % of those that arrived, and p99 allows 1 %
+    assert found.verdict == "losing"  # 2.5 % of arrived requests, and p99 allows 1 %
     document = found.to_json()
     assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
     assert document["latency_ms_ok"]["p99"] > 0
@@ -116,7 +116,7 @@ def test_what_is_not_recorded_is_unknown() -> None:
 
 
 def streams(*, prompts: bool) -> RequestTable:
-    """Forty streams of 60 tokens, a token each 10 ms; three times all stand still for 150 ms."""
+    """Forty streams of 60 tokens, one each 10 ms; three times all stand still for 150 ms."""
     n, tokens, usual, stall = 40, 60, 10_000_000, 150_000_000
     arrival = np.arange(n, dtype=np.int64) * 5_000_000
     moments = [300_000_000, 500_000_000, 700_000_000]
@@ -151,7 +151,7 @@ def streams(*, prompts: bool) -> RequestTable:
 
 
 @pytest.mark.parametrize(("prompts", "cause"), [(True, "batching.prefill"), (False, "stall.shared")])
-def test_streams_that_stand_still_together_are_owed_by_what_ran(prompts: bool, cause: str) -> None:
+def test_shared_stalls_of_streams_are_attributed(prompts: bool, cause: str) -> None:
     found = diagnosed(streams(prompts=prompts), percentile=50.0)
     listed = {each.cause: each for each in found.causes}
     assert listed[cause].named
@@ -160,9 +160,7 @@ def test_streams_that_stand_still_together_are_owed_by_what_ran(prompts: bool, c
     assert not any(listed[each].named for each in other if each in listed)
 
 
-def test_the_engines_log_says_what_ran() -> None:
-    from latfix.profilers.recordings.requests.request_table import EngineSteps
-
+def test_the_engines_log_explains_a_shared_stall() -> None:
     table = streams(prompts=False)
     ends = np.array([450_000_000, 650_000_000, 850_000_000])
     steps = EngineSteps(
@@ -186,5 +184,5 @@ def test_prompts_computed_in_batches_are_a_queue() -> None:
     )
     found = diagnosed(table, percentile=90.0)
     assert found.verdict == "traffic.burst"
-    assert "a batch after the other" in found.causes[0].evidence
+    assert "in batches, one after the other" in found.causes[0].evidence
     assert found.stages_ms["queue"]["p99"] == pytest.approx(first.max() / 1e6 - 130, rel=0.05)

@@ -1,4 +1,4 @@
-"""Small files of each format, by hand with the format's own names: what they hold is read as it is."""
+"""Small handmade files of each format are read correctly."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_vllm_bench(tmp_path: Path) -> None:
         vllm_bench.read(path)
 
 
-def test_guidellm_of_both_forms(tmp_path: Path) -> None:
+def test_guidellm_in_both_layouts(tmp_path: Path) -> None:
     old = {"request_id": "a", "start_time": 100.0, "end_time": 101.5, "first_token_time": 100.25, "prompt_tokens": 8,
            "output_tokens": 16}  # fmt: skip
     times = {"request_start": 101.0, "request_end": 102.0, "first_token_iteration": 101.1, "targeted_start": 100.5}
@@ -203,7 +203,7 @@ def check_spans(table: Any) -> None:
 
 
 def own_by_cause(table: Any) -> dict[str, float]:
-    """What each place took, in milliseconds: what it usually takes is all of it in a single request."""
+    """Milliseconds of each service or path in a single request."""
     from latfix.profilers.recordings.requests.dependencies import account_for_spans
     from latfix.profilers.recordings.requests.span_table import own_times
 
@@ -236,7 +236,7 @@ def varint(value: int) -> bytes:
 
 
 def otlp_bytes() -> bytes:
-    """The document in protocol buffers, by opentelemetry/proto/trace/v1/trace.proto."""
+    """The document in protocol buffers (opentelemetry/proto/trace/v1/trace.proto)."""
 
     def pair(attribute: dict[str, Any]) -> bytes:
         return field(1, attribute["key"].encode()) + field(2, field(1, attribute["value"]["stringValue"].encode()))
@@ -266,7 +266,7 @@ def test_otlp_in_protocol_buffers(tmp_path: Path, before: bytes | None) -> None:
     assert otlp_spans.knows_protobuf(path.read_bytes())
     check_spans(otlp_spans.read_protobuf(path))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match="ends too soon"):
+    with pytest.raises(InputError, match="invalid or cut off message"):
         otlp_spans.read_protobuf(path)
 
 
@@ -285,7 +285,7 @@ def test_spans_of_a_serving_engine_are_requests_with_a_remainder(tmp_path: Path)
     stages = {name: stage["mean"] for name, stage in document["stages_ms"].items()}
     assert stages["queue"] == pytest.approx(0.06)
     assert stages["prefill"] == pytest.approx(57.8)
-    assert stages["other"] == pytest.approx(500 - 0.06 - 57.8 - 380)  # what is in none of its parts
+    assert stages["other"] == pytest.approx(500 - 0.06 - 57.8 - 380)  # the remainder
 
 
 def test_jaeger(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_span_csv(tmp_path: Path) -> None:
     )
     path.write_text(path.read_text() + path.read_text().partition("\n")[2])  # exported twice
     table = span_csv.read(path)
-    assert table.notes == ("2 spans are there more than once; each is counted once.",)
+    assert table.notes == ("2 repeated spans are counted once.",)
     assert table.services == ("front-end", "db")
     assert table.end_ns.tolist() == [10_000, 3_000]
     path.write_text(path.read_text() + "t,c,a,db-0,query,16611414")
@@ -408,7 +408,7 @@ def accesses(tmp_path: Path, *lines: str) -> Any:
     return access_log.read(path)
 
 
-def test_nginx_combined_with_times_behind_it(tmp_path: Path) -> None:
+def test_nginx_combined_followed_by_times(tmp_path: Path) -> None:
     table = accesses(tmp_path, *(NGINX.format(k, 200 if k else 502, f"{512 + k} 0.25{k} 0.250") for k in range(4)))
     assert table.latency_ns.tolist() == [250 * MS, 251 * MS, 252 * MS, 253 * MS]
     assert table.arrival_ns.tolist() == [0, S - MS, 2 * S - 2 * MS, 3 * S - 3 * MS]  # a line is written at the end
@@ -432,7 +432,7 @@ def test_nginx_ingress(tmp_path: Path) -> None:
     assert table.latency_ns.tolist() == [100 * MS, 110 * MS, 120 * MS]
 
 
-def test_apache_with_microseconds_behind_it(tmp_path: Path) -> None:
+def test_apache_followed_by_microseconds(tmp_path: Path) -> None:
     table = accesses(tmp_path, *(NGINX.format(k, 200, 2500 + k) for k in range(3)))
     assert table.latency_ns.tolist() == [2_500_000, 2_501_000, 2_502_000]
     assert table.arrival_ns.tolist() == [0, S, 2 * S]
@@ -450,7 +450,7 @@ def test_envoy(tmp_path: Path) -> None:
     assert table.resolution_ns == MS
 
 
-def test_a_bad_line_is_counted_and_told(tmp_path: Path) -> None:
+def test_a_bad_line_is_counted_and_reported(tmp_path: Path) -> None:
     lines = [NGINX.format(k, 200, "0.250") for k in range(4)]
     table = accesses(tmp_path, *lines[:2], "half a li\n", *lines[2:], NGINX.format(5, "-", "0.1"))
     assert len(table) == 4
@@ -469,7 +469,7 @@ def mapped(tmp_path: Path, text: str, *mapping: str) -> Any:
     return mapped_log.read(path, mapping)
 
 
-def test_columns_that_say_themselves_what_they_are(tmp_path: Path) -> None:
+def test_columns_with_known_names(tmp_path: Path) -> None:
     text = "ts,latency_ms,input_tokens,status,model\n" + "".join(
         f"{1763800000 + k}.5,{10 + k},{100 * k},{'ok' if k else 'timeout'},m{k % 2}\n" for k in range(4)
     )
@@ -506,7 +506,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
         ("ts,latency_ms\n1,2\n", ("latency_ms=exec('x')",), "expected numbers"),
     ],
 )
-def test_a_log_that_does_not_say_enough(tmp_path: Path, text: str, mapping: tuple[str, ...], words: str) -> None:
+def test_an_incomplete_log_is_refused(tmp_path: Path, text: str, mapping: tuple[str, ...], words: str) -> None:
     with pytest.raises(InputError) as raised:
         mapped(tmp_path, text, *mapping)
     assert words in raised.value.message
@@ -528,7 +528,7 @@ WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_each_is_told_by_its_content(tmp_path: Path, writer: str, compressed: bool) -> None:
+def test_each_format_is_recognized_by_its_content(tmp_path: Path, writer: str, compressed: bool) -> None:
     kind, write = WRITERS[writer]
     path = tmp_path / "recording"
     path.write_bytes(gzip.compress(write()) if compressed else write())
@@ -539,7 +539,7 @@ def test_each_is_told_by_its_content(tmp_path: Path, writer: str, compressed: bo
 
 
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name not in ("prometheus", "steps", "nginx", "csv")])
-def test_what_is_cut_off_is_one_line(tmp_path: Path, writer: str) -> None:
+def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str) -> None:
     whole = WRITERS[writer][1]()
     path = tmp_path / "recording"
     path.write_bytes(whole[: len(whole) * 3 // 4])
@@ -549,7 +549,7 @@ def test_what_is_cut_off_is_one_line(tmp_path: Path, writer: str) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_compression_that_is_cut_off_is_one_line(tmp_path: Path, writer: str) -> None:
+def test_cut_off_compression_is_refused_in_one_line(tmp_path: Path, writer: str) -> None:
     compressed = gzip.compress(WRITERS[writer][1](), 0)
     path = tmp_path / "recording"
     path.write_bytes(compressed[:-12])
@@ -559,14 +559,14 @@ def test_compression_that_is_cut_off_is_one_line(tmp_path: Path, writer: str) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b"just a text\nof two lines\n", b"{}", b"[]", b"null"])
-def test_foreign_files_are_one_line(tmp_path: Path, content: bytes) -> None:
+def test_unknown_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "recording"
     path.write_bytes(content)
     with pytest.raises(InputError):
         diagnose_recording(path, ReadOptions())
 
 
-def test_a_log_of_requests_beside_the_engines_steps(tmp_path: Path) -> None:
+def test_a_log_of_requests_with_the_engines_steps(tmp_path: Path) -> None:
     (tmp_path / "profile_export.jsonl").write_text(aiperf_lines())
     (tmp_path / "server.log").write_text(
         "".join(STEP.format(k, "").replace("11-22 10:00:0", "2025-11-22 08:26:4") for k in range(5))

@@ -1,4 +1,4 @@
-"""Files as strangers have them: other writers, encodings, zones, retries, lost requests; and damage of every kind."""
+"""Unusual files: other writers, encodings, zones, retries, lost requests, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_gzip_of_several_members_that_begins_with_an_empty_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("writer", ["nginx", "csv", "otlp", "aiperf", "prometheus"])
-def test_marks_and_wide_characters_before_a_text(tmp_path: Path, writer: str, encoding: str) -> None:
+def test_byte_order_marks_and_utf16_are_read(tmp_path: Path, writer: str, encoding: str) -> None:
     text = WRITERS[writer][1]().decode().replace("\n", "\r\n")
     found = diagnose_recording(written(tmp_path, text.encode(encoding)), ReadOptions())
     plain = diagnose_recording(written(tmp_path, text), ReadOptions())
@@ -84,14 +84,14 @@ def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr().err == ""
 
 
-def test_clocks_that_change_within_a_log(tmp_path: Path) -> None:
+def test_the_zone_may_change_within_a_log(tmp_path: Path) -> None:
     before, after = (NGINX.format(k, 200, "0.250") for k in (1, 1))
     table = access_log.read(written(tmp_path, before.replace("+0100", "+0200") + after))
     assert table.arrival_ns.tolist() == [0, 3600 * S]
 
 
 @pytest.mark.parametrize("times", ["0.5, 0.25", "0.5 : 0.25"])
-def test_requests_that_were_tried_again_are_kept(tmp_path: Path, times: str) -> None:
+def test_retried_requests_are_kept(tmp_path: Path, times: str) -> None:
     quoted = [NGINX.format(k, 200, 'rt=0.300 urt="0.200"') for k in range(3)]
     table = access_log.read(written(tmp_path, "".join([*quoted, NGINX.format(3, 200, f'rt=0.800 urt="{times}"')])))
     assert table.latency_ns.max() == 800 * MS and table.parts["client"].tolist()[-1] == 50 * MS
@@ -111,7 +111,7 @@ def test_nginx_with_dates_in_iso_8601(tmp_path: Path) -> None:
     assert table.arrival_ns.tolist()[1] == S - MS and table.resolution_ns == S
 
 
-def test_bytes_in_and_out_are_no_latency(tmp_path: Path) -> None:
+def test_bytes_in_and_out_are_not_a_latency(tmp_path: Path) -> None:
     lines = "".join(NGINX.format(k, 200, f"{300 + k} {1024 + 250 + k}") for k in range(4))
     with pytest.raises(InputError, match="without a latency"):
         access_log.read(written(tmp_path, lines))
@@ -178,7 +178,7 @@ def test_durations_with_their_units(tmp_path: Path, value: str) -> None:
 def test_begin_and_end_are_a_latency_to_the_nanosecond(tmp_path: Path) -> None:
     begin = 1_763_800_000_123_456_789
     for text in (
-        f",start_ns,end_ns\n0,{begin},{begin + 1_000_001}\n1,{begin + 7},{begin + 9}\n",  # as pandas writes an index
+        f",start_ns,end_ns\n0,{begin},{begin + 1_000_001}\n1,{begin + 7},{begin + 9}\n",  # with an index like pandas
         f'{{"start_ns":{begin},"end_ns":{begin + 1_000_001}}}\n{{"start_ns":{begin + 7},"end_ns":{begin + 9}}}\n',
     ):
         table = table_of(tmp_path, text)
@@ -191,7 +191,7 @@ def test_lost_requests_without_a_latency_are_counted(tmp_path: Path) -> None:
     lost = {"ts": 1763800000, "status": 504, "error": "no answer", "latency_ms": None}
     found = diagnose_recording(written(tmp_path, "\n".join(map(json.dumps, [lost, *lines]))), ReadOptions())
     assert found.requests["timeout"] == 1 and found.requests["ok"] == 3
-    for first in (lost, {"ts": 1763800000, "status": 504}):  # what the first line lacks the others have
+    for first in (lost, {"ts": 1763800000, "status": 504}):  # fields missing in the first line are in the others
         assert len(table_of(tmp_path, "\n".join(map(json.dumps, [first, *lines])))) == 4
 
 
@@ -200,13 +200,13 @@ def test_arrivals_from_coarse_ends_are_coarse(tmp_path: Path) -> None:
     assert table.resolution_ns == S
 
 
-def test_moments_whose_unit_is_assumed_are_told(tmp_path: Path) -> None:
+def test_an_assumed_unit_is_noted(tmp_path: Path) -> None:
     table = table_of(tmp_path, "time,latency_ms\n1.5,5\n2.5,6\n")
-    assert any("read as seconds; --map arrival_ms=time" in note for note in table.notes)
+    assert any("read as seconds; use --map arrival_ms=time" in note for note in table.notes)
     assert table_of(tmp_path, "time,latency_ms\n1.5,5\n", "arrival_ms=time").notes == ()
 
 
-def test_cells_with_line_ends_and_a_name_twice(tmp_path: Path) -> None:
+def test_cells_with_line_breaks_and_a_repeated_name(tmp_path: Path) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["ts", "latency_ms", "prompt", "ts", "p (%)"], [1763800000, 5, 'a\n"b", c', 1, 2]])
     assert table_of(tmp_path, out.getvalue()).latency_ns.tolist() == [5 * MS]
@@ -217,8 +217,8 @@ def test_a_mapping_without_a_column_is_refused(tmp_path: Path) -> None:
         table_of(tmp_path, '{"a": 1}\n', "latency_ms=5")
 
 
-def test_examples_behind_samples_are_no_values(tmp_path: Path) -> None:
-    """OpenMetrics: a time with a fraction, and an example behind the value."""
+def test_exemplars_after_samples_are_not_values(tmp_path: Path) -> None:
+    """OpenMetrics: a time with a fraction, and an exemplar after the value."""
     text = HISTOGRAM.replace("90.0\n", '90.0 1763800000.123 # {trace_id="ab"} 0.67 1763800000.1\n')
     document = prometheus.diagnose(written(tmp_path, text), None).to_json()
     assert document["latency_ci95_ms"]["p99"] == [500.0, 1000.0]
@@ -226,7 +226,7 @@ def test_examples_behind_samples_are_no_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", [1_000, 1_000_000], ids=["us", "ms"])
-def test_a_duration_without_a_unit_is_of_the_begins(tmp_path: Path, unit: int) -> None:
+def test_a_duration_without_a_unit_has_that_of_the_begin(tmp_path: Path, unit: int) -> None:
     begin = 1_763_800_000 * S // unit
     text = f"traceId,spanId,parentId,service,startTime,duration\nt,a,,api,{begin},50\nt,b,a,db,{begin + 10},20\n"
     table = span_csv.read(written(tmp_path, text))
@@ -238,7 +238,7 @@ def test_a_duration_without_a_unit_is_of_the_begins(tmp_path: Path, unit: int) -
 
 
 @pytest.mark.parametrize("hour", ["08:26:4", "12:26:4"])
-def test_steps_without_a_year_are_of_the_requests_year(tmp_path: Path, hour: str) -> None:
+def test_steps_without_a_year_get_that_of_the_requests(tmp_path: Path, hour: str) -> None:
     (tmp_path / "profile_export.jsonl").write_text(aiperf_lines())
     (tmp_path / "server.log").write_text("".join(STEP.format(k, "").replace("10:00:0", hour) for k in range(5)))
     found = diagnose_recording(tmp_path, ReadOptions())
@@ -247,7 +247,7 @@ def test_steps_without_a_year_are_of_the_requests_year(tmp_path: Path, hour: str
     assert any("another time zone" in note for note in found.notes) == (hour != "08:26:4")
 
 
-def test_a_folder_of_logs_says_to_name_one(tmp_path: Path) -> None:
+def test_a_folder_of_logs_is_refused_naming_one(tmp_path: Path) -> None:
     for k in range(2):
         (tmp_path / f"access.log.{k}").write_bytes(WRITERS["nginx"][1]())
     with pytest.raises(InputError, match=r"2 recordings that are read one at a time, the first access.log.0"):
@@ -282,7 +282,7 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def damaged_copies(whole: bytes) -> Iterator[str]:
-    """Each value of a document in place of which stands nonsense; of other texts words, or parts of them."""
+    """Copies with one value of a document replaced by nonsense; of other texts with a replaced or removed part."""
     text = whole.decode()
     rng = np.random.default_rng(1)
     try:
@@ -299,7 +299,7 @@ def damaged_copies(whole: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("writer", [name for name in WRITERS if "protobuf" not in name])
-def test_damage_is_one_line_or_a_diagnosis_that_sums(tmp_path: Path, writer: str) -> None:
+def test_damage_is_refused_in_one_line_or_the_diagnosis_sums(tmp_path: Path, writer: str) -> None:
     read = 0
     for text in damaged_copies(WRITERS[writer][1]()):
         try:

@@ -104,7 +104,7 @@ def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
         (r"in (?P<latency_s>[\d.]+) (?=s)", "expected a regular expression"),  # no look-ahead in RE2
         ("in ([0-9.]+) s", "expected named groups"),
         ("(?P<latency_ms>x)", "lines that the pattern matches"),
-        (r"(?P<level>INFO)", "say which is the latency"),
+        (r"(?P<level>INFO)", "name the latency"),
     ],
 )
 def test_a_pattern_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, pattern: str, message: str) -> None:
