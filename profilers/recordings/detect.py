@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from latfix.errors import InputError
+from latfix.formatting import shown
 from latfix.profilers.recordings import memory_history, service_log
 from latfix.profilers.recordings.devices import engine_steps
 from latfix.profilers.recordings.devices.device_reader import KINETO, NSYS
@@ -70,13 +71,15 @@ def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
 
 
 def _unknown(recorded: Recorded) -> InputError:
-    readable = "; ".join(reader.reads for reader in READERS)
     if recorded.path.is_dir():
         found = "a folder without workload.toml and without a recording" if recorded.inside else "an empty folder"
         if (recorded.path / "run.json").is_file():
             return InputError(f"{recorded.path}: found a run that latfix recorded; show it with latfix report")
     else:
-        found = "a file of another kind" if recorded.head.strip() else "an empty or damaged file"
+        found = "an unknown format" if recorded.head.strip() else "an empty or damaged file"
+        first = recorded.head.decode("utf-8", "replace").strip().partition("\n")[0]
+        if first.isprintable() and "\ufffd" not in first and first:
+            found += f", which begins with {shown(first, 60)!r}"
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
         found = (
@@ -87,4 +90,8 @@ def _unknown(recorded: Recorded) -> InputError:
     for begin, description in _ADVICE:
         if recorded.head.startswith(begin):
             return InputError(f"{recorded.path}: found {description}")
-    return InputError(f"{recorded.path}: found {found}; expected a workload, a model file or a recording: {readable}")
+    return InputError(
+        f"{recorded.path}: found {found}; expected a workload, a model file or a recording: a trace of torch.profiler or "
+        "Nsight Systems, an access log, spans, a load generator's results, CSV or JSON Lines with a latency, …; "
+        "--pattern REGEX reads any log with one line per request"
+    )

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from latfix.arrays import Ints
 from latfix.errors import InputError, input_error
 from latfix.files.decompressed import CUT_OFF, open_text
@@ -200,10 +202,30 @@ def instant_ns(text: str) -> int:
     return found
 
 
-def instant_or_unknown(value: object) -> int:
-    """:func:`instant_ns` of a value as text; -1 if it is no date."""
+def instants_ns(column: Any) -> Ints:
+    """:func:`instant_ns` of each value of a column; -1 for values that are no date. Parses each second once.
+
+    :param column: a list, or an Arrow array of strings.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = column if isinstance(column, pa.Array) else pa.array([str(value) for value in column], pa.string())
+    encoded = pc.dictionary_encode(values)
+    split = pc.extract_regex(encoded.dictionary, r"^(?P<date>.*\d\d)[.,](?P<fraction>\d{1,9})\d*(?P<zone>\D.*|)$")
+    dates = pc.binary_join_element_wise(pc.struct_field(split, [0]), pc.struct_field(split, [2]), "")
+    fractions = pc.cast(pc.utf8_rpad(pc.fill_null(pc.struct_field(split, [1]), "0"), 9, "0"), pa.int64())
+    seconds = pc.dictionary_encode(pc.coalesce(dates, encoded.dictionary))
+    parsed = np.array([_instant_or_unknown(text) for text in seconds.dictionary.to_pylist()], np.int64)
+    if not len(parsed):
+        return parsed
+    distinct = parsed[np.asarray(seconds.indices)]
+    return np.where(distinct == -1, -1, distinct + np.asarray(fractions))[np.asarray(encoded.indices)]
+
+
+def _instant_or_unknown(text: str) -> int:
     try:
-        return instant_ns(str(value))
+        return instant_ns(text)
     except ValueError:
         return -1
 

@@ -30,7 +30,7 @@ from latfix.profilers.recordings.requests.text_source import (
     LONGEST_NS,
     NUMBER_IN_PATH,
     BadLines,
-    instant_or_unknown,
+    instants_ns,
     resolution_ns,
 )
 
@@ -319,14 +319,12 @@ def _durations(text: Any, unit_ns: int) -> Ints:
 
 
 def _stamps(text: Any, zone: Any) -> Ints:
-    """Nanoseconds since 1970, each distinct stamp parsed once; :data:`UNKNOWN` if invalid."""
+    """Nanoseconds since 1970; :data:`UNKNOWN` if invalid."""
     import pyarrow.compute as pc
 
     if zone is not None:  # the zone may change within a log
         text = pc.binary_join_element_wise(text, zone, " ")
-    encoded = pc.dictionary_encode(text)
-    known = np.array([instant_or_unknown(word) for word in encoded.dictionary.to_pylist()], np.int64)
-    return known[np.asarray(encoded.indices)] if len(known) else known
+    return instants_ns(text)
 
 
 def _route_codes(text: Any, routes: dict[str, int]) -> Any:

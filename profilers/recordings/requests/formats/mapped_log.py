@@ -35,7 +35,7 @@ from latfix.profilers.recordings.requests.text_source import (
     BadLines,
     begins_with_object,
     epoch_unit,
-    instant_or_unknown,
+    instants_ns,
     json_document,
     lines_of,
     resolution_ns,
@@ -463,11 +463,10 @@ def _span_ns(text: str) -> float:
 
 
 def _moments(role: Role, column: Any) -> Ints:
-    numbers = _numbers(column)
-    if np.isfinite(numbers).mean() >= 0.5 if len(numbers) else True:
-        return np.asarray(_scaled(role, numbers))
-    words = column.to_pylist() if hasattr(column, "to_pylist") else column
-    return np.array([instant_or_unknown(word) for word in words], np.int64)
+    few = _numbers(column[:_LOOKED_AT])
+    if not len(few) or np.isfinite(few).mean() >= 0.5:
+        return np.asarray(_scaled(role, _numbers(column)))
+    return instants_ns(column)
 
 
 def _usable(values: Mapping[str, Any]) -> Any:

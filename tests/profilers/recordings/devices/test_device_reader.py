@@ -208,7 +208,7 @@ def test_other_and_damaged_databases_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "foreign") as database:
         database.execute("create table people (name text)")
     database.close()
-    with pytest.raises(InputError, match="a file of another kind"):
+    with pytest.raises(InputError, match="an unknown format"):
         diagnosed(tmp_path / "foreign")
     content = export(tmp_path / "whole").read_bytes()
     (tmp_path / "cut").write_bytes(content[: len(content) // 2])
