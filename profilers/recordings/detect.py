@@ -79,7 +79,7 @@ def _unknown(recorded: Recorded) -> InputError:
         found = "an unknown format" if recorded.head.strip() else "an empty or damaged file"
         first = recorded.head.decode("utf-8", "replace").strip().partition("\n")[0]
         if first.isprintable() and "\ufffd" not in first and first:
-            found += f", which begins with {shown(first, 60)!r}"
+            found += f", which begins with {shown(first, 60)}"
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
         found = (
@@ -91,7 +91,7 @@ def _unknown(recorded: Recorded) -> InputError:
         if recorded.head.startswith(begin):
             return InputError(f"{recorded.path}: found {description}")
     return InputError(
-        f"{recorded.path}: found {found}; expected a workload, a model file or a recording: a trace of torch.profiler or "
-        "Nsight Systems, an access log, spans, a load generator's results, CSV or JSON Lines with a latency, …; "
+        f"{recorded.path}: found {found}; expected a workload, a model file or a recording: a trace of "
+        "torch.profiler or Nsight Systems, an access log, spans, a load generator's results, CSV or JSON Lines with a latency, …; "
         "--pattern REGEX reads any log with one line per request"
     )

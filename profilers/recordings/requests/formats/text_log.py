@@ -154,10 +154,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
             pc.extract_regex(pa.array([""]), pattern)
     except (re.error, pa.ArrowInvalid) as error:
         why = " ".join(str(error).split())[:120]
-        raise InputError(f"--pattern: found {shown(pattern, 60)!r} ({why}); expected a regular expression") from error
+        raise InputError(f"--pattern: found {shown(pattern, 60)} ({why}); expected a regular expression") from error
     if not expression.groupindex or len(expression.groupindex) < expression.groups:
         raise InputError(
-            f"--pattern: found {shown(pattern, 60)!r}; expected named groups, such as (?P<latency_ms>[0-9.]+) and "
+            f"--pattern: found {shown(pattern, 60)}; expected named groups, such as (?P<latency_ms>[0-9.]+) and "
             "(?P<end>\\S+), and (?:…) for all others"
         )
     return expression

@@ -52,7 +52,7 @@ def test_gates_judge_a_recording(gate: str, expected: int, cli: Cli, toy: Path, 
 def test_what_is_no_recording_is_said_before_its_options_are_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x10" + bytes(7) + b"{}".ljust(16))
     code, _, err = cli("diagnose", tmp_path / "model.safetensors", "--traffic", tmp_path / "t.jsonl")
-    assert code == 2 and "found a file of another kind; expected a workload, a model file" in err
+    assert code == 2 and "found an unknown format; expected a workload, a model file" in err
 
 
 def test_what_a_recording_does_not_say_cannot_be_gated(cli: Cli, toy: Path, tmp_path: Path) -> None:
