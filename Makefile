@@ -1,5 +1,5 @@
 # On a fresh machine:  make demo       set up, and optimize a sample
-#                      make test       the quick tests
+#                      make test       the tests that take minutes
 #                      make test-all   also tests that start, kill and replay real processes, as CI does
 #                      make results    list benchmark results older than their code, and repeat the cheap ones
 PYTHON ?= python3
