@@ -1,12 +1,13 @@
-# On a fresh machine:  make demo   (see latfix at work)      make test   (run the tests that take minutes)
-#                      make test-all   (those that start, kill and replay real processes too; CI runs them)
-#                      make results    (which figures are of an older latfix; cheap ones are measured again)
+# On a fresh machine:  make demo       set up, and optimize a sample
+#                      make test       the tests that take minutes
+#                      make test-all   also tests that start, kill and replay real processes, as CI does
+#                      make results    list benchmark results older than their code, and repeat the cheap ones
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A bare torch pulls gigabytes of CUDA libraries; without a GPU they are of no use.
+# The default torch includes gigabytes of CUDA libraries; without a GPU, install the CPU build.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
-# What is imported is compiled then; all 13,000 modules would take longer than the download.
+# Modules are compiled when imported; compiling all 13,000 would take longer than the download.
 PIP := --quiet --no-compile
 
 .PHONY: demo test test-all test-shared test-alone lint format results setup clean
@@ -23,12 +24,12 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/latfix optimize recommender --duration 30 --budget 180s
 
-# Tests share the cores; those that measure time ("alone") come after them, one by one, out of the files that have any.
-# Compiled modules are kept in any case: each of some two hundred processes would compile latfix again.
+# Tests that measure time ("alone") run after the others, one at a time, from the files that have any.
+# Keep compiled modules: otherwise each of some two hundred processes compiles latfix again.
 unexport PYTHONDONTWRITEBYTECODE
-# Three share two cores: every fourth second a test waits for a process or a clock.
+# Three processes on two cores, because tests often wait for a process or a clock.
 SHARED := -n 3 --dist worksteal
-# A second thread of linear algebra only spins where tests share the cores.
+# One thread of linear algebra: a second one only spins while tests share the cores.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 

@@ -1,1 +1,1 @@
-"""Measurements of latfix itself. A package, so that nobody else's of this name is imported in its place."""
+"""Measurements of latfix itself. A package, so that no other package of this name is imported instead."""

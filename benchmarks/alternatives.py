@@ -1,13 +1,12 @@
-"""latfix's plan against what a user would otherwise try: each alternative alone, and every combination of a few.
+"""latfix's plan compared with obvious alternatives: each alone, and every combination of a few.
 
     latfix optimize recommender --out run          finds a plan
     python benchmarks/alternatives.py recommender --plan run/plan.toml --rounds 3 --out results.json
     python benchmarks/alternatives.py recommender --plan run/plan.toml --exhaustive --out results.json
 
-All arms replay the whole traffic in turns, on fresh processes each round, as ``latfix try`` does; ratios are over the
-workload as it is, with 95 % intervals. ``--exhaustive`` replays every combination of a few settings on the screening
-windows instead: how near the plan comes to the best of them, with what share of its trials. An arm that cannot run
-here says why.
+All arms replay the whole traffic in turns, on fresh processes each round, like ``latfix try``. Ratios are relative to
+the unmodified workload, with 95 % intervals. ``--exhaustive`` replays every combination of a few settings on the
+screening windows instead, to show how close the plan is to the best one. Arms that cannot run report the reason.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time, slice_time
 
-#: What people reach for first, alone.
+#: Obvious changes, each alone.
 ALONE: dict[str, dict[str, Any]] = {
     "torch.compile": {"compile": "dynamic", "warmup_shapes": 8},
     "int8": {"precision": "int8_dynamic"},
@@ -48,7 +47,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "ONNX Runtime": {"backend": "onnxruntime"},
     "one thread an operator": {"intra_op_threads": 1},
 }
-#: The small space of the exhaustive search.
+#: The settings of the exhaustive search.
 SPACE: dict[str, tuple[dict[str, Any], ...]] = {
     "precision": ({}, {"precision": "int8_dynamic"}),
     "batches": ({}, {"max_batch_size": 1}),
@@ -97,7 +96,7 @@ def main() -> None:
 
 
 def combinations() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Every combination of the space but the first settings, with the names of what it changes."""
+    """Every combination of the space except the first settings, with the names of its changes."""
     for chosen in itertools.product(*SPACE.values()):
         names = tuple(name for name, change in zip(SPACE, chosen, strict=True) if change)
         if names:
@@ -107,14 +106,14 @@ def combinations() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
 def whole(
     spec: WorkloadSpec, traffic: Traffic, changes: dict[str, dict[str, Any]], rounds: int, folder: Path
 ) -> Trial:
-    """Each change beside the workload as it is, on the whole traffic, all of them in each round."""
+    """Each change and the unmodified workload on the whole traffic, all in each round."""
     base = Idea(name=AS_IT_IS, spec=spec, settings=spec.settings)
     ideas = [base, *(idea_of_changes(name, base, change) for name, change in changes.items())]
     return SideBySide(ideas, traffic, folder, Options(rounds=rounds), watch=_quiet, say=lambda _: None).run()
 
 
 def results_of(trial: Trial) -> dict[str, Any]:
-    """By the name of each arm its comparison and its accuracy, or why it did not run."""
+    """For each arm, its comparison and accuracy, or why it did not run."""
     found: dict[str, Any] = {}
     for idea in trial.ideas:
         if idea.comparison is None:
@@ -122,15 +121,15 @@ def results_of(trial: Trial) -> dict[str, Any]:
             print(f"{idea.name:<28} did not run: {idea.failure}")
             continue
         found[idea.name] = idea.comparison.to_json() | {"accuracy": idea.accuracy}
-        told = ", ".join(_told(key, idea.comparison.ratio[key]) for key in ("mean", "p99"))
-        print(f"{idea.name:<28} {told}", flush=True)
+        ratios = ", ".join(_ratio_text(key, idea.comparison.ratio[key]) for key in ("mean", "p99"))
+        print(f"{idea.name:<28} {ratios}", flush=True)
     return found
 
 
 def screened(
     spec: WorkloadSpec, traffic: Traffic, changes: dict[str, dict[str, Any]], folder: Path
 ) -> dict[str, Any]:
-    """Every change on the screening windows, each in turns with the workload as it is."""
+    """Every change on the screening windows, each in turns with the unmodified workload."""
 
     def arm_of(name: str, change: dict[str, Any]) -> Arm:
         return Arm(name, spec, spec.settings.with_overrides(change), (), folder / "runner.log")
@@ -148,7 +147,7 @@ def screened(
             for each in (base, arm):
                 if not each.settled:
                     each.prime(baseline.folder)
-                    for window in windows:  # as latfix optimize does: a first use is no setting's fault
+                    for window in windows:  # as in latfix optimize: first uses are not caused by a setting
                         replay(each, scale_time(window, 2.0))
                     each.settled = True
             pairs = []
@@ -163,13 +162,13 @@ def screened(
             arm.close()
         compared = compare_windows(pairs, 0)
         results[name] = {key: compared.ratio[key].to_json() for key in _KEYS}
-        told = ", ".join(_told(key, compared.ratio[key]) for key in ("mean", "p99"))
-        print(f"{name:<44} {told}", flush=True)
+        ratios = ", ".join(_ratio_text(key, compared.ratio[key]) for key in ("mean", "p99"))
+        print(f"{name:<44} {ratios}", flush=True)
     base.close()
     return results
 
 
-def _told(key: str, ratio: Any) -> str:
+def _ratio_text(key: str, ratio: Any) -> str:
     return f"{key} x{ratio.value:.3f} [{ratio.lo:.3f}, {ratio.hi:.3f}]"
 
 

@@ -1,13 +1,13 @@
-"""The diagnosis against four simpler methods, on runs with known faults.
+"""The diagnosis compared with four simpler methods, on runs with known faults.
 
-    latfix selftest --out DIR                       replays the matrix and keeps every record
+    latfix selftest --out DIR                       replays all cases and keeps every record
     python benchmarks/attribution.py DIR --out benchmarks/results/attribution.json
 
-Every method sees the same records and nothing of the faults. The truth is the injectors' own log.
+Every method uses the same records and no information on the faults. The truth is the injectors' log.
 
 - ``largest stage``: the stage whose mean in the tail exceeds its median most, by the cause it usually stands for.
 - ``most correlated``: the metric that rises most with latency over all requests (rank correlation), by its cause.
-- ``own request only``: the ledger without blame through the queue: every wait is the traffic's.
+- ``own request only``: the ledger without attribution through the queue: every wait belongs to the traffic.
 - ``leave one out``: each cause's gain in the tail's mean when it alone is removed and the queue replayed.
 """
 
@@ -38,7 +38,7 @@ from latfix.statistics.latency_summary import percentile_ns
 Floats = npt.NDArray[np.float64]
 Answer = Mapping[str, float]
 
-#: What a stage that is long in the tail is usually taken for. Compute is decided by the inputs.
+#: The usual interpretation of a stage that is long in the tail. The inputs determine compute.
 STAGE_CAUSE = {
     "dispatch": "observer",
     "prepare": "external.dependency",
@@ -51,7 +51,7 @@ STAGE_CAUSE = {
 
 
 class Run:
-    """A record laid out once for all methods."""
+    """A record, prepared once for all methods."""
 
     def __init__(self, folder: Path) -> None:
         self.record = RunRecord.load(folder)
@@ -71,7 +71,7 @@ class Run:
 
 
 def largest_stage(run: Run) -> Answer:
-    """By the stage that grew most in the tail."""
+    """The cause of the stage that grew most in the tail."""
     excess = {}
     for stage in STAGES:
         values = run.rows(f"{stage}_ns")
@@ -84,7 +84,7 @@ def largest_stage(run: Run) -> Answer:
 
 
 def most_correlated(run: Run) -> Answer:
-    """By the metric whose ranks follow the latency's most."""
+    """The cause of the metric with the highest rank correlation with latency."""
     evidence, latency = run.evidence, run.rows("latency_ns")
     begin = evidence.rows["arrival_ns"][evidence.ok]
     end = begin + evidence.rows["latency_ns"][evidence.ok]
@@ -121,7 +121,7 @@ def most_correlated(run: Run) -> Answer:
 
 
 def own_request_only(run: Run) -> Answer:
-    """The ledger, with every wait left to the traffic."""
+    """The ledger, with every wait assigned to the traffic."""
     ledger = run.books.ledger
     own = ledger.own_ns[:, run.tail].mean(axis=1) / 1e6
     waits = float(ledger.propagated_ns[:, run.tail].sum(axis=0).mean()) / 1e6
@@ -131,7 +131,7 @@ def own_request_only(run: Run) -> Answer:
 
 
 def leave_one_out(run: Run) -> Answer:
-    """What removing each cause alone takes off the tail's mean."""
+    """By how much removing each cause alone reduces the tail's mean."""
     books, ledger = run.books, run.books.ledger
     percentile = 100.0 * (1.0 - np.count_nonzero(run.tail) / len(run.tail))
     now = float(ledger.latency_ns[run.tail].mean())
@@ -167,7 +167,7 @@ def _correlation(a: Floats, b: Floats) -> float:
 
 
 def score(case: CaseScore, answer: Answer) -> dict[str, Any]:
-    """One method's answer to one case."""
+    """One method's result for one case."""
     top = max(answer, key=lambda cause: answer[cause], default="")
     return {
         "group": case.group,
@@ -178,7 +178,7 @@ def score(case: CaseScore, answer: Answer) -> dict[str, Any]:
 
 
 def summary(scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """All of a method's scores as one row of the table."""
+    """A method's scores as one row of the table."""
     row: dict[str, Any] = {}
     for group in ("single", "mixed", "unlisted"):
         right = [each["right"] for each in scores if each["group"] == group and each["right"] is not None]
@@ -218,9 +218,9 @@ def main() -> None:
         shares = [row[group] for group in ("single", "mixed", "unlisted")]
         cells = [f"{100 * s['value']:.0f} % of {s['count']}" if s["value"] is not None else "-" for s in shares]
         error, sums = row["median_relative_error_of_milliseconds"], row["sum_over_excess"]
-        told = "-" if error is None else f"{100 * error:.0f} %"
+        error_text = "-" if error is None else f"{100 * error:.0f} %"
         total = "-" if sums is None else f"{sums['median']:.2f}"
-        print(f"{name:18} {cells[0]:>16} {cells[1]:>16} {cells[2]:>16} {told:>12} {total:>11}")
+        print(f"{name:18} {cells[0]:>16} {cells[1]:>16} {cells[2]:>16} {error_text:>12} {total:>11}")
     if arguments.out:
         document = {
             "date": datetime.date.today().isoformat(),

@@ -1,12 +1,12 @@
-"""How long the diagnosis of a record takes, and how much memory, as the record grows.
+"""Time and memory of a diagnosis, by size of the record.
 
     python benchmarks/attribution_scale.py                        100,000 and 1,000,000 requests
     python benchmarks/attribution_scale.py --requests 10000000    another size
     python benchmarks/attribution_scale.py --causes               with every request's entries written to a file
 
-Each size is made (a simulated service with batches, queueing and known faults, written as an ordinary run's
-folder) and diagnosed in a process of its own, reading included; the peak of resident memory is that process's.
-The machine's load before and after is kept with the figures: others may have been using it.
+Each size is generated (a simulated service with batches, queueing and known faults, written as an ordinary run's
+folder), then read and diagnosed in a separate process, whose peak of resident memory is reported. The machine's load
+before and after is kept with the figures.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _diagnose(folder: Path, *, causes: bool) -> dict[str, object]:
 
 
 def make_record(folder: Path, requests: int, seed: int = 0) -> None:
-    """Write the folder of a simulated run, half a million requests at a time."""
+    """Write the folder of a simulated run, in pieces of half a million requests."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -179,7 +179,7 @@ def _schedule(folder: Path, rows: npt.NDArray[np.void]) -> Any:
 def _piece(
     rng: np.random.Generator, count: int, first: int, begin: int, batches: int
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], int]:
-    """Requests ``first`` on, their batches, and the collections among them; and when the next piece may begin."""
+    """Requests from ``first``, their batches and collections; and when the next piece may begin."""
     items = np.clip(rng.lognormal(4.0, 0.5, count), 1, 2000).astype(np.int64)
     reference = np.array([0.0, *(2.0 + 0.5 * size for size in range(1, _MAX_BATCH + 1))]) * _MS
     gap = reference[-1] / _MAX_BATCH / _LOAD * 1.25

@@ -1,10 +1,10 @@
-"""How often ``latfix gate`` is right about a service that is unchanged, or slower, within its budget.
+"""How often ``latfix gate`` decides correctly about an unchanged or slower service within its budget.
 
     python benchmarks/gate_power.py --simulated 400
-        short rounds of queues on simulated machines (gate_worlds.py), decided look by look as the command decides
+        short rounds of queues on simulated machines (gate_worlds.py), with the command's repeated looks
 
-Rounds are short, so that they are many; each takes one of four parts of the traffic, with what compute in turns tells
-of the machine. Merged into the results file.
+Each round replays one of four parts of the traffic, with the machine's pace from compute in turns. The results are
+merged into the results file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from latfix.statistics.group_sequential import FIRST_LOOK, look_level
 from latfix.statistics.score_bounds import Rounds, log_ratios
 
 PARTS = 4
-#: Rounds that fit into three and five minutes, as a budget allows.
+#: Rounds that fit into budgets of three and five minutes.
 ROUNDS = {"3m": 16, "5m": 28}
 QUANTILES: dict[str, float | None] = {"mean": None, "p50": 0.5, "p99": 0.99}
 REQUESTS = (100,)
@@ -37,7 +37,7 @@ SIMULATED = ("steady", "drift", "neighbors", "restarts 4 %", "rare pauses")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GateCase:
     """A gate ``metric<=baseline*limit`` on a service whose metric is truly ``factor`` times the baseline's."""
 
     metric: str
@@ -48,30 +48,30 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """As a line of the results."""
+        """The name of its line in the results."""
         change = "unchanged" if self.factor == 1 else f"{self.of} x{self.factor:g}"
         return f"{change}: {self.metric}<=baseline*{self.limit:g}, {self.rounds} rounds"
 
 
-ASKED = (
-    Asked("mean", 1.1, ROUNDS["3m"]),
-    Asked("p50", 1.1, ROUNDS["3m"]),
-    Asked("mean", 1.0, ROUNDS["3m"]),
-    Asked("p99", 1.0, ROUNDS["5m"]),
-    Asked("mean", 1.0, ROUNDS["3m"], 1.1, "mean"),
-    Asked("p99", 1.0, ROUNDS["5m"], 1.3, "p99"),
+GATE_CASES = (
+    GateCase("mean", 1.1, ROUNDS["3m"]),
+    GateCase("p50", 1.1, ROUNDS["3m"]),
+    GateCase("mean", 1.0, ROUNDS["3m"]),
+    GateCase("p99", 1.0, ROUNDS["5m"]),
+    GateCase("mean", 1.0, ROUNDS["3m"], 1.1, "mean"),
+    GateCase("p99", 1.0, ROUNDS["5m"], 1.3, "p99"),
 )
 
 
-def decided(base: list[Floats], new: list[Floats], drift: Floats | None, asked: Asked) -> tuple[str, int]:
-    """``passed``, ``failed`` or ``undecided``, and after how many rounds: the decision bounds beside the limit.
+def decided(base: list[Floats], new: list[Floats], drift: Floats | None, case: GateCase) -> tuple[str, int]:
+    """``passed``, ``failed`` or ``undecided``, and after how many rounds, from the decision bounds and the limit.
 
-    Whether a bound lies beyond the limit is whether both tests reject the limit itself.
+    A bound is beyond the limit if both tests reject the limit itself.
     """
-    q, shift = QUANTILES[asked.metric], math.log(asked.limit)
+    q, shift = QUANTILES[case.metric], math.log(case.limit)
     whole, medians = Rounds.of(base, new, paired=True), log_ratios(base, new, 0.5)
-    for count in range(FIRST_LOOK, asked.rounds + 1):
-        level = look_level(count, asked.rounds, last=count == asked.rounds)
+    for count in range(FIRST_LOOK, case.rounds + 1):
+        level = look_level(count, case.rounds, last=count == case.rounds)
         rounds = first(whole, new, count, None if drift is None else fit_control(medians[:count], drift[:count]))
         mean, half = rounds.between(q, level)
         if abs(mean - shift) <= half:
@@ -79,11 +79,11 @@ def decided(base: list[Floats], new: list[Floats], drift: Floats | None, asked: 
         side = math.copysign(1, mean - shift)
         if side * rounds.score(q, shift) > normal_quantile(1 - level):
             return "failed" if side > 0 else "passed", count
-    return "undecided", asked.rounds
+    return "undecided", case.rounds
 
 
 def first(whole: Rounds, new: list[Floats], count: int, control: Control | None) -> Rounds:
-    """The first rounds alone. Blocks are where they were: what is taken out of a round moves none of them."""
+    """The first rounds only. The correction of a round does not move its blocks."""
     end = sum(len(each) for each in new[:count])
     shifts = np.zeros(count) if control is None else control.shifts
     return replace(
@@ -97,11 +97,11 @@ def first(whole: Rounds, new: list[Floats], count: int, control: Control | None)
     )
 
 
-def service_factor(world: World, requests: int, asked: Asked) -> float:
-    """By how much service times have to be longer for the metric to be ``asked.factor`` times as high."""
-    if asked.factor == 1:
+def service_factor(world: World, requests: int, case: GateCase) -> float:
+    """The factor on service times that makes the metric ``case.factor`` times as high."""
+    if case.factor == 1:
         return 1.0
-    quiet, q = replace(world, restart=0.0, lottery=0.0, neighbor=0.0, drift=0.0), QUANTILES[asked.of]
+    quiet, q = replace(world, restart=0.0, lottery=0.0, neighbor=0.0, drift=0.0), QUANTILES[case.of]
 
     def figure(factor: float) -> float:
         parts = [Bench(quiet, requests, np.random.default_rng(k), factor).rounds(1)[1][0] for k in range(200)]
@@ -109,17 +109,17 @@ def service_factor(world: World, requests: int, asked: Asked) -> float:
         return float(every.mean() if q is None else np.quantile(every, q))
 
     usual = figure(1.0)
-    return bisect(lambda factor: figure(factor) / usual - asked.factor, 1.0, 1.6)
+    return bisect(lambda factor: figure(factor) / usual - case.factor, 1.0, 1.6)
 
 
-def simulate(world: World, requests: int, asked: Asked, many: int, *, controlled: bool) -> dict[str, Any]:
+def simulate(world: World, requests: int, case: GateCase, many: int, *, controlled: bool) -> dict[str, Any]:
     """Shares of comparisons by outcome."""
-    factor, took = service_factor(world, requests, asked), 0
+    factor, took = service_factor(world, requests, case), 0
     counts = dict.fromkeys(("passed", "failed", "undecided"), 0)
     for seed in range(many):
         bench = Bench(world, requests, np.random.default_rng([seed, requests]), factor)
-        base, new, drift = bench.controlled_rounds(asked.rounds, parts=PARTS)
-        found, rounds = decided(base, new, drift if controlled else None, asked)
+        base, new, drift = bench.controlled_rounds(case.rounds, parts=PARTS)
+        found, rounds = decided(base, new, drift if controlled else None, case)
         counts[found] += 1
         took += rounds
     return {
@@ -131,7 +131,7 @@ def simulate(world: World, requests: int, asked: Asked, many: int, *, controlled
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested part."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--simulated", type=int, default=0, help="comparisons of each line")
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS), help="of one replay")
@@ -141,20 +141,20 @@ def main() -> int:
     document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.worlds if options.simulated else ():
         for requests in options.requests:
-            for asked in ASKED:
+            for case in GATE_CASES:
                 for controlled in (True, False):
-                    found = simulate(WORLDS[name], requests, asked, options.simulated, controlled=controlled)
+                    found = simulate(WORLDS[name], requests, case, options.simulated, controlled=controlled)
                     how = "controlled" if controlled else "plain"
                     by = document.setdefault("simulated", {}).setdefault(name, {}).setdefault(str(requests), {})
-                    by.setdefault(asked.name, {})[how] = found
+                    by.setdefault(case.name, {})[how] = found
                     shown = ", ".join(f"{key} {found[key]}" for key in ("passed", "failed", "undecided"))
-                    print(f"{name:<14}{requests:>4}  {asked.name:<48}{how:<11}{shown}", flush=True)
+                    print(f"{name:<14}{requests:>4}  {case.name:<48}{how:<11}{shown}", flush=True)
         save(document, options.out)
     return 0
 
 
 def save(document: dict[str, Any], out: Path) -> None:
-    """Write what there is so far."""
+    """Write the results so far."""
     document.update(date=datetime.date.today().isoformat(), machine=machine(), versions=versions())
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text_of(document, levels=5) + "\n", encoding="utf-8")

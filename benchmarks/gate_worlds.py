@@ -1,8 +1,8 @@
-"""Simulated services for ``gates.py``: one queue on a machine that is never quite the same twice.
+"""Simulated services for ``gates.py``: one queue on a machine that varies.
 
-A replay is a first-come-first-served queue with one worker. What the traffic asks for (arrivals, sizes) is the
-same in every replay of a comparison; what the machine does (noise, pauses, restarts, neighbors, drift) is not,
-and goes on over the whole comparison in the order in which its replays are made: A B, B A, A B, ….
+A replay is a first-come-first-served queue with one worker. Arrivals and sizes are the same in every replay of a
+comparison. Effects of the machine (noise, pauses, restarts, neighbors, drift) differ, and continue over the whole
+comparison in the order of its replays: A B, B A, A B, ….
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ class World:
     :param load: offered load.
     :param sigma: spread of the logarithm of the sizes; 0 is Pareto with exponent 2.5 instead.
     :param burst: arrivals come this many times faster in bursts, a fifth of the time.
-    :param noise: spread of the logarithm of a request's own service time between replays.
+    :param noise: spread of the logarithm of a request's service time between replays.
     :param pauses: share of requests hit by a pause, at random in every replay.
-    :param collections: a pause comes with every so many requests, at the same ones in every replay; 0: none.
-    :param pause: mean length of a pause; exponential at random, within a tenth for collections.
+    :param collections: a pause after this many requests, at the same ones in every replay; 0: none.
+    :param pause: mean length of a pause; exponential for random ones, within a tenth for collections.
     :param restart: standard deviation of the logarithm of a factor on a whole replay.
-    :param lottery: a replay is slower by this share, or not, by the toss of a coin at its start.
-    :param neighbor: how much slower things go while a neighbor is busy, a tenth of the time, for as long as
-        300 requests take on average.
+    :param lottery: a replay is slower by this share with probability one half.
+    :param neighbor: slowdown while a neighbor is busy: a tenth of the time, each for 300 requests on average.
     :param drift: how much slower the machine is at the end of twelve rounds, in a random walk.
     """
 
@@ -48,7 +47,7 @@ class World:
     drift: float = 0.0
 
 
-#: Each names what it has that "steady" has not; "all of it" has everything at once.
+#: Each is named after its difference from "steady"; "all of it" combines them.
 WORLDS: dict[str, World] = {
     "steady": World(),
     "heavy tail": World(sigma=0.0, noise=0.1),
@@ -69,7 +68,7 @@ WORLDS: dict[str, World] = {
 class Bench:
     """One comparison's traffic and machine; replays are made in order.
 
-    :param factor: of the new arm: its service times, or its pauses where ``lengthen`` is set.
+    :param factor: on the new arm's service times, or on its pauses if ``lengthen`` is set.
     """
 
     world: World
@@ -85,16 +84,16 @@ class Bench:
     def controlled_rounds(
         self, count: int, *, parts: int = 1, slack: float = 0.02
     ) -> tuple[list[Floats], list[Floats], Floats]:
-        """The same, each round with one of several parts of the traffic, and what compute in turns tells.
+        """Like :meth:`rounds`, each with one of several parts of the traffic; also the pace from compute in turns.
 
-        :param slack: standard deviation of what is told, on the logarithm.
+        :param slack: standard deviation of that pace's logarithm.
         """
         traffic = [self._traffic() for _ in range(parts)]
         machine, restarts = self._machine(2 * count)
         base: list[Floats] = []
         new: list[Floats] = []
         for k in range(count):
-            # A B, B A, …: the machine goes on, and what drifts does not always favor the same arm.
+            # A B, B A, …: the machine's state continues, and drift does not always favor the same arm.
             for turn, is_new in enumerate((False, True) if k % 2 == 0 else (True, False)):
                 at = 2 * k + turn
                 replay = self._replay(*traffic[k % parts], machine[at] * restarts[at], is_new)
@@ -154,13 +153,13 @@ def queue(arrivals: Floats, service: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A way to make p99 a tenth higher, and by how much its knob has to be turned for it."""
+    """A way to make p99 a tenth higher, and the factor that achieves it."""
 
     world: World
     lengthen: bool
 
     def factor(self, requests: int, wanted: float = 1.10, *, seed: int = 5) -> float:
-        """The factor with which p99 of many requests is ``wanted`` times as high, by bisection."""
+        """The factor that makes p99 of many requests ``wanted`` times as high, by bisection."""
         quiet = replace(self.world, restart=0.0, lottery=0.0, neighbor=0.0, drift=0.0)
 
         def p99(factor: float) -> float:
@@ -174,14 +173,14 @@ class Planted:
 
 
 def bisect(value: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function crosses zero."""
+    """The zero of an increasing function."""
     for _ in range(18):
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) < 0 else (low, middle)
     return (low + high) / 2
 
 
-#: What a p99 that is a tenth higher may come from.
+#: Reasons for a p99 that is a tenth higher.
 PLANTED: dict[str, Planted] = {
     "service scaled, steady": Planted(world=World(noise=0.1), lengthen=False),
     "service scaled, heavy tail": Planted(world=World(sigma=0.0, noise=0.1), lengthen=False),

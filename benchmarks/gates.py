@@ -1,4 +1,4 @@
-"""How often a comparison is wrong, and how often it finds a tenth: the error rate and power behind every gate.
+"""Error rate and power of comparisons: how often they are wrong, and how often they detect 10 %.
 
 Two parts, each merged into the results file as soon as it is done:
 
@@ -6,11 +6,11 @@ Two parts, each merged into the results file as soon as it is done:
         queues on simulated machines (gate_worlds.py) compared with themselves, and with p99 a tenth higher
 
     python benchmarks/gates.py --rounds 60 --work /tmp/gates
-        a small service on real processes: each round replays it, itself again, and a copy whose every request
-        takes a tenth longer, on fresh processes; then comparisons are drawn from the rounds
+        a small service on real processes: each round replays it twice, and a copy whose every request takes a tenth
+        longer, on fresh processes; comparisons are then drawn from the rounds
 
-A real round takes about half a minute. Each is kept in ``--work``; the same command goes on where the last one was
-stopped, and a larger ``--rounds`` adds to it.
+A real round takes about half a minute and is kept in ``--work``. The same command continues an interrupted one, and a
+larger ``--rounds`` adds to it.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ KEYS: dict[str, float | None] = {"mean": None, "p95": 0.95, "p99": 0.99}
 FIXED = (1, 2, 3, 4, 5, 8, 12, 15)
 MOST = MOST_ROUNDS
 REQUESTS_A_ROUND = (300, 1000, 3000)
-#: Of real rounds, looked at once.
+#: Numbers of real rounds that are evaluated once.
 REAL_ROUNDS = (5, 10, 15, 20, 25, 30)
 CHUNK = 25
-#: Of the interval that a percentile of few rounds leans on.
+#: Resamples of the interval that a percentile of few rounds uses.
 REPLICATES = 200
 
 
 def verdict(base: list[Floats], new: list[Floats], each: Floats, q: float | None, rule: Rule) -> str:
-    """``better``, ``worse`` or ``other``, as ``latfix`` decides, with its decision bounds.
+    """``better``, ``worse`` or ``other``, by latfix's decision bounds.
 
-    What is shown beside them, the 95 % interval, is left out for speed where it decides nothing; it can only widen
-    the bounds. Bounds are not computed where one part of them holds 1 by itself.
+    For speed, the 95 % interval, which can only widen the bounds, is computed only where it decides. Bounds are
+    not computed if one part of them contains 1.
 
     :param each: the rounds' log ratios.
     """
@@ -72,7 +72,7 @@ def verdict(base: list[Floats], new: list[Floats], each: Floats, q: float | None
     scored = Rounds.of(base, new, paired=True)
     found = _side(decision_bounds(scored, q, rule))
     if few and found == "other" and q is not None and _side(decision_bounds(scored, None, rule)) != "other":
-        # A percentile whose slow requests lie in few stretches leans on the decided mean and its own interval.
+        # A percentile whose slow requests are in few stretches uses the decided mean and its own interval.
         key = next(key for key, fraction in KEYS.items() if fraction == q)
         return _side(arm_ratios(base, new, seed=0, replicates=REPLICATES, keys=[key], rule=rule)[key].bounds)
     return found
@@ -89,7 +89,7 @@ def log_ratio(base: Floats, new: Floats, q: float | None) -> float:
 
 
 def simulated(world: World, requests: int, factor: float, lengthen: bool, seeds: range) -> dict[str, Any]:
-    """Counts of verdicts by statistic and number of rounds; ``sequential`` stops where a look decides."""
+    """Counts of verdicts by statistic and number of rounds; ``sequential`` stops when a look decides."""
     counts: dict[str, Any] = {key: {} for key in KEYS}
     for seed in seeds:
         rng = np.random.default_rng([seed, requests])
@@ -137,7 +137,7 @@ def simulate(world: World, requests: int, factor: float, lengthen: bool, many: i
 
 
 def rates(counts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Counts as shares with Wilson's 95 % interval; ``names`` are the verdicts that count as calls."""
+    """Counts as shares with Wilson's 95 % interval; ``names`` are the verdicts that count as called different."""
     shown: dict[str, Any] = {}
     for key, by_rounds in counts.items():
         shown[key] = {}
@@ -154,7 +154,7 @@ def rates(counts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def line(name: str, found: dict[str, Any]) -> str:
-    """One line: shares called by number of rounds."""
+    """One line: shares called different, by number of rounds."""
     cells = [f"{rounds:>4}: {100 * entry['share']:5.1f} %" for rounds, entry in found.items()]
     return f"{name:<44}" + "  ".join(cells)
 
@@ -183,7 +183,7 @@ def run_simulated(options: argparse.Namespace, document: dict[str, Any], save: C
 
 
 def run_real(options: argparse.Namespace, document: dict[str, Any], save: Callable[[], None]) -> None:
-    """Record rounds on real processes, those that are there already left alone, and compare draws of them."""
+    """Record missing rounds on real processes, and compare draws of them."""
     work: Path = options.work
     kept = work / "rounds"
     kept.mkdir(parents=True, exist_ok=True)
@@ -204,8 +204,8 @@ def run_real(options: argparse.Namespace, document: dict[str, Any], save: Callab
             np.savez_compressed(file, one=found["one"], again=found["again"], slower=found["slower"])
         part.rename(kept / f"{have:04d}.npz")
         p99 = {name: np.nanquantile(values, 0.99) / 1e6 for name, values in found.items()}
-        told = ", ".join(f"{name} {value:.3g} ms" for name, value in p99.items())
-        print(f"round {have + 1} of {options.rounds}: p99 {told}; {time.monotonic() - started:.0f} s", flush=True)
+        figures = ", ".join(f"{name} {value:.3g} ms" for name, value in p99.items())
+        print(f"round {have + 1} of {options.rounds}: p99 {figures}; {time.monotonic() - started:.0f} s", flush=True)
     rounds = [{name: data[name] for name in ARMS} for data in map(np.load, sorted(kept.glob("*.npz")))]
     document["real"] = drawn(rounds, options.draws, options.factor)
     for kind in ("itself", "planted"):
@@ -216,11 +216,11 @@ def run_real(options: argparse.Namespace, document: dict[str, Any], save: Callab
 
 
 def drawn(rounds: list[dict[str, Floats]], many: int, factor: float) -> dict[str, Any]:
-    """Comparisons of rounds drawn from real ones, until decided as the final replay of `latfix optimize` is.
+    """Comparisons of draws from real rounds, decided like the final replay of `latfix optimize`.
 
-    Each draws its rounds anew, without repeating one, in an order of its own; where the service is compared with
-    itself, which replay is the new arm's is drawn, too. Comparisons share rounds, so that their number is no measure
-    of how well the rates are known: the number of rounds is.
+    Each draws rounds without replacement, in random order; if the service is compared with itself, the new arm's
+    replay is random, too. Comparisons share rounds, so the number of rounds, not of comparisons, limits how well the
+    rates are known.
     """
     most = min(MOST, len(rounds))
     counts: dict[str, dict[str, Any]] = {"itself": {key: {} for key in KEYS}, "planted": {key: {} for key in KEYS}}
@@ -254,7 +254,7 @@ def drawn(rounds: list[dict[str, Floats]], many: int, factor: float) -> dict[str
 
 
 def called_at(rounds: list[dict[str, Floats]], count: int, many: int) -> dict[str, Any]:
-    """How many of so many comparisons of p99 are called after ``count`` rounds, looked at once."""
+    """The number of comparisons of p99 that are called different after ``count`` rounds, evaluated once."""
     called = {"itself": 0, "planted": 0}
     for seed in range(many):
         rng = np.random.default_rng([seed, count])
@@ -273,7 +273,7 @@ def called_at(rounds: list[dict[str, Floats]], count: int, many: int) -> dict[st
 
 
 def decided(pairs: list[tuple[Floats, Floats]], q: float | None, most: int) -> tuple[str, int]:
-    """The verdict of the look that decides, or of the last one, and after how many rounds it came."""
+    """The verdict of the deciding or the last look, and its number of rounds."""
     base, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     each = np.array([log_ratio(*pair, q) for pair in pairs])
     found = "other"
@@ -285,7 +285,7 @@ def decided(pairs: list[tuple[Floats, Floats]], q: float | None, most: int) -> t
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """Machine and versions."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -295,7 +295,7 @@ def machine() -> dict[str, Any]:
 
 
 def text_of(value: Any, *, levels: int, indent: str = "") -> str:
-    """JSON with a line for each entry of the outer levels, and the inner ones in a line."""
+    """JSON with one line per entry of the outer levels."""
     if not levels or not isinstance(value, dict) or not value:
         return json.dumps(value)
     inner = indent + " "
@@ -306,7 +306,7 @@ def text_of(value: Any, *, levels: int, indent: str = "") -> str:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--simulated", type=int, default=0, help="comparisons of each world with itself")
     parser.add_argument("--planted-simulated", type=int, default=0, help="comparisons with p99 a tenth higher")
@@ -335,7 +335,7 @@ def main() -> int:
         if options.rounds:
             run_real(options, document, save)
         return 0
-    print("interrupted; what was done is kept, and the same command goes on from there", file=sys.stderr)
+    print("interrupted; finished rounds are kept, and the same command continues", file=sys.stderr)
     return 130
 
 

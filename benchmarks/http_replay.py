@@ -1,11 +1,11 @@
-"""How late requests are sent over HTTP, and what one costs the client: latfix beside client libraries, same stub.
+"""Lateness of requests sent over HTTP, and their CPU cost: latfix compared with client libraries.
 
     python -m benchmarks.http_replay [--grpc] [--rates 200,500,1000] [--seconds 10] [--json FILE]
 
-The stub answers at once; with --grpc it is a KServe v2 one of grpcio, and grpcio's own client stands beside latfix.
-All clients get the same Poisson schedule and are open-loop; httpx and aiohttp, where they are installed, as a user
-would write it: a task a request, one session. Lateness is from the scheduled time to the moment at which the client
-begins to send; CPU is the client process's (latfix: the replaying thread's), all of it.
+A stub answers at once; with --grpc it is a KServe v2 service of grpcio, compared with grpcio's client. All clients
+use the same Poisson schedule, open-loop; httpx and aiohttp, if installed, with one task per request and one
+session. Lateness is from the scheduled time to the moment at which the client begins to send. CPU is the time of
+the client's process (latfix: of the replaying thread).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Send = Callable[[], Awaitable[Any]]
 
 
 class _Stub(asyncio.Protocol):
-    """Answers every request that has arrived whole; bodies of requests are small and come with their head."""
+    """Answer every complete request; bodies are small and arrive together with the header."""
 
     _answer = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"ok":1}'
 
@@ -60,7 +60,7 @@ class _Stub(asyncio.Protocol):
 
 
 class _Kserve(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers every inference with nothing."""
+    """Answer every inference with an empty response."""
 
     async def ServerMetadata(self, _request: Any, _context: Any) -> Any:
         return service_pb2.ServerMetadataResponse(name="stub")
@@ -157,14 +157,14 @@ _GRPC_CLIENTS = {"grpc": _grpcio}
 
 
 def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
-    """In a process of its own, as latfix's replay is."""
+    """Run in a separate process, like latfix's replay."""
     script = f"from benchmarks.http_replay import _child; _child({name!r}, {port}, {arrival_ns.tolist()!r})"
     most_s = 10.0 + 3 * float(arrival_ns[-1]) / 1e9
     try:
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=most_s
         )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # more requests open than it copes with
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):  # more open requests than it can handle
         return {**dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "cpu_us"), math.nan), "failed": True}
     found = json.loads(done.stdout.splitlines()[-1])
     return _row(np.array(found["late"]), found["cpu_us"])
@@ -203,7 +203,7 @@ def main() -> None:
                 row = {"rate": rate, "client": name, **client(port, np.cumsum(gaps).astype(np.int64))}
                 rows.append(row)
                 print("{rate:6.0f}/s {client:8} late p50 {p50_ms:7.3f} p99 {p99_ms:8.3f} max {max_ms:8.3f} ms, "
-                      "CPU {cpu_us:6.0f} µs a request".format(**row), flush=True)  # fmt: skip
+                      "CPU {cpu_us:6.0f} µs per request".format(**row), flush=True)  # fmt: skip
     finally:
         stub.kill()
         stub.wait()

@@ -1,11 +1,11 @@
-"""How often a cause's 95 % interval holds what such runs show in the mean, on simulated runs.
+"""How often a cause's 95 % interval contains the mean over simulated runs.
 
     python benchmarks/interval_coverage.py                          80 runs of each kind and length
     python benchmarks/interval_coverage.py --runs 20 --requests 400 1500
 
-Runs of one kind differ by their seed alone: which requests are hit, and how hard. An interval should hold the mean of
-the kind's estimates, because that is what another run of the same service would show. The simulator is the tests'
-own; a run's *own* truth, from what was injected into it, is what ``latfix selftest`` compares with.
+Runs of one kind differ only by their seed: which requests are hit, and how hard. An interval should contain the
+mean of the kind's estimates, the expected result of another run of the same service. The simulator is that of the
+tests. ``latfix selftest`` compares with the truth of each run instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _lengths(seed: int, n: int) -> npt.NDArray[np.int64]:
     return (50 * np.random.default_rng(seed).lognormal(0, 1, n)).astype(np.int64) + 1
 
 
-#: By kind: the cause that its faults are, and the simulator's plan for a seed and a number of requests.
+#: By kind: the cause of its faults, and the simulator's plan for a seed and a number of requests.
 KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]]]] = {
     "collections": ("python.gc", lambda s, n: {"rate": 25, "compute_faults": _faults(s, n, "gc", 0.02, 40)}),
     "no core": ("host.contention", lambda s, n: {"rate": 40, "prepare_faults": _faults(s, n, "runq", 0.03, 20)}),
@@ -68,7 +68,7 @@ KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]]]] = {
 def main() -> None:
     """Simulate, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=80, help="of each kind and length")
+    parser.add_argument("--runs", type=int, default=80, help="runs of each kind and length")
     parser.add_argument("--requests", type=int, nargs="*", default=[400, 1_500, 6_000])
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
@@ -109,7 +109,7 @@ def _load_simulator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("simulator", _SIMULATOR)
     assert spec is not None and spec.loader is not None, _SIMULATOR
     module = importlib.util.module_from_spec(spec)
-    sys.modules["simulator"] = module  # its dataclasses look themselves up there
+    sys.modules["simulator"] = module  # its dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
@@ -117,7 +117,7 @@ def _load_simulator() -> ModuleType:
 def _estimate(
     simulator: ModuleType, cause: str, plan: Callable[[int, int], dict[str, Any]], seed: int, requests: int
 ) -> tuple[float, float, float]:
-    """The cause's tail milliseconds in one run, and their interval; zeros where the run does not show it."""
+    """The cause's tail milliseconds in one run, and their interval; zeros if the run does not show it."""
     run = simulator.Plan(n=requests, seed=seed, **plan(seed, requests))
     found = [each for each in diagnose(simulator._Run(run).record()).causes if each.cause == cause]
     return (found[0].tail_ms, *found[0].ci95_ms) if found else (0.0, 0.0, 0.0)

@@ -1,10 +1,10 @@
-"""Does a live runner serve as the replay measured? The same arrivals, in turns, in one process.
+"""Latency of the live runner relative to a replay: the same arrivals, in turns, in one process.
 
-One arm is the engine as a replay drives it, a slot a request; the other the live runner, with its rows, futures and
-checks. Both get the same requests at the same times from the same replayer. Printed are ratios of latencies, live
-over replay, with 95 % intervals (paired by request, over all rounds): of the service (handed over to the end of
-``finish``; live from the call) and as the caller sees it (scheduled arrival to the answer in its hands; a replay has
-no caller, so its own end counts). Beside them what the live runner's own steps take for a request without a model.
+One arm is the engine as used in a replay, the other the live runner with its rows, futures and checks. Both get the
+same requests at the same times from the same replayer. Printed are ratios of latencies, live over replay, with 95 %
+intervals (paired by request, over all rounds): of the service (from hand-over, live from the call, to the end of
+``finish``) and of the caller (from the scheduled arrival to the answer; in a replay, to its end). Also printed is
+the time of the live runner's own steps for a request without a model.
 
     python benchmarks/live_fidelity.py [WORKLOAD] [--plan plan.toml] [--rounds 6] [--seconds 8]
 """
@@ -50,8 +50,8 @@ KEYS = ("mean", "p50", "p90", "p95")
 class Round:
     """Latencies of one pass over the traffic in milliseconds, in its order; NaN where a request did not end ok.
 
-    :param service: of the service alone.
-    :param caller: as a caller sees them.
+    :param service: in the service.
+    :param caller: for the caller.
     """
 
     service: Latencies
@@ -59,14 +59,14 @@ class Round:
 
 
 def _send(due: npt.NDArray[np.int64], hand_over: Callable[[int], None]) -> None:
-    """Replay on a thread of its own: it sharpens its timer, which threads that it starts would inherit."""
+    """Replay on a separate thread, because its timer setting would be inherited by threads it starts."""
     sender = threading.Thread(target=replay, args=(due.tolist(), hand_over, threading.Event()), name="sender")
     sender.start()
     sender.join()
 
 
 def replayed(service: Service, traffic: Traffic) -> Round:
-    """One pass as a replay makes it."""
+    """One pass as in a replay."""
     n = len(traffic)
     recorder = StageRecorder(n)
     engine = service.engine(recorder, traffic.request)
@@ -83,16 +83,16 @@ def replayed(service: Service, traffic: Traffic) -> Round:
 
 
 def live(runner: Runner, traffic: Traffic) -> Round:
-    """The same pass against the live runner. The traffic must fit into its window of latest requests."""
+    """The same pass with the live runner. The traffic must fit into its window of latest requests."""
     n = len(traffic)
     requests = [traffic.request(k) for k in range(n)]
     due = time.perf_counter_ns() + _LEAD_NS + traffic.arrival_ns
-    told = np.zeros(n, dtype=np.int64)
+    answered = np.zeros(n, dtype=np.int64)
     futures: list[Any] = []
 
     def hand_over(k: int) -> None:
         future = runner.submit(requests[k])
-        future.add_done_callback(lambda _: told.__setitem__(k, time.perf_counter_ns()))
+        future.add_done_callback(lambda _: answered.__setitem__(k, time.perf_counter_ns()))
         futures.append(future)
 
     _send(due, hand_over)
@@ -102,7 +102,7 @@ def live(runner: Runner, traffic: Traffic) -> Round:
     rows = runner.recent()[-n:]
     rows.sort(order="arrival_ns")
     return Round(
-        service=np.where(ok, rows["latency_ns"] / 1e6, np.nan), caller=np.where(ok, (told - due) / 1e6, np.nan)
+        service=np.where(ok, rows["latency_ns"] / 1e6, np.nan), caller=np.where(ok, (answered - due) / 1e6, np.nan)
     )
 
 
@@ -117,14 +117,14 @@ def compare(
 ) -> dict[str, Any]:
     """Both arms in turns (A B, B A, …) on the first ``seconds`` of the workload's traffic.
 
-    :raises InputError: more requests than the live runner keeps rows of, or none.
+    :raises InputError: no requests, or more than the live runner keeps.
     """
     whole = _traffic(workload)
     traffic = slice_time(whole, whole.start_s, whole.start_s + seconds)
     if not 1 <= len(traffic) <= WINDOW:
         raise InputError(f"--seconds {seconds:g}: found {len(traffic)} requests; expected 1 to {WINDOW}")
     with load_runner(workload, plan=plan, settings=settings, slots=WINDOW) as runner:
-        # One service for both: the same model instances, warmed up once. Only one engine is given work at a time.
+        # Both use the same model instances, warmed up once. Only one engine has work at a time.
         service = runner._service
         arms: dict[str, list[Round]] = {"replay": [], "live": []}
         for number in range(rounds):
@@ -144,7 +144,7 @@ def compare(
 
 
 def own_cost_us(runner: Runner, request: Request, n: int = 2000) -> float:
-    """Median time of ``submit`` alone, the answer awaited each time, in microseconds."""
+    """Median time of ``submit`` in microseconds; each answer is awaited before the next call."""
     took = []
     for _ in range(n):
         start = time.perf_counter_ns()
@@ -199,7 +199,7 @@ def measure(options: argparse.Namespace) -> None:
         print(f"  {what:8} " + "  ".join(f"{key} {_shown(ratio)}" for key, ratio in ratios.items()))
     print(f"  submit() takes {cost:.0f} us")
     document = {
-        "what": "latency through the live runner over that through a replay's engine, on the same arrivals",
+        "what": "latency of the live runner over that of a replay's engine, on the same arrivals",
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "workload": options.workload,

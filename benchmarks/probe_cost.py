@@ -1,15 +1,15 @@
-"""What latfix's probes cost the service that they measure: the same requests with and without them, in turns.
+"""Cost of latfix's probes for the measured service: the same requests with and without them, in turns.
 
-    python benchmarks/probe_cost.py                               the service of `latfix init`, about 5 ms a request
+    python benchmarks/probe_cost.py                               the service of `latfix init`, about 5 ms per request
     python benchmarks/probe_cost.py recommender --blocks 12       another workload
-    python benchmarks/probe_cost.py vision --profile gpu          in a profile of its own, with that profile's load
+    python benchmarks/probe_cost.py vision --profile gpu          in a profile, with its load
 
-One process holds the service; stretches of the same traffic are replayed on it in ABBA order, once as every recorded
-run does it and once with nothing but the stamps at the ends of a request: no counters of threads, process or heap, no
-accounts, no callback of the garbage collector, no sampler, no probe of the interpreter lock, no segments on disk. On
-a GPU, also none of the allocator's counters, none of NVML, and of a batch's events only those that are waited for.
-Stretches are paired request by request. `core` is the CPU time of the whole process with probes less that without, by
-the stretch's length; it holds the cost of taking requests in in both, which therefore is not in the difference.
+Stretches of the same traffic are replayed on one service in ABBA order: as in every recorded run, and with nothing
+but the timestamps at the ends of a request: no counters of threads, process or heap, no accounts, no callback of
+the garbage collector, no sampler, no probe of the interpreter lock, no segments on disk. On a GPU also without the
+allocator's counters and NVML, and with only those events of a batch that are waited for. Stretches are paired
+request by request. `core` is the CPU time of the process with probes less that without, over the stretch's length.
+Both include the cost of accepting requests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class _NoCounters:
-    """In place of a thread's counters."""
+    """Replaces a thread's counters."""
 
     reads = 0
     has_run_delay = True
@@ -71,7 +71,7 @@ class _NoCounters:
 
 
 class _NoMemory:
-    """In place of the process's memory."""
+    """Replaces the process's memory counters."""
 
     reads = 0
     heap = None
@@ -92,10 +92,10 @@ class _NoMemory:
 
 
 class _Silent:
-    """In place of the parent that a runner reports to."""
+    """Replaces the parent that a runner reports to."""
 
     def send(self, message: dict[str, Any]) -> None:
-        """Nobody listens."""
+        """Drop the report."""
 
 
 class _Bare(RecordedReplay):
@@ -110,7 +110,7 @@ class _Bare(RecordedReplay):
 
 
 class _NoWriter:
-    """In place of the thread that writes segments."""
+    """Replaces the thread that writes segments."""
 
     error = None
     cpu_ns = 0
@@ -129,14 +129,14 @@ class _NoWriter:
 
 
 class _NoEvent:
-    """In place of an event that nobody waits for."""
+    """Replaces an event that is not waited for."""
 
     def record(self, stream: Any) -> None:
-        """Its time is not wanted."""
+        """Its time is not used."""
 
 
 def _events_of(waited: Collection[int]) -> Callable[..., EventPool]:
-    """In place of a lane's pool of events, and as lasting: sets with events in these places alone."""
+    """Replaces a lane's pool of events: sets with events in these places only."""
 
     class Waited(EventPool):
         def _make(self) -> list[Any]:
@@ -153,21 +153,21 @@ def _events_of(waited: Collection[int]) -> Callable[..., EventPool]:
 
 
 def _not_read(self: flights.Flights, count: int) -> None:
-    """In place of what reads batches' events."""
+    """Replaces the reader of batches' events."""
     for flight in [self._landed.popleft() for _ in range(count)]:
         flight.behind = None
         self._events.give_back(flight.events)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of what writes an account."""
+    """Replaces the writer of accounts."""
 
 
 @contextlib.contextmanager
 def _without_probes(*, overlap: bool) -> Iterator[None]:
-    """Everything but the stamps taken out of the engine.
+    """Remove everything except the timestamps from the engine.
 
-    :param overlap: streams wait for each other's events: as the settings say.
+    :param overlap: as in the settings: streams wait for each other's events.
     """
     clocks = SimpleNamespace(
         perf_counter_ns=time.perf_counter_ns, monotonic=time.monotonic, process_time_ns=lambda: 0
@@ -199,11 +199,11 @@ def _without_probes(*, overlap: bool) -> Iterator[None]:
 def main() -> None:
     """Measure, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", nargs="?", help="a folder or a sample; the service of latfix init where left out")
+    parser.add_argument("workload", nargs="?", help="a folder or a sample; the service of latfix init by default")
     parser.add_argument("--profile", default="", help="of the workload")
     parser.add_argument("--blocks", type=int, default=24, help="stretches on each side, an even number")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a stretch")
-    parser.add_argument("--rate", type=float, default=40.0, help="requests a second of the service of latfix init")
+    parser.add_argument("--rate", type=float, default=40.0, help="requests per second of the service of latfix init")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -235,7 +235,7 @@ def _workload(
 
 
 def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int, seconds: float) -> dict[str, Any]:
-    """Replay stretches in turns; ratios of latencies, and the share of a core."""
+    """Replay stretches in turns; return ratios of latencies, and the share of a core."""
     service = Service(spec.folder, spec.entry, spec.settings)
     service.load()
     starts = np.arange(0, max(traffic.duration_s - seconds, seconds / 2), seconds)
@@ -269,7 +269,7 @@ def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int,
 def _stretch(
     service: Service, traffic: Traffic, spec: WorkloadSpec, folder: Path, *, probes: bool
 ) -> tuple[Floats, float]:
-    """Latencies in nanoseconds in the order of the schedule, and the cores that the process used."""
+    """Latencies in nanoseconds in schedule order, and the cores used by the process."""
     prepare_folder(folder, Replay(spec=spec, traffic=traffic, settings=spec.settings))
     kind = RecordedReplay if probes else _Bare
     replay = kind(service, traffic, folder, _Silent(), threading.Event(), first=False)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The small service that ``gates.py`` compares with itself, and one round of such a comparison."""
+"""The small service that ``gates.py`` compares with itself, and one round of that comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from latfix.traffic.schedule import Traffic
 
 Floats = npt.NDArray[np.float64]
 
-#: The service, the service again, and a slower copy.
+#: The service twice, and a slower copy.
 ARMS = ("one", "again", "slower")
 #: Of one replay; about eight seconds.
 REQUESTS = 800
@@ -29,8 +29,8 @@ _RATE = 100.0
 _MEAN_MS = 2.5
 _LONGER = "LATFIX_BENCH_LONGER"
 
-#: Work by the CPU's clock, not by the wall's: a neighbor, a throttled core and a bad placement all show. How much
-#: a millisecond is, is found out at the start; that alone makes every restart a little different, as it is in life.
+#: Work is a number of steps, so a neighbor, a throttled core or a bad placement lengthens it. The steps per
+#: millisecond are calibrated at the start, which makes every restart a little different, as in real services.
 _ADAPTER = """
 import os
 import torch
@@ -61,11 +61,11 @@ class Service(Workload):
 
 
 class TooLate(Exception):
-    """The replayer was held up; holds the arm's name."""
+    """The replayer was held up in this arm."""
 
 
 def write_service(folder: Path) -> WorkloadSpec:
-    """The workload's folder: requests of log-normal size, Poisson arrivals, one worker."""
+    """Write the workload: requests of log-normal size, Poisson arrivals, one worker."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "service.py").write_text(_ADAPTER.strip() + "\n", encoding="utf-8")
     (folder / "workload.toml").write_text(
@@ -86,12 +86,12 @@ def write_service(folder: Path) -> WorkloadSpec:
 
 
 def replay_round(spec: WorkloadSpec, folder: Path, factor: float, number: int) -> dict[str, Floats]:
-    """One round: the service, the service again, and a slower copy, each on a fresh process; latencies by request.
+    """One round: the service twice and a slower copy, each in a fresh process; latencies by request.
 
-    :param factor: by how much longer every request of the slower copy computes.
-    :param number: turns the order of the three from round to round.
+    :param factor: on the compute time of every request of the slower copy.
+    :param number: rotates the order of the three from round to round.
     :returns: ``(requests,)`` nanoseconds by arm, NaN where a request did not end ok.
-    :raises TooLate: something outside held up the replayer, so that the round says nothing.
+    :raises TooLate: something outside held up the replayer, so the round is invalid.
     """
     traffic = read_traffic(spec.traffic)
     orders = list(permutations(ARMS))

@@ -1,12 +1,12 @@
-"""Pretrained models: latfix's plan against each obvious change alone, on the models of ``benchmarks/models``.
+"""Pretrained models of ``benchmarks/models``: latfix's plan compared with each obvious single change.
 
     python benchmarks/models/install.py
     python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--plans-only] [--held-out | NAME …]
 
-For each workload ``latfix optimize`` finds a plan; then the workload as it is, each change alone, and the plan replay
-the traffic in turns, on fresh processes each round. The accuracy of each is the workload's own score, or agreement
-with the answers of the model as it is. Results: ``benchmarks/results/real_models.json``, a row a workload with its
-commit, beside those of others; plans lie beside the runs, in ``--runs``; one that is there is not searched for again.
+For each workload ``latfix optimize`` finds a plan. Then the unmodified workload, each change and the plan replay
+the traffic in turns, on fresh processes each round. Accuracy is the workload's score, or agreement with the
+unmodified model's answers. Results are merged into ``benchmarks/results/real_models.json``, one row per workload
+with its commit. Plans are kept with the runs in ``--runs``, and existing ones are reused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from latfix.traffic.transforms import slice_time
 
 HERE = Path(__file__).resolve().parent
 DEVELOPMENT = ("text_encoder", "voice_encoder", "pitch", "voice_activity", "ocr")
-#: Nobody chooses a rule of the search by what these show.
+#: No rule of the search is chosen by these.
 HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality")
 ALONE: dict[str, dict[str, Any]] = {
     "int8": {"precision": "int8_dynamic"},
@@ -51,8 +51,8 @@ def main() -> None:
     """Measure, print, and write the results after each workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", choices=[[], *DEVELOPMENT, *HELD_OUT], metavar="WORKLOAD")
-    parser.add_argument("--held-out", action="store_true", help="those that are held out, in place of the others")
-    parser.add_argument("--plans-only", action="store_true", help="what latfix optimize says, without the other arms")
+    parser.add_argument("--held-out", action="store_true", help="the held-out ones instead of the others")
+    parser.add_argument("--plans-only", action="store_true", help="only latfix optimize, without the other arms")
     parser.add_argument("--budget", default="5m", help="of latfix optimize")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of the traffic")
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What ``latfix optimize`` says, how long it took, and the settings of its plan; or how it failed."""
+    """The result of ``latfix optimize``, its duration and the settings of its plan; or how it failed."""
     run, file = options.runs / name, options.runs / f"{name}.json"
     options.runs.mkdir(parents=True, exist_ok=True)
     started, known = time.monotonic(), file.exists()
@@ -85,16 +85,16 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     minutes = None if ended is None else (time.monotonic() - started) / 60
     if not file.exists():
         return {"minutes": minutes, "failed": ended.stderr.strip()[-500:] if ended else ""}
-    told = json.loads(file.read_text(encoding="utf-8"))
-    kept = {key: told[key] for key in ("verdict", "ratio", "prediction_error")}
-    kept["steps"] = [{key: step.get(key) for key in ("fix", "status", "reason")} for step in told["steps"]]
-    plan = read_plan(run / told["plan"]) if told["plan"] else None
+    result = json.loads(file.read_text(encoding="utf-8"))
+    kept = {key: result[key] for key in ("verdict", "ratio", "prediction_error")}
+    kept["steps"] = [{key: step.get(key) for key in ("fix", "status", "reason")} for step in result["steps"]]
+    plan = read_plan(run / result["plan"]) if result["plan"] else None
     settings = plan.settings() if plan else {}
     return {"minutes": minutes, "fixes": [fix.id for fix in plan.fixes] if plan else [], "settings": settings} | kept
 
 
 def arms(name: str, options: argparse.Namespace, plan: dict[str, Any] | None) -> dict[str, Any]:
-    """Each arm's latencies, accuracy and ratios over the workload as it is, or why it did not run."""
+    """Each arm's latencies, accuracy and ratios to the unmodified workload, or why it did not run."""
     spec = read_spec(HERE / "models" / name)
     traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
     traffic = slice_time(traffic, 0, min(options.duration, traffic.duration_s + 1e-3))
@@ -117,8 +117,8 @@ def show(name: str, found: dict[str, Any]) -> None:
             continue
         times = "".join(f"{_ms(each['after']['latency_ms'][key]):>9}" for key in ("p50", "p99", "mean"))
         ratio = each.get("ratio", {}).get("p99")
-        told = "{:.2f} [{:.2f}, {:.2f}]".format(ratio["value"], *ratio["ci95"]) if ratio else ""
-        print(f"  {arm:<16}{times}  {each['accuracy']:>8.4f}  {told}", flush=True)
+        ratio_text = "{:.2f} [{:.2f}, {:.2f}]".format(ratio["value"], *ratio["ci95"]) if ratio else ""
+        print(f"  {arm:<16}{times}  {each['accuracy']:>8.4f}  {ratio_text}", flush=True)
 
 
 def _ms(value: float | None) -> str:

@@ -1,12 +1,12 @@
-"""What recording costs a request on its own thread: the same calls bare and recorded, in turns.
+"""Cost of recording on the request's thread: the same calls bare and recorded, in turns.
 
     python -m benchmarks.recording_cost --out benchmarks/results/recording_cost.json
 
-`bare` is the call as it is, `recorded` the same call recorded by :class:`latfix.record`, `middleware` an ASGI
-application of one line without and behind :class:`latfix.RecordMiddleware`. Blocks of calls take turns in one
-process while the writer's thread writes; between calls lies a pause, as between requests. Cost is a block's
-percentile less that of the bare block beside it: medians over blocks, microseconds; the ratio is that of the whole
-call to a bare one of `--work` microseconds.
+`bare` is the plain call, `recorded` the same call with :class:`latfix.record`, `middleware` a one-line ASGI
+application without and with :class:`latfix.RecordMiddleware`. Blocks of calls take turns in one process while the
+writer thread writes, with a pause between calls as between requests. Cost is a block's percentile less that of the
+neighboring bare block, in microseconds, median over blocks. The ratio is that of the whole call to a bare one of
+`--work` microseconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def _timed_async(call: Callable[[], Awaitable[object]], calls: int, pause_
 
 
 def measure(blocks: int, calls: int, work_us: float, pause_s: float) -> dict[str, dict[str, float]]:
-    """By way of recording: cost at percentiles in microseconds, and the ratio of medians to a bare call's."""
+    """For each way of recording: cost at percentiles in microseconds, and the ratio of medians to a bare call."""
     work = _work(work_us)
     with tempfile.TemporaryDirectory() as folder:
         recorded = latfix.record(folder)(work)
@@ -115,7 +115,7 @@ def _summary(pairs: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write where asked."""
+    """Measure, print, and write the results if requested."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--calls", type=int, default=400)

@@ -1,16 +1,16 @@
-"""How exactly the replayer keeps its schedule: error of each send against its scheduled time.
+"""How exactly the replayer keeps its schedule: the error of each send against its scheduled time.
 
-For each rate, in one run and in turns: the replayer with the whole engine behind it (null model, so that nothing
-but latfix works), the same as a thread of the service's interpreter, the replayer alone, a bare loop of
-``time.sleep`` until the next request is due, and MLPerf LoadGen with the engine behind it where ``mlcommons-loadgen``
-is installed. In three conditions: idle, beside a process that spins on each core, and with a ``prepare`` that holds
-the interpreter lock for 8 ms. Prints p50, p99 and max in milliseconds, the CPU time a request took in the service and
-in the replayer's own process, and writes ``benchmarks/results/replay_fidelity.json``.
+For each rate, in one run and in turns: the replayer with the whole engine and a null model, the same as a thread of
+the service's interpreter, the replayer alone, a loop of ``time.sleep`` until the next request is due, and MLPerf
+LoadGen with the same engine if ``mlcommons-loadgen`` is installed. Three conditions: idle, a spinning process on
+each core, and a ``prepare`` that holds the interpreter lock for 8 ms. Prints p50, p99 and max in milliseconds and
+the CPU time per request in the service and in the replayer's process, and writes
+``benchmarks/results/replay_fidelity.json``.
 
     python benchmarks/replay_fidelity.py [--seconds 4] [--rounds 3] [--loadgen FOLDER]
 
-LoadGen's error is the time from a query's schedule to the return of its callback, from its own trace; its first query
-is left out.
+LoadGen's error is the time from a query's schedule to the return of its callback, from its trace, without the first
+query.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOADGEN = "mlperf_loadgen"
 
 
 class Sent(NamedTuple):
-    """Errors of one round in nanoseconds, and CPU nanoseconds a request of the service and of the replayer."""
+    """Errors of one round in nanoseconds, and CPU nanoseconds per request of the service and of the replayer."""
 
     errors: Errors
     service_ns: float = 0.0
@@ -59,7 +59,7 @@ class Sent(NamedTuple):
 
 
 class _Null(Workload):
-    """:param held: added up in one call in each ``prepare``, which keeps the interpreter lock meanwhile."""
+    """:param held: summed in one call in each ``prepare``, which keeps the interpreter lock during the call."""
 
     def __init__(self, held: list[int]) -> None:
         self._held = held
@@ -79,7 +79,7 @@ _INPUT = torch.zeros(4)
 
 
 def held_for(ns: int) -> list[int]:
-    """Numbers whose sum takes so long."""
+    """Numbers whose sum takes this long."""
     some = list(range(1_000_000))
     took = []
     for _ in range(5):
@@ -91,7 +91,7 @@ def held_for(ns: int) -> list[int]:
 
 @contextlib.contextmanager
 def hogs() -> Iterator[None]:
-    """A process that spins on each core meanwhile."""
+    """Run a process that spins on each core."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(round(usable_cores()))]
     try:
         yield
@@ -136,7 +136,7 @@ def _served(engine: Engine) -> Iterator[None]:
 
 
 def own_process(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
-    """The whole path of a recorded replay: arrivals in the ring, taken in by the engine."""
+    """The whole path of a recorded replay: arrivals in the ring, accepted by the engine."""
     count = len(gaps(rate, seconds, seed))
     engine = _engine(count, held)
     with ReplayerProcess(count) as replayer:
@@ -164,7 +164,7 @@ def own_thread(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
 
 
 def alone(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
-    """The replayer with nothing behind it."""
+    """The replayer without a service."""
     del held
     with ReplayerProcess(len(gaps(rate, seconds, seed))) as replayer:
         replayer.ready()
@@ -175,7 +175,7 @@ def alone(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
 
 
 def bare_sleep(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
-    """What a simple load generator does."""
+    """A simple load generator."""
     del held
     due = schedule(rate, seconds, seed)
     sent = np.zeros(len(due), dtype=np.int64)
@@ -188,7 +188,7 @@ def bare_sleep(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
 
 
 def loadgen(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
-    """MLPerf LoadGen's server scenario, in the service's process as its users run it, with the engine behind it."""
+    """MLPerf LoadGen's server scenario, in the service's process as usual, with the engine."""
     import mlperf_loadgen as lg  # type: ignore[import-not-found, unused-ignore]
 
     count = max(int(rate * seconds), 20)
@@ -236,7 +236,7 @@ KINDS: dict[str, Callable[[float, float, int, list[int]], Sent]] = {
     "bare time.sleep": bare_sleep,
     "MLPerf LoadGen": loadgen,
 }
-#: By condition, its rates: with a lock that is held for 8 ms, more than 100 a second would only queue up.
+#: Rates by condition. With a lock held for 8 ms, more than 100 requests per second would only queue up.
 CONDITIONS = {"idle": (50, 200, 500, 1000, 5000, 20000), "hogs": (50, 500, 5000), "lock": (20, 50, 100)}
 
 
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--conditions", nargs="*", choices=tuple(CONDITIONS), default=tuple(CONDITIONS))
-    parser.add_argument("--loadgen", help="the folder that mlcommons-loadgen was installed into, where not here")
+    parser.add_argument("--loadgen", help="the folder that contains mlcommons-loadgen, if not installed here")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "replay_fidelity.json")
     options = parser.parse_args()
     if options.loadgen:

@@ -1,10 +1,10 @@
-"""Which committed results are of an older latfix than this one; the cheap ones of those are measured again.
+"""List committed results that are older than the code they measure, and repeat the cheap ones.
 
-    python benchmarks/rerun.py           `make results`: measure cheap ones, show the commands of the others
+    python benchmarks/rerun.py           `make results`: repeat cheap ones, show the commands of the others
     python benchmarks/rerun.py --list    measure nothing
 
-A result is stale where commits since the one that it was measured at changed what it measures. That commit stands in
-the result (several: the oldest counts), or is the last one of its file.
+A result is stale if commits since its measurement changed what it measures. The commit of the measurement is in the
+result (the oldest, if there are several), otherwise the last commit of its file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ENGINE = ("runners/engine", "runners/scheduling", "runners/calls")
 class Result:
     """A file of ``benchmarks/results``.
 
-    :param command: writes it; ``{python}`` and ``{file}`` stand for those.
+    :param command: writes it; ``{python}`` and ``{file}`` are placeholders.
     :param measures: folders whose change makes it stale.
-    :param cheap: it takes a minute or so.
+    :param cheap: it takes about a minute.
     """
 
     command: str
@@ -53,10 +53,10 @@ CATALOGUE = {
         command="latfix optimize recommender --duration 30 --budget 180s --json {file}", measures=_OPTIMIZER
     ),
     "gate_power.json": Result(
-        command="{python} benchmarks/gate_power.py --simulated 400", measures=("latfix/statistics", "runners/gate")
+        command="{python} benchmarks/gate_power.py --simulated 100", measures=("latfix/statistics", "runners/gate")
     ),
     "gates.json": Result(
-        command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 300",
+        command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 200 --rounds 40",
         measures=("latfix/statistics", "latfix/gates"),
     ),
     **{
@@ -104,14 +104,14 @@ CATALOGUE = {
         command="{python} -m benchmarks.servers --out {file}", measures=("runners/live", *_ENGINE)
     ),
     "sweep_decisions.txt": Result(
-        command="{python} -m benchmarks.sweep_decisions --seeds 20", measures=("runners/sweep", "latfix/capacity")
+        command="{python} -m benchmarks.sweep_decisions --seeds 3", measures=("runners/sweep", "latfix/capacity")
     ),
     "variants.json": Result(command="{python} benchmarks/variants.py", measures=("runners/model_transforms",)),
 }
 
 
 def main() -> int:
-    """Say which results are stale, and measure the cheap ones again."""
+    """List stale results, and repeat the cheap ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="measure nothing")
     failed = 0
@@ -128,12 +128,12 @@ def main() -> int:
         elif changes:
             failed |= subprocess.run(command, shell=True, cwd=HERE.parent, check=False).returncode
             cited = git("grep", "-l", f"results/{name}", "--", "docs", "README.md").split()
-            print(f"    measured again; the figures stand in {', '.join(cited) or 'no document'}")
+            print(f"    measured again; update the figures in {', '.join(cited) or 'no document'}")
     return int(bool(failed))
 
 
 def commit_of(file: Path) -> str:
-    """The commit at which a result was measured, the oldest where it has parts."""
+    """The commit at which a result was measured; the oldest of its parts."""
     last = git("log", "-1", "--format=%H", "--", str(file)).strip()
     if file.suffix != ".json":
         return last
@@ -154,7 +154,7 @@ def _commits(part: object) -> Iterator[str]:
 
 
 def git(*words: str) -> str:
-    """What git says, of this repository."""
+    """Output of a git command in this repository."""
     return subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True, check=True).stdout
 
 

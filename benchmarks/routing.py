@@ -1,13 +1,15 @@
-"""Routing by weight against workers that pull, with one replica slower than the others.
+"""Weighted routing compared with pulling workers, with one replica slower than the others.
 
     python benchmarks/routing.py --out benchmarks/results/routing.json
 
-Three parts. In simulated time the service's own queue and router serve the same traffic both ways, with one replica
-of several slowed by a factor, for some loads of what the replicas can do together; ratios of weighted over pull are
-geometric means over the seeds, with 95 % intervals from a bootstrap of the seeds. Then real engines with real
-threads, whose replicas sleep for different times (so that the cores decide nothing), in turns, pulling twice: how far
-that differs from itself is the machine's noise.
-Last, what a request costs in the queue, both ways.
+Three parts:
+
+1. Simulated time: the service's queue and router serve the same traffic both ways, with one replica slowed by a
+   factor, at several shares of the replicas' total capacity. Ratios of weighted over pull are geometric means over
+   seeds, with 95 % intervals from a bootstrap of the seeds.
+2. Real engines and threads, whose replicas sleep for different times, so that the cores do not matter. Pulling runs
+   twice; its difference from itself is the machine's noise.
+3. The cost of a request in the queue, both ways.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from latfix.settings import RunnerSettings
 Floats = npt.NDArray[np.float64]
 MS = 1_000_000
 BASE_MS = 10.0
-#: Replicas, as how many times longer than the fastest each takes.
+#: Replicas, by service time relative to the fastest.
 REPLICAS: tuple[tuple[float, ...], ...] = ((1, 1), (1, 2), (1, 3), (1, 8), (1, 1, 1, 1), (1, 1, 1, 3), (1, 1, 1, 8))
 LOADS = (0.3, 0.6, 0.8, 0.9)
 _KEYS = ("mean", "p50", "p99")
@@ -64,7 +66,7 @@ def ratio(pairs: Sequence[tuple[float, float]], seed: int = 0) -> dict[str, Any]
 
 
 def simulated(factors: Sequence[float], load: float, seed: int, *, weighted: bool, requests: int) -> dict[str, Any]:
-    """One run in simulated time: memoryless arrivals, sizes that vary by a fifth, noise of a tenth."""
+    """One run in simulated time: memoryless arrivals, sizes varying by a fifth, noise of a tenth."""
     rng = np.random.default_rng(seed)
     capacity = sum(1.0 / factor for factor in factors) / (BASE_MS / 1000)
     at = np.cumsum(rng.exponential(1.0 / (load * capacity), requests))
@@ -93,11 +95,13 @@ def simulate_all(seeds: int, requests: int) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"replicas": list(factors), "load": load, "seeds": seeds, "requests": requests}
             row["ratio"] = {key: ratio([(pull[key], weighted[key]) for pull, weighted in runs]) for key in _KEYS}
             for k, name in enumerate(("pull", "weighted")):
-                told = (*_KEYS, "slow_share")
-                row[name] = {key: round(float(np.mean([run[k][key] for run in runs])), 3) for key in told}
+                keys = (*_KEYS, "slow_share")
+                row[name] = {key: round(float(np.mean([run[k][key] for run in runs])), 3) for key in keys}
             found.append(row)
-            said = ", ".join(f"{key} ×{row['ratio'][key]['value']:.3f} {row['ratio'][key]['ci95']}" for key in _KEYS)
-            print(f"{list(factors)} at {load}: {said}", flush=True)
+            summary = ", ".join(
+                f"{key} ×{row['ratio'][key]['value']:.3f} {row['ratio'][key]['ci95']}" for key in _KEYS
+            )
+            print(f"{list(factors)} at {load}: {summary}", flush=True)
     return found
 
 
@@ -142,7 +146,7 @@ def served(ms: Sequence[float], gaps_s: Floats, routing: str) -> tuple[Floats, f
 
 
 def real(rounds: int, requests: int) -> list[dict[str, Any]]:
-    """Real threads, the arms in turns; ratios by round, beside those of pulling over pulling."""
+    """Real threads, the arms in turns; ratios by round, including pulling over pulling."""
     found = []
     arms = ("pull", "weighted", "pull again")
     for ms, rate in (((6.0, 6.0), 180.0), ((6.0, 24.0), 110.0), ((6.0, 6.0, 6.0, 24.0), 300.0)):
@@ -157,15 +161,15 @@ def real(rounds: int, requests: int) -> list[dict[str, Any]]:
             pairs = list(zip(runs["pull"], runs[arm], strict=True))
             row[name] = {key: ratio([(one[key], other[key]) for one, other in pairs]) for key in _KEYS}
         for arm in arms:
-            told = (*_KEYS, "slow_share")
-            row[arm] = {key: round(float(np.mean([run[key] for run in runs[arm]])), 3) for key in told}
+            keys = (*_KEYS, "slow_share")
+            row[arm] = {key: round(float(np.mean([run[key] for run in runs[arm]])), 3) for key in keys}
         found.append(row)
         print(f"{list(ms)} ms at {rate}/s: {row['ratio']}; pull again: {row['ratio_of_pull_again']}", flush=True)
     return found
 
 
 def cost_us(rounds: int = 20_000) -> dict[str, float]:
-    """Microseconds of putting one request in and taking it out on one thread, with all that is learned of it."""
+    """Microseconds to enqueue and dequeue one request on one thread, including learning."""
     plain = BatchQueue(max_batch_size=1, window_ns=0)
     routed = RoutedQueue(router=Router(4), workers=4, max_batch_size=1, window_ns=0)
 
@@ -187,7 +191,7 @@ def cost_us(rounds: int = 20_000) -> dict[str, float]:
             one(k)
             took.append(time.perf_counter_ns() - begun)
         found[name] = round(float(np.median(took)) / 1e3, 2)
-    print(f"a request through the queue, median µs: {found}")
+    print(f"one request through the queue, median µs: {found}")
     return found
 
 
@@ -199,7 +203,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="of real engines")
     parser.add_argument("--real-requests", type=int, default=600)
     parser.add_argument("--parts", nargs="+", choices=("cost_us", "simulated", "real"), help="all by default")
-    parser.add_argument("--out", type=Path, help="parts that are not measured stay as they are there")
+    parser.add_argument("--out", type=Path, help="parts that are not measured keep their results")
     options = parser.parse_args()
     document: dict[str, Any] = {}
     if options.out is not None and options.out.exists():

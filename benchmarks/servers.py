@@ -1,14 +1,13 @@
-"""``latfix.load_runner`` behind FastAPI beside LitServe, Ray Serve and mosec: one model, one traffic, in turns.
+"""``latfix.load_runner`` behind FastAPI compared with LitServe, Ray Serve and mosec: one model, one traffic.
 
     pip install litserve mosec "ray[serve]"
     python -m benchmarks.servers --out benchmarks/results/servers.json
 
-Each server runs in a process of its own with one copy of the model, one thread for its operators, batches of up to
-eight that stay open for up to two milliseconds, and answers ``POST /predict``. Requests are replayed open-loop by
-latfix's HTTP client at rising rates, the same arrivals for all. A rung holds if p99 of all that arrived is below
-the limit in most rounds; a server's throughput at that p99 is its highest rung with all below it holding. Rounds
-visit the servers in turns, every other one backwards, each time on a fresh process. What is not installed is left
-out, by name.
+Each server runs in its own process with one copy of the model, one operator thread, batches of up to eight with a
+window of two milliseconds, and answers ``POST /predict``. latfix's HTTP client replays the same arrivals open-loop
+at rising rates. A rate holds if p99 of all that arrived is below the limit in most rounds; a server's throughput is
+the highest rate that holds with all lower ones. Rounds visit the servers in turns, every other one backwards, each
+time in a fresh process. Servers that are not installed are listed and skipped.
 """
 
 from __future__ import annotations
@@ -216,7 +215,7 @@ if __name__ == "__main__":
     time.sleep(1e6)
 """
 
-#: By name, the program and the packages that it needs.
+#: By name: the program and the packages it needs.
 SERVERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "latfix + FastAPI": (LATFIX, ("fastapi", "uvicorn")),
     "LitServe": (LITSERVE, ("litserve",)),
@@ -227,7 +226,7 @@ SERVERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One replay: the rate offered, what came of it."""
+    """One replay: the offered rate and its result."""
 
     server: str
     round: int
@@ -247,7 +246,7 @@ def traffic(rate: float, seconds: float, seed: int) -> Traffic:
 
 @contextlib.contextmanager
 def served(folder: Path, name: str) -> Iterator[str]:
-    """A server in a process of its own; its address."""
+    """Run a server in its own process; yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -292,7 +291,7 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], address: str, log: 
 
 
 def climb(address: str, name: str, number: int, rates: list[float], seconds: float, limit_ms: float) -> list[Rung]:
-    """The rungs of one server in one round, up to the second in a row that is above the limit."""
+    """The rates of one server in one round, up to the second in a row above the limit."""
     found: list[Rung] = []
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "t.jsonl")
@@ -313,7 +312,7 @@ def climb(address: str, name: str, number: int, rates: list[float], seconds: flo
 
 
 def throughput(rungs: list[Rung], rates: list[float], rounds: int, limit_ms: float) -> float:
-    """The highest rate that held in most rounds, with all below it."""
+    """The highest rate that held in most rounds, together with all lower ones."""
     held = 0.0
     for rate in rates:
         good = sum(each.p99_ms <= limit_ms for each in rungs if each.rate == rate)
@@ -324,7 +323,7 @@ def throughput(rungs: list[Rung], rates: list[float], rounds: int, limit_ms: flo
 
 
 def main() -> None:
-    """Measure, print, and write where asked."""
+    """Measure, print, and write the results if requested."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rates", type=float, nargs="+", default=[50, 100, 150, 200, 250, 300, 350, 400, 500, 600])
     parser.add_argument("--seconds", type=float, default=6.0)

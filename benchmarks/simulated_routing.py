@@ -1,7 +1,6 @@
-"""Workers of different speed before the service's own queue and router, on simulated time.
+"""Workers of different speed with the service's queue and router, in simulated time.
 
-What is simulated is the time alone: who is woken, what a worker takes and leaves, and what the router makes of it is
-done by the code that serves.
+Only time is simulated. Waking workers, taking or leaving requests and routing use the code that serves.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from latfix.runners.scheduling.batch_queue import Formed
 from latfix.runners.scheduling.replica_router import Router
 from latfix.runners.scheduling.routed_queue import RoutedQueue
 
-#: How long a batch holds a worker: which one, who is in it, and when it begins; nanoseconds.
+#: How long a batch occupies a worker, by worker, members and start; nanoseconds.
 Service = Callable[[int, Sequence[Offered], int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedBatch:
-    """A batch that was served: by whom, who was in it, and when; ``free_ns`` is when its worker came for it."""
+    """A served batch: worker, members and times; ``free_ns`` is when its worker became free."""
 
     worker: int
     members: tuple[int, ...]
@@ -36,7 +35,7 @@ class RoutedBatch:
 
 @dataclass(slots=True, kw_only=True)
 class Routed:
-    """What became of requests; by request, -1 where it was not answered.
+    """The result by request; -1 if it was not answered.
 
     :param weights: of all workers at the end of each batch.
     """
@@ -48,7 +47,7 @@ class Routed:
     weights: list[tuple[float, ...]] = field(default_factory=list)
 
     def latency_ns(self) -> npt.NDArray[np.int64]:
-        """Of those that were answered, in order of arrival."""
+        """Latencies of answered requests, in order of arrival."""
         served = self.end_ns >= 0
         return np.asarray(self.end_ns[served] - self.arrival_ns[served], dtype=np.int64)
 
@@ -59,24 +58,24 @@ class Routed:
 
 
 class _Bell:
-    """Rings in simulated time: the worker looks at once."""
+    """Wakes in simulated time: the worker checks at once."""
 
     def __init__(self) -> None:
         self.rung = False
 
     def wait(self, timeout: float | None = None) -> bool:
         del timeout
-        raise AssertionError("nobody sleeps in a simulation")
+        raise AssertionError("a simulation does not sleep")
 
     def notify(self) -> None:
         self.rung = True
 
 
 class SimulatedRouting:
-    """Serves traffic with ``workers`` of some speed.
+    """Serves traffic with ``workers`` of given speeds.
 
-    :param weighted: route by weight; otherwise every free worker takes what waits, as ``routing = "pull"`` does.
-    :param dead: by worker, from when on it is never heard of again, whatever it held.
+    :param weighted: route by weight; otherwise every free worker takes what waits (``routing = "pull"``).
+    :param dead: by worker, the time from which it never answers again.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class SimulatedRouting:
         self._order = 0
 
     def run(self, traffic: Sequence[Offered]) -> Routed:
-        """Serve requests, which are in order of arrival."""
+        """Serve requests, given in order of arrival."""
         n = len(traffic)
         arrival = np.array([one.arrival_ns for one in traffic], dtype=np.int64)
         result = Routed(arrival_ns=arrival, end_ns=np.full(n, -1, np.int64), worker=np.full(n, -1, np.int64))
@@ -134,7 +133,7 @@ class SimulatedRouting:
                 self._come(which)
                 result.weights.append(tuple(self.router.pace.weights))
                 self._look(which, traffic, result)
-            elif which in self._free:  # its time to look again
+            elif which in self._free:  # its time to check again
                 self._look(which, traffic, result)
             self._answer_bells(traffic, result)
         return result

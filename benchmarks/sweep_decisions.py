@@ -1,8 +1,8 @@
-"""What ``latfix sweep`` answers of services whose largest load is known: the figures of docs/capacity.md.
+"""Answers of ``latfix sweep`` for services whose largest load is known: the figures of docs/capacity.md.
 
-Each service is swept as the command does it, with a budget of five minutes; processes, and the time that passes, are
-simulated (sweep_world.py). The true largest load is where the median of the percentile over many replays of the same
-requests, each by a fresh process, crosses the limit.
+Each service is swept as by the command, with a budget of five minutes; processes and time are simulated
+(sweep_world.py). The true largest load is where the median of the percentile over many replays of the same requests,
+each in a fresh process, crosses the limit.
 
     python -m benchmarks.sweep_decisions --seeds 20     # some 10 minutes
     python -m benchmarks.sweep_decisions --settling     # waits after an empty start, on M/M/1
@@ -36,7 +36,7 @@ from latfix.statistics.change_points import rising_level
 from latfix.traffic.schedule import Traffic
 
 BUDGET_S, PERCENTILE, RECORDED, REQUESTS = 300.0, 99.0, 15.0, 600
-#: Replays that the truth at a load rests on, and how near its loads are to each other.
+#: Replays per load for the truth, and the spacing of its loads.
 _TRUE_REPLAYS, _TRUE_STEP = 15, 1.08
 _BATCHES = RunnerSettings(max_batch_size=8, batch_window_ms=10.0)
 SPEC = WorkloadSpec(name="simulated", folder=Path(), entry="a:B", traffic=Path("t"))
@@ -70,7 +70,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True)
 class Swept:
-    """One sweep beside the truth, in multiples of the recorded rate.
+    """One sweep and the truth, in multiples of the recorded rate.
 
     :param foretold: errors of the percentile that was predicted before each replay, as factors.
     """
@@ -84,17 +84,17 @@ class Swept:
 
     @property
     def holds(self) -> bool:
-        """Whether the interval holds the true largest load."""
+        """True if the interval contains the true largest load."""
         return (self.largest.lo or 0.0) <= self.truth * self.rate <= (self.largest.hi or math.inf)
 
     @property
     def width(self) -> float:
-        """Of the interval, as a factor."""
+        """Width of the interval, as a factor."""
         return (self.largest.hi or math.inf) / max(self.largest.lo or 0.0, 1e-9)
 
     @property
     def off(self) -> float:
-        """Of the answer, as a factor."""
+        """Error of the answer, as a factor."""
         ratio = (self.largest.rps or math.inf) / (self.truth * self.rate)
         return max(ratio, 1 / ratio)
 
@@ -139,7 +139,7 @@ def swept(case: Case, seed: int) -> Swept:
 
 
 def _truth(case: Case, world: SweepWorld, part: Part) -> float:
-    """Where the median of the percentile over replays crosses the limit, made to grow with load."""
+    """Where the median of the percentile over replays, made monotone in load, crosses the limit."""
     rng, loads, levels = np.random.default_rng(world.seed), [0.2], [-math.inf]
     while levels[-1] < math.log(2 * case.limit):
         loads.append(loads[-1] * _TRUE_STEP)
@@ -161,25 +161,25 @@ def _unwatched(label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
 
 
 def table(names: list[str], seeds: int) -> None:
-    """How often intervals hold the truth, how wide they are and what they take, by kind of service."""
+    """By kind of service: how often intervals contain the truth, their width and cost."""
     widths = {"service": -22, "holds": 7, "found": 7, "width": 14, "off by": 14, "foretold off": 14, "replays": 9}
     print("".join(f"{head:<{-wide}}" if wide < 0 else f"{head:>{wide}}" for head, wide in widths.items()) + "   min")
     for name in names:
         every = [swept(CASES[name], seed) for seed in range(seeds)]
         found = [one for one in every if one.largest.status == "found"]
         wide, offs = ([getattr(one, key) for one in every] for key in ("width", "off"))
-        told = [factor for one in every for factor in one.foretold]
+        factors = [factor for one in every for factor in one.foretold]
         print(
             f"{name:<22}{sum(one.holds for one in every):>4}/{seeds}{len(found):>4}/{seeds}"
             f"{np.median(wide):>7.2f}, {max(wide):>5.2f}{np.median(offs):>7.2f}, {max(offs):>5.2f}"
-            f"{np.median(told):>14.2f}{np.mean([one.replays for one in every]):>9.1f}"
+            f"{np.median(factors):>14.2f}{np.mean([one.replays for one in every]):>9.1f}"
             f"{np.mean([one.seconds for one in every]) / 60:>6.1f}",
             flush=True,
         )
 
 
 def waits(load: float, requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Waits of one M/M/1 replay from an empty start, in order of arrival; service takes 1 on average."""
+    """Waits of one M/M/1 replay from an empty start, in order of arrival; mean service time is 1."""
     arrival = np.cumsum(rng.exponential(1 / load, requests))
     service = rng.exponential(1.0, requests)
     before = np.cumsum(service) - service
@@ -187,7 +187,7 @@ def waits(load: float, requests: int, rng: np.random.Generator) -> npt.NDArray[n
 
 
 def settled(load: float, times: float, replays: int, seed: int) -> float:
-    """Mean wait over so many relaxation times after an empty start, over the steady one."""
+    """Mean wait over this many relaxation times after an empty start, relative to the steady one."""
     rng = np.random.default_rng(seed)
     requests = max(1, round(times * relaxation_time(load, 1.0) * load))
     return float(np.mean([waits(load, requests, rng).mean() for _ in range(replays)])) * (1 - load) / load

@@ -1,4 +1,4 @@
-"""A service on simulated time: traffic, replays of it as records, and processes that replay without time passing."""
+"""A service in simulated time: traffic, replays as records, and processes that replay without waiting."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
-#: Columns of samples and events that hold words.
+#: Text columns of samples and events.
 _TEXTS = ("kind", "detail", "series")
 
 
 def make_traffic(n: int = 400, rate: float = 50.0, *, seed: int = 0, bursts: float = 1.0) -> Traffic:
-    """Independent arrivals; with ``bursts`` above 1, so many times the rate in every fourth second, less else."""
+    """Independent arrivals; ``bursts`` above 1 multiplies the rate in every fourth second and lowers it otherwise."""
     rng = np.random.default_rng(seed)
     gaps = rng.exponential(1.0 / rate, size=n)
     if bursts > 1:
@@ -48,11 +48,11 @@ def simulate(
     cut_s: float | None = None,
     folder: Path | None = None,
 ) -> RunRecord:
-    """The runner's policy, one batch after the other, as it would be recorded.
+    """The runner's policy, one batch after the other, as a record.
 
-    :param fixed: seconds of a batch, and ``each`` of each of its members; ``noise``: gamma, SCV.
+    :param fixed: seconds per batch; ``each``: per member; ``noise``: squared coefficient of variation (gamma).
     :param lost: share of requests that end in error.
-    :param cut_s: when the replay is ended early; requests that have not ended then have no row.
+    :param cut_s: when the replay ends early; requests that have not ended then have no row.
     """
     settings = settings or RunnerSettings()
     rng = np.random.default_rng(seed)
@@ -141,11 +141,11 @@ def _nothing(names: tuple[str, ...]) -> dict[str, Any]:
 class SweepWorld:
     """Time that passes while simulated services replay.
 
-    :param fixed: seconds of a batch, ``each`` of a request, ``noise`` the squared coefficient of variation of both.
-    :param drift: by how much slower the service is when load grows by a factor of e.
+    :param fixed: seconds per batch; ``each``: per request; ``noise``: the squared coefficient of variation of both.
+    :param drift: slowdown of the service when load grows by a factor of e.
     :param restart: standard deviation of the service's pace from process to process.
-    :param start_s: what a process takes to start.
-    :param recorded: requests a second of the recording.
+    :param start_s: start-up time of a process.
+    :param recorded: requests per second of the recording.
     """
 
     fixed: float = 0.0
@@ -166,7 +166,7 @@ class SweepWorld:
     def replay(
         self, traffic: Traffic, settings: RunnerSettings, pace: float, seed: int, cut_s: float | None = None
     ) -> RunRecord:
-        """One replay by a process of this pace."""
+        """One replay in a process of this pace."""
         rate = (len(traffic) - 1) / traffic.duration_s
         slower = pace * math.exp(self.drift * math.log(rate / self.recorded))
         fixed, each = self.fixed * slower, self.each * slower
@@ -179,7 +179,7 @@ class SweepWorld:
 
 
 class SimulatedArm(Arm):
-    """A process that replays on simulated time."""
+    """A process that replays in simulated time."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class SimulatedArm(Arm):
         self.pace = 1.0
 
     def running(self) -> Any:
-        """Itself, which is interrupted in place of a process."""
+        """The object itself, which is interrupted instead of a process."""
         return self
 
     def interrupt(self) -> None:
@@ -204,7 +204,7 @@ class SimulatedArm(Arm):
         self.cut = True
 
     def prime(self, folder: Path) -> None:
-        """Start, as fast or slow as this process happens to be."""
+        """Start with a random pace."""
         del folder
         world = self.world
         world.now += world.start_s

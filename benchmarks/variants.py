@@ -1,8 +1,8 @@
-"""CPU time a request of each sample under each precision, alone and in batches, interleaved; with the score.
+"""CPU time per request of each sample in each precision, alone and in batches, interleaved; with the score.
 
-For each workload: the same requests of its traffic through the model as float32, dynamic int8 and bfloat16, one
-thread, (a) one by one, (b) in batches of eight in order of arrival, (c) in batches of eight sorted by length. Rounds
-take turns; figures are medians over the rounds, relative to float32 one by one. Scores are the workload's own.
+For each workload, the same requests run through the model in float32, dynamic int8 and bfloat16 on one thread: (a)
+one by one, (b) in batches of eight in order of arrival, (c) in batches of eight sorted by length. Figures are
+medians over interleaved rounds, relative to float32 one by one. Scores are the workload's own.
 
     python benchmarks/variants.py [--requests 64] [--rounds 3] [recommender assistant vision]
 """
@@ -34,7 +34,7 @@ BATCH = 8
 
 
 def batches_of(inputs: list[Any]) -> dict[str, list[list[Any]]]:
-    """The three ways of putting requests together."""
+    """The three ways of batching."""
     by_length = sorted(inputs, key=lambda value: elements_and_length(tensors_of(value), 0)[0])
     eights = range(0, len(inputs), BATCH)
     return {

@@ -1,4 +1,4 @@
-"""A workload behind HTTP, as its plan says. docs/serving.md tells the rest.
+"""Serve a workload with its plan over HTTP. See docs/serving.md.
 
 pip install latfix fastapi uvicorn
 WORKLOAD=my_workload PLAN=plan.toml python -m latfix.runners.launch plan.toml uvicorn fastapi_service:app
@@ -15,7 +15,7 @@ from fastapi import Body, FastAPI, HTTPException, Request
 
 import latfix
 
-#: What a caller is told of each error; the first that fits.
+#: HTTP status of each error; the first match is used.
 STATUS = {
     latfix.InputError: 422,
     latfix.RequestTimedOut: 504,
@@ -49,5 +49,5 @@ async def infer(http: Request, body: Annotated[dict[str, Any], Body()]) -> dict[
 def stats(http: Request) -> dict[str, Any]:
     runner: latfix.Runner = http.app.state.runner
     if not runner.serving:
-        raise HTTPException(503, "the runner serves no more")
+        raise HTTPException(503, "the runner no longer serves")
     return {**runner.stats().as_dict(), "plan": runner.plan and [fix.id for fix in runner.plan.fixes]}

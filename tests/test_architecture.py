@@ -1,4 +1,4 @@
-"""The page on the architecture says what is there: every room with its own sentence, and places that exist."""
+"""docs/architecture.md lists every package with its own sentence, and only existing places."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 FOLDERS = ("cli", "latfix", "profilers", "reports", "runners")
-#: Beside ``__init__.py``.
+#: Without ``__init__.py``.
 MOST_MODULES = 12
 
 
 def _rooms() -> dict[str, str]:
-    """Each folder of code that holds modules, with the first sentence of its package's docstring."""
+    """Each folder with modules, and the first sentence of its package's docstring."""
     rooms = {}
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("__init__.py")):
@@ -31,8 +31,8 @@ ROOMS = _rooms()
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
-def test_every_room_has_a_sentence_and_stands_on_the_page(room: str) -> None:
-    assert ROOMS[room].endswith("."), f"{room}/__init__.py says in a sentence what the room holds"
+def test_every_room_has_a_sentence_and_is_on_the_page(room: str) -> None:
+    assert ROOMS[room].endswith("."), f"{room}/__init__.py: expected one sentence about the contents"
     assert f"| `{room}/` | {ROOMS[room]} |" in PAGE
 
 

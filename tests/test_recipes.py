@@ -1,4 +1,4 @@
-"""The recipes of docs/architecture.md, followed to the letter on a copy of the tree: a toy one of each shows up."""
+"""The recipes of docs/architecture.md, followed literally on a copy of the tree with a toy of each kind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def insert(file: str, mark: str, text: str) -> None:
-        """``text`` in front of the first ``mark``."""
+        """Insert ``text`` before the first ``mark``."""
         path = root / file
         before, found, after = path.read_text(encoding="utf-8").partition(mark)
         assert found, f"{file}: {mark!r}"

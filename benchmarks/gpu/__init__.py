@@ -1,1 +1,1 @@
-"""All that needs a GPU: ``python -m pytest benchmarks/gpu --out DIR``; see docs/gpu.md."""
+"""Everything that needs a GPU: ``python -m pytest benchmarks/gpu --out DIR``; see docs/gpu.md."""

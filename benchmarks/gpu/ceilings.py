@@ -1,6 +1,6 @@
-"""What the card reaches, and how near to it a model's batches come: bytes and operations over measured rates.
+"""The card's limits, and how close a model's batches come: bytes and operations over measured rates.
 
-Run by ``test_parts.py`` in a process of its own.
+Run by ``test_parts.py`` in a separate process.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import Any
 from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
 from latfix.profilers.gpu.kernel_names import matrix_formats
 
-#: Samples whose batches have a floor: the assistant's work depends on how long its answers are.
+#: Samples with a floor for their batches. The assistant has none, because its work depends on the lengths of answers.
 HOT_PATHS = ("recommender", "vision")
-#: A batch below its floor by more than measurements differ shows that the floor is none.
+#: A batch below its floor by more than the measurement error shows that the floor is wrong.
 _LEAST_OVER_FLOOR = 0.9
-#: Bytes of the tensors that are copied on the device: several times its caches.
+#: Bytes of the tensors copied on the device: several times its caches.
 _COPIED = 4 << 30
 _SIDE = 8192
 _TIMES = 10
-#: Profiles of a batch: kernels of the first in a process may be missing, or of any after it.
+#: Profiles of a batch: any of them may lack kernels, often the first in a process.
 _PROFILES = 3
-#: In what the kernels of a model may multiply, by the type of its weights. Convolutions in float32 are TF32 unless
-#: torch is told otherwise.
+#: Number formats of a model's kernels, by the type of its weights. float32 convolutions use TF32 by default.
 _POSSIBLE: Mapping[str, tuple[str, ...]] = {"float32": ("fp32", "tf32"), "bfloat16": ("bf16",), "float16": ("fp16",)}
 
 
@@ -44,7 +43,7 @@ def measure(part: Part, deadline: float) -> None:
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:
-    """What speaks against the measurement."""
+    """Objections to the measurement."""
     lines = each_lacks(found, ("rates", *HOT_PATHS))
     for name in HOT_PATHS:
         path = found.get(name, {})
@@ -56,12 +55,12 @@ def problems(found: Mapping[str, Any]) -> list[str]:
         if over is None:
             lines.append(f"{name}: no profile to compare with its floor")
         elif over < _LEAST_OVER_FLOOR:
-            lines.append(f"{name}: the device worked for {over:.2f} of the floor, which therefore is none")
+            lines.append(f"{name}: the device worked for {over:.2f} of the floor, which therefore is wrong")
     return lines
 
 
 def rates() -> dict[str, Any]:
-    """Copy bandwidth, bytes read and written, and rates of matrix products on random numbers, by format."""
+    """Copy bandwidth (bytes read and written), and rates of matrix products of random numbers by format."""
     import torch
 
     source = torch.empty(_COPIED // 4, device="cuda").normal_()
@@ -79,13 +78,13 @@ def rates() -> dict[str, Any]:
         with products_in_tf32(name == "tf32"):
             found["flops"][name] = 2 * _SIDE**3 / _median_s(lambda a=a, b=b: a @ b)  # type: ignore[misc]
     del a, b
-    torch.cuda.empty_cache()  # what follows is to find the memory that a service would
+    torch.cuda.empty_cache()  # leave the memory that a service would find
     return found
 
 
 @contextlib.contextmanager
 def products_in_tf32(allowed: bool) -> Iterator[None]:
-    """Have products of float32 computed in TF32 meanwhile, or have them not."""
+    """Allow or forbid TF32 for float32 products."""
     import torch
 
     before = torch.backends.cuda.matmul.allow_tf32
@@ -97,10 +96,10 @@ def products_in_tf32(allowed: bool) -> Iterator[None]:
 
 
 def floor_rate(kernels: Mapping[str, int], flops: Mapping[str, float], weights: str) -> tuple[str, float]:
-    """The format and the rate that a floor is told by: the fastest that any of a model's kernels may compute in.
+    """Format and rate of the floor: the fastest that any of a model's kernels may use.
 
-    :param kernels: launches by name, of a profile; where none is there or a name does not tell, all formats that
-        weights of this type allow count.
+    :param kernels: launches by name, of a profile. Without one, or if a name shows no format, all formats that
+        weights of this type allow are considered.
     :param flops: operations a second by format.
     :param weights: type of the model's weights, such as ``float32``.
     """
@@ -113,7 +112,7 @@ def floor_rate(kernels: Mapping[str, int], flops: Mapping[str, float], weights: 
 
 
 def hot_path(workload: str, profile: str, reached: Mapping[str, Any]) -> dict[str, Any]:
-    """A middling batch of a workload: its operations and least bytes, the time that they need, and what it took.
+    """A median batch of a workload: its operations and minimum bytes, the time they need, and its duration.
 
     :param reached: of :func:`rates`.
     """
@@ -147,7 +146,7 @@ def hot_path(workload: str, profile: str, reached: Mapping[str, Any]) -> dict[st
     moved = weights + sum(t.numel() * t.element_size() for t in (*tensors_of(inputs), *tensors_of(output)))
     seen = [profile_batch(instance, batch, size=size, elements=0) for _ in range(_PROFILES)]
     works = [work for work in seen if work is not None]
-    # Of profiles that lost kernels, the one with the most has lost the fewest.
+    # Profiles may lack kernels: the one with the most is the most complete.
     work = max(works, key=lambda each: each.launches, default=None)
     kind = str(parameters[0].dtype).removeprefix("torch.")
     name, rate = floor_rate({} if work is None else work.kernels, reached["flops"], kind)

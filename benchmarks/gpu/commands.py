@@ -1,4 +1,4 @@
-"""Commands with a limit of time: ended with all that they started, and what they had printed is kept."""
+"""Commands with a time limit: ended together with their children; their output is kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The command line of this tree, whether or not it is installed.
+#: The command line of this tree, installed or not.
 LATFIX = (sys.executable, "-c", "import sys; from latfix.cli.app import main; sys.exit(main())")
-#: The exit code of what was stopped.
+#: The exit code of a stopped command.
 TIMED_OUT = 124
 _MOST_BYTES = 1 << 20
-#: A killed process that does not end so soon hangs in the driver; there is nothing more to do about it.
+#: A killed process that does not end in this time hangs in the driver and cannot be ended.
 _END_S = 10.0
 
 
@@ -28,7 +28,7 @@ _END_S = 10.0
 class Ended:
     """How a command ended.
 
-    :param exit_code: its own; :data:`TIMED_OUT` where its time was up.
+    :param exit_code: its own, or :data:`TIMED_OUT`.
     :param output: the end of what it printed on both streams.
     """
 
@@ -38,7 +38,7 @@ class Ended:
 
     @property
     def why(self) -> str:
-        """In a few words; empty where it succeeded."""
+        """A short reason; empty if it succeeded."""
         if self.exit_code == TIMED_OUT:
             return f"stopped after {self.seconds:.0f} s, no time was left"
         last = self.output.strip().rpartition("\n")[2][-300:]
@@ -46,10 +46,10 @@ class Ended:
 
 
 def run(command: Sequence[str], seconds: float) -> Ended:
-    """Run a command in the root of this tree, in a session of its own; it and what it started are gone afterwards."""
+    """Run a command in the root of this tree, in its own session; it and its children are gone afterwards."""
     begun, stopped = time.monotonic(), False
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # A file and no pipe: a pipe would have to be waited for as long as anyone holds its other end.
+    # A file instead of a pipe, which would be open as long as any child holds its other end.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -64,7 +64,7 @@ def run(command: Sequence[str], seconds: float) -> Ended:
             process.wait(max(seconds, 0.0))
         except subprocess.TimeoutExpired:
             stopped = True
-        finally:  # on Ctrl-C, too, which does not reach another session
+        finally:  # also on Ctrl-C, which does not reach another session
             _end(process)
         output.seek(max(output.seek(0, os.SEEK_END) - _MOST_BYTES, 0))
         text = output.read().decode("utf-8", errors="replace")
@@ -73,7 +73,7 @@ def run(command: Sequence[str], seconds: float) -> Ended:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a session's first process and everything that came from it, in sessions of their own as well."""
+    """Kill a session's first process and all descendants, also those in other sessions."""
     strays = _descendants(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -89,9 +89,9 @@ def _descendants(pid: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended
             continue
-        # The name in parentheses may hold anything; behind it come the state and the parent.
+        # The name in parentheses may contain anything; after it come the state and the parent.
         children[int(text.rpartition(")")[2].split()[1])].append(int(stat.parent.name))
     found, look = list[int](), [pid]
     while look:

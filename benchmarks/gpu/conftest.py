@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def machine() -> dict[str, Any]:
-    """Machine and versions; where a package or the device is missing, nothing is run."""
+    """Machine and versions; without a required package or a device, nothing runs."""
     if absent := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         pytest.exit(f"not installed: {', '.join(absent)}", _NOTHING_RUN)
     ended = run([sys.executable, "-m", "benchmarks.gpu.machine"], _MACHINE_S)
@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 @pytest.fixture
 def part(request: pytest.FixtureRequest, machine: dict[str, Any]) -> Iterator[Part]:
-    """The part that the marker ``gpu`` names; ``NAME.SAMPLE`` where the test takes a ``sample``."""
+    """The part that the marker ``gpu`` names; ``NAME.SAMPLE`` if the test takes a ``sample``."""
     name = request.node.get_closest_marker("gpu").args[0]
     if "sample" in request.fixturenames:
         name = f"{name}.{request.getfixturevalue('sample')}"

@@ -1,10 +1,9 @@
-"""Faults of a GPU, planted one at a time: what a diagnosis names, and that it names none where there is none.
+"""GPU faults, injected one at a time: which cause a diagnosis names, and that it names none without a fault.
 
-A small service in a folder of its own; one request in twenty-five is hit, and but for copies nothing that the record
-holds of it says so. Each fault is a class of its adapter, but the neighbor, which is another process that loads the
-device every other while.
+A small service; one request in twenty-five is hit, which the record does not show except for copies. Each fault is a
+class of its adapter, except the neighbor: another process that loads the device periodically.
 
-A run in which nothing was seen names nothing, either: what a record must hold to prove anything is looked at first.
+A run without observations names nothing, either: so the required evidence in the record is checked first.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from benchmarks.gpu.commands import LATFIX, run
 from benchmarks.gpu.parts import lacks
 from latfix.run_record.run_meta import RunMeta
 
-#: By fault, the cause that has to be named; none where the run is left alone.
+#: By fault, the cause that must be named; none without a fault.
 EXPECTED = {
     "Quiet": "",
     "Pageable": "transfer.copy",
@@ -34,9 +33,9 @@ EXPECTED = {
 }
 _SECONDS = 8.0
 _RATE = 120.0
-#: How long the neighbor may take to its first product.
+#: Time limit for the neighbor's first product.
 _READY_S = 60.0
-#: What a record must hold to tell anything.
+#: The evidence that a record must contain.
 _LEAST_OK = 0.99
 _LEAST_PROFILES = 8
 _OTHERS = "others_sm_util"
@@ -127,7 +126,7 @@ def write_workload(folder: Path, fault: str) -> None:
 
 
 def planted(fault: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """What a run with a fault shows: whether its cause was named, what was, and the milliseconds of the tail.
+    """The result of a run with a fault: if its cause was named, the named causes, and the milliseconds of the tail.
 
     :param folder: an empty one.
     """
@@ -143,7 +142,7 @@ def planted(fault: str, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def problems(fault: str, found: Mapping[str, Any]) -> list[str]:
-    """What speaks against a run; nothing where the device does not report what would tell."""
+    """Objections to a run; none if the device does not report the evidence."""
     if reason := lacks(found):
         return [f"{fault}: {reason}"]
     if found["evidence_missing"]:
@@ -164,11 +163,11 @@ def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
         return {"failed": f"latfix diagnose: {ended.why}", "output": ended.output[-1500:]}
     record = RunRecord.load(out)
     document = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
-    lacking = missing_evidence(record.meta, record.counts())
+    missing = missing_evidence(record.meta, record.counts())
     if ended.why:
-        lacking.insert(0, f"latfix diagnose: {ended.why}")
+        missing.insert(0, f"latfix diagnose: {ended.why}")
     return {
-        **judged(fault, document, lacking, others_told=any(name.endswith(_OTHERS) for name in series_of(record))),
+        **judged(fault, document, missing, others_reported=any(name.endswith(_OTHERS) for name in series_of(record))),
         "verdict": document["verdict"],
         "latency_ms": document["latency_ms"],
         "tail": document["tail"],
@@ -176,7 +175,7 @@ def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
             {key: cause[key] for key in ("cause", "tail_ms", "ci95_ms", "named", "evidence")}
             for cause in document["causes"][:6]
         ],
-        # A profiler that is let go of and started again may show nothing of a batch.
+        # A profiler that is stopped and started again may show nothing of a batch.
         "profiles": {
             "asked": len(typical_batches(record)),
             "found": len(record.meta.device_profile),
@@ -186,34 +185,34 @@ def _diagnosed(folder: Path, fault: str, deadline: float) -> dict[str, Any]:
 
 
 def series_of(record: Any) -> set[str]:
-    """The sampled series that a record holds."""
+    """The sampled series of a record."""
     return {str(name) for name in record.samples["series"]}
 
 
-def judged(fault: str, document: Mapping[str, Any], lacking: list[str], *, others_told: bool) -> dict[str, Any]:
-    """Whether a diagnosis is right about a fault; it is not where its run proves nothing.
+def judged(fault: str, document: Mapping[str, Any], missing: list[str], *, others_reported: bool) -> dict[str, Any]:
+    """Judge a diagnosis of a fault. It is not right if the record lacks evidence.
 
     :param document: ``diagnosis.json``.
-    :param lacking: of :func:`missing_evidence`.
-    :param others_told: whether the device told what other processes had of it. In a container it may not: then
-        nobody can name the neighbor, and ``right`` is ``None``.
+    :param missing: of :func:`missing_evidence`.
+    :param others_reported: the device reported the use by other processes. In a container it may not: then the
+        neighbor cannot be named, and ``right`` is ``None``.
     """
     expected = EXPECTED[fault]
     named = [cause["cause"] for cause in document["causes"] if cause["named"]]
     of_device = [cause for cause in named if cause.startswith(("transfer.", "dispatch.", "gpu."))]
     result: dict[str, Any] = {
         "expected": expected or "none of the device's",
-        "right": (expected in named if expected else not of_device) and not lacking,
+        "right": (expected in named if expected else not of_device) and not missing,
         "named": named,
-        "evidence_missing": lacking,
+        "evidence_missing": missing,
     }
-    if fault == "Neighbor" and not lacking and expected not in named and not others_told:
+    if fault == "Neighbor" and not missing and expected not in named and not others_reported:
         result |= {"right": None, "cannot_be_told": f"NVML does not tell this process from others: no {_OTHERS}"}
     return result
 
 
 def missing_evidence(meta: RunMeta, counts: Mapping[str, int]) -> list[str]:
-    """What a run lacks to prove anything, whatever was named in it.
+    """The evidence that a run lacks.
 
     :param counts: measured requests by how they ended.
     """
@@ -237,11 +236,11 @@ def missing_evidence(meta: RunMeta, counts: Mapping[str, int]) -> list[str]:
 
 @contextlib.contextmanager
 def neighbor(program: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """Another process beside, from when it says that it is at work.
+    """Run another process; yields when it reports that it is working.
 
-    :param program: prints ``ready`` then.
-    :param seconds: that it may take until then.
-    :raises RuntimeError: it does not say so.
+    :param program: prints ``ready`` when it is working.
+    :param seconds: time limit for that.
+    :raises RuntimeError: it does not report in time.
     """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None, "it is a pipe"

@@ -1,11 +1,11 @@
-"""A p99 that is made by stalls of torch's caching allocator: found by the diagnosis, gone with a pool.
+"""A p99 caused by stalls of torch's caching allocator: found by the diagnosis, removed by a pool.
 
-A made-up service, one model on the GPU that keeps caches of conversations and needs large pieces now and then, within
-a limit of the device's memory in which all of it fits. Under torch's defaults the allocator must give its cached
-memory back again and again (``num_alloc_retries``). The same traffic is replayed as it is, with memory reserved at
-the start (``memory.pool``), and with expandable segments; what the laboratory's models expect stands beside it.
+A synthetic service: a model on the GPU that keeps caches of conversations and occasionally needs large pieces,
+within a memory limit in which everything fits. Under torch's defaults the allocator must repeatedly release its
+cached memory (``num_alloc_retries``). The same traffic is replayed unmodified, with memory reserved at the start
+(``memory.pool``), and with expandable segments, and compared with the predictions of the laboratory's models.
 
-Run by ``test_parts.py`` in a process of its own.
+Run by ``test_parts.py`` in a separate process.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from latfix.profilers.allocator_lab.trace import AllocationTrace
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.shared.device_memory_facts import calls, facts, worker_growth_mib
 
-#: Runs of the service, and how many things they are to show.
+#: Runs of the service, and the number of checks.
 RUNS = ("defaults", "memory.pool", "memory.device_allocator")
 SHOWN = 5
 _MIB = 1 << 20
-#: What caches and working memory may take together, and the limit in which they lie: a quarter more.
+#: Maximum of caches and working memory together, and the memory limit: a quarter more.
 IN_USE = 8 << 30
 LIMIT = IN_USE * 5 // 4
 TURNS, RATE = 1000, 60.0
 SEED = 2
-#: Weights, and what the libraries take beside the model.
+#: Weights, and memory of the libraries.
 _BESIDE = 256 * _MIB
-#: A replay takes so long beside its traffic at least: starting, loading, and the diagnosis.
+#: Minimum time of a replay in addition to its traffic: starting, loading, and the diagnosis.
 _BESIDE_S = 10.0
 
 ADAPTER = """
@@ -84,7 +84,7 @@ class Fragmenting(Workload):
 
 
 def traffic_of_allocations(turns: int = TURNS, in_use: int = IN_USE) -> AllocationTrace:
-    """What the service allocates: whatever is asked for fits, and small pieces lie between large ones."""
+    """The service's allocations: every request fits, and small pieces lie between large ones."""
     want = Traffic(turns=turns, capacity=in_use, filled=0.45, piece=in_use * 24 // 1024, large=0.15, large_each=10)
     return generate(SEED, want)
 
@@ -92,7 +92,7 @@ def traffic_of_allocations(turns: int = TURNS, in_use: int = IN_USE) -> Allocati
 def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: str, share: float) -> Path:
     """The service's folder.
 
-    :param share: of the device's memory that it may take.
+    :param share: of the device's memory that it may use.
     """
     from latfix.profilers.allocator_lab.trace import write_trace
 
@@ -113,7 +113,7 @@ def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: 
 def with_settings(folder: Path, name: str, **settings: object) -> Path:
     """A copy of a workload's folder with more settings of the runner."""
     other = folder.with_name(name)
-    # A run has left what Python compiled of its adapter.
+    # A run leaves compiled modules of the adapter.
     shutil.copytree(folder, other, ignore=shutil.ignore_patterns("__pycache__"))
     lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
     with (other / "workload.toml").open("a", encoding="utf-8") as file:
@@ -122,7 +122,7 @@ def with_settings(folder: Path, name: str, **settings: object) -> Path:
 
 
 def diagnose(workload: Path, deadline: float) -> dict[str, Any]:
-    """``latfix diagnose`` and what of it this is about; ``failed`` or ``skipped`` says why there is nothing."""
+    """Relevant results of ``latfix diagnose``; ``failed`` or ``skipped`` has the reason if there are none."""
     out = workload.with_name(f"{workload.name}-run")
     left = deadline - time.monotonic()
     if left < TURNS / RATE + _BESIDE_S:
@@ -134,7 +134,7 @@ def diagnose(workload: Path, deadline: float) -> dict[str, Any]:
 
 
 def figures(record: RunRecord, diagnosis: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's latency, what the diagnosis makes of it, and what the device was called for."""
+    """A run's latency, its diagnosis, and its device calls."""
     causes = {cause["cause"]: cause for cause in diagnosis["causes"]}
     counted = calls(record)
     read = record.batches["device_read"] > 0
@@ -169,14 +169,14 @@ def _reading_us(overhead: Mapping[str, Any]) -> float | None:
 
 
 def expected(trace: AllocationTrace) -> list[dict[str, Any]]:
-    """What the models expect of the same allocations, for the counts beside them."""
+    """The models' predictions for the same allocations."""
     return [result.to_json() for result in compare(trace, LIMIT, ("", "expandable_segments:True", ARENAS[0]))]
 
 
 def measure(part: Part, deadline: float, device: str = "cuda:0") -> None:
-    """All of it, as far as time allows.
+    """Run all of it while time allows.
 
-    :param part: takes the three runs, what the models expect, and ``shown``.
+    :param part: receives the three runs, the models' predictions, and ``shown``.
     :param deadline: on the clock of ``time.monotonic``.
     """
     import torch
@@ -198,10 +198,10 @@ def measure(part: Part, deadline: float, device: str = "cuda:0") -> None:
 
 
 def replays(part: Part, folder: Path, deadline: float) -> None:
-    """The three runs, each whatever becomes of the others."""
+    """The three runs, independent of each other's success."""
     before = part.attempt("defaults", lambda: diagnose(folder, deadline))
     if lacks(before):
-        part.put("memory.pool", {"skipped": "without the first run nobody knows how much to reserve"})
+        part.put("memory.pool", {"skipped": "the size to reserve is known only from the first run"})
     else:
         ahead = {"reserve_mb": before["reserve_mb"]}
         part.attempt("memory.pool", lambda: diagnose(with_settings(folder, "reserved", **ahead), deadline))
@@ -210,7 +210,7 @@ def replays(part: Part, folder: Path, deadline: float) -> None:
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, bool]:
-    """What this is to show, and whether it did; what could not be looked at is left out."""
+    """The checks and their results, without those that could not be made."""
     before, after = found["defaults"], found["memory.pool"]
     if lacks(before):
         return {}
@@ -228,14 +228,14 @@ def shown(found: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:
-    """What speaks against the measurement."""
+    """Objections to the measurement."""
     if "skipped" in found:
         return [f"skipped: {found['skipped']}"]
     lines = each_lacks(found, RUNS)
     looked_at = found.get("shown") or {}
     lines += [f"not shown: {what}" for what, right in looked_at.items() if not right]
     if len(looked_at) < SHOWN:
-        lines.append(f"{len(looked_at)} of {SHOWN} things were looked at")
+        lines.append(f"{len(looked_at)} of {SHOWN} checks were made")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What machine this is, as one line of JSON: ``python -m benchmarks.gpu.machine``."""
+"""This machine as one line of JSON: ``python -m benchmarks.gpu.machine``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGES = ("triton", "torchao", "torch-tensorrt", "tensorrt", "nvidia-ml-py", 
 
 
 def facts() -> dict[str, Any]:
-    """Whether there is a CUDA device, the machine, and versions."""
+    """Print if there is a CUDA device, the machine, and versions."""
     import torch
 
     from latfix.runners.replay.run_session import versions

@@ -1,4 +1,4 @@
-"""What NVML was asked and answered while something ran, for tests on machines without a GPU."""
+"""Record NVML's calls and answers during a run, for tests on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from latfix.profilers.gpu.nvml_api import LiveNvml, NvmlCalls, NvmlRefused, Reco
 
 @contextlib.contextmanager
 def recorded_nvml(path: Path, live: Callable[[], NvmlCalls] = LiveNvml) -> Iterator[str]:
-    """Poll NVML twice a second on a thread of its own, and write calls and answers to ``path``.
+    """Poll NVML twice a second on a separate thread, and write calls and answers to ``path``.
 
-    Yields why there is no recording; nothing where there is one.
+    Yields the reason if there is no recording, otherwise nothing.
     """
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Parts of the GPU benchmarks: each writes ``DIR/PART.json`` after each item that it measured.
+"""Parts of the GPU benchmarks: each rewrites ``DIR/PART.json`` after each measured item.
 
 python -m benchmarks.gpu.parts DIR ... > gpu.json        the parts of several calls as one document
 """
@@ -18,21 +18,21 @@ from latfix.files.atomic_write import write_text
 
 SCHEMA = "latfix.gpu-benchmarks/2"
 _OUTPUT, _TRACE = 6000, 1500
-#: A part's process ends its own commands so long before it is ended itself, to write what they left.
+#: A part's process ends its commands this long before its own limit, to write their results.
 _GRACE_S = 4.0
 
 
 class Part:
-    """A part's results. Each change is on disk before the next item is measured, whatever that one dies of.
+    """A part's results. Each change is on disk before the next item is measured, so a crash loses nothing.
 
-    :param file: an earlier call may have left it.
+    :param file: may exist from an earlier call.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def read(self) -> dict[str, Any]:
-        """The document; one without items where there is none yet."""
+        """The document; without items if the file does not exist."""
         if not self.file.exists():
             return {"schema": SCHEMA, "part": self.file.stem, "found": {}, "problems": {}, "complete": False}
         document: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ class Part:
         return items
 
     def update(self, **values: Any) -> None:
-        """Replace fields of the document; what JSON cannot hold is written as text."""
+        """Replace fields of the document; values that JSON lacks are written as text."""
         write_text(self.file, json.dumps({**self.read(), **values}, indent=2, default=str) + "\n")
 
     def put(self, item: str, value: Any) -> Any:
@@ -57,7 +57,7 @@ class Part:
         """Measure an item and keep its result, or ``failed`` with the error that it raised."""
         try:
             return self.put(item, measure())
-        except Exception as error:  # noqa: BLE001 - what the other items find must not be lost with it
+        except Exception as error:  # noqa: BLE001 - other items must still be measured
             trace = "".join(traceback.format_exception(error))[-_TRACE:]
             return self.put(item, {"failed": f"{type(error).__name__}: {error}", "trace": trace})
 
@@ -68,10 +68,10 @@ class Part:
         return ended
 
     def measure(self, module: str, seconds: float) -> dict[str, Any]:
-        """Measure in a process of its own: its memory, and a device that it breaks, are no other part's.
+        """Measure in a separate process, so that its memory and device errors do not affect other parts.
 
         :param module: calls :func:`measure_here`.
-        :returns: what it found by item.
+        :returns: results by item.
         """
         deadline = time.monotonic() + seconds - _GRACE_S
         ended = run([sys.executable, "-m", module, str(self.file), repr(deadline)], seconds)
@@ -80,7 +80,7 @@ class Part:
         return self.found
 
     def check(self, problems: Sequence[str], item: str = "") -> None:
-        """Keep what speaks against the part, or against one item of it; fail where there is something."""
+        """Keep objections to the part, or to one item of it; fail if there are any."""
         found = self.found
         lines = [*problems, *([f"its process: {found['cut']}"] if "cut" in found else [])]
         every = {**self.read()["problems"], item: lines}
@@ -90,31 +90,31 @@ class Part:
 
 
 def measure_here(measure: Callable[[Part, float], None]) -> None:
-    """In a part's own process: measure into the file that the command line names, until its deadline."""
+    """Entry of a part's process: measure into the file given on the command line, until its deadline."""
     measure(Part(Path(sys.argv[1])), float(sys.argv[2]))
 
 
 def no_time(left: float, needed: float) -> dict[str, str]:
-    """The result of what was not begun."""
+    """The result of an item that was not started."""
     return {"skipped": f"no time: {max(left, 0.0):.0f} s were left, it needs {needed:.0f} s at least"}
 
 
 def lacks(value: Any) -> str:
-    """Why a result holds nothing; empty where it does hold something."""
+    """The reason why a result is empty; empty if it is not."""
     if not isinstance(value, dict) or not value:
         return "nothing was found"
     return next((f"{key}: {value[key]}" for key in ("failed", "skipped") if key in value), "")
 
 
 def each_lacks(found: Mapping[str, Any], items: Sequence[str]) -> list[str]:
-    """What items lack, one line each."""
+    """The items without a result, one line each."""
     return [f"{item}: {reason}" for item in items if (reason := lacks(found.get(item)))]
 
 
 def merged(folders: Sequence[Path]) -> dict[str, Any]:
     """The parts in some folders as one document.
 
-    Of a part that lies in several the latest, but one that was cut short replaces none that ran to its end.
+    If a part is in several folders, the latest is used; an incomplete one never replaces a complete one.
     """
     files = [file for folder in folders for file in sorted(folder.glob("*.json"))]
     documents = [json.loads(file.read_text(encoding="utf-8")) for file in files]

@@ -1,8 +1,8 @@
-"""Lengths of the stages by the runner's events, beside those of the same batches by ``torch.profiler``.
+"""Durations of the stages by the runner's events, compared with ``torch.profiler`` on the same batches.
 
-Each batch is profiled on its own, with its events recorded as in a run; what the profiler costs is in both. An event
-before the first copy is passed while the host is still on its way to the copy, so that short copies differ by what
-that takes: beside a sample's batches there are those of a workload of its own, alike, 64 MiB a request in and out.
+Each batch is profiled individually, with its events recorded as in a run; both include the profiler's cost. An event
+before the first copy passes while the host still prepares the copy, so short copies differ by that time. Therefore a
+second workload with identical batches copies 64 MiB per request in and out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
 BATCHES = 40
 _FIRST = 3
 _KINDS = {"copy_in": ("gpu_memcpy", "HtoD"), "compute": ("kernel", ""), "copy_out": ("gpu_memcpy", "DtoH")}
-#: The workload whose batches are all alike, so that all its profiles must show the same kernels.
+#: The workload with identical batches, whose profiles must all show the same kernels.
 _ALIKE = "copies"
 STAGED = ("recommender", _ALIKE)
 _LEAST_BATCHES = 10
-#: By how much a stage's length may differ from the profiler's, at the median: a share, or so many nanoseconds. An
-#: event before the first copy or kernel is passed while the host is still on its way to it.
+#: Allowed median difference of a stage's duration from the profiler's: a share, or nanoseconds, because an event
+#: before the first copy or kernel passes while the host still prepares it.
 _AGREEMENT = 0.02
 _ALLOWED_NS: Mapping[str, float] = {"copy_in": 50_000.0, "compute": 50_000.0, "copy_out": 10_000.0}
 _COLUMNS = {"copy_in": "copy_in_ns", "compute": "device_ns", "copy_out": "copy_out_ns"}
@@ -77,15 +77,15 @@ def measure(part: Part, deadline: float) -> None:
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:
-    """What speaks against the measurement."""
+    """Objections to the measurement."""
     lines = each_lacks(found, STAGED)
     for name in STAGED:
         workload = found.get(name, {})
         if lacks(workload):
             continue
         for stage, allowed in _ALLOWED_NS.items():
-            if said := _off(workload["stages"][stage], allowed):
-                lines.append(f"{name}, {stage}: {said}")
+            if problem := _off(workload["stages"][stage], allowed):
+                lines.append(f"{name}, {stage}: {problem}")
         seen = workload["sessions"]
         if seen["found"] < seen["asked"]:
             lines.append(f"{name}: {seen['asked'] - seen['found']} of {seen['asked']} profiles show no kernel")
@@ -117,7 +117,7 @@ def write_copies(folder: Path) -> None:
 
 
 def _measured(spec: Any, deadline: float) -> dict[str, Any]:
-    """By stage, how far the events' length is from the profiler's; and what the profiles showed of kernels."""
+    """By stage, the difference of the events' duration from the profiler's; and the kernels in the profiles."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -130,7 +130,7 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
     service = Service(spec.folder, spec.entry, spec.settings.with_overrides({"pinned_staging": True}))
     service.load()
     instance, size = service.models.instances[0], spec.settings.max_batch_size
-    assert instance.accelerator is not None, "this is for a GPU"
+    assert instance.accelerator is not None, "this workload needs a GPU"
     traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
     recorder, clock = StageRecorder(2 * BATCHES), DeviceClock()
     flights = Flights(instance, clock, recorder, overlap=False)
@@ -163,7 +163,7 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
 
 
 def spans(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Nanoseconds from the begin of the first to the end of the last event of each kind that a profile shows.
+    """Nanoseconds from the begin of the first to the end of the last event of each kind in a profile.
 
     :param events: of a trace of ``torch.profiler``, in microseconds.
     """
@@ -178,7 +178,7 @@ def spans(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """A stage's lengths by the events and by the profiler, in nanoseconds, with their medians and extremes.
+    """A stage's durations by the events and by the profiler, in nanoseconds, with medians and extremes.
 
     :param pairs: by batch, the events' and the profiler's.
     """
@@ -196,7 +196,7 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def sessions(kernels: Sequence[int]) -> dict[str, Any]:
-    """How many profiles were made and how many show a kernel, and the least and the most that one shows.
+    """The number of profiles, of those with a kernel, and the minimum and maximum number of kernels.
 
     A profiler that is started again may lose the first kernels, or all of them.
 

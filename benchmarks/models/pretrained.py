@@ -1,4 +1,4 @@
-"""What the workloads of this folder share: where the packages are, and made-up or found material to work on."""
+"""Shared by the workloads of this folder: the packages' location, and generated or local inputs."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ import torch
 
 from latfix import Request
 
-#: Where ``install.py`` puts packages and speech.
+#: Where ``install.py`` stores packages and speech.
 CACHE = Path(os.environ.get("LATFIX_MODELS", "~/.cache/latfix-models")).expanduser()
 PACKAGES = CACHE / "packages"
 #: Samples a second of all audio here.
 RATE = 16_000
 if str(PACKAGES) not in sys.path:
-    sys.path.append(str(PACKAGES))  # last: what latfix's own environment has comes first
+    sys.path.append(str(PACKAGES))  # last: packages of latfix's environment come first
 
 Audio = npt.NDArray[np.float32]
 
 
 def number(request: Request) -> int:
-    """A number below 2³² that a request keeps in every replay."""
+    """A number below 2³² that is the same for a request in every replay."""
     return zlib.crc32(request.id.encode())
 
 
-def labelled(cases: Iterable[Any], **features: float) -> list[Request]:
-    """Requests for labelled cases; :func:`case_of` gives each back."""
+def labeled(cases: Iterable[Any], **features: float) -> list[Request]:
+    """Requests for labeled cases; :func:`case_of` returns each case."""
     return [
-        Request(id=f"labelled{k}", arrival_s=0.0, features=features, payload={"case": case})
+        Request(id=f"labeled{k}", arrival_s=0.0, features=features, payload={"case": case})
         for k, case in enumerate(cases)
     ]
 
 
 def case_of(request: Request) -> Any:
-    """The labelled case that a request is for; ``None`` for recorded traffic."""
+    """The labeled case of a request; ``None`` for recorded traffic."""
     return request.payload.get("case") if isinstance(request.payload, dict) else None
 
 
 @cache
 def manual() -> dict[str, list[str]]:
-    """Paragraphs of Python's own manual by topic, in words alone: real English, the same on every machine."""
+    """Paragraphs of Python's manual by topic, words only: real English, the same on every machine."""
     from pydoc_data.topics import topics
 
     return {
@@ -63,7 +63,7 @@ def words() -> list[str]:
 
 
 def passage(request: Request, count: int) -> str:
-    """So many words of the manual, from a place that the request keeps."""
+    """This many words of the manual, from a fixed place for each request."""
     start = number(request) % (len(words()) - count)
     return " ".join(words()[start : start + count])
 
@@ -83,16 +83,16 @@ def _running() -> list[Audio]:
 
 
 def talk(request: Request, seconds: float) -> Audio:
-    """So much of what one voice says, from a place that the request keeps."""
+    """Speech of one voice of this length, from a fixed place for each request."""
     voices = _running()
-    said = voices[number(request) % len(voices)]
+    voice = voices[number(request) % len(voices)]
     length = round(seconds * RATE)
-    start = number(request) // len(voices) % (len(said) - length)
-    return said[start : start + length]
+    start = number(request) // len(voices) % (len(voice) - length)
+    return voice[start : start + length]
 
 
 class OnnxModule(torch.nn.Module):
-    """An ONNX file behind a module's call, as a service in Python runs it; one input, one output."""
+    """An ONNX file as a callable module, as in a Python service; one input, one output."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

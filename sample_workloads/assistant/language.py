@@ -1,8 +1,8 @@
-"""The language that the sample assistant speaks: generated from a seed, with a known best accuracy.
+"""The sample assistant's language: generated from a seed, with a known best accuracy.
 
-A text is a session: a beginning, the user's name, then turns of words. What comes next depends on the last
-word and on the class of the one before it, on open brackets (which close after a fixed number of words)
-and on the name given at the start (which every ``recall`` token is followed by). Only the standard library
+A text is a session: a beginning, the user's name, then turns of words. The next token depends on the last word
+and the class of the one before it, on open brackets (which close after a fixed number of words) and on the
+name given at the start (which follows every ``recall`` token). Only the standard library
 is used, and only ``random.Random.random``, whose sequence is the same in every Python version.
 """
 
@@ -50,7 +50,7 @@ _NAME_DISTRIBUTION: Distribution = tuple((FIRST_NAME + k, 1 / NAMES) for k in ra
 
 @dataclass(slots=True)
 class State:
-    """What the next token depends on. ``words_left`` counts down inside a bracket; -1 outside."""
+    """The state that determines the next token. ``words_left`` counts down inside a bracket; -1 outside."""
 
     last: int = PAD
     name: int = 0
@@ -126,7 +126,7 @@ def tokens(seed: str, length: int) -> list[int]:
 
 
 def spell(token: int) -> str:
-    """A token as people read it."""
+    """A token as text."""
     if token >= FIRST_WORD:
         k = token - FIRST_WORD
         return "bdfglmprst"[k % 10] + "aeiou"[k // 10 % 5] + "knrsz"[(k // 50 + k) % 5]

@@ -12,7 +12,7 @@ VOCABULARY = 160
 LAYERS, WIDTH, HEADS, MLP_WIDTH = 8, 160, 5, 480
 MAX_PROMPT = 256
 MAX_NEW = 64
-#: Prompts are padded to a multiple of the first, caches to a multiple of the second, so that few shapes occur.
+#: Prompts are padded to a multiple of the first, caches of the second, so that few shapes occur.
 PROMPT_STEP, CACHE_STEP = 32, 64
 
 #: One layer's keys and values, each (batch, heads, places, width / heads).
@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.down = nn.Linear(MLP_WIDTH, WIDTH)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of ``x`` (batch, time, width), with their positions turned in."""
+        """Queries, keys and values of ``x`` (batch, time, width), rotated by their positions."""
         batch, time, _ = x.shape
         heads = self.qkv(self.norm_attention(x)).view(batch, time, 3 * HEADS, WIDTH // HEADS).transpose(1, 2)
         turned, v = heads[:, : 2 * HEADS], heads[:, 2 * HEADS :]
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
 class Prefill(nn.Module):
     """Reads the prompts at once.
 
-    Prompts are padded on the right and each token looks only to its left, so padding is never seen.
+    Prompts are padded on the right and each token attends only to its left, so padding has no effect.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -104,7 +104,7 @@ class Prefill(nn.Module):
 
 
 class DecodeStep(nn.Module):
-    """Reads one more token of each text, with what came before in the cache."""
+    """Reads one more token of each text, with earlier tokens in the cache."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class DecodeStep(nn.Module):
 
         :param tokens: (batch,) the last token of each text.
         :param positions: (batch,) its position in its own text.
-        :param place: (1,) where in the cache it is kept, the same for all rows.
-        :param mask: (batch, 1, 1, places) 0 where a row has a token, minus infinity elsewhere.
+        :param place: (1,) its place in the cache, the same for all rows.
+        :param mask: (batch, 1, 1, places) 0 at tokens of a row, minus infinity elsewhere.
         """
         decoder = self.decoder
         x = decoder.embed(tokens)[:, None]
@@ -135,8 +135,8 @@ class DecodeStep(nn.Module):
 class Assistant(nn.Module):
     """Greedy generation for a static batch: it runs until its longest answer is complete.
 
-    There is no end token: the number of new tokens is the recorded one, so that a replay does the work that
-    was recorded. The cache belongs to the call, so several threads may share one model.
+    There is no end token: the number of new tokens is the recorded one, so that a replay does the recorded
+    work. The cache belongs to the call, so several threads may share one model.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Assistant(nn.Module):
         return self.prefill.decoder
 
     def compile_parts(self) -> list[str]:
-        """Names of the submodules worth compiling; the loop between them is Python and stays so."""
+        """Names of the submodules worth compiling; the loop between them remains Python."""
         return ["prefill", "decode_step"]
 
     def forward(self, tokens: Tensor, prompt_lengths: Tensor, new_tokens: Tensor) -> dict[str, Tensor]:
@@ -183,7 +183,7 @@ class Assistant(nn.Module):
 
     @staticmethod
     def _widen(prompt_cache: list[KeysValues], places: int) -> list[KeysValues]:
-        """Caches with room for ``places`` tokens a row, zeroed where nothing is written yet."""
+        """Zeroed caches with room for ``places`` tokens per row."""
 
         def widen(x: Tensor) -> Tensor:
             wide = x.new_zeros((x.shape[0], x.shape[1], places, x.shape[3]))
@@ -194,7 +194,7 @@ class Assistant(nn.Module):
 
     @staticmethod
     def _mask(prompt_lengths: Tensor, places: int, dtype: torch.dtype) -> Tensor:
-        """0 where a row's prompt has a token, minus infinity on padding and on what is not yet written."""
+        """0 where a row's prompt has a token, minus infinity on padding and unwritten places."""
         empty = torch.arange(places, device=prompt_lengths.device) >= prompt_lengths[:, None]
         mask = torch.zeros(empty.shape, dtype=dtype, device=prompt_lengths.device)
         return mask.masked_fill_(empty, float("-inf"))[:, None, None]

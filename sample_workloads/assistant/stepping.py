@@ -1,4 +1,4 @@
-"""Generation in steps: requests join and leave between two tokens, as ``batching = "continuous"`` asks for it."""
+"""Generation in steps: requests join and leave between two tokens, for ``batching = "continuous"``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(slots=True)
 class Generating:
-    """Texts that are being continued, a row each.
+    """Texts being generated, one per row.
 
-    All rows write their next token's keys and values at the same place of the cache. A row that joined later, or
-    whose prompt was shorter, has places that it never wrote; they are masked.
+    All rows write their next token's keys and values at the same place of the cache. Places that a row never wrote,
+    because it joined later or its prompt was shorter, are masked.
 
-    :param mask: (rows, 1, 1, places) 0 where a row has a token, minus infinity elsewhere.
-    :param place: where the next token is kept.
+    :param mask: (rows, 1, 1, places) 0 at tokens of a row, minus infinity elsewhere.
+    :param place: the place of the next token.
     :param prompts: (rows,) tokens in each prompt.
-    :param wanted: by row, tokens to generate; ``made`` those that there are.
+    :param wanted: by row, tokens to generate; ``made``: those generated so far.
     :param logits: (rows, vocabulary) after the last token of each; ``first`` after its prompt.
     """
 
@@ -39,7 +39,7 @@ class Generating:
 
 
 class Stepping:
-    """What a model needs to be stepped, for a class that has ``prefill`` and ``decode_step``.
+    """Mixin that makes a model with ``prefill`` and ``decode_step`` run in steps.
 
     :cvar prompt_step: prompts are padded to a multiple of it, caches to one of ``cache_step``.
     """
@@ -50,7 +50,7 @@ class Stepping:
     decode_step: Any
 
     def start(self, tokens: Tensor, prompt_lengths: Tensor, new_tokens: Tensor) -> Generating:
-        """Read prompts; the first token of each answer is there afterwards. Arguments are those of ``forward``."""
+        """Read prompts and generate the first token of each answer. Arguments are those of ``forward``."""
         padded = _round_up(tokens.shape[1], self.prompt_step)
         logits, cache = self.prefill(F.pad(tokens, (0, padded - tokens.shape[1])), prompt_lengths)
         empty = torch.arange(padded, device=tokens.device) >= prompt_lengths[:, None]
@@ -67,7 +67,7 @@ class Stepping:
         )
 
     def done(self, state: Generating) -> list[bool]:
-        """By row, whether all tokens that were asked for are there."""
+        """By row, true if all requested tokens are generated."""
         return [len(made) >= wanted for made, wanted in zip(state.made, state.wanted, strict=True)]
 
     def step(self, state: Generating) -> None:
@@ -103,7 +103,7 @@ class Stepping:
         )
 
     def leave(self, state: Generating, rows: Sequence[int]) -> tuple[list[dict[str, Tensor]], Generating | None]:
-        """Answers of some rows, as ``forward`` has them, and the other texts."""
+        """Answers of some rows, as from ``forward``, and the remaining texts."""
         answers = [
             {
                 "tokens": torch.tensor(state.made[row][: state.wanted[row]], dtype=torch.long),
@@ -129,9 +129,9 @@ class Stepping:
         )
 
     def _make_room(self, state: Generating) -> None:
-        """Widen the cache; where many places are masked, move what is there to the front first.
+        """Widen the cache; if many places are masked, compact it first.
 
-        Positions are in the keys already, so that tokens may lie in any order.
+        The keys contain their positions, so tokens may be in any order.
         """
         empty = state.mask[:, 0, 0] < 0
         used = int((~empty).sum(dim=1).max())
@@ -149,7 +149,7 @@ class Stepping:
 
 
 def _widened(cache: list[KeysValues], mask: Tensor, places: int) -> tuple[list[KeysValues], Tensor]:
-    """Caches and mask with room for ``places`` tokens a row; new places are zero and masked."""
+    """Caches and mask with room for ``places`` tokens per row; new places are zero and masked."""
     more = places - mask.shape[-1]
     wide = [(F.pad(keys, (0, 0, 0, more)), F.pad(values, (0, 0, 0, more))) for keys, values in cache]
     return wide, F.pad(mask, (0, more), value=float("-inf"))

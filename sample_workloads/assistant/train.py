@@ -1,11 +1,11 @@
-"""Make this folder's data: weights, labelled validation texts and traffic, each from a seed.
+"""Make this folder's data: weights, labeled validation texts and traffic, each from a seed.
 
     python train.py                    # all, into this folder; about five minutes on one core
     python train.py --only traffic     # or validation, or weights
     python train.py --out DIR          # elsewhere
 
-Traffic and validation texts come out the same byte for byte. Weights repeat on the same machine and version
-of PyTorch; elsewhere the arithmetic's last digits differ and so do the weights.
+Traffic and validation texts are reproduced byte for byte. Weights are reproduced on the same machine and
+version of PyTorch; elsewhere rounding differs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HERE = Path(__file__).resolve().parent
 
 SEED = 20_240_601
 STEPS, BATCH, PEAK_LEARNING_RATE = 800, 16, 3e-3
-#: Texts are short until this share of the steps is done, then as long as the context.
+#: Texts are short for this share of the steps, then as long as the context.
 SHORT_SHARE, SHORT, LONG = 0.7, 112, 288
 
 VALIDATION_CASES, VALIDATION_NEXT = 400, 4
 
 DURATION_S = 42.0
-#: Conversations begun a second, in quiet and in the bursts, which start at these times.
+#: New conversations per second, outside and inside the bursts, which start at these times.
 QUIET_RATE, BURST_RATE = 4.2, 20.0
 BURSTS_S = ((6.0, 1.6), (14.5, 1.2), (22.0, 2.0), (29.5, 1.4), (37.0, 1.6))
 WARM_S = 20.0
@@ -55,7 +55,7 @@ language, network = workload.language, workload.network
 
 
 def train_weights(out: Path) -> None:
-    """Train from scratch on texts that are generated as they are needed, each seen once."""
+    """Train from scratch on generated texts, each used once."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = network.Assistant().decoder
@@ -92,7 +92,7 @@ def _schedule(step: int) -> float:
 
 
 def validation_lines() -> list[str]:
-    """Texts that training never sees, cut at a random place, with the tokens that truly follow."""
+    """Texts not used in training, cut at a random place, with the tokens that follow."""
     rng = random.Random(f"validation {SEED}")
     lines = []
     for case in range(VALIDATION_CASES):
@@ -103,7 +103,7 @@ def validation_lines() -> list[str]:
 
 
 def best_accuracy() -> float:
-    """The score that a perfect model of the language would have on the validation texts."""
+    """The score of a perfect model on the validation texts."""
     right = counted = 0
     for line in validation_lines():
         case = json.loads(line)
@@ -120,7 +120,7 @@ def best_accuracy() -> float:
 
 
 def traffic_lines() -> list[str]:
-    """Synthesized chat traffic: conversations begin at random, in bursts at times, and go on for some turns.
+    """Synthesized chat traffic: conversations begin at random, more often in bursts, and last some turns.
 
     Each turn's prompt is the whole conversation so far. Most answers are short, some are long.
     """
@@ -138,7 +138,7 @@ def traffic_lines() -> list[str]:
 
 
 def _session_starts(rng: random.Random) -> list[float]:
-    """Poisson arrivals whose rate is higher in bursts, from before the start so that talks are under way."""
+    """Poisson arrivals with a higher rate in bursts, beginning before time 0 so that conversations are under way."""
     starts, now = [], -WARM_S
     while now < DURATION_S:
         now += -math.log(1.0 - rng.random()) / BURST_RATE

@@ -1,4 +1,4 @@
-"""Adapter of the sample assistant: a chat model that generates its answers token by token."""
+"""Adapter of the sample assistant: a chat model that generates answers token by token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def _neighbor(name: str) -> ModuleType:
-    """Load ``name.py`` from this folder, under a name that no other folder's module has."""
+    """Load ``name.py`` from this folder under a unique module name."""
     full_name = f"_latfix_assistant_{zlib.crc32(str(HERE).encode()):08x}_{name}"
     if full_name in sys.modules:
         return sys.modules[full_name]
@@ -29,7 +29,7 @@ def _neighbor(name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {HERE / name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[full_name] = module  # dataclasses look their module up here while it is executed
+    sys.modules[full_name] = module  # dataclasses look up their module here while it is executed
     spec.loader.exec_module(module)
     return module
 
@@ -52,9 +52,9 @@ class SteppedAssistant(stepping.Stepping, network.Assistant):  # type: ignore[mi
 class AssistantWorkload(Workload):
     """Chat requests: features ``input_tokens`` and ``output_tokens``, both optional.
 
-    A prompt is ``payload["tokens"]`` where there is one. Otherwise it is as many tokens as ``input_tokens``
-    says of a text that is derived from ``payload["seed"]``, else from the session, else from the request's
-    id: any trace of lengths can be replayed, and a session's prompts grow as one conversation.
+    A prompt is ``payload["tokens"]`` if given. Otherwise it is ``input_tokens`` tokens of a text derived from
+    ``payload["seed"]``, else from the session, else from the request's id: any trace of lengths can be
+    replayed, and a session's prompts grow as one conversation.
     """
 
     def load(self, device: str) -> torch.nn.Module:
@@ -70,7 +70,7 @@ class AssistantWorkload(Workload):
 
         Lengths are rounded; a prompt longer than the context keeps its last tokens.
 
-        :raises ValueError: where a length is negative or no number, or a token is outside the vocabulary.
+        :raises ValueError: a length is negative or not a number, or a token is outside the vocabulary.
         """
         new_tokens = min(_count(request, "output_tokens", DEFAULT_NEW), network.MAX_NEW)
         prompt = _prompt(request)
@@ -87,11 +87,11 @@ class AssistantWorkload(Workload):
         return {"tokens": ids, "text": " ".join(map(language.spell, ids))}
 
     def evaluate(self, predict: Any) -> float:
-        """Next-token accuracy on labelled texts, from 0 to 1.
+        """Next-token accuracy on labeled texts, from 0 to 1.
 
-        Each text is continued by a few tokens. A generated token counts, right or wrong, as long as all
-        before it were right: only then had the model read the true text. So both the reading of prompts and
-        the steps after it are measured.
+        Each text is continued by a few tokens. A generated token counts, right or wrong, if all before it
+        were right, because only then has the model read the true text. So both prompt reading and decoding
+        steps are measured.
         """
         cases = validation()
         requests = [
@@ -114,7 +114,7 @@ class AssistantWorkload(Workload):
 
 
 def validation() -> list[dict[str, list[int]]]:
-    """The labelled texts: ``tokens`` as read so far, and the true ``next`` ones."""
+    """The labeled texts: ``tokens`` read so far, and the true ``next`` ones."""
     lines = (HERE / "validation.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 

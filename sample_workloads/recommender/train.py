@@ -1,10 +1,10 @@
-"""Makes everything the recommender sample holds: feature store, traffic, validation data, weights.
+"""Make the recommender sample's data: feature store, traffic, validation data, weights.
 
     python train.py             all of it, about five minutes on one core
-    python train.py --data      all but the weights, a few seconds
-    python train.py --traffic   traffic.jsonl alone, from the feature store
+    python train.py --data      everything except the weights, a few seconds
+    python train.py --traffic   only traffic.jsonl, from the feature store
 
-The same seed gives the same data on the same NumPy; weights agree to rounding between machines.
+The same seed gives the same data with the same NumPy; weights agree to rounding between machines.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TRAFFIC_USERS = 720
 VALIDATION_USERS = 240
 TRAFFIC_SLATES = 480
 DURATION_S = 42.0
-BASE_RATE = 9.0  # requests a second at the start of the evening
+BASE_RATE = 9.0  # requests per second at the start of the evening
 PEAK_RATE = 12.0
 #: Start, length (seconds) and factor of each burst.
 BURSTS = ((7.0, 1.2, 3.4), (15.5, 1.4, 3.4), (24.0, 1.0, 3.8), (31.0, 1.4, 3.2), (38.0, 1.0, 3.6))
 
 
 def sibling(name: str) -> ModuleType:
-    """Load a file of this folder; the folder is no package, and other samples have files of the same name."""
+    """Load a file of this folder, which is not a package; other samples have files of the same name."""
     key = f"recommender_{name}"
     if key in sys.modules:
         return sys.modules[key]
@@ -49,7 +49,7 @@ def sibling(name: str) -> ModuleType:
 
 
 def rate_at(second: float) -> float:
-    """Requests a second: an evening's rise, and bursts when a push notification goes out."""
+    """Requests per second: an evening's rise, and bursts at push notifications."""
     rate = BASE_RATE + (PEAK_RATE - BASE_RATE) * np.sin(np.pi * min(second / DURATION_S, 1.0)) ** 2
     for start, length, factor in BURSTS:
         if start <= second < start + length:
@@ -85,7 +85,7 @@ def traffic_lines(store: Path) -> str:
 
 
 def write_store(path: Path) -> None:
-    """Write users, slates, items and segment statistics, and the validation labels beside them."""
+    """Write users, slates, items, segment statistics, and the validation labels."""
     world_module, adapter = sibling("world"), sibling("workload")
     world = world_module.World.create(SEED)
     rng = np.random.default_rng(SEED + 1)
@@ -128,7 +128,7 @@ def write_store(path: Path) -> None:
 
 
 def train(path: Path, budget_steps: int) -> None:
-    """Train on users drawn afresh for each step and write the weights in half precision."""
+    """Train on users drawn anew for each step, and write the weights in half precision."""
     import torch
     from safetensors.torch import save_file
 
@@ -139,7 +139,7 @@ def train(path: Path, budget_steps: int) -> None:
     rng = np.random.default_rng(SEED + 2)
     model = adapter.RankerModel()
     with torch.no_grad():
-        # Items start from the shop's content vectors, as from a text or picture encoder, and are trained on.
+        # Items start from the shop's content vectors, as from a text or image encoder, and are trained further.
         content = torch.from_numpy(world.latent).float() * world_module.LATENT**0.5
         model.item_table.weight[1:, : world_module.LATENT] = content
         model.item_table.weight[1:, world_module.LATENT :] *= 0.2
@@ -178,7 +178,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traffic", action="store_true", help="write traffic.jsonl alone")
-    parser.add_argument("--data", action="store_true", help="write all but the weights")
+    parser.add_argument("--data", action="store_true", help="write everything except the weights")
     parser.add_argument("--steps", type=int, default=1600, help="training steps")
     options = parser.parse_args()
     store = HERE / "features.sqlite"

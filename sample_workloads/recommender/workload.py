@@ -1,6 +1,6 @@
 """A ranking service: scores a slate of candidate items by a user's behaviour history.
 
-One request names a user and a slate. The service looks both up in its feature store (SQLite), joins click
+A request contains a user and a slate. The service looks both up in its feature store (SQLite), joins click
 statistics from an in-process feature cache, and runs a transformer over the history; each candidate then
 attends to the encoded history, and a small MLP gives its click logit.
 """
@@ -36,7 +36,7 @@ DENSE = 4
 
 
 class EncoderLayer(nn.Module):
-    """Pre-norm transformer layer written with plain linear layers, so that each can be quantized."""
+    """Pre-norm transformer layer of plain linear layers, so that each can be quantized."""
 
     def __init__(self, width: int, attention: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class EncoderLayer(nn.Module):
         self.feed_out = nn.Linear(hidden, width)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """``x`` is (batch, length, width); ``mask`` is (batch, 1, 1, length), true where there is an event."""
+        """``x`` is (batch, length, width); ``mask`` is (batch, 1, 1, length), true at events."""
         batch, length, _ = x.shape
         mixed = self.query_key_value(self.attention_norm(x))
         query, key, value = mixed.view(batch, length, 3, self.heads, -1).unbind(2)
@@ -139,7 +139,7 @@ class Event:
 
 @dataclass(slots=True)
 class User:
-    """A user as the service keeps them after the first look-up."""
+    """A user as cached after the first look-up."""
 
     segment: int
     history: list[Event]
@@ -151,7 +151,7 @@ class Ranker(latfix.Workload):
     def load(self, device: str) -> torch.nn.Module:
         model = RankerModel()
         weights = load_file(str(HERE / "model.safetensors"))
-        # The file keeps half-precision numbers to stay small; the service computes in float32.
+        # The file has half precision to be small; the service computes in float32.
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
         self._local = threading.local()
         self._users: dict[int, User] = {}
@@ -183,7 +183,7 @@ class Ranker(latfix.Workload):
         return answer
 
     def evaluate(self, predict: Callable[[list[latfix.Request]], list[Any]]) -> float:
-        """Area under the ROC curve over all candidates of the labelled slates."""
+        """Area under the ROC curve over all candidates of the labeled slates."""
         with np.load(HERE / "validation.npz") as data:
             users, slates, labels = data["user"], data["slate"], data["label"]
         requests = [
@@ -250,7 +250,7 @@ class Ranker(latfix.Workload):
 class LargeRanker(Ranker):
     """The same service with a network that keeps a GPU busy: 105 million weights, drawn from a seed.
 
-    Nobody trained it, so there is no score: what counts is that its answers stay as they are.
+    It is untrained, so there is no score: accuracy is agreement with its own answers.
     """
 
     evaluate = latfix.Workload.evaluate
@@ -260,7 +260,7 @@ class LargeRanker(Ranker):
         torch.manual_seed(0)
         model = RankerModel(width=1024, attention=1024, layers=8, heads=16, hidden=4096)
         with torch.no_grad():
-            model.score_out.weight.mul_(50.0)  # so that answers differ from one another
+            model.score_out.weight.mul_(50.0)  # so that answers differ
         return model.eval().to(device)
 
 

@@ -1,6 +1,6 @@
-"""The planted ground truth behind the recommender: a made-up shop, its users and how they click.
+"""The ground truth of the recommender: a synthetic shop, its users and their clicks.
 
-Everything the sample is trained on and scored with is drawn from here, from one seed.
+All training and validation data come from here, from one seed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class World:
         return Users(segments, items + 1, 16 * action + bucket)
 
     def slates(self, rng: np.random.Generator, users: Users) -> Ints:
-        """What retrieval proposes: half near the user's history, half popular; (users, candidates), from one."""
+        """Retrieved candidates: half near the user's history, half popular; (users, candidates), counted from one."""
         count, length = users.items.shape
         seen = np.take_along_axis(users.items, rng.integers(length, size=(count, CANDIDATES // 2)), axis=1)
         near = self._popular_item(rng, (seen - 1) // PER_CATEGORY)

@@ -14,7 +14,7 @@ def render(rng: np.random.Generator, label: int, side: int) -> npt.NDArray[np.ui
     """One image, (side, side): the texture at a random angle and scale, a second one faintly over it,
     uneven light and sensor noise.
 
-    Textures are as large in a small image as in a large one: a larger image shows more of the surface.
+    Textures have the same scale in all images: a larger image shows more of the surface.
     """
     own = _texture(rng, label, side)
     other = _texture(rng, int(label + 1 + rng.integers(len(TEXTURES) - 1)) % len(TEXTURES), side)
@@ -25,7 +25,7 @@ def render(rng: np.random.Generator, label: int, side: int) -> npt.NDArray[np.ui
     light = 110.0 + 30.0 * rng.random() + slope[0] * x + slope[1] * y
     noise = _blur(rng.standard_normal((side, side), dtype=np.float32), 1) * 17.0
     level = light + (20.0 + 35.0 * rng.random()) * mixed + noise
-    # 16 gray levels: what the noise leaves of them, and a file that compresses.
+    # 16 gray levels: no less than the noise leaves, and the file compresses.
     return (np.clip(level, 0.0, 255.0).astype(np.uint8) // 16) * 16 + 8
 
 
@@ -56,7 +56,7 @@ def _dots(rng: np.random.Generator, u: Floats, v: Floats) -> Floats:
 
 
 def _rings(rng: np.random.Generator, u: Floats, v: Floats) -> Floats:
-    # Rings around the points of a coarse grid, so that an image of any size shows some.
+    # Rings around the points of a coarse grid, so that images of any size contain some.
     pitch = 2.0 * np.pi * (2.5 + rng.random())
     du = (u % pitch) - pitch / 2.0
     dv = (v % pitch) - pitch / 2.0

@@ -1,10 +1,10 @@
-"""Makes everything the vision sample holds: labelled images, traffic, weights.
+"""Make the vision sample's data: labeled images, traffic, weights.
 
     python train.py             all of it, about three minutes on one core
-    python train.py --data      all but the weights, a few seconds
-    python train.py --traffic   traffic.jsonl alone, from the images' resolutions
+    python train.py --data      everything except the weights, a few seconds
+    python train.py --traffic   only traffic.jsonl, from the images' resolutions
 
-The same seed gives the same data on the same NumPy; weights agree to rounding between machines.
+The same seed gives the same data with the same NumPy; weights agree to rounding between machines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 
 HERE = Path(__file__).parent
 SEED = 20240612
-#: How many labelled images there are of each resolution, and its share of the traffic.
+#: Number of labeled images of each resolution, and its share of the traffic.
 COUNTS = {64: 130, 96: 110, 128: 64, 192: 24, 256: 10, 320: 6}
 SHARES = {64: 0.18, 96: 0.27, 128: 0.31, 192: 0.15, 256: 0.065, 320: 0.025}
 DURATION_S = 42.0
-RATE = 10.0  # requests a second between bursts
+RATE = 10.0  # requests per second between bursts
 #: Start, length (seconds) and factor of each burst.
 BURSTS = ((5.0, 1.0, 3.6), (12.5, 1.4, 3.4), (20.0, 0.8, 3.8), (27.0, 1.6, 3.2), (35.5, 1.2, 3.5))
 
 
 def sibling(name: str) -> ModuleType:
-    """Load a file of this folder; the folder is no package, and other samples have files of the same name."""
+    """Load a file of this folder, which is not a package; other samples have files of the same name."""
     key = f"vision_{name}"
     if key in sys.modules:
         return sys.modules[key]
@@ -45,7 +45,7 @@ def sibling(name: str) -> ModuleType:
 
 
 def rate_at(second: float) -> float:
-    """Requests a second: a steady line of parts, and bursts when a tray of parts passes the cameras."""
+    """Requests per second: a steady line of parts, and bursts when a tray of parts passes the cameras."""
     for start, length, factor in BURSTS:
         if start <= second < start + length:
             return RATE * factor
@@ -81,7 +81,7 @@ def traffic_lines() -> str:
 
 
 def write_images(path: Path) -> None:
-    """Write the labelled images as PNG files in one archive, ordered by resolution."""
+    """Write the labeled images as PNG files in one archive, ordered by resolution."""
     adapter, textures = sibling("workload"), sibling("textures")
     rng = np.random.default_rng(SEED)
     packed, labels, resolutions = [], [], []
@@ -101,7 +101,7 @@ def write_images(path: Path) -> None:
 
 
 def train(path: Path, steps: int) -> None:
-    """Train on images of 64 and 96 pixels drawn afresh for each step; write the matrices in half precision."""
+    """Train on images of 64 and 96 pixels drawn anew for each step; write the matrices in half precision."""
     import torch
     from safetensors.torch import save_file
 
@@ -140,7 +140,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traffic", action="store_true", help="write traffic.jsonl alone")
-    parser.add_argument("--data", action="store_true", help="write all but the weights")
+    parser.add_argument("--data", action="store_true", help="write everything except the weights")
     parser.add_argument("--steps", type=int, default=800, help="training steps")
     options = parser.parse_args()
     if not options.traffic:

@@ -1,7 +1,7 @@
-"""A surface-inspection service: says which of ten textures a grayscale camera image shows.
+"""A surface-inspection service: classifies ten textures in grayscale camera images.
 
-One request names an image. ``prepare`` decodes its PNG and normalizes it; images come in several resolutions,
-so a batch is padded to its largest image and a mask keeps the padding out of the result.
+A request contains the index of an image. ``prepare`` decodes its PNG and normalizes it; images come in several
+resolutions, so a batch is padded to its largest image, and a mask excludes the padding from the result.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CLASSES = (
     "speckle",
     "zigzag",
 )
-STRIDE = 8  # of the whole network; resolutions are multiples of it, so that padded and single grids agree
+STRIDE = 8  # of the whole network; resolutions are multiples of it, so that grids agree with and without padding
 
 
 class Block(nn.Module):
-    """Residual block. The mask sets padding back to zero, which is what a convolution sees at an edge."""
+    """Residual block. The mask resets padding to zero, as at the edge of an image."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class InspectorModel(nn.Module):
     """Residual network, masked average pooling, two-layer classifier.
 
     Inputs: ``image`` (batch, 1, height, width) floating, zero where padded, sides multiples of 8;
-    ``mask`` of the same shape, one where there is an image. Output: class logits (batch, 10) float32.
+    ``mask`` of the same shape, one inside the image. Output: class logits (batch, 10) float32.
     """
 
     def __init__(self, wider: int = 1, deeper: int = 1) -> None:
@@ -84,7 +84,7 @@ class InspectorModel(nn.Module):
             if block.first.stride[0] == 2:
                 mask = mask[:, :, ::2, ::2]
             x = block(x, mask)
-        # Summed in float32: in half precision a large image's count of pixels would be rounded.
+        # Summed in float32, because half precision would round a large image's pixel count.
         pooled = x.float().sum((2, 3)) / mask.float().sum((2, 3))
         return self.classes(torch.relu(self.hidden(pooled.to(x.dtype)))).float()
 
@@ -95,7 +95,7 @@ class Inspector(latfix.Workload):
     def load(self, device: str) -> torch.nn.Module:
         model = InspectorModel()
         weights = load_file(str(HERE / "model.safetensors"))
-        # The file keeps matrices in half precision to stay small; the service computes in float32.
+        # The file has matrices in half precision to be small; the service computes in float32.
         model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in weights.items()})
         with np.load(HERE / "images.npz") as images:
             self._bytes = images["png"].tobytes()
@@ -127,7 +127,7 @@ class Inspector(latfix.Workload):
         return {"class": CLASSES[int(index)], "probability": float(probability)}
 
     def evaluate(self, predict: Callable[[list[latfix.Request]], list[Any]]) -> float:
-        """Share of the labelled images whose class is right."""
+        """Share of the labeled images that are classified correctly."""
         requests = [
             latfix.Request(
                 id=f"validation-{index}",
@@ -145,7 +145,7 @@ class Inspector(latfix.Workload):
 class LargeInspector(Inspector):
     """The same service with a network that keeps a GPU busy: 40 million weights, drawn from a seed.
 
-    Nobody trained it, so there is no score: what counts is that its answers stay as they are.
+    It is untrained, so there is no score: accuracy is agreement with its own answers.
     """
 
     evaluate = latfix.Workload.evaluate
@@ -155,7 +155,7 @@ class LargeInspector(Inspector):
         torch.manual_seed(0)
         model = InspectorModel(wider=4, deeper=2)
         with torch.no_grad():
-            model.classes.weight.mul_(50.0)  # so that answers differ from one another
+            model.classes.weight.mul_(50.0)  # so that answers differ
         return model.eval().to(device)
 
 
@@ -169,7 +169,7 @@ def normalize(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 def decode_png(data: bytes) -> npt.NDArray[np.uint8]:
     """Pixels of an 8-bit grayscale PNG whose rows use the filters None, Sub or Up.
 
-    :raises ValueError: for anything else, or where the file is damaged.
+    :raises ValueError: another format, or a damaged file.
     """
     if data[:8] != b"\x89PNG\r\n\x1a\n":
         raise ValueError("not a PNG file")

@@ -1,4 +1,4 @@
-"""The GPU benchmarks as far as they work without one: limits of time, results item by item, what counts as shown."""
+"""The GPU benchmarks, without a GPU: time limits, results by item, and the checks of each part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Change = Callable[[Found], object]
 # commands
 
 _SLEEPS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(120)"
-#: Starts one that sleeps, in a session of its own where that is asked for, and says so when it is under way.
+#: Starts a sleeping process, in its own session if requested, and prints when it runs.
 _STARTS = """
 import pathlib, subprocess, sys, time
 file = pathlib.Path(sys.argv[1])
@@ -51,7 +51,7 @@ def _starting(file: Path, where: str, then: str) -> list[str]:
 
 
 def _is_gone(pid: int) -> bool:
-    """It has ended, whether or not anyone has taken note of it."""
+    """True if the process has ended, reaped or not."""
     stat = Path(f"/proc/{pid}/stat")
     for _ in range(200):
         try:
@@ -64,7 +64,7 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def test_a_command_is_run_in_this_tree_and_says_how_it_ended() -> None:
+def test_a_command_runs_in_this_tree_and_reports_its_end() -> None:
     code = "import os, sys, latfix; print(os.getcwd(), latfix.__file__); print('and', file=sys.stderr); sys.exit(3)"
     ended = run([sys.executable, "-c", code], 30)
     assert ended.exit_code == 3 and ended.why == "exit code 3: and"
@@ -76,7 +76,7 @@ def test_a_command_is_run_in_this_tree_and_says_how_it_ended() -> None:
     ("where", "then", "code"),
     [("along", "time.sleep(120)", TIMED_OUT), ("apart", "time.sleep(120)", TIMED_OUT), ("along", "", 0)],
 )
-def test_a_command_that_ends_or_is_stopped_leaves_nobody_behind(
+def test_a_command_that_ends_or_is_stopped_leaves_no_process(
     tmp_path: Path, where: str, then: str, code: int
 ) -> None:
     ended = run(_starting(tmp_path / "pid", where, then), 3 if code else 30)
@@ -86,7 +86,7 @@ def test_a_command_that_ends_or_is_stopped_leaves_nobody_behind(
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
-def test_an_interruption_ends_the_command_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wait, file = subprocess.Popen.wait, tmp_path / "pid"
 
     def interrupted(*_: Any) -> int:
@@ -104,7 +104,7 @@ def test_an_interruption_ends_the_command_too(tmp_path: Path, monkeypatch: pytes
 # results
 
 
-def test_items_are_on_disk_before_the_next_is_measured_and_one_that_fails_costs_no_other(tmp_path: Path) -> None:
+def test_each_item_is_written_at_once_and_a_failure_affects_no_other(tmp_path: Path) -> None:
     part = Part(tmp_path / "some.json")
     part.put("first", {"value": 1})
     part.attempt("second", lambda: dict[str, Any]()["nowhere"])
@@ -118,7 +118,7 @@ def test_items_are_on_disk_before_the_next_is_measured_and_one_that_fails_costs_
     assert part.found["second"]["failed"] == "KeyError: 'nowhere'" and "test_gpu" in part.found["second"]["trace"]
 
 
-def test_what_a_part_that_was_stopped_had_found_is_kept_and_it_has_not_passed(tmp_path: Path) -> None:
+def test_a_stopped_part_keeps_its_results_and_fails(tmp_path: Path) -> None:
     (tmp_path / "slow_part.py").write_text(
         "import time; from benchmarks.gpu.parts import measure_here\n"
         "measure_here(lambda part, _: (part.put('first', {'value': 1}), time.sleep(60)))\n"
@@ -132,7 +132,7 @@ def test_what_a_part_that_was_stopped_had_found_is_kept_and_it_has_not_passed(tm
     assert not part.read()["complete"] and "stopped" in part.read()["problems"][""][0]
 
 
-def test_parts_of_several_calls_are_one_document(tmp_path: Path) -> None:
+def test_parts_of_several_calls_are_merged(tmp_path: Path) -> None:
     def write(folder: str, name: str, date: str, *, complete: bool) -> None:
         (tmp_path / folder).mkdir(exist_ok=True)
         Part(tmp_path / folder / f"{name}.json").update(date=date, complete=complete)
@@ -146,7 +146,7 @@ def test_parts_of_several_calls_are_one_document(tmp_path: Path) -> None:
     assert {name: part["date"] for name, part in found.items()} == {"doctor": "2026-01-01", "stages": "2026-01-02"}
 
 
-def test_without_a_device_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {**machine_facts.facts(), "cuda": False}
     ended = Ended(exit_code=0, output=f"a warning\n{json.dumps(known)}\n", seconds=1.0)
     monkeypatch.setattr(gpu_conftest, "run", lambda *_: ended)
@@ -156,7 +156,7 @@ def test_without_a_device_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({"value": 1}, ""),
         ({}, "nothing"),
@@ -165,11 +165,11 @@ def test_without_a_device_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
         (no_time(3, 20), "skipped: no time: 3 s were left, it needs 20 s at least"),
     ],
 )
-def test_a_result_that_holds_nothing_says_why(value: Any, said: str) -> None:
-    assert lacks(value).startswith(said) and bool(lacks(value)) == bool(said)
+def test_an_empty_result_has_a_reason(value: Any, message: str) -> None:
+    assert lacks(value).startswith(message) and bool(lacks(value)) == bool(message)
 
 
-# what counts as shown
+# checks of each part
 
 _STAGE = {"batches": 40, "told_ns": 5e6, "difference_ns": 40e3}
 _SESSIONS = {"asked": 40, "found": 40, "least_kernels": 32, "most_kernels": 32}
@@ -179,7 +179,7 @@ _RUN: Found = {"right": True, "expected": "transfer.copy", "named": ["transfer.c
 _DONE = Ended(exit_code=0, output="", seconds=1.0)
 _DIED = Ended(exit_code=4, output="boom", seconds=1.0)
 
-#: By part: what judges it, and a result that shows what it is to show.
+#: By part: its check, and a result that passes.
 _GOOD: dict[str, tuple[Callable[[Any], list[str]], Found]] = {
     "doctor": (lambda found: parts.problems_of_doctor(_DONE, found), {"findings": []}),
     "tests": (lambda found: parts.problems_of_tests(_DONE, found), {"passed": 40, "not_passed": []}),
@@ -205,7 +205,7 @@ _GOOD: dict[str, tuple[Callable[[Any], list[str]], Found]] = {
 
 
 def _set(*path: Any, value: Any) -> Change:
-    """Another value in the place that the path leads to."""
+    """A change that sets the value at this path."""
 
     def change(found: Found) -> None:
         inner: Any = found
@@ -217,13 +217,13 @@ def _set(*path: Any, value: Any) -> Change:
 
 
 @pytest.mark.parametrize("part", _GOOD)
-def test_a_part_that_shows_all_of_it_passes(part: str) -> None:
+def test_a_complete_result_passes(part: str) -> None:
     judge, good = _GOOD[part]
     assert judge(good) == []
 
 
 @pytest.mark.parametrize("part", ["ceilings", "stages", "fragmentation"])
-def test_every_item_counts(part: str) -> None:
+def test_every_item_is_required(part: str) -> None:
     judge, good = _GOOD[part]
     for item in (name for name in good if name != "shown"):
         rest = {name: value for name, value in good.items() if name != item}
@@ -233,14 +233,14 @@ def test_every_item_counts(part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "said"),
+    ("part", "change", "message"),
     [
         ("doctor", lambda found: found.pop("findings"), "no findings"),
         ("tests", _set("not_passed", value=["tests/gpu/test_x.py::test_y"]), "test_y"),
         ("tests", _set("passed", value=0), "no test has passed"),
         ("ceilings", _set("vision", "profiles", "found", value=1), "2 of 3 profiles"),
         ("ceilings", _set("vision", "busy_over_floor", value=None), "no profile"),
-        ("ceilings", _set("vision", "busy_over_floor", value=0.5), "which therefore is none"),
+        ("ceilings", _set("vision", "busy_over_floor", value=0.5), "which therefore is wrong"),
         ("stages", _set("copies", "stages", "copy_in", "difference_ns", value=-150e3), "copies, copy_in"),
         ("stages", _set("copies", "stages", "compute", "batches", value=4), "only 4 batches"),
         ("stages", _set("copies", "sessions", "found", value=37), "3 of 40 profiles show no kernel"),
@@ -256,20 +256,20 @@ def test_every_item_counts(part: str) -> None:
         ("samples", _set("steps", value=[{"status": "skipped"}] * 3), "none of 3 fixes was tried"),
     ],
 )
-def test_what_speaks_against_a_part_is_said(part: str, change: Change, said: str) -> None:
+def test_objections_to_a_part_are_reported(part: str, change: Change, message: str) -> None:
     judge, good = _GOOD[part]
     found = json.loads(json.dumps(good))
     change(found)
-    assert any(said in line for line in judge(found)), judge(found)
+    assert any(message in line for line in judge(found)), judge(found)
 
 
-def test_a_command_that_fails_speaks_against_its_part() -> None:
+def test_a_failed_command_is_an_objection() -> None:
     assert parts.problems_of_doctor(_DIED, {"findings": []}) == ["exit code 4: boom"]
     assert parts.problems_of_samples(_DIED, {})[0] == "exit code 4: boom"
 
 
-def test_short_copies_may_differ_by_the_hosts_way_to_them() -> None:
-    """Of 100 µs two per cent are less than the host takes from the event to the copy."""
+def test_short_copies_may_differ_by_the_hosts_launch_time() -> None:
+    """Two percent of 100 µs are less than the host takes from the event to the copy."""
     found: Found = json.loads(json.dumps({"recommender": _STAGED, "copies": _STAGED}))
     short = found["recommender"]["stages"]
     short["copy_in"] = {"batches": 40, "told_ns": 100e3, "difference_ns": 45e3}
@@ -279,12 +279,12 @@ def test_short_copies_may_differ_by_the_hosts_way_to_them() -> None:
     assert len(stages.problems(found)) == 1
 
 
-def test_a_neighbor_that_nobody_can_see_is_no_wrong_answer() -> None:
+def test_an_invisible_neighbor_is_not_a_wrong_answer() -> None:
     unseen = {**_RUN, "right": None, "named": [], "cannot_be_told": "no series"}
     assert faults.problems("Neighbor", unseen) == []
 
 
-def test_outcomes_are_read_from_what_pytest_printed_until_it_was_stopped() -> None:
+def test_outcomes_are_read_from_partial_pytest_output() -> None:
     found = parts.outcomes(
         "tests/gpu/test_some.py::test_passes[a b] PASSED        [ 20%]\n"
         "tests/gpu/test_some.py::test_fails FAILED  [ 40%]\n"
@@ -298,7 +298,7 @@ def test_outcomes_are_read_from_what_pytest_printed_until_it_was_stopped() -> No
 
 
 @pytest.mark.parametrize("error", [ImportError("no pynvml"), NvmlRefused(9, "Driver Not Loaded")])
-def test_a_sample_runs_where_nvml_cannot_be_recorded(tmp_path: Path, error: Exception) -> None:
+def test_a_sample_runs_without_an_nvml_recording(tmp_path: Path, error: Exception) -> None:
     def refuses() -> Any:
         raise error
 
@@ -306,7 +306,7 @@ def test_a_sample_runs_where_nvml_cannot_be_recorded(tmp_path: Path, error: Exce
         assert why == str(error)
 
 
-def test_nvml_is_recorded_meanwhile(tmp_path: Path) -> None:
+def test_nvml_is_recorded(tmp_path: Path) -> None:
     def refuses(*_: Any) -> Any:
         raise NvmlRefused(3, "Not Supported")
 
@@ -336,7 +336,7 @@ def _run(**values: Any) -> dict[str, Any]:
     return run | values
 
 
-def test_a_workload_that_has_run_is_copied_without_what_the_run_left(tmp_path: Path) -> None:
+def test_a_workload_is_copied_without_compiled_modules(tmp_path: Path) -> None:
     folder = _service(tmp_path / "defaults")
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "adapter.cpython-311.pyc").write_bytes(b"compiled")
@@ -345,7 +345,7 @@ def test_a_workload_that_has_run_is_copied_without_what_the_run_left(tmp_path: P
     assert load_spec(str(other)).settings.reserve_mb == 512 and load_spec(str(folder)).settings.reserve_mb == 0
 
 
-def test_a_run_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_affects_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diagnose(workload: Path, _: float) -> dict[str, Any]:
         if workload.name == "reserved":
             raise OSError("disk full")
@@ -365,7 +365,7 @@ def test_a_run_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.Mon
     assert fragmentation.shown(alone.found) == {}
 
 
-def test_what_is_looked_at_is_what_is_judged() -> None:
+def test_the_number_of_checks() -> None:
     gone = _run(memory_causes={}, retries=0, verdict="none", latency_ms={"p99": 20.0})
     shown = fragmentation.shown({"defaults": _run(), "memory.pool": gone})
     assert len(shown) == fragmentation.SHOWN and all(shown.values())
@@ -384,12 +384,12 @@ _EVIDENCE = RunMeta(
 _QUIET: dict[str, Any] = {"causes": [{"cause": "traffic.burst", "named": True}]}
 
 
-def test_a_run_with_all_evidence_lacks_none() -> None:
+def test_a_complete_run_lacks_no_evidence() -> None:
     assert faults.missing_evidence(_EVIDENCE, {"ok": 955}) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "ok", "said"),
+    ("change", "ok", "message"),
     [
         ({}, 940, "940 of 960 requests ended ok"),
         ({"scheduled": 0}, 0, "0 of 0 requests"),
@@ -401,34 +401,34 @@ def test_a_run_with_all_evidence_lacks_none() -> None:
         ({"probes": {}}, 960, "not read"),
     ],
 )
-def test_what_a_run_lacks_is_said_and_then_nothing_is_right(change: dict[str, Any], ok: int, said: str) -> None:
-    lacking = faults.missing_evidence(_EVIDENCE.updated(**change), {"ok": ok})
-    assert len(lacking) == 1 and said in lacking[0]
-    quiet = faults.judged("Quiet", _QUIET, lacking, others_told=True)
-    assert quiet["right"] is False and quiet["evidence_missing"] == lacking
+def test_missing_evidence_is_reported_and_never_right(change: dict[str, Any], ok: int, message: str) -> None:
+    missing = faults.missing_evidence(_EVIDENCE.updated(**change), {"ok": ok})
+    assert len(missing) == 1 and message in missing[0]
+    quiet = faults.judged("Quiet", _QUIET, missing, others_reported=True)
+    assert quiet["right"] is False and quiet["evidence_missing"] == missing
 
 
-def test_a_run_without_any_record_proves_nothing() -> None:
+def test_a_run_without_a_record_lacks_all_evidence() -> None:
     assert len(faults.missing_evidence(RunMeta(), {})) == 6
 
 
 @pytest.mark.parametrize("fault", faults.EXPECTED)
-def test_a_fault_is_told_by_its_cause(fault: str) -> None:
+def test_a_fault_is_judged_by_its_cause(fault: str) -> None:
     named = {"causes": [{"cause": faults.EXPECTED[fault] or "batch.size", "named": True}]}
     other = {"causes": [{"cause": "transfer.other", "named": True}]}
-    assert faults.judged(fault, named, [], others_told=True)["right"] is True
-    assert faults.judged(fault, other, [], others_told=True)["right"] is False
+    assert faults.judged(fault, named, [], others_reported=True)["right"] is True
+    assert faults.judged(fault, other, [], others_reported=True)["right"] is False
 
 
-def test_a_neighbor_whose_work_nobody_tells_is_neither_right_nor_wrong() -> None:
-    unseen = faults.judged("Neighbor", _QUIET, [], others_told=False)
+def test_an_unreported_neighbor_is_neither_right_nor_wrong() -> None:
+    unseen = faults.judged("Neighbor", _QUIET, [], others_reported=False)
     assert unseen["right"] is None and "others_sm_util" in unseen["cannot_be_told"]
-    assert faults.judged("Neighbor", _QUIET, ["the device was cpu"], others_told=False)["right"] is False
+    assert faults.judged("Neighbor", _QUIET, ["the device was cpu"], others_reported=False)["right"] is False
     found = {"causes": [{"cause": "gpu.contention", "named": True}]}
-    assert faults.judged("Neighbor", found, [], others_told=False)["right"] is True
+    assert faults.judged("Neighbor", found, [], others_reported=False)["right"] is True
 
 
-def test_the_neighbor_is_waited_for_and_ended() -> None:
+def test_the_neighbor_is_awaited_and_ended() -> None:
     begun = time.monotonic()
     program = "import time; time.sleep(0.3); print('ready', flush=True); time.sleep(60)"
     with faults.neighbor(program, 30) as process:
@@ -441,12 +441,12 @@ def test_the_neighbor_is_waited_for_and_ended() -> None:
     [("raise SystemExit(3)", 30), ("import time; time.sleep(60)", 0.2)],
     ids=["dies", "silent"],
 )
-def test_a_neighbor_that_does_not_begin_is_an_error(program: str, seconds: float) -> None:
+def test_a_neighbor_that_does_not_start_is_an_error(program: str, seconds: float) -> None:
     with pytest.raises(RuntimeError, match="was not at work"), faults.neighbor(program, seconds):
         pass
 
 
-def test_a_neighbor_that_died_meanwhile_proves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_neighbor_that_died_is_missing_evidence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(faults, "_LOAD", "print('ready', flush=True)")
 
     def diagnosed(*_: Any) -> dict[str, Any]:
@@ -458,7 +458,7 @@ def test_a_neighbor_that_died_meanwhile_proves_nothing(monkeypatch: pytest.Monke
     assert result["right"] is False and "had ended with 0" in result["evidence_missing"][0]
 
 
-def test_a_run_without_a_diagnosis_says_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_without_a_diagnosis_reports_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(faults, "run", lambda *_: _DIED)
     assert faults.planted("Quiet", tmp_path, 60)["failed"] == "latfix diagnose: exit code 4: boom"
 
@@ -470,7 +470,7 @@ def _event(category: str, name: str, begin_us: float, length_us: float) -> dict[
     return {"cat": category, "name": name, "ts": begin_us, "dur": length_us}
 
 
-def test_a_stage_is_from_its_first_operator_to_its_last() -> None:
+def test_a_stage_lasts_from_its_first_to_its_last_operation() -> None:
     events = [
         _event("cpu_op", "aten::mm", 0, 900),
         _event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 10, 5),
@@ -494,7 +494,7 @@ def test_profiles_that_lost_kernels_are_counted() -> None:
     assert (found["asked"], found["found"], found["least_kernels"], found["most_kernels"]) == (4, 3, 0, 32)
 
 
-def test_the_workload_of_large_copies_copies_64_mib_a_request(tmp_path: Path) -> None:
+def test_the_workload_of_large_copies_copies_64_mib_per_request(tmp_path: Path) -> None:
     stages.write_copies(tmp_path)
     spec = load_spec(str(tmp_path))
     service = Service(spec.folder, spec.entry, RunnerSettings(device="cpu"))
@@ -526,13 +526,11 @@ _RATES = {"fp32": 50.0, "tf32": 380.0, "bf16": 750.0, "fp16": 740.0}
         ({}, "float16", "fp16"),
     ],
 )
-def test_a_floor_is_told_by_the_fastest_format_that_may_have_run(
-    kernels: dict[str, int], weights: str, expected: str
-) -> None:
+def test_a_floor_uses_the_fastest_possible_format(kernels: dict[str, int], weights: str, expected: str) -> None:
     assert ceilings.floor_rate(kernels, _RATES, weights) == (expected, _RATES[expected])
 
 
-def test_without_rates_there_is_no_floor_and_one_sample_that_fails_leaves_the_other(
+def test_without_rates_there_is_no_floor_and_a_failed_sample_affects_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def hot_path(name: str, *_: Any) -> dict[str, Any]:

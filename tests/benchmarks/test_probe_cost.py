@@ -1,4 +1,4 @@
-"""What the measurement of the probes' cost leaves out, and the load that it measures under."""
+"""The cost of probes: what its baseline omits, and the load that it measures under."""
 
 from __future__ import annotations
 

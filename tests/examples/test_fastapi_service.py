@@ -1,4 +1,4 @@
-"""The example service: under FastAPI's test client, and as a process of uvicorn's."""
+"""The example service with FastAPI's test client, and as a uvicorn process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TRAFFIC = [{"arrival_s": 0.01 * k, "value": k} for k in range(10)]
 
 @pytest.fixture(scope="module")
 def arranged(tmp_path_factory: pytest.TempPathFactory, write_workload: Callable[..., Path]) -> dict[str, str]:
-    """What the service reads from its environment: a workload, and a plan for it."""
+    """The service's environment: a workload and a plan."""
     base = tmp_path_factory.mktemp("service")
     folder = write_workload(base / "w", adapter=ADAPTER, traffic=TRAFFIC)
     fixes = (PlannedFix(id="batch.size", settings={"max_batch_size": 4, "prepare_threads": 2}),)
@@ -60,11 +60,11 @@ def arranged(tmp_path_factory: pytest.TempPathFactory, write_workload: Callable[
 @pytest.fixture
 def client(arranged: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with warnings.catch_warnings():
-        # Starlette's newer releases prefer another client; either will do.
+        # Newer releases of Starlette prefer another client; either works.
         warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
         from fastapi.testclient import TestClient
 
-    before = set(threading.enumerate())  # what other tests record with stays as long as the process
+    before = set(threading.enumerate())  # recorders of other tests live as long as the process
     for name, value in arranged.items():
         monkeypatch.setenv(name, value)
     spec = importlib.util.spec_from_file_location("fastapi_service", FILE)
@@ -156,7 +156,7 @@ def test_as_a_process_of_uvicorn_started_with_the_plans_environment(arranged: di
                 time.sleep(0.1)
         assert answer == {"answer": [6.0, 6.0]}
         process.send_signal(signal.SIGTERM)
-        # It raises the signal again once it has ended in order, and its parent sees that.
+        # After an orderly end it raises the signal again, which its parent sees.
         assert process.wait(30) in (0, -signal.SIGTERM), log.read_text()
     finally:
         process.kill()

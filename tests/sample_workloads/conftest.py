@@ -1,4 +1,4 @@
-"""The samples as their tests load them."""
+"""The samples, loaded for their tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLES = Path(latfix.sample_workloads.__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample's folder, and what is loaded of it once.
+    """A sample's folder, and parts of it that are loaded once.
 
     :param entry: its adapter's class.
     """
@@ -36,7 +36,7 @@ class Sample:
 
     @functools.cache  # noqa: B019 - three samples, for the whole session
     def module(self, file: str = "workload") -> ModuleType:
-        """One of its Python files."""
+        """A Python file of it."""
         key = f"sample_{self.name}_{file}"
         spec = importlib.util.spec_from_file_location(key, self.folder / f"{file}.py")
         assert spec is not None and spec.loader is not None
@@ -63,7 +63,7 @@ class Sample:
         return [json.loads(line) for line in (self.folder / "traffic.jsonl").read_text().splitlines()]
 
     def request(self, record: dict[str, Any]) -> Request:
-        """A record of the traffic as a request."""
+        """A record of the traffic, as a request."""
         features = {key: record[key] for key in record if key not in ("id", "arrival_s", "payload", "priority")}
         return Request(
             id=record["id"], arrival_s=record["arrival_s"], features=features, payload=record.get("payload")
@@ -87,7 +87,7 @@ def answers(workload: Any, model: Any, requests: Sequence[Request]) -> list[torc
 
 
 def predictor(workload: Any, model: Any) -> Callable[[list[Request]], list[Any]]:
-    """What ``evaluate`` is given."""
+    """The ``predict`` argument of ``evaluate``."""
 
     def predict(requests: list[Request]) -> list[Any]:
         outputs = zip(answers(workload, model, requests), requests, strict=True)

@@ -59,7 +59,7 @@ def answers(model: Any, workload: Any, requests: Sequence[Request]) -> list[dict
 
 def predictor(model: Any, workload: Any) -> Callable[[list[Request]], list[Any]]:
     def predict(requests: list[Request]) -> list[Any]:
-        """In batches of like lengths: little is padded."""
+        """In batches of similar lengths, with little padding."""
         order = sorted(range(len(requests)), key=lambda k: requests[k].features["input_tokens"])
         found: dict[int, Any] = {}
         for group in (order[i : i + 25] for i in range(0, len(order), 25)):
@@ -70,7 +70,7 @@ def predictor(model: Any, workload: Any) -> Callable[[list[Request]], list[Any]]
 
 
 def damaged(model: Any, part: str) -> Any:
-    """A copy of the model with noise on the weights that ``part`` uses, and on those alone."""
+    """A copy of the model with noise only on the weights that ``part`` uses."""
     model = copy.deepcopy(model)
     submodule = getattr(model, part)
     submodule.decoder = copy.deepcopy(submodule.decoder)
@@ -80,7 +80,7 @@ def damaged(model: Any, part: str) -> Any:
     return model
 
 
-def test_each_request_gets_as_many_tokens_as_it_asked_for(model: Any, workload: Any, mixed: list[Request]) -> None:
+def test_each_request_gets_the_requested_number_of_tokens(model: Any, workload: Any, mixed: list[Request]) -> None:
     found = answers(model, workload, mixed)
     assert [len(a["tokens"]) for a in found] == [r.features["output_tokens"] for r in mixed]
     assert all(0 < token < 160 for a in found for token in a["tokens"])
@@ -189,7 +189,7 @@ def test_score_falls_when_either_part_is_damaged(
         assert workload.evaluate(predictor(damaged(model, part), workload)) < whole - 0.05, part
 
 
-def test_score_counts_only_tokens_whose_past_was_right(
+def test_score_counts_only_tokens_after_correct_ones(
     monkeypatch: pytest.MonkeyPatch, module: Any, workload: Any
 ) -> None:
     cases = [{"tokens": [1], "next": [5, 6, 7]}, {"tokens": [1], "next": [5, 6, 7]}]
@@ -242,7 +242,7 @@ def test_parts_compile_whole_and_once_for_all_lengths(model: Any, workload: Any,
     assert len(graphs) == known
 
 
-def test_traffic_is_of_conversations_that_grow() -> None:
+def test_traffic_consists_of_growing_conversations() -> None:
     requests = ASSISTANT.records()
     assert {r["priority"] for r in requests} == set(PRIORITIES)
     assert all(1 <= r["input_tokens"] <= 256 and 1 <= r["output_tokens"] <= 64 for r in requests)

@@ -1,4 +1,4 @@
-"""The sample assistant in steps: the same answers as a static batch gives, whoever joins and leaves meanwhile."""
+"""The sample assistant in steps: the same answers as in a static batch, while requests join and leave."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def alone(model: Any, workload: Any, asked: Request) -> dict[str, Any]:
 
 
 def serve(model: Any, workload: Any, groups: dict[int, list[Request]]) -> dict[str, Any]:
-    """Outputs by request; groups join after so many steps."""
+    """Outputs by request; groups join after these numbers of steps."""
     answers: dict[str, Any] = {}
     state, names, step = None, list[str](), 0
     while groups or names:
@@ -63,7 +63,7 @@ def test_the_model_works_in_steps(model: Any) -> None:
     assert isinstance(model, Steps)
 
 
-def test_answers_are_those_of_a_batch_of_its_own(model: Any, workload: Any) -> None:
+def test_answers_equal_those_of_a_separate_batch(model: Any, workload: Any) -> None:
     sizes = [(3, 5), (64, 16), (250, 1), (31, 40), (33, 0), (120, 7), (256, 64), (12, 64), (90, 3)]
     asked = [request(k, prompt, new) for k, (prompt, new) in enumerate(sizes)]
     found = serve(model, workload, {0: asked[:3], 2: asked[3:5], 9: asked[5:7], 10: asked[7:8], 60: asked[8:]})
@@ -79,7 +79,7 @@ def test_answers_are_those_of_a_batch_of_its_own(model: Any, workload: Any) -> N
 
 
 def test_under_a_steady_stream_the_cache_stays_bounded(model: Any, workload: Any) -> None:
-    """Somebody is always being served, so that nothing is ever started anew."""
+    """The service is never empty, so the cache is never started anew."""
     state = model.start(**workload.collate([workload.prepare(request(0, 100, 64))]))
     widest = 0
     for k in range(1, 120):

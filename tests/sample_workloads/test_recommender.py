@@ -1,4 +1,4 @@
-"""The recommender sample: its features, its ranking, and the store committed with it."""
+"""The recommender sample: features, ranking, and the committed store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_feature_cache_holds_hundreds_of_thousands_of_objects_and_grows() -> Non
     assert len(workload._users[unseen["payload"]["user"]].history) == unseen["history"]
 
 
-def test_unknown_user_is_an_error_of_that_request_alone() -> None:
+def test_unknown_user_is_an_error_of_only_that_request() -> None:
     workload, _ = RECOMMENDER.loaded()
     with pytest.raises(KeyError, match="99999"):
         workload.prepare(Request(id="x", arrival_s=0.0, payload={"user": 99999, "slate": 0}))
@@ -74,7 +74,7 @@ def test_traffic_is_heavy_tailed_and_agrees_with_the_store() -> None:
     assert all(packed[user] == 3 * length for user, length in stored.items())
 
 
-def test_store_histories_are_what_the_script_draws() -> None:
+def test_store_histories_are_reproduced_by_the_script() -> None:
     train, world_module = RECOMMENDER.module("train"), RECOMMENDER.module("world")
     world = world_module.World.create(train.SEED)
     rng = np.random.default_rng(train.SEED + 1)

@@ -1,4 +1,4 @@
-"""What holds for each sample: its answers, its score, its traffic and the data committed with it."""
+"""Common tests of the samples: answers, score, traffic and committed data."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_score_is_well_above_chance_and_falls_with_a_damaged_layer(
 def test_model_survives_lower_precision(sample: Sample, precision: str) -> None:
     workload, model = sample.loaded()
     short = [record for record in sample.records() if int(record[_SIZES[sample.name]]) < 400]
-    # Slates are of one length; images of one size are enough.
+    # Slates have one length; images of one size are enough.
     requests = [sample.request(record) for record in short[:4]]
     exact = batch_output(workload, model, requests)
     batch = workload.collate([workload.prepare(request) for request in requests])
@@ -122,7 +122,7 @@ def test_traffic_is_in_order(sample: Sample) -> None:
 
 
 @ranked
-def test_traffic_bursts_outrun_its_average_rate(sample: Sample) -> None:
+def test_traffic_bursts_exceed_its_average_rate(sample: Sample) -> None:
     counts = np.bincount([int(record["arrival_s"]) for record in sample.records()], minlength=42)
     assert counts.max() > 1.8 * counts.mean()
 

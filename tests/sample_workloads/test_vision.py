@@ -1,4 +1,4 @@
-"""The vision sample: its images, its mask, and the data committed with it."""
+"""The vision sample: images, mask, and committed data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_png_round_trip_uses_every_supported_filter() -> None:
         assert np.array_equal(VISION.module().decode_png(VISION.module().encode_png(pixels)), pixels)
 
 
-def test_png_is_what_another_decoder_reads() -> None:
+def test_png_agrees_with_another_decoder() -> None:
     matplotlib.use("Agg")
     from matplotlib import image
 
@@ -79,7 +79,7 @@ def test_traffic_names_images_of_its_resolution() -> None:
     assert {record["resolution"] for record in records} == {64, 96, 128, 192, 256, 320}
 
 
-def test_committed_images_are_what_the_script_draws() -> None:
+def test_committed_images_are_reproduced_by_the_script() -> None:
     train, textures = VISION.module("train"), VISION.module("textures")
     rng = np.random.default_rng(train.SEED)
     with np.load(VISION.folder / "images.npz") as images:

@@ -1,7 +1,7 @@
-"""A small language model (SmolLM2, 135 million weights) that continues texts, a token after another.
+"""A small language model (SmolLM2, 135 million weights) that continues texts token by token.
 
-A batch is static: prompts are padded on the left, and every row goes on until the longest answer is complete. Score:
-share of passages of Python's manual whose next token it foretells.
+A batch is static: prompts are padded on the left, and every row continues until the longest answer is complete.
+Score: share of passages of Python's manual whose next token it predicts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import CACHE, case_of, labelled, passage, words
+from pretrained import CACHE, case_of, labeled, passage, words
 
 FOLDER = CACHE / "smollm2"
 CASES, CONTEXT = 80, 40
@@ -68,7 +68,7 @@ class Chat(Workload):
         return {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "count": torch.tensor(count)}
 
     def collate(self, inputs: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Pad on the left, so that every row ends with its prompt's last token."""
+        """Pad on the left, so that every row ends with the last token of its prompt."""
         longest = max(len(one["input_ids"]) for one in inputs)
         padded = {
             name: torch.stack(
@@ -84,5 +84,5 @@ class Chat(Workload):
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
         ids = self._tokenizer.encode(" ".join(words()[: CASES * CONTEXT * 2])).ids
         cut = [ids[k * CONTEXT : (k + 1) * CONTEXT + 1] for k in range(CASES)]
-        answers = predict(labelled(one[:-1] for one in cut))
+        answers = predict(labeled(one[:-1] for one in cut))
         return sum(answer[0] == one[-1] for answer, one in zip(answers, cut, strict=True)) / CASES

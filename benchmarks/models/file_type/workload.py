@@ -1,6 +1,6 @@
 """File types from content (Magika, ONNX): the first and the last kilobyte of a file in, its type out.
 
-Score: share of files of Python's own installation whose type is the one that their suffix says.
+Score: share of files of Python's installation whose type matches their suffix.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, OnnxModule, case_of, labelled, number
+from pretrained import PACKAGES, OnnxModule, case_of, labeled, number
 
 MODEL = PACKAGES / "magika" / "models" / "standard_v3_3"
-#: Suffix of a file, and what the model calls its type.
+#: Suffix of a file, and the model's name of its type.
 TYPES = {".py": "python", ".pyc": "pythonbytecode", ".h": "c", ".so": "elf", ".png": "png", ".ttf": "ttf"}
 TYPES |= {".svg": "svg", ".pdf": "pdf", ".csv": "csv", ".html": "html", ".npz": "npz", ".gz": "gzip", ".zip": "zip"}
 EACH, END, EMPTY = 12, 1024, 256
@@ -60,5 +60,5 @@ class FileType(Workload):
         return self._names[int(output.argmax())]
 
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
-        answers = predict(labelled(range(len(self._files))))
+        answers = predict(labeled(range(len(self._files))))
         return float(np.mean([a == kind for a, (_, kind) in zip(answers, self._files, strict=True)]))

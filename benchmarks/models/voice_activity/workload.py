@@ -1,7 +1,7 @@
-"""Voice activity detection (Silero, TorchScript): for each 32 ms of a recording, whether somebody speaks.
+"""Voice activity detection (Silero, TorchScript): the probability of speech for each 32 ms of a recording.
 
-Score: share of the pieces of synthesized speech between pauses, in noise 15 dB below, that are called right. What is
-right is known from the speech before the noise: a piece is speech where it is within 30 dB of the loudest.
+Score: share of correctly classified segments of synthesized speech with pauses, in noise 15 dB below. The truth
+comes from the speech without noise: a segment is speech if it is within 30 dB of the loudest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, RATE, Audio, case_of, labelled, speech, talk
+from pretrained import PACKAGES, RATE, Audio, case_of, labeled, speech, talk
 
 PIECE = 512
 
@@ -48,7 +48,7 @@ class VoiceActivity(Workload):
         return (output[: -(-len(_audio(request)) // PIECE)] > 0.5).tolist()
 
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
-        answers = predict(labelled(range(len(speech()))))
+        answers = predict(labeled(range(len(speech()))))
         truth = [_spoken(_between_pauses(k)) for k in range(len(speech()))]
         return float((np.concatenate(answers) == np.concatenate(truth)).mean())
 

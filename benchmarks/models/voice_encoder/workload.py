@@ -1,4 +1,4 @@
-"""A voice encoder (Resemblyzer: an LSTM of three layers) behind a service that tells who is speaking.
+"""A voice encoder (Resemblyzer: an LSTM of three layers) in a service that identifies speakers.
 
 An utterance becomes mel spectrograms of 1.6 s, half overlapping; its vector is the mean of theirs. Score: each voice
 is enrolled with the first half of its utterances; share of the others that are nearest to their own voice.
@@ -17,7 +17,7 @@ import torch
 from latfix import Request, Workload
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from pretrained import PACKAGES, RATE, Audio, case_of, labelled, speech, talk
+from pretrained import PACKAGES, RATE, Audio, case_of, labeled, speech, talk
 
 WINDOW, HOP, MELS = 400, 160, 40
 FRAMES, STEP = 160, 77
@@ -25,9 +25,9 @@ TARGET_DBFS = -30.0
 
 
 class VoiceNetwork(torch.nn.Module):
-    """The published network, over several spectrograms an utterance.
+    """The published network, over several spectrograms per utterance.
 
-    Inputs: ``mels`` (batch, parts, 160, 40), zero where padded; ``mask`` (batch, parts), one where there is a part.
+    Inputs: ``mels`` (batch, parts, 160, 40), zero where padded; ``mask`` (batch, parts), one for each part.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class VoiceEncoder(Workload):
         return {"mels": torch.from_numpy(cut), "mask": torch.ones(parts)}
 
     def _mels(self, audio: Audio) -> Audio:
-        """As librosa's ``melspectrogram`` of the loudness that the network was trained on: (frames, mels)."""
+        """Like librosa's ``melspectrogram``, at the loudness that the network was trained on: (frames, mels)."""
         gain = 10 ** ((TARGET_DBFS - 10 * np.log10(np.mean(audio**2) + 1e-12)) / 20)
         spectrum = torch.stft(
             torch.from_numpy(audio * np.float32(max(gain, 1.0))),
@@ -80,8 +80,8 @@ class VoiceEncoder(Workload):
 
     def evaluate(self, predict: Callable[[list[Request]], list[Any]]) -> float:
         voices, each = len(speech()), len(speech()[0])
-        asked = [(voice, utterance) for voice in range(voices) for utterance in range(each)]
-        vectors = torch.tensor(predict(labelled(asked))).unflatten(0, (voices, each))
+        utterances = [(voice, utterance) for voice in range(voices) for utterance in range(each)]
+        vectors = torch.tensor(predict(labeled(utterances))).unflatten(0, (voices, each))
         enrolled = vectors[:, : each // 2].mean(1)
         nearest = (vectors[:, each // 2 :] @ enrolled.T).argmax(2)
         return float((nearest == torch.arange(voices)[:, None]).float().mean())
