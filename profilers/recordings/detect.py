@@ -91,7 +91,8 @@ def _unknown(recorded: Recorded) -> InputError:
         if recorded.head.startswith(begin):
             return InputError(f"{recorded.path}: found {description}")
     return InputError(
-        f"{recorded.path}: found {found}; expected a workload, a model file or a recording: a trace of torch.profiler, "
-        "an export of Nsight Systems, an access log, spans, results of a load generator, CSV or JSON Lines with a "
+        f"{recorded.path}: found {found}; "
+        "expected a workload, a model file or a recording: a trace of torch.profiler "
+        "or an export of Nsight Systems, an access log, spans, results of a load generator, CSV or JSON Lines with a "
         "latency; --pattern REGEX reads any log with one line per request"
     )
