@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
 
+from latfix.cause_catalogue import CATALOGUE
 from latfix.config.plan import Plan, PlannedFix, plan_text
 from latfix.profilers.causes import CAUSES
 from latfix.results.optimization import TriedFix
@@ -55,6 +57,13 @@ def test_a_declaration_is_whole(fix: Fix) -> None:
 def test_every_fix_that_a_cause_names_exists() -> None:
     for cause in CAUSES:
         assert set(cause.fixes) <= set(BY_ID), cause.id
+
+
+def test_every_fix_that_any_module_names_exists() -> None:
+    families = "|".join({fix.partition(".")[0] for fix in BY_ID} - {"host", "memory"})  # also files of the kernel
+    for path in sorted((ROOT / "profilers").rglob("*.py")):
+        named = set(re.findall(rf'"((?:{families})\.[a-z0-9_]+)"', path.read_text(encoding="utf-8")))
+        assert named <= set(BY_ID) | set(CATALOGUE), path
 
 
 def test_at_most_one_finding_is_kept_in_the_journal() -> None:
