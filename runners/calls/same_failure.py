@@ -1,19 +1,19 @@
-"""A replay in which every request fails in the same way: nothing is measured by replaying the rest."""
+"""Detects a replay in which every request fails in the same way, so that it can end early."""
 
 from __future__ import annotations
 
 import re
 
-#: So many requests, over so long, and nothing else, end a replay.
+#: A replay ends after this many requests over this time, all failed.
 _REQUESTS, _SPAN_NS = 50, 1_000_000_000
-#: What differs between messages of one failure: numbers, and what looks like an id.
+#: The parts of a message that vary between requests: numbers, and what looks like an id.
 _VARYING = re.compile(r"[0-9a-fA-F-]*\d[0-9a-fA-F-]*")
 
 
 class SameFailure:
-    """What failed requests said, as long as they all say the same.
+    """Collects the messages of failed requests as long as they are alike.
 
-    :ivar first: what the first one said.
+    :ivar first: the first message.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class SameFailure:
         self._alike = True
 
     def add(self, message: str, now_ns: int) -> None:
-        """One more failed."""
+        """Add a failed request."""
         key = _VARYING.sub("0", message)
         if not self._count:
             self.first, self._key, self._since_ns = message, key, now_ns
@@ -30,9 +30,9 @@ class SameFailure:
         self._count += 1
 
     def given_up(self, ended: int, now_ns: int) -> str:
-        """Why the replay is to be ended; empty where it is not.
+        """Why to end the replay; empty if it should go on.
 
-        :param ended: requests that have ended, in whatever way.
+        :param ended: requests that have ended, failed or not.
         """
         if not self._alike or self._count < max(ended, _REQUESTS) or now_ns - self._since_ns < _SPAN_NS:
             return ""

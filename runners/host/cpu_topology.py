@@ -16,7 +16,7 @@ _SYSFS = Path("/sys/devices/system")
 class Domain:
     """Cores that share a memory node and a last-level cache.
 
-    :param node: number of the NUMA node; -1 where the system does not tell.
+    :param node: number of the NUMA node; -1 if the system does not report it.
     """
 
     node: int
@@ -25,10 +25,10 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The cores that this process may use; none where the system has no affinity to read or set.
+    """The cores that this process may use; empty if the system has no affinity to read or set.
 
     :param cores: logical cores, ascending.
-    :param physical: the same cores, grouped by the physical core that they are threads of.
+    :param physical: the same cores, grouped by physical core (SMT siblings together).
     :param domains: the same cores, grouped by memory node and last-level cache.
     """
 
@@ -37,7 +37,7 @@ class Topology:
     domains: tuple[Domain, ...]
 
     def physical_of(self, domain: Domain) -> tuple[Cores, ...]:
-        """The physical cores that lie in ``domain``."""
+        """The physical cores in ``domain``."""
         inside = set(domain.cores)
         return tuple(group for group in self.physical if group[0] in inside)
 
@@ -45,7 +45,7 @@ class Topology:
 def parse_cores(text: str) -> Cores:
     """The cores of a kernel list such as ``0-3,8``.
 
-    :raises ValueError: it is no such list.
+    :raises ValueError: the text is not such a list.
     """
     found: set[int] = set()
     for part in text.strip().split(","):
@@ -67,14 +67,14 @@ def cores_text(cores: Iterable[int]) -> str:
 
 
 def allowed_cores() -> Cores:
-    """Cores that this process may run on; none where the system does not tell (macOS)."""
+    """Cores that this process may run on; empty if the system does not report them (macOS)."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
 def read_topology(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -> Topology:
-    """The topology of ``allowed`` cores, by default those of this process.
+    """The topology of the ``allowed`` cores, by default those of this process.
 
-    What ``/sys`` does not tell counts as not shared, except the memory node: without one, all cores are on the same.
+    What ``/sys`` does not report counts as not shared, except the memory node: all cores are then on one node.
     """
     cores = tuple(sorted(allowed_cores() if allowed is None else set(allowed)))
     siblings = {core: _core_list(sysfs / f"cpu/cpu{core}/topology/thread_siblings_list", core) for core in cores}
@@ -116,7 +116,7 @@ def _nodes(sysfs: Path) -> dict[int, int]:
 
 
 def _last_level_cache(sysfs: Path, core: int) -> Cores:
-    """Cores that share the core's cache of the highest level; none where the system does not tell."""
+    """Cores that share the core's highest-level cache; empty if the system does not report them."""
     best: tuple[int, Cores] = (0, ())
     for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
         try:
@@ -129,7 +129,7 @@ def _last_level_cache(sysfs: Path, core: int) -> Cores:
 
 
 def last_level_cache_bytes(core: int = 0, sysfs: Path = _SYSFS) -> int:
-    """Size of the core's cache of the highest level; 0 where the system does not tell."""
+    """Size of the core's highest-level cache; 0 if the system does not report it."""
     best = (0, 0)
     for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
         try:
