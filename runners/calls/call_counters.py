@@ -12,8 +12,8 @@ from typing import Any
 class Tally(threading.local):
     """Per-thread count and duration of runs that replace a model's own operators.
 
-    A compiled graph or converted model counts itself here, so a model that silently falls back to its own operators is
-    noticed.
+    A compiled graph or converted model counts itself here, which shows a model that silently falls back to its own
+    operators.
     """
 
     runs = 0

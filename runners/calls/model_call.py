@@ -56,7 +56,7 @@ def split_output(output: Any, size: int) -> list[Any]:
         return [tuple(part[k] for part in parts) for k in range(size)]
     if isinstance(output, list):
         if len(output) != size:
-            raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size} items")
+            raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size}")
         return output
     raise ValueError(f"the model returned a {type(output).__name__}; expected tensors with the batch in dimension 0")
 

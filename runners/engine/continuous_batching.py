@@ -10,8 +10,8 @@ OSDI 2022). A model that works in steps has five methods in addition to ``forwar
 - ``leave(state, rows)``: the outputs of these rows, as ``forward`` returns them, and the state of the others
   (``None`` if there are none).
 
-Each request has its own row in the record's batches: a worker with room for eight counts as eight places that take one
-request at a time. ``worker`` is the place, and ``size`` the average number of requests that shared its steps.
+Each request has its own row in the record's batches: a worker with room for eight counts as eight places that take
+one request at a time. ``worker`` is the place, and ``size`` the average number of requests that shared its steps.
 """
 
 from __future__ import annotations

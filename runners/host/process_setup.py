@@ -151,9 +151,7 @@ class ProcessSetup:
         """Touch ``size`` bytes of the heap and free them, so that later allocations cause no page faults."""
         available = available_bytes()
         if available and size > _MOST_OF_AVAILABLE * available:
-            self.notes.append(
-                f"prefault_mb: {mib(size)} requested, {mib(available)} available; nothing was touched"
-            )
+            self.notes.append(f"prefault_mb: {mib(size)} requested, {mib(available)} available; nothing was touched")
             return
         c = ctypes.CDLL(None, use_errno=True)
         if platform.libc_ver()[0] == "glibc" and hasattr(c, "mallopt"):

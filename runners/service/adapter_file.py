@@ -1,4 +1,4 @@
-"""Loading the adapter of a workload from its file, or over a model file."""
+"""Loading the adapter of a workload: the user's class, or latfix's own for a model file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from latfix.traffic.schedule import Traffic
 
 
 def load_adapter(folder: Path, entry: str) -> Workload:
-    """An instance of the adapter that ``entry`` (``file:Class``) names in ``folder``, or of latfix's own over a model
-    file.
+    """An instance of the adapter ``entry`` (``file:Class``) in ``folder``, or of latfix's own for a model file.
 
-    :raises InputError: the file or class is missing, or it is no :class:`latfix.Workload`; a model file is wrong.
-    :raises RunnerError: the file does not import, or the class does not construct; nothing here runs a model file.
+    :raises InputError: the file or class is missing or is not a :class:`latfix.Workload`; or the model file is
+        invalid.
+    :raises RunnerError: importing the file or constructing the class failed. A model file is not run here.
     """
     if is_model_file(entry):
         from latfix.runners.model_files.file_workload import load_file_workload
@@ -29,14 +29,17 @@ def load_adapter(folder: Path, entry: str) -> Workload:
     module_name, _, class_name = entry.partition(":")
     path = folder / f"{module_name}.py"
     if not path.is_file():
-        raise InputError(f"{folder / 'workload.toml'}: found entry = {entry!r}, but there is no file {path}")
+        raise InputError(
+            f"{folder / 'workload.toml'}: found entry = {entry!r}, but there is no file {path}; expected "
+            'entry = "FILE:CLASS" without .py, where FILE.py lies next to workload.toml'
+        )
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     name = f"latfix_workload_{digest}_{module_name}"
     module = sys.modules.get(name)
     if module is None:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise InputError(f"{path}: found a file that Python cannot load as a module")
+            raise InputError(f"{path}: Python cannot load this file as a module; expected a plain .py file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         if str(folder) not in sys.path:  # so that an adapter can import its neighbors
@@ -48,9 +51,12 @@ def load_adapter(folder: Path, entry: str) -> Workload:
             raise RunnerError(f"{path}: importing it raised {describe(error)}") from error
     kind = getattr(module, class_name, None)
     if kind is None:
-        raise InputError(f"{path}: found no class {class_name!r}; expected what entry = {entry!r} names")
+        raise InputError(f"{path}: found no class {class_name!r}; expected it because of entry = {entry!r}")
     if not (isinstance(kind, type) and issubclass(kind, Workload)):
-        raise InputError(f"{path}: found {class_name}, which is not a subclass of latfix.Workload")
+        raise InputError(
+            f"{path}: found {class_name}, which is not a subclass of latfix.Workload; expected "
+            f"class {class_name}(latfix.Workload)"
+        )
     for method in ("load", "prepare", "collate", "finish", "evaluate"):
         written = getattr(kind, method)
         if inspect.iscoroutinefunction(written) or inspect.isgeneratorfunction(written):
@@ -65,9 +71,9 @@ def load_adapter(folder: Path, entry: str) -> Workload:
 
 
 def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
-    """See that a model file takes batches as large as the settings allow; an adapter of the user's own knows itself.
+    """Check that a model file takes batches as large as the settings allow. An adapter is not checked.
 
-    :raises InputError: its batch dimension is fixed at less.
+    :raises InputError: the file's batch dimension is fixed at a smaller size.
     """
     from latfix.runners.model_files.file_workload import FileWorkload
 
@@ -76,9 +82,9 @@ def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
 
 
 def check_inputs(adapter: Workload, traffic: Traffic) -> None:
-    """See that the traffic gives a model file every size that it needs, before anything is replayed.
+    """Check that the traffic provides every size that a model file needs, before anything is replayed.
 
-    :raises InputError: it does not; with the lines to write.
+    :raises InputError: it does not; the message has the lines to write.
     """
     from latfix.runners.model_files.file_workload import FileWorkload
 
