@@ -1,8 +1,8 @@
-"""Bodies of requests: a JSON template in which ``{name}`` stands for a value of the recorded request.
+"""Request bodies: a JSON template in which ``{name}`` stands for a value of the recorded request.
 
-The template is JSON first and is filled in as JSON: a text that is nothing but ``"{payload}"`` becomes the value
-itself, whatever its type; ``"id-{id}"`` stays a text with the value in it, escaped by the encoder. No value can
-close a quotation mark or add a key. ``{{`` and ``}}`` are braces.
+The template is parsed and filled in as JSON: a string that is exactly ``"{payload}"`` becomes the value itself, of
+any type; ``"id-{id}"`` stays a string that contains the value, escaped by the encoder. No value can close a quotation
+mark or add a key. ``{{`` and ``}}`` are literal braces.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from latfix.traffic.schedule import Traffic
 
 _MARK = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _OWN = ("payload", "id", "priority", "session", "arrival_s", "features")
-#: Requests whose values are looked up before anything is sent.
+#: Number of requests whose values are looked up before anything is sent.
 _LOOKED_AT = 1000
 
 Fill = Callable[[Mapping[str, Any]], Any]
 
 
 class BodyTemplate:
-    """A JSON document with places for values.
+    """A JSON document with placeholders.
 
     :param text: JSON.
-    :param where: for messages.
-    :raises InputError: it is no JSON, or a place has no name.
+    :param where: source of the text, for messages.
+    :raises InputError: it is not JSON, or a placeholder has no name.
     """
 
     def __init__(self, text: str, where: str = "--body") -> None:
@@ -50,9 +50,9 @@ class BodyTemplate:
         self._fill = self._compiled(document)
 
     def check(self, traffic: Traffic) -> None:
-        """See that the traffic has what the template names.
+        """Check that the traffic has all values that the template names.
 
-        :raises InputError: naming the place that has no value, and what there is.
+        :raises InputError: a placeholder has no value; the message lists the available ones.
         """
         known = (*_OWN, *traffic.features)
         for name in self.names:
@@ -67,7 +67,7 @@ class BodyTemplate:
     def render(self, request: Request) -> bytes:
         """The body of one request.
 
-        :raises InputError: a place inside its payload is not there.
+        :raises InputError: the request's payload lacks a key that the template names.
         """
         try:
             filled = self._fill(_values(request))
@@ -130,9 +130,9 @@ class BodyTemplate:
 
 
 def read_template(option: str) -> BodyTemplate:
-    """``--body``: JSON itself, or the name of a file that holds it.
+    """The template of ``--body``: JSON, or the name of a file that holds it.
 
-    :raises InputError: neither.
+    :raises InputError: it is neither.
     """
     if option.lstrip()[:1] in ("{", "[", '"'):
         return BodyTemplate(option)
@@ -140,7 +140,7 @@ def read_template(option: str) -> BodyTemplate:
     try:
         return BodyTemplate(path.read_text(encoding="utf-8"), where=str(path))
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: found bytes that are no UTF-8; expected a JSON template") from error
+        raise InputError(f"{path}: found bytes that are not UTF-8; expected a JSON template") from error
     except OSError as error:
         raise InputError(
             f"--body: found {option[:80]!r}, which is neither JSON nor a file ({error.strerror}); "
@@ -149,9 +149,9 @@ def read_template(option: str) -> BodyTemplate:
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """A value by name; ``payload.key.0`` goes into objects and lists. A feature that a request lacks is ``None``.
+    """A value by name; ``payload.key.0`` descends into objects and lists. A missing feature is ``None``.
 
-    :raises LookupError: a payload does not have it; its argument is the name.
+    :raises LookupError: the payload lacks the key; the argument is the name.
     """
     if name in values:
         return values[name]

@@ -1,7 +1,7 @@
 """The process that watches the service during a replay, so that reading its counters delays no request.
 
-Started by :mod:`latfix.runners.http_target.replay_main`; the job is a line of JSON on standard input, a second line
-tells the schedule's zero, the end of input ends it. It answers ``ready`` and, at the end, what it cost.
+Started by :mod:`latfix.runners.http_target.replay_main`. Standard input holds the job as a line of JSON, then a line
+with the schedule's zero; its end ends the process. It answers ``ready`` and, at the end, its cost and findings.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _METRICS_TIMEOUT_S = 5.0
 
 
 def opener(trust: Trust) -> urllib.request.OpenerDirector:
-    """What opens pages of the service itself: no proxy in between, and its certificate checked as the replay does."""
+    """An opener for pages of the service, without a proxy, that checks the certificate as the replay does."""
     context = trust.context()
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
 
 
 class Watch:
-    """Polls on threads of their own until told to end.
+    """Polls on its own threads until :meth:`end`.
 
-    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, with ``headers``, ``cacert`` and
-        ``insecure`` for it; ``folder`` of the run.
+    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, and ``headers``, ``cacert`` and
+        ``insecure`` to read them; ``folder`` of the run.
     :raises InputError: the process cannot be watched.
     """
 
@@ -59,7 +59,7 @@ class Watch:
         self.scrapes, self.failed_scrapes, self.metrics_error = 0, 0, ""
 
     def begin(self, t0_ns: int) -> None:
-        """Count times from here, and write."""
+        """Start polling; times are relative to ``t0_ns``."""
         self._t0_ns = t0_ns
         jobs: list[tuple[float, Callable[[], Mapping[str, float]]]] = []
         if self._process is not None:
@@ -73,7 +73,7 @@ class Watch:
             thread.start()
 
     def end(self) -> dict[str, Any]:
-        """Poll a last time, write the rest, and say what it cost."""
+        """Poll a last time, write the remainder, and return its cost and findings."""
         self._end.set()
         for thread in self._threads:
             thread.join(2 * _METRICS_TIMEOUT_S)
@@ -124,22 +124,22 @@ class Watch:
 
 
 def main() -> int:
-    """``python -m …``; see the module."""
+    """``python -m …``; see the module docstring."""
     try:
         watch = Watch(json.loads(sys.stdin.readline()))
     except InputError as error:
-        _say({"failed": error.message})
+        _send({"failed": error.message})
         return error.exit_code
-    _say({"ready": True})
+    _send({"ready": True})
     line = sys.stdin.readline()
     if line:
         watch.begin(int(json.loads(line)["begin"]))
         sys.stdin.read()
-        _say(watch.end())
+        _send(watch.end())
     return 0
 
 
-def _say(message: Mapping[str, Any]) -> None:
+def _send(message: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

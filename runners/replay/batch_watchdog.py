@@ -1,4 +1,4 @@
-"""Batches and prepares that do not end: which thread has been at what for how long, with its stack."""
+"""Detects batches and prepares that do not end, and reports the thread, the duration and the stack."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.engine.engine import Engine
 from latfix.runners.replay.pipe_protocol import STALL_S
 
-#: What takes this share of the limit is noted before it ends the run.
+#: Work is noted at this share of the limit, before it ends the run.
 _NOTED = 1 / 6
 _FRAMES = 12
-#: Frames of this file stand on the stack of a thread for which torch is compiling, and of no other.
+#: Frames of this file are on a thread's stack only while torch compiles for it.
 _COMPILING = "torch/_dynamo/convert_frame.py"
 
 
@@ -28,8 +28,8 @@ class Stuck:
     :param what: ``batch 40 of 8 requests`` or ``prepare of request 12``.
     :param thread: ``worker 0``; ``native_id`` its id.
     :param since_ns: when it began, on the clock of the stamps.
-    :param first: it may be slow because it is the first of its shape, or because its code is being compiled.
-    :param stack: innermost frame last, a line each.
+    :param first: it may be slow as the first of its shape, or because its code is being compiled.
+    :param stack: one line per frame, the innermost last.
     """
 
     what: str
@@ -49,10 +49,10 @@ class Stuck:
 
 
 class BatchWatchdog:
-    """Looks after the threads of a service while it is replayed.
+    """Watches the threads of a service during a replay.
 
-    :param limit_s: what a batch, or a ``prepare``, may take; one that may have to compile, or is the first of its
-        shape or of its worker, :data:`STALL_S` at least. 0: no limit, and nothing is noted.
+    :param limit_s: maximum duration of a batch or a ``prepare``; at least :data:`STALL_S` if it may have to compile,
+        or is the first of its shape or of its worker. 0: no limit, and nothing is noted.
     """
 
     def __init__(self, engine: Engine, recorder: StageRecorder, limit_s: float) -> None:
@@ -60,7 +60,7 @@ class BatchWatchdog:
         self._noted: dict[tuple[str, int], Stuck] = {}
 
     def look(self) -> tuple[Stuck | None, bool]:
-        """What was found stuck just now, if it had not been before; and whether something is beyond its limit."""
+        """Newly detected stuck work, if any; and True if some work exceeds its limit."""
         if not self._limit_s:
             return None, False
         fresh, beyond = None, False
@@ -78,11 +78,11 @@ class BatchWatchdog:
 
     @property
     def worst(self) -> Stuck | None:
-        """What has taken longest and was noted; ``None`` where nothing was."""
+        """The noted work that has taken longest; ``None`` if there is none."""
         return min(self._noted.values(), key=lambda stuck: stuck.since_ns, default=None)
 
     def log(self) -> None:
-        """Write what was noted and has not ended into the run's events, with how long it has taken by now."""
+        """Log the noted work that has not ended in the run's events, with its duration so far."""
         now = time.perf_counter_ns()
         going = {(stuck.thread, stuck.since_ns) for stuck in self._candidates(now)}
         for key, stuck in self._noted.items():
@@ -142,7 +142,7 @@ class BatchWatchdog:
 
 
 def _stack(frame: FrameType | None) -> tuple[tuple[str, ...], bool]:
-    """The innermost frames, one line each, and whether torch is compiling below them."""
+    """The innermost frames, one line each; and True if torch is compiling below them."""
     if frame is None:
         return (), False
     frames = traceback.extract_stack(frame)

@@ -147,28 +147,28 @@ class RoutedQueue(BatchQueue):
             self.bells[worker].notify()
 
     def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:
-        """Take a batch out, and note that the worker begins it."""
+        """Take a batch, and note that the worker begins it."""
         door = self._doors[worker]
         members, dropped = self._pop(choice.take, now_ns, choice.skip)
         self.router.probes += choice.probe
         first = min((member.enqueued_ns for member in members), default=now_ns)
-        # Until now it was not to take them: what they waited for meanwhile was another worker.
+        # Until now these requests were left to a faster worker, so their wait is not for this one.
         opened = now_ns if door.held_ns >= first else max(free_ns, first)
         formed = Formed(members, opened, now_ns, full, len(self._backlog), tuple(dropped))
         door.began(formed)
         return formed
 
     def _has_time(self, worker: int, now_ns: int) -> bool:
-        """Whether the last of those that wait could well be served by a slow worker."""
+        """True if the last waiting request has enough time for a slow worker."""
         last = self._backlog.last()
         takes = self.router.weight(worker) * self.router.pace.expected_ns(1, last.length)
         return not last.expires_ns or last.expires_ns > now_ns + _TIME_TO_TRY * takes
 
 
 class Door:
-    """One worker's place before the queue; reports to the router what it takes and when that ends.
+    """One worker's access to the queue; reports to the router what the worker takes and when that ends.
 
-    :ivar held_ns: when it last left what waited to a faster worker.
+    :ivar held_ns: when it last left waiting requests to a faster worker.
     """
 
     def __init__(self, queue: RoutedQueue, worker: int) -> None:
@@ -183,17 +183,17 @@ class Door:
         return len(self._queue)
 
     def take(self, free_ns: int, patience_s: float | None = None) -> Formed | None:
-        """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`; its last batch ended at ``free_ns``."""
+        """Like :meth:`BatchQueue.take`; the worker's last batch ended at ``free_ns``."""
         return self._queue.take_at(self._worker, free_ns, patience_s)
 
     def take_at_once(self, most: int) -> Formed | None:
-        """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`."""
+        """Like :meth:`BatchQueue.take_at_once`."""
         return self._queue.take_between(self._worker, most)
 
     def row_ended(self, slot: int, end_ns: int, *, shared: int, length: int) -> None:
-        """A request that joined others between steps was answered.
+        """A request that joined between steps was answered.
 
-        :param shared: how many rows its steps had, on average; 0 where it was not served in steps.
+        :param shared: average number of rows in its steps; 0 if it was not served in steps.
         """
         with self._queue.locked:
             ticket = self._rows.pop(slot, None)
@@ -202,7 +202,7 @@ class Door:
                 router.ended(self._worker, ticket, end_ns, size=shared, longest=length, total=length * max(shared, 1))
 
     def began(self, formed: Formed) -> None:
-        """It took a batch; with the queue's lock held."""
+        """The worker took a batch. The queue's lock is held."""
         router, worker, now = self._queue.router, self._worker, formed.close_ns
         live = [one for one in formed.members if not one.expires_ns or now <= one.expires_ns]
         if self._stepping:
@@ -213,7 +213,7 @@ class Door:
             self._batch = (router.took(worker, now, size=len(live), longest=longest), len(live), longest, total)
 
     def settle(self, free_ns: int) -> None:
-        """What it took has ended; with the queue's lock held."""
+        """The worker's previous batch has ended. The queue's lock is held."""
         router = self._queue.router
         if self._batch is not None:
             ticket, size, longest, total = self._batch
