@@ -74,7 +74,6 @@ class BufferPool:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of all buffers."""
         kept = (*self._inputs.values(), *self._answers.values())
         return sum(buffer.storage.nbytes() for buffers in kept for buffer in buffers)
 

@@ -77,7 +77,6 @@ class Calls:
             self.replaced_ns += self.tally.ns - ns
 
     def reset(self) -> None:
-        """Reset all counters for the next replay."""
         self.batches = self.replaced = self.runs = self.inference = self.compute_ns = self.replaced_ns = 0
 
 
@@ -113,7 +112,6 @@ class Outside:
                 self._shapes.append(shapes)
 
     def reset(self) -> None:
-        """Reset the counter for the next replay."""
         with self._lock:
             self._batches = 0
             self._shapes = []

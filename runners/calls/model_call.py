@@ -1,7 +1,8 @@
-"""Calling a model, splitting its output, and describing the errors that it raises."""
+"""Calling a model, splitting its output, and describing its errors."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from latfix.formatting import clipped
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter or a panic in a native
 #: library, which is not an ``Exception`` either, fails one request only.
 USER_ERRORS = (BaseException,)
+
+#: A replay ends after this many requests over this time, all failed.
+_REQUESTS, _SPAN_NS = 50, 1_000_000_000
+#: The parts of a message that vary between requests: numbers, and what looks like an id.
+_VARYING = re.compile(r"[0-9a-fA-F-]*\d[0-9a-fA-F-]*")
 
 
 def describe(error: BaseException) -> str:
@@ -71,3 +77,32 @@ def as_called(batch: Any) -> Any:
 def in_order(names: Any) -> str:
     """A structure as text that includes the order of its names, which comparing dicts ignores."""
     return repr(names)
+
+
+class SameFailure:
+    """Collects the messages of failed requests as long as they are alike.
+
+    :ivar first: the first message.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self._key, self._count, self._since_ns = "", 0, 0
+        self._alike = True
+
+    def add(self, message: str, now_ns: int) -> None:
+        """Add a failed request."""
+        key = _VARYING.sub("0", message)
+        if not self._count:
+            self.first, self._key, self._since_ns = message, key, now_ns
+        self._alike = self._alike and key == self._key
+        self._count += 1
+
+    def given_up(self, ended: int, now_ns: int) -> str:
+        """Why to end the replay; empty if it should go on.
+
+        :param ended: requests that have ended, failed or not.
+        """
+        if not self._alike or self._count < max(ended, _REQUESTS) or now_ns - self._since_ns < _SPAN_NS:
+            return ""
+        return f"given up after {ended} requests, all of which failed in the same way: {self.first}"

@@ -24,8 +24,7 @@ from latfix.profilers.probes.thread_counters import (
     difference,
 )
 from latfix.request import PRIORITIES, Request
-from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.calls.same_failure import SameFailure
+from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, describe
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
 from latfix.runners.engine.idle_gc import IdleCollector

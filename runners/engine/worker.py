@@ -171,7 +171,6 @@ class Worker:
 
     @property
     def device(self) -> str:
-        """The torch device that its model instance is on."""
         return self._instance.device
 
     @property

@@ -79,7 +79,8 @@ def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> 
     for _ in range(workers):
         # A worker whose threads share a cache is faster than one that spans two caches.
         chosen: list[Cores] = []
-        for domain in _roomiest(free, each):
+        # Domains that hold all of its cores come first, those with the most free cores before others.
+        for domain in sorted(free, key=lambda domain: (len(free[domain]) < each, -len(free[domain]))):
             while free[domain] and len(chosen) < each:
                 chosen.append(free[domain].pop())
         placed.append(tuple(sorted(group[0] for group in chosen)))
@@ -87,13 +88,6 @@ def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> 
     threads_of_theirs = set(topology.cores) - {core for cores in placed for core in cores}
     aside = tuple(sorted(whole or threads_of_theirs))
     return Placement(workers=tuple(placed), prepare=(aside,) * prepare, aside=aside)
-
-
-def _roomiest(free: dict[Domain, list[Cores]], each: int) -> list[Domain]:
-    """Domains in the order in which a worker takes cores: those that hold all of its cores first, most free first."""
-    fits = sorted((domain for domain in free if len(free[domain]) >= each), key=lambda domain: -len(free[domain]))
-    others = sorted((domain for domain in free if len(free[domain]) < each), key=lambda domain: -len(free[domain]))
-    return fits + others
 
 
 def _by_domain(topology: Topology, workers: int, prepare: int) -> Placement:

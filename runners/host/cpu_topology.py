@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 Cores = tuple[int, ...]
+T = TypeVar("T", int, tuple[int, ...])
 
 _SYSFS = Path("/sys/devices/system")
 
@@ -37,7 +40,6 @@ class Topology:
     domains: tuple[Domain, ...]
 
     def physical_of(self, domain: Domain) -> tuple[Cores, ...]:
-        """The physical cores in ``domain``."""
         inside = set(domain.cores)
         return tuple(group for group in self.physical if group[0] in inside)
 
@@ -117,26 +119,23 @@ def _nodes(sysfs: Path) -> dict[int, int]:
 
 def _last_level_cache(sysfs: Path, core: int) -> Cores:
     """Cores that share the core's highest-level cache; empty if the system does not report them."""
-    best: tuple[int, Cores] = (0, ())
-    for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
-        try:
-            level = int((folder / "level").read_text())
-            shared = parse_cores((folder / "shared_cpu_list").read_text())
-        except (OSError, ValueError):
-            continue
-        best = max(best, (level, shared))
-    return best[1]
+    return _of_last_level(core, sysfs, "shared_cpu_list", parse_cores, ())
 
 
 def last_level_cache_bytes(core: int = 0, sysfs: Path = _SYSFS) -> int:
     """Size of the core's highest-level cache; 0 if the system does not report it."""
-    best = (0, 0)
+    return _of_last_level(core, sysfs, "size", _size_bytes, 0)
+
+
+def _size_bytes(text: str) -> int:
+    units = {"K": 10, "M": 20, "G": 30}
+    return int(text[:-1]) << units[text[-1]] if text[-1:] in units else int(text)
+
+
+def _of_last_level(core: int, sysfs: Path, file: str, parse: Callable[[str], T], otherwise: T) -> T:
+    best = (0, otherwise)
     for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
-        try:
-            level, size = int((folder / "level").read_text()), (folder / "size").read_text().strip()
-            units = {"K": 10, "M": 20, "G": 30}
-            value = int(size[:-1]) << units[size[-1]] if size[-1:] in units else int(size)
-        except (OSError, ValueError):
-            continue
-        best = max(best, (level, value))
+        with contextlib.suppress(OSError, ValueError):
+            level, value = int((folder / "level").read_text()), parse((folder / file).read_text().strip())
+            best = max(best, (level, value))
     return best[1]

@@ -73,5 +73,4 @@ def available_bytes() -> int:
 
 
 def mib(size: int) -> str:
-    """A size in MiB for messages."""
     return f"{size / _MIB:,.0f} MiB" if size >= 10 * _MIB else f"{size / _MIB:.1f} MiB"

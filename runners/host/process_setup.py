@@ -75,7 +75,6 @@ def process_environment(settings: RunnerSettings, inherited: Mapping[str, str] |
 
 
 def read_tunables(text: str) -> dict[str, str]:
-    """``GLIBC_TUNABLES`` as a mapping."""
     pairs = (part.partition("=") for part in text.split(":") if "=" in part)
     return {name: value for name, _, value in pairs}
 
@@ -86,7 +85,6 @@ def preloaded(text: str) -> list[str]:
 
 
 def tunables_text(tunables: Mapping[str, str]) -> str:
-    """A mapping as ``GLIBC_TUNABLES``."""
     return ":".join(f"{name}={value}" for name, value in tunables.items())
 
 

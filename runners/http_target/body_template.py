@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class BodyTemplate:
                 f"{where}: found no JSON ({found}); expected a template such as "
                 """'{"inputs": "{payload}"}', with quotation marks around each place"""
             ) from error
-        self.names: tuple[str, ...] = tuple(dict.fromkeys(self._places(document)))
+        self.names: dict[str, None] = {}
         self._fill = self._compiled(document)
 
     def check(self, traffic: Traffic) -> None:
@@ -78,27 +78,6 @@ class BodyTemplate:
             ) from error
         return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
-    def _places(self, node: Any) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield from self._in_text(key)
-                yield from self._places(value)
-        elif isinstance(node, list):
-            for value in node:
-                yield from self._places(value)
-        elif isinstance(node, str):
-            yield from self._in_text(node)
-
-    def _in_text(self, text: str) -> Iterator[str]:
-        for mark in _MARK.finditer(text):
-            if mark.group(0) in ("{", "}") or (mark.group(1) is not None and not mark.group(1).strip()):
-                raise InputError(
-                    f"{self._where}: found a brace without a name in {text[:60]!r}; "
-                    "expected {name}, or {{ and }} for braces"
-                )
-            if mark.group(1) is not None:
-                yield mark.group(1).strip()
-
     def _compiled(self, node: Any) -> Fill:
         if isinstance(node, dict):
             pairs = [(self._compiled_text(key), self._compiled(value)) for key, value in node.items()]
@@ -110,23 +89,27 @@ class BodyTemplate:
             return self._compiled_text(node)
         return lambda _values: node
 
-    @staticmethod
-    def _compiled_text(text: str) -> Fill:
-        whole = _MARK.fullmatch(text)
-        if whole is not None and whole.group(1) is not None:
-            name = whole.group(1).strip()
-            return lambda values: look_up(values, name)
-        parts: list[tuple[bool, str]] = []
+    def _compiled_text(self, text: str) -> Fill:
+        parts: list[tuple[bool, str]] = []  # a name, or literal text
         end = 0
         for mark in _MARK.finditer(text):
-            parts.append((False, text[end : mark.start()]))
-            parts.append((False, mark.group(0)[0]) if mark.group(1) is None else (True, mark.group(1).strip()))
+            name = None if mark.group(1) is None else mark.group(1).strip()
+            if name == "" or mark.group(0) in ("{", "}"):
+                raise InputError(
+                    f"{self._where}: found a brace without a name in {text[:60]!r}; "
+                    "expected {name}, or {{ and }} for braces"
+                )
+            if name is not None:
+                self.names[name] = None
+            parts += [(False, text[end : mark.start()]), (name is not None, name or mark.group(0)[0])]
             end = mark.end()
-        parts.append((False, text[end:]))
-        if not any(place for place, _ in parts):
-            plain = "".join(word for _, word in parts)
-            return lambda _values: plain
-        return lambda values: "".join(_text(look_up(values, word)) if place else word for place, word in parts)
+        parts = [part for part in [*parts, (False, text[end:])] if part[1]]
+        if len(parts) == 1 and parts[0][0]:
+            return lambda values: look_up(values, parts[0][1])
+        if not any(is_name for is_name, _ in parts):
+            literal = "".join(word for _, word in parts)
+            return lambda _values: literal
+        return lambda values: "".join(_text(look_up(values, word)) if is_name else word for is_name, word in parts)
 
 
 def read_template(option: str) -> BodyTemplate:

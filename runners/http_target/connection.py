@@ -137,7 +137,6 @@ class Connection:
                 return False
 
     def close(self) -> None:
-        """Close the connection."""
         self.open = False
         self.sock.close()
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
-from latfix.runners.calls.same_failure import SameFailure
+from latfix.runners.calls.model_call import SameFailure
 from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.http_messages import ProtocolError, error_words
 from latfix.runners.http_target.request_log import RequestLog

@@ -79,7 +79,6 @@ class RequestLog:
         self._events.append(line.encode() + b"\n")
 
     def close(self) -> None:
-        """Write the remainder."""
         self._end.set()
         self._thread.join()
         os.close(self._rows_file)

@@ -63,7 +63,6 @@ class LiveRecord:
             raise InputError(f"{folder}: cannot record there (no right to write); name another folder")
 
     def begin(self, recorder: RecordedRing, engine: Engine) -> None:
-        """Start recording."""
         self._recorder, self._engine = recorder, engine
         self._thread.start()
 

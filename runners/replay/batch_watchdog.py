@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
@@ -69,10 +68,8 @@ class BatchWatchdog:
             took = (time.perf_counter_ns() - stuck.since_ns) / 1e9
             beyond = beyond or took > limit
             key = (stuck.thread, stuck.since_ns)
-            if key not in self._noted and took > _NOTED * limit:
-                fresh = stuck
-                self._noted[key] = stuck
-            elif key in self._noted:
+            if key in self._noted or took > _NOTED * limit:
+                fresh = fresh if key in self._noted else stuck
                 self._noted[key] = stuck
         return fresh, beyond
 
@@ -99,45 +96,33 @@ class BatchWatchdog:
 
     def _candidates(self, begun_before_ns: int) -> list[Stuck]:
         """Work that began before a time and has not ended."""
-        with running_frames() as frames:
-            return self._begun(begun_before_ns, frames)
-
-    def _begun(self, begun_before_ns: int, frames: Mapping[int, FrameType]) -> list[Stuck]:
-        found = []
         threads = self._engine.thread_ids()
-        names = {thread.native_id: thread.ident for thread in threading.enumerate()}
+        idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
+        found = []
 
-        def stack_of(native_id: int) -> tuple[tuple[str, ...], bool]:
-            return _stack(frames.get(names.get(native_id) or 0))
-
-        for open_ in self._recorder.open_batches(begun_before_ns):
-            native_id = threads["worker"][open_.worker % len(threads["worker"])]
-            stack, compiling = stack_of(native_id)
+        def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, *, first: bool) -> None:
+            stack, compiling = _stack(frames.get(idents.get(native_id) or 0))
             found.append(
                 Stuck(
-                    what=f"batch {open_.batch_id} of {open_.size} request{'' if open_.size == 1 else 's'}",
-                    thread=f"worker {open_.worker}",
+                    what=what,
+                    thread=thread,
                     native_id=native_id,
-                    batch_id=open_.batch_id,
-                    since_ns=open_.since_ns,
-                    first=compiling or open_.first or self._engine.settings.batching == "continuous",
-                    stack=stack,
-                )
-            )
-        for index, thread, since_ns in self._recorder.open_prepares(begun_before_ns):
-            native_id = threads["prepare"][thread]
-            stack, compiling = stack_of(native_id)
-            found.append(
-                Stuck(
-                    what=f"prepare of request {index}",
-                    thread=f"prepare thread {thread}",
-                    native_id=native_id,
-                    batch_id=-1,
+                    batch_id=batch_id,
                     since_ns=since_ns,
-                    first=compiling,
+                    first=first or compiling,
                     stack=stack,
                 )
             )
+
+        with running_frames() as frames:
+            for batch in self._recorder.open_batches(begun_before_ns):
+                what = f"batch {batch.batch_id} of {batch.size} request{'' if batch.size == 1 else 's'}"
+                native_id = threads["worker"][batch.worker % len(threads["worker"])]
+                first = batch.first or self._engine.settings.batching == "continuous"
+                add(what, f"worker {batch.worker}", native_id, batch.batch_id, batch.since_ns, first=first)
+            for index, k, since_ns in self._recorder.open_prepares(begun_before_ns):
+                what = f"prepare of request {index}"
+                add(what, f"prepare thread {k}", threads["prepare"][k], -1, since_ns, first=False)
         return found
 
 

@@ -155,9 +155,6 @@ class RecordedReplay:
             **facts.found,
         }
 
-    def _submit(self, engine: Engine, k: int, arrived_ns: int, runq_ns: int) -> None:
-        engine.submit(self._warmup + k, arrived_ns, runq_ns)
-
     def _request_of(self, slot: int) -> Any:
         traffic, warmup = self._traffic, self._warmup
         return traffic.request(slot - warmup if slot >= warmup else slot % len(traffic))
@@ -216,7 +213,9 @@ class RecordedReplay:
             with _StatusLines(self._parent, engine, recorder, self._stop, writer, watchdog) as status:
                 take_priority()  # a real server's network card does this; only the interpreter lock may delay it
                 counters = ThreadCounters()
-                sent = replayer.take_in(partial(self._submit, engine), self._stop, lambda: counters.wake()[1])
+                sent = replayer.take_in(
+                    lambda k, at, runq: engine.submit(warmup + k, at, runq), self._stop, lambda: counters.wake()[1]
+                )
                 counters.close()
                 give_priority_back()
                 recorder.arrived(np.array(replayer.arrived, dtype=np.int64))

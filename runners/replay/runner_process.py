@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
@@ -67,9 +66,7 @@ class RunnerProcess:
     def __enter__(self) -> RunnerProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -140,7 +137,6 @@ class RunnerProcess:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after :meth:`pause`."""
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:

@@ -95,7 +95,6 @@ def check_key(settings: RunnerSettings, traffic: Traffic) -> None:
 
 
 def ordering_of(settings: RunnerSettings) -> Ordering:
-    """The queue order for the settings."""
     return Ordering(schedule=settings.schedule, ageing_ns=int(settings.ageing_ms * _MS))
 
 
@@ -222,6 +221,5 @@ class Steering:
         return found
 
     def close(self) -> None:
-        """Close open files."""
         if self.peak is not None:
             self.peak.close()

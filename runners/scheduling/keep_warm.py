@@ -44,7 +44,6 @@ class IdleTurn:
         return self.inside() == 0 and self._taken.acquire(blocking=False)
 
     def end(self) -> None:
-        """Give the turn back."""
         self._taken.release()
 
 

@@ -148,7 +148,6 @@ class Router:
         replica.taken, replica.noted_ns = min(max(others, 0.0), _MOST_TAKEN), now_ns
 
     def came(self, now_ns: int) -> None:
-        """A request was enqueued."""
         if self._came_ns:
             gap = max(now_ns - self._came_ns, 0)
             self._gap_ns += (gap - self._gap_ns) / _ARRIVALS if self._gap_ns else float(gap)

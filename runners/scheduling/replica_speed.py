@@ -109,7 +109,6 @@ class Pace:
         return self._estimate.batch_compute_ns(size, round(self._longest if longest is None else longest))
 
     def learn(self, replica: int, *, size: int, longest: int, total: int, took_ns: int) -> None:
-        """Add a batch that ended."""
         expected = self.expected_ns(size, longest)
         if expected > 0.0:
             self.speeds[replica].add(took_ns / expected, slow=self.weights[replica] > 1.0)

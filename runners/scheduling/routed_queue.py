@@ -47,7 +47,6 @@ class RoutedQueue(BatchQueue):
         return self._lock
 
     def door(self, worker: int) -> Door:
-        """The place where this worker takes its batches."""
         return self._doors[worker]
 
     def _came(self, enqueued_ns: int) -> None:

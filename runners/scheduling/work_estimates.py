@@ -134,7 +134,6 @@ class WorkEstimate:
         self._by_padded = False
 
     def learn(self, batch: Batch) -> None:
-        """Add a batch."""
         with self._lock:
             self.batches += 1
             if self.batches > _ENOUGH:

@@ -27,8 +27,6 @@ from latfix.runners.service.adapter_file import check_batch_size, load_adapter
 from latfix.settings import Precision, RunnerSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from latfix.runners.gpu.cuda_graphs import GraphedModel
     from latfix.runners.service.batch_shapes import TrafficShapes
 
@@ -122,7 +120,6 @@ class LoadedModels:
             accelerator.synchronize()
 
     def replace_model(self, old: Any, new: Any) -> None:
-        """Replace ``old`` by ``new`` in every instance that runs it."""
         for instance in self.instances:
             if instance.model is old:
                 instance.model = new
@@ -161,7 +158,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
                 models[device] = adapter, _load_one(adapter, device, settings, loaded)
         assert loaded is not None, "the first worker makes it"
         adapter, model = models[device]
-        dtype = _input_dtype(settings)
+        dtype = activation_dtype(settings.precision) if settings.backend == "torch" else None
         instance = ModelInstance(adapter, model, device, dtype, adapter.collate, set())
         instance.place_on(accelerator_of(device))
         _give_buffers(instance, settings, loaded)
@@ -190,7 +187,20 @@ def convert_models(
     if settings.backend == "torch" or models.conversions:
         return
     if shapes is not None:
-        _convert_for_tensorrt(models, batches, settings, shapes)
+        from latfix.runners.backends.tensorrt import convert as tensorrt
+
+        material = tensorrt.Material(
+            batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder
+        )
+        for instance in models.distinct():
+            with on_device(instance.device):  # engines are built and loaded on the current device
+                model, conversion = tensorrt.convert(
+                    instance.model, material, settings, instance.device, models.tally, models.outside
+                )
+            models.replace_model(instance.model, model)
+            models.conversions.append(conversion.to_json())
+        models.settle()
+        models.outside.reset()
         return
     from latfix.runners.backends.converted_model import convert
     from latfix.runners.model_files.served_file import serve_file, serves_file
@@ -227,23 +237,6 @@ def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
     return [f"{name} needs a GPU: not in effect on the CPU" for name in names]
 
 
-def _convert_for_tensorrt(
-    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes
-) -> None:
-    from latfix.runners.backends.tensorrt.convert import Material, convert
-
-    material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
-    for instance in models.distinct():
-        with on_device(instance.device):  # engines are built and loaded on the current device
-            model, conversion = convert(
-                instance.model, material, settings, instance.device, models.tally, models.outside
-            )
-        models.replace_model(instance.model, model)
-        models.conversions.append(conversion.to_json())
-    models.settle()
-    models.outside.reset()
-
-
 def pool_applies(adapter: Workload) -> bool:
     """True if the adapter uses the default collate, which a buffer pool can replace."""
     return type(adapter).collate is Workload.collate
@@ -277,10 +270,6 @@ def _check_precision(settings: RunnerSettings, device: str) -> None:
         return
     if reason := unsupported(settings.precision, device, device_capability(device)):
         raise InputError(f"[runner] precision = {settings.precision!r}: found device {device}; {reason}")
-
-
-def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
-    return activation_dtype(settings.precision) if settings.backend == "torch" else None
 
 
 def load_module(adapter: Workload, device: str) -> Any:

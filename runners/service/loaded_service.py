@@ -339,7 +339,8 @@ class Service:
             "gc_frozen": gc.get_freeze_count(),
             "evaluates": self.models.adapter.has_evaluate(),
             "relaid": self.models.relaid,
-            "compile_parts": self._has_parts(),
+            # The model is a Python loop around parts that it names.
+            "compile_parts": getattr(self.models.instances[0].model, "compile_parts", None) is not None,
             "conversions": self.models.conversions,
             "outside": self.models.outside.to_json(),
             "made_of": asdict(makeup(self.models.instances[0].model, self.models.adapter)),
@@ -404,7 +405,6 @@ class Service:
         return {"device_profile": found, "device_waits": list(waits)}
 
     def _profiled(self, traffic: Traffic, batches: Sequence[Sequence[int]]) -> Iterator[list[Any]]:
-        """Prepared inputs of the batches to profile."""
         adapter = self.models.adapter
         for batch in batches:
             yield [adapter.prepare(traffic.request(position)) for position in batch]
@@ -417,10 +417,6 @@ class Service:
         """The instance with the model that its graphs were captured of: the same operators, launched one by one."""
         graphed = self.models.graphed()
         return replace(instance, model=graphed[0].original) if graphed else instance
-
-    def _has_parts(self) -> bool:
-        """True if the model is a Python loop around parts that it names."""
-        return getattr(self.models.instances[0].model, "compile_parts", None) is not None
 
     def _census(self, traffic: Traffic) -> Census | None:
         inputs = self._representative(traffic, 1)

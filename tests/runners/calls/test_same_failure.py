@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from latfix.runners.calls.same_failure import SameFailure
+from latfix.runners.calls.model_call import SameFailure
 
 SECOND = 1_000_000_000
 
