@@ -98,7 +98,7 @@ class BatchWatchdog:
         """Work that began before a time and has not ended."""
         threads = self._engine.thread_ids()
         idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
-        found = []
+        found: list[Stuck] = []
 
         def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, *, first: bool) -> None:
             stack, compiling = _stack(frames.get(idents.get(native_id) or 0))

@@ -187,20 +187,7 @@ def convert_models(
     if settings.backend == "torch" or models.conversions:
         return
     if shapes is not None:
-        from latfix.runners.backends.tensorrt import convert as tensorrt
-
-        material = tensorrt.Material(
-            batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder
-        )
-        for instance in models.distinct():
-            with on_device(instance.device):  # engines are built and loaded on the current device
-                model, conversion = tensorrt.convert(
-                    instance.model, material, settings, instance.device, models.tally, models.outside
-                )
-            models.replace_model(instance.model, model)
-            models.conversions.append(conversion.to_json())
-        models.settle()
-        models.outside.reset()
+        _convert_for_tensorrt(models, batches, settings, shapes)
         return
     from latfix.runners.backends.converted_model import convert
     from latfix.runners.model_files.served_file import serve_file, serves_file
@@ -235,6 +222,23 @@ def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
         return []
     names = [name for name in ("pinned_staging", "overlap", "cuda_graphs") if getattr(settings, name)]
     return [f"{name} needs a GPU: not in effect on the CPU" for name in names]
+
+
+def _convert_for_tensorrt(
+    models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes
+) -> None:
+    from latfix.runners.backends.tensorrt.convert import Material, convert
+
+    material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
+    for instance in models.distinct():
+        with on_device(instance.device):  # engines are built and loaded on the current device
+            model, conversion = convert(
+                instance.model, material, settings, instance.device, models.tally, models.outside
+            )
+        models.replace_model(instance.model, model)
+        models.conversions.append(conversion.to_json())
+    models.settle()
+    models.outside.reset()
 
 
 def pool_applies(adapter: Workload) -> bool:

@@ -156,7 +156,7 @@ def test_more_than_there_is_is_not_taken_and_it_is_asked_once(monkeypatch: pytes
     setup.before_requests()
     setup.before_requests()
     assert setup.prefaulted_bytes == setup.kept_bytes == 0
-    assert setup.notes == ["prefault_mb: 90 MiB asked for and 100 MiB available; nothing was touched"]
+    assert setup.notes == ["prefault_mb: 90 MiB requested, 100 MiB available; nothing was touched"]
 
 
 @linux

@@ -117,9 +117,9 @@ def test_what_a_model_tells_of_its_inputs_is_read() -> None:
     ("document", "found"),
     [
         ("[1]", "without a list of inputs"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"inputs": [{"name": "x", "datatype": "FP12", "shape": [1], "data": [1]}]}', "datatype 'FP12'"),
-        ('{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [300]}]}', "no INT8"),
+        ('{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [300]}]}', "not INT8"),
         ('{"inputs": [], "parameters": {"a": [1]}}', "parameter a"),
     ],
 )

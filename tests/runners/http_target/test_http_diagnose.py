@@ -112,7 +112,7 @@ def test_secrets_stay_out_of_the_record(tmp_path: Path, planted: Plant, monkeypa
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["http://127.0.0.1:{closed}/x"], "nobody who listens"),
+        (["http://127.0.0.1:{closed}/x"], "found no service on"),
         (["http://no-such-host.invalid/x"], "no host"),
         (["grpc://127.0.0.1:8001"], "found no model"),
         (["http://127.0.0.1:{closed}/x", "--body", "{{oops"], "no JSON"),

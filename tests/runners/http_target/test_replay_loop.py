@@ -142,7 +142,7 @@ def test_streams_of_every_form_have_their_parts(tmp_path: Path, coding: bytes, b
         ),
         (
             STREAM + b'\r\ndata: {"object": "error", "message": "too long", "code": 400}\n\n',
-            "the stream told an error: too long",
+            "the stream reported an error: too long",
         ),
     ],
     ids=["redirect", "gzip", "error object"],

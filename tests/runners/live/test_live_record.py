@@ -61,7 +61,7 @@ def test_a_full_disk_ends_the_record_with_a_word_and_not_the_service(
     _serve(runner, 20)
     runner.close()
     assert runner.stats().requests["ok"] == 19
-    assert caplog.messages == [f"{tmp_path / 'log'}: latfix cannot record there any more (No space left on device)"]
+    assert caplog.messages == [f"{tmp_path / 'log'}: latfix stopped recording there (No space left on device)"]
 
 
 def test_it_is_read_while_the_service_runs(make_runner: MakeRunner, tmp_path: Path) -> None:

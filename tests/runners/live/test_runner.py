@@ -405,7 +405,7 @@ def test_a_fork_is_told_that_the_threads_stayed_behind(make_runner: MakeRunner) 
             runner.infer_sync({"value": 1})
         except latfix.RunnerClosed as error:
             runner.close()
-            code = 0 if "forked" in error.message else 2
+            code = 0 if "fork" in error.message else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

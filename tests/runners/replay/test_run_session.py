@@ -140,7 +140,7 @@ def test_one_command_at_a_time_goes_on_in_a_folder(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
         # WHEN others want to go on there THEN none may, until it is killed, and then one
-        refused = f"{tmp_path}: found another latfix at work in it; wait for its end, or end it first"
+        refused = f"{tmp_path}: found another latfix at work in it; wait until it ends, or end it first"
         assert _at_once(reopen_folder, tmp_path) == [refused] * AT_ONCE
         holder.kill()
     assert (tmp_path / claims.CLAIM).exists()

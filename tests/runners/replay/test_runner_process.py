@@ -143,7 +143,7 @@ def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Pat
     process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
     process._reader, process._process = mock.Mock(ended=False), mock.Mock()
     process._writer = mock.Mock()
-    process._heard.extend(
+    process._unread.extend(
         [
             {"event": "done", "do": "device_profile", "profile": {}},
             {"event": "status", "done": 1},

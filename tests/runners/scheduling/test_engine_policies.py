@@ -171,7 +171,7 @@ def test_what_is_dropped_is_told_why() -> None:
     served = Served(requests, gate, more={"given_up": lambda slot: slot == 1})
     gate.served_behind(served, 1, 2)
     assert served.statuses() == ["ok", "shed", "ok"]
-    assert served.outcomes[1].error == "shed: nobody waits for it"
+    assert served.outcomes[1].error == "shed: its caller no longer waits"
 
 
 def test_policies_that_contradict_each_other_are_refused() -> None:
