@@ -206,7 +206,7 @@ def test_events_are_of_known_kinds_and_errors_among_them(loud: Run) -> None:
 def test_samples_hold_the_probes(loud: Run) -> None:
     series = set(loud.table("samples").column("series").to_pylist())
     assert {"process.rss_bytes", "host.cpu_busy_ns", "runner.in_flight", "poll.process_ns"} <= series
-    assert "other.all.spent_ns" in series, "who else had the cores"
+    assert "other.all.spent_ns" in series, "other processes on the cores"
     assert loud.meta()["probes"]["nvml"].startswith("NVML: ")
 
 

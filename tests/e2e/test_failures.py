@@ -102,7 +102,7 @@ def test_a_model_process_that_dies(
 def test_a_forked_process_that_outlives_the_model_holds_nothing_up(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
-    # The fork inherits the pipes, so that their end does not say that the runner is gone.
+    # The fork inherits the pipes, so their end does not show the runner's death.
     forked = "if os.fork() == 0: time.sleep(60); os._exit(0)"
     source = _adapter(load=forked, forward="os._exit(9)")
     folder = write_workload(tmp_path / "w", adapter=source, traffic=_rows(60, 0.02))
@@ -130,7 +130,7 @@ def test_a_workload_that_does_not_load(
     assert RunRecord.load(tmp_path / "run").counts()["ok"] == 0
 
 
-def test_where_every_request_fails_the_first_reason_is_said(
+def test_if_every_request_fails_the_first_reason_is_reported(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     source = _adapter(prepare="raise LookupError('the store is away \\ud800')")

@@ -69,7 +69,7 @@ class Faulty(Workload):
     def prepare(self, request):
         return torch.full((2,), float(request.id))
 """
-#: What the requests that cannot be answered say.
+#: Messages of the requests that cannot be answered.
 ERRORS = {10: "IndexError", 11: "SystemExit", 12: "", 14: "MemoryError"}
 LOG_BYTES = 1 << 20
 
@@ -106,14 +106,14 @@ def test_a_step_of_the_clock_changes_no_latency(faulty: tuple[Path, tuple[int, s
     assert np.array_equal(sum(record.requests[f"{stage}_ns"] for stage in STAGES), latency)
 
 
-def test_what_a_model_prints_is_kept_in_part(faulty: tuple[Path, tuple[int, str, str]]) -> None:
+def test_the_output_of_a_model_is_kept_in_part(faulty: tuple[Path, tuple[int, str, str]]) -> None:
     log = faulty[0] / "run" / "runner.log"
     assert log.stat().st_size < 2 * LOG_BYTES
     assert log.read_bytes().startswith(b"latfix: ")
     assert "ZeroDivisionError" in log.read_text(), "the end is kept"
 
 
-def test_what_a_model_forked_ends_with_the_run(faulty: tuple[Path, tuple[int, str, str]]) -> None:
+def test_processes_forked_by_a_model_end_with_the_run(faulty: tuple[Path, tuple[int, str, str]]) -> None:
     state = Path(f"/proc/{(faulty[0] / 'child').read_text()}/stat")
     deadline = time.monotonic() + 10
     while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:

@@ -31,7 +31,7 @@ from latfix.cli.app import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(main())
 """
-#: Says on the side what the service has answered, and when, whatever becomes of latfix's own record.
+#: Logs the service's answers and their times independently of latfix's own record.
 ADAPTER = """
 import os
 import time
@@ -106,7 +106,7 @@ def start(tmp_path: Path, write_workload: WriteWorkload) -> Iterator[Callable[..
 
 
 def _gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has reaped yet has."""
+    """True if a process has ended, including a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -151,12 +151,12 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
     _kill({"runner": runners, "latfix": [run.parent.pid]}[victim])
     _, err = run.parent.communicate(timeout=60)
 
-    # THEN nothing stays behind, and whoever lives says so in one line
+    # THEN nothing stays behind, and the surviving process reports it in one line
     _await_gone(runners)
     if victim == "runner":
         assert run.parent.returncode == 4
         assert "killed by SIGKILL" in err.splitlines()[-1] and "Traceback" not in err
-    # AND every answer that is a second old is in the record, which says what it is
+    # AND every answer that is a second old is in the record, which shows its state
     record = RunRecord.load(run.folder)
     answered = record.measured & (record.requests["status"] == Status.OK)
     kept = {record.traffic.ids[k] for k in record.requests["index"][answered].tolist()}
@@ -174,7 +174,7 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_before_the_first_answer_it_is_still_readable_or_says_why_not(
+def test_killed_before_the_first_answer_it_is_readable_or_has_a_reason(
     seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
 ) -> None:
     run = start()

@@ -186,7 +186,7 @@ def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: Wri
     assert reasons["batch.window"] == "there is no batch window"
     meta = json.loads((tmp_path / "o" / "baseline" / "run.json").read_text())
     assert meta["settings"]["batch_window_ms"] == 0.0
-    assert document["verdict"] == "inconclusive", "nothing was tried: that tells nothing of the service"
+    assert document["verdict"] == "inconclusive", "nothing was tried, so there is no result"
     assert re.search(r"Not tried: \d+ fixes \(\d+ no time left: a larger --budget tries them", " ".join(out.split()))
     if late := [note for note in document["notes"] if "was too late" in note]:
         pytest.skip(late[0])  # then latfix rightly judges nothing

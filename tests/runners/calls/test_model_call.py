@@ -60,7 +60,9 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
         ("class P(BaseException): pass\nraise P('panic')", RunnerError, "P: panic"),
     ],
 )
-def test_what_does_not_load_says_why(tmp_path: Path, source: str, kind: type[Exception], found: str) -> None:
+def test_an_adapter_that_does_not_load_has_a_reason(
+    tmp_path: Path, source: str, kind: type[Exception], found: str
+) -> None:
     with pytest.raises(kind, match=found) as caught:
         _adapter(tmp_path, source)
     assert "\n" not in str(caught.value)
@@ -108,7 +110,7 @@ def test_an_output_without_the_batch_is_refused(output: object) -> None:
     ("inputs", "expected"),
     [(torch.tensor(2.0), 2.0), ((1.0, 2.0), 3.0), ([1.0, 2.0], 3.0), ({"a": 1.0, "b": 4.0}, 5.0)],
 )
-def test_a_model_is_called_as_the_contract_says(inputs: Any, expected: float) -> None:
+def test_a_model_is_called_by_the_contract(inputs: Any, expected: float) -> None:
     def model(a: Any, b: Any = 0.0) -> Any:
         return a + b
 

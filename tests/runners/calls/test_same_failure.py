@@ -23,7 +23,7 @@ def test_failures_that_differ_by_numbers_alone_are_alike() -> None:
     assert not failure.given_up(61, now), "one of them did not fail"
 
 
-def test_few_failures_or_different_ones_or_quick_ones_are_replayed_on() -> None:
+def test_few_or_different_or_quick_failures_do_not_end_a_replay() -> None:
     assert not failed(["x"] * 49)[0].given_up(49, 60 * SECOND)
     assert not failed(["x"] * 30 + ["y"] * 30)[0].given_up(60, 60 * SECOND)
     quick, now = failed(["x"] * 60, 1000)

@@ -20,7 +20,7 @@ from latfix.stages import STAGES
 
 
 class Numbers(Workload):
-    """Prepares a request's number, as often as its feature ``length`` says."""
+    """Prepares a request's number, repeated ``length`` times."""
 
     def prepare(self, request: Request) -> Any:
         return torch.full((int(request.features.get("length", 1)),), float(request.id))
@@ -136,13 +136,13 @@ class Gate:
         return x[:, :1]
 
     def served_behind(
-        self, served: Served, *slots: int, wait_s: float = 0.05, meanwhile: Callable[[], None] = lambda: None
+        self, served: Served, *slots: int, wait_s: float = 0.05, before_release: Callable[[], None] = lambda: None
     ) -> tuple[Any, Any]:
         """Have requests wait behind the one that is held up, each for ``wait_s``; then serve all to the end."""
         served.send(self.number)
         assert self.reached.wait(20)
         served.send(*slots, gap_s=wait_s)
-        meanwhile()
+        before_release()
         self.go.set()
         return served.end()
 

@@ -58,7 +58,7 @@ def test_young_objects_are_collected_when_idle_and_otherwise_only_when_many(coll
     del held
 
 
-def test_what_survives_is_collected_in_full_when_idle(collector: IdleCollector) -> None:
+def test_survivors_are_collected_in_full_when_idle(collector: IdleCollector) -> None:
     held: list[Any] = []
     while not collector.done.full:
         assert len(held) < 50_000, "it never came"

@@ -1,4 +1,4 @@
-"""What settings ask of a whole process: its environment, prefaulted and locked memory, huge pages, and refusals."""
+"""Process-wide settings: environment, prefaulted and locked memory, huge pages, and refusals."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_tunables_are_merged_one_by_one() -> None:
     inherited = {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.arena_max=8:glibc.malloc.mmap_max=9"}
     wanted = RunnerSettings(prefault_mb=64, env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"})
     found = read_tunables(process_environment(wanted, inherited)["GLIBC_TUNABLES"])
-    assert found["glibc.malloc.check"] == "1", "what nobody else sets is kept"
+    assert found["glibc.malloc.check"] == "1", "other inherited values are kept"
     assert found["glibc.malloc.arena_max"] == "1", "what prefaulting rests on goes before what was inherited"
-    assert found["glibc.malloc.mmap_max"] == "7", "and the settings' own word before all"
+    assert found["glibc.malloc.mmap_max"] == "7", "the settings' own values take precedence"
     assert found["glibc.malloc.trim_threshold"] == "8589934592"
 
 
@@ -92,7 +92,7 @@ print(json.dumps({"kept": setup.kept_bytes, "touched": setup.prefaulted_bytes, "
 
 @pytest.fixture
 def run() -> Run:
-    """Sets a process of its own up by the settings and returns what it says."""
+    """Applies the settings in a new process and returns its output."""
 
     def start(body: str = "", after: str = "", **values: Any) -> dict[str, Any]:
         wanted = RunnerSettings(**values)
@@ -129,7 +129,7 @@ more = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
 
 @linux
 @glibc
-def test_what_was_prefaulted_stays_and_needs_no_fault_later(run: Run) -> None:
+def test_prefaulted_memory_stays_and_causes_no_later_fault(run: Run) -> None:
     with_it, without = run(after=BLOCKS, prefault_mb=32), run(after=BLOCKS)
     assert with_it["notes"] == []
     assert with_it["touched"] == 32 << 20
@@ -150,7 +150,7 @@ def test_other_threads_use_what_was_prefaulted(run: Run) -> None:
     assert found["faults"] < 1000
 
 
-def test_more_than_there_is_is_not_taken_and_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_available_memory_is_not_touched_and_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_setup, "available_bytes", lambda: 100 << 20)
     setup = ProcessSetup(RunnerSettings(prefault_mb=90))
     setup.before_requests()
@@ -194,7 +194,7 @@ def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypat
 
 
 @linux
-def test_a_refusal_of_the_system_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_system_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
         def __getattr__(self, name: str) -> Callable[..., int]:
             return lambda *_: -1
@@ -232,7 +232,7 @@ def test_the_session_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch, tm
     assert "does not lead its session" in setup.notes[0]
 
 
-def test_elsewhere_it_says_that_there_is_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_note_that_it_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: None)
     setup = ProcessSetup(RunnerSettings(lock_memory=True, huge_pages="always"))
@@ -278,7 +278,7 @@ def test_without_the_capability_the_limit_decides(monkeypatch: pytest.MonkeyPatc
 
 
 @linux
-def test_what_is_available_is_less_than_what_there_is() -> None:
+def test_available_memory_is_less_than_all_memory() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < available_bytes() < total
     assert 0 < status_bytes("VmRSS") <= status_bytes("VmHWM")

@@ -1,4 +1,4 @@
-"""What settings want in the environment, and whether this process was started with it."""
+"""Variables that settings require, and the check that this process was started with them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _settings(**env: str) -> RunnerSettings:
     return RunnerSettings(env=env)
 
 
-def test_what_the_process_started_with_is_in_effect(started_with: dict[str, str]) -> None:
+def test_the_environment_at_process_start_is_in_effect(started_with: dict[str, str]) -> None:
     started_with.update(ENV, OTHER="x")
     found = check_environment(_settings(**ENV))
     assert {variable.name for variable in found} == set(ENV)
@@ -52,7 +52,7 @@ def test_what_the_process_started_with_is_in_effect(started_with: dict[str, str]
         assert warn_unless_in_effect(_settings(**ENV)) == found
 
 
-def test_what_it_started_without_or_otherwise_is_not(
+def test_a_missing_or_different_variable_is_not_in_effect(
     started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started_with.update(OMP_WAIT_POLICY="ACTIVE")
@@ -208,14 +208,14 @@ def test_without_a_command_the_line_is_printed(plan: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         ([], "usage:"),
         (["/nowhere/plan.toml"], "latfix: /nowhere/plan.toml: found no such file; expected a plan"),
         (["PLAN", "/nowhere/uvicorn"], "latfix: /nowhere/uvicorn: cannot be started (No such file or directory)"),
     ],
 )
-def test_what_cannot_be_launched_is_one_line(plan: Path, arguments: list[str], says: str) -> None:
+def test_a_command_that_cannot_be_launched_is_one_line(plan: Path, arguments: list[str], expected: str) -> None:
     done = _launch(*(plan if argument == "PLAN" else argument for argument in arguments))
     assert done.returncode == EXIT_INPUT
-    assert done.stderr.startswith(says) and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(expected) and len(done.stderr.splitlines()) == 1

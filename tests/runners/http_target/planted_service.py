@@ -98,7 +98,7 @@ async def sleeping(_body: Any, write: Write) -> None:
 
 
 async def sized(body: Any, write: Write) -> None:
-    """As long as the request says."""
+    """For as long as the request requires."""
     await asyncio.sleep(0.002 + 0.0001 * body["tokens"])
     await answer(write, {"ok": 1})
 
@@ -139,7 +139,7 @@ async def unstable(_body: Any, write: Write) -> None:
 
 
 async def stream(body: Any, write: Write) -> None:
-    """Tokens at a steady pace; a long prompt holds up everybody's, as a prefill in a shared batch does."""
+    """Tokens at a steady pace; a long prompt delays all others', as a prefill in a shared batch does."""
     prompt = len(str(body["messages"][0]["content"]).split())
     if prompt > 100:
         time.sleep(0.2)

@@ -45,7 +45,7 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
     assert found["source"] == {"kind": "http", "path": service.at(), "unit": "request"}
     by_cause = {cause["cause"]: cause["tail_ms"] for cause in found["causes"]}
     assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
-    # On a crowded machine waiting for a core may be as large; a service that is idle is taken for nothing else.
+    # On a crowded machine waiting for a core may be as large; an idle service has no other cause.
     others = {name: ms for name, ms in by_cause.items() if name not in ("host.contention", "observer")}
     assert max(others, key=lambda name: others[name]) == "external.dependency"
     assert found["stages_ms"]["queue"]["mean"] is None
@@ -124,10 +124,10 @@ def test_secrets_stay_out_of_the_record(tmp_path: Path, planted: Plant, monkeypa
         (["recommender", "--pid", "1"], "--pid"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line_and_code_2(
+def test_an_invalid_command_is_one_line_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], found: str
 ) -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody answers there
+    with socket.socket() as taken:  # bound but not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         traffic = write_traffic(tmp_path / "t.jsonl", 3, 0.01, payload={})
         filled = [word.format(closed=taken.getsockname()[1]) for word in words]
@@ -150,7 +150,9 @@ def test_a_route_that_is_not_there_ends_the_replay_early(
 
 
 @pytest.mark.slow
-def test_tls_that_is_none_is_said_so(tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_tls_is_reported(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
     service = planted("steady")
     traffic = write_traffic(tmp_path / "t.jsonl", 3, 0.01, payload={})
     address = service.at().replace("http:", "https:")
@@ -172,7 +174,7 @@ def test_a_service_that_fails_on_every_request_ends_the_replay_early(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "cause"), [("lock", "service.lock"), ("interpreter", "python.gil")])
-def test_threads_that_wait_for_each_other_are_told_from_outside(
+def test_threads_that_wait_for_each_other_are_seen_from_outside(
     tmp_path: Path, planted: Plant, fault: str, cause: str
 ) -> None:
     service = planted(fault)

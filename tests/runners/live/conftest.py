@@ -1,4 +1,4 @@
-"""Live runners over a small workload whose stages do what a request's payload says."""
+"""Live runners over a small workload whose stages follow a request's payload."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Hold:
 
     def __call__(self) -> None:
         self.entered.set()
-        assert self._go.wait(20), "nobody let it go"
+        assert self._go.wait(20), "it was never released"
 
     def let_go(self) -> None:
         self._go.set()

@@ -31,7 +31,7 @@ def _serve(runner: latfix.Runner, count: int, payload: Callable[[int], Any] = la
             assert k % 50 == 0
 
 
-def test_every_request_is_there_with_what_it_asked_for(make_runner: MakeRunner, tmp_path: Path) -> None:
+def test_every_request_is_recorded_with_its_features(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(load={"record": tmp_path / "log"}, warmup_requests=0)
     _serve(runner, 200)
     runner.close()
@@ -47,7 +47,7 @@ def test_every_request_is_there_with_what_it_asked_for(make_runner: MakeRunner, 
     assert "process.rss_bytes" in set(record.samples["series"])
 
 
-def test_a_full_disk_ends_the_record_with_a_word_and_not_the_service(
+def test_a_full_disk_ends_the_record_with_a_warning_and_not_the_service(
     make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: SegmentWriter) -> None:
@@ -113,7 +113,7 @@ def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: Mak
     record = load_live(folder)
     assert len(record.traffic) < number
     assert record.traffic.features["number"].max() == number - 1
-    assert run.exists(), "a run that lies beside the parts is nobody's to remove"
+    assert run.exists(), "a run next to the parts is never removed"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4e6
     late = load_live(folder, last_s=1.0)
     assert 0 < len(late.traffic) < len(record.traffic)
@@ -132,6 +132,8 @@ def test_warm_up_is_not_in_it(make_runner: MakeRunner, tmp_path: Path) -> None:
     ("arguments", "words"),
     [({"record": "/proc/nowhere"}, "cannot record there"), ({"record": "log", "record_mb": 0}, "record_mb")],
 )
-def test_what_cannot_be_recorded_is_refused(make_runner: MakeRunner, arguments: dict[str, Any], words: str) -> None:
+def test_a_record_that_cannot_be_written_is_refused(
+    make_runner: MakeRunner, arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         make_runner(load=arguments)

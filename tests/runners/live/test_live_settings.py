@@ -40,13 +40,13 @@ EVERY: list[dict[str, Any]] = [
 def _serve(runner: Runner) -> None:
     """Four callers at once, several times round the ring; some of their requests fail."""
 
-    def ask(k: int) -> Any:
+    def infer(k: int) -> Any:
         if k % 25 == 24:
             return str(runner.submit({"value": -1, "id": f"bad{k}"}).exception(20))
         return runner.infer_sync({"value": k % 7})
 
     with ThreadPoolExecutor(4) as callers:
-        answers = list(callers.map(ask, range(200)))
+        answers = list(callers.map(infer, range(200)))
     for k, answer in enumerate(answers):
         assert f"bad{k}" in answer if k % 25 == 24 else answer == 2.0 * (k % 7), (k, answer)
     rows = runner.recent()

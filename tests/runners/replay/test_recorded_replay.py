@@ -1,4 +1,4 @@
-"""What ends a replay at once and says why: a thread of the service that dies, requests that all fail alike."""
+"""A replay ends early with a reason if a thread of the service dies, or if all requests fail alike."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from latfix.runners.replay.recorded_replay import ThreadDeaths
 def test_a_dead_worker_stops_the_replay_and_a_thread_of_user_code_does_not(
     name: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", told.append)
+    deaths: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", deaths.append)
     stop, hook = threading.Event(), threading.excepthook
     with ThreadDeaths(stop) as deaths:
         deaths.check()
         thread = threading.Thread(target=int, args=("half a sentence",), name=name)
         thread.start()
         thread.join()
-        assert stop.is_set() is ends and len(told) == 1
+        assert stop.is_set() is ends and len(deaths) == 1
         with pytest.raises(RunnerError, match=f"{name} .*ValueError.*half a sentence") if ends else nullcontext():
             deaths.check()
     assert threading.excepthook is hook, "the next replay of this process does not stack its own on it"

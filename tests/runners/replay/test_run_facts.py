@@ -1,4 +1,4 @@
-"""What a run says of itself: threads, memory, idle work; in this process, and in one that was set up for it."""
+"""A run's facts: threads, memory, idle work; in this process, and in one that was set up for it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def traffic(n: int = 12) -> Traffic:
 
 @pytest.fixture
 def serve(folder: Path) -> Iterator[Serve]:
-    """Loads the service in a thread of this process, serves its traffic once, and returns what the run says."""
+    """Loads the service in a thread of this process, serves its traffic once, and returns the run's facts."""
     services: list[Service] = []
 
     def run(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
@@ -131,7 +131,7 @@ def test_a_plain_run_shows_its_threads_and_its_memory(serve: Serve) -> None:
 
 @linux
 def test_the_environment_is_that_of_the_start(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set later is not seen by who reads it before ``main``, and a run must not say that it was."""
+    """Allocators read variables before ``main``; a run must not report one that was set later."""
     started = environment_at_start()
     for name in ("OMP_WAIT_POLICY", "LD_PRELOAD"):
         monkeypatch.setenv(name, "too-late")
@@ -143,7 +143,7 @@ def test_the_environment_is_that_of_the_start(serve: Serve, monkeypatch: pytest.
 
 @linux
 def test_threads_take_the_places_that_they_are_given(serve: Serve) -> None:
-    """On one core there is none to give, and the run says so."""
+    """On one core no placement is possible, and the run reports it."""
     lower = lower_priority()
     _, found = serve(pin="workers", nice=lower)
     threads, cores = found["placement"], allowed_cores()
@@ -206,7 +206,7 @@ def test_rows_are_learned_from_the_first_requests_where_there_is_no_traffic(fold
     service.release()
 
 
-def test_what_the_collector_and_the_pool_did_is_in_the_record(serve: Serve) -> None:
+def test_collector_and_pool_counters_are_in_the_record(serve: Serve) -> None:
     service, found = serve(gc="freeze", buffer_pool=True)
     assert found["collections"]["frozen"] > 0
     assert found["pool_answers"]["hits"] > 0 and found["pool_answers"]["bytes"] > 0
@@ -276,7 +276,7 @@ def test_memory_by_node_leaves_files_out(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.slow
-def test_a_runner_process_applies_it_all_and_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_runner_process_applies_and_records_all_settings(folder: Path, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "keep_warm_ms": 4.0,
         "hot_rows": 3,

@@ -53,7 +53,7 @@ def _at_once(what: object, *arguments: object) -> list[object]:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["empty", "new"])
-def test_of_all_who_want_a_folder_one_gets_it(tmp_path: Path, there: bool) -> None:
+def test_only_one_process_gets_a_folder(tmp_path: Path, there: bool) -> None:
     for k in range(20):
         folder = tmp_path / str(k)
         if there:
@@ -118,7 +118,7 @@ def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: ob
     assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
 
 
-def test_a_window_of_a_search_that_was_killed_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_window_of_a_killed_search_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "000-base").mkdir()
     (tmp_path / "000-base-2").mkdir()
     assert new_folder(tmp_path / "000-base") == tmp_path / "000-base-3"

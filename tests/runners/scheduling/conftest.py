@@ -60,7 +60,7 @@ Recorded = Callable[..., RunRecord]
 
 @pytest.fixture(scope="session")
 def recorded() -> Recorded:
-    """The record of a simulated run: what the service's recorder would have written of it."""
+    """The record of a simulated run, as the service's recorder would write it."""
 
     def make(
         traffic: Sequence[Offered],

@@ -25,7 +25,7 @@ def helps(size: int) -> float:
 
 
 def harms(size: int) -> float:
-    """Padding, say: a batch takes longer than its members one by one."""
+    """For example padding: a batch takes longer than its members one by one."""
     return float(6.0 * size**1.4)
 
 
@@ -78,8 +78,8 @@ def _follow(
     controller = BatchController(
         most=16, least_window_ns=10 * MS, most_window_ns=100 * MS, target_ns=int(target_ms * MS)
     )
-    nobody = np.zeros(0, dtype=np.int64)
-    seen = Followed(run=Simulated(nobody, nobody, nobody))
+    nothing = np.zeros(0, dtype=np.int64)
+    seen = Followed(run=Simulated(nothing, nothing, nothing))
 
     def observe(batch: SimulatedBatch, _inside: int) -> None:
         arrivals = [traffic[slot].arrival_ns for slot in batch.members]
@@ -182,7 +182,7 @@ def test_a_window_grows_only_where_workers_are_busy_and_latency_allows(offer: Of
     ids=["slower", "harm"],
 )
 def test_it_learns_anew_where_the_service_changes(offer: Offer, later: Cost, load: float, near: float) -> None:
-    """Costs from before and after a change beside each other would tell of the change, not of the size."""
+    """A comparison of costs from before and after a change would show the change, not the effect of the size."""
     traffic = offer((60.0, load), seed=3)
     change = (20.0, later)
     seen = _follow(traffic, helps, change=change)
@@ -191,7 +191,7 @@ def test_it_learns_anew_where_the_service_changes(offer: Offer, later: Cost, loa
 
 
 def test_batches_shrink_when_latency_starts_to_rise(offer: Offer) -> None:
-    # GIVEN large batches that paid, and do not any more from 20 s on
+    # GIVEN large batches that paid, until 20 s
     traffic = offer((20.0, 350.0), (40.0, 100.0), seed=3)
     seen = _follow(traffic, helps, change=(20.0, harms))
     end, size = np.array(seen.at), np.array(seen.size)
@@ -208,7 +208,7 @@ def test_a_target_out_of_reach_neither_winds_up_nor_stops_service(offer: Offer) 
     seen = _follow(traffic, helps, target_ms=1.0)
     # THEN batches are as large as they may be under load, where that serves most
     assert np.median(seen.late(seen.size, 5.0, 10.0)) >= 12
-    # AND every bound held, and what came after is served as if nothing had been
+    # AND every bound held, and later requests are served as before
     assert min(seen.size) >= 1 and max(seen.size) <= 16
     assert min(seen.window_ms) >= 10.0 and max(seen.window_ms) <= 100.0
     quiet = _p95_ms(seen.run, 40.0)

@@ -37,7 +37,7 @@ def test_a_request_gains_a_class_each_interval() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2000)), min_size=2, max_size=30), st.integers(1, 500))
-def test_after_two_intervals_nobody_who_comes_later_goes_first(items: list[tuple[int, int]], ageing: int) -> None:
+def test_after_two_intervals_no_later_request_goes_first(items: list[tuple[int, int]], ageing: int) -> None:
     backlog = _pushed(Backlog(ordering=Ordering(ageing_ns=ageing)), *((rank, at, 1) for rank, at in items))
     for first, then in itertools.combinations(_order(backlog), 2):
         (rank_first, at_first), (rank_then, at_then) = items[first], items[then]
@@ -45,7 +45,7 @@ def test_after_two_intervals_nobody_who_comes_later_goes_first(items: list[tuple
 
 
 @pytest.mark.parametrize("schedule", ["shortest", "work_per_byte"])
-def test_work_decides_within_a_class_and_nobody_is_passed_for_long(schedule: Schedule) -> None:
+def test_work_decides_within_a_class_and_no_request_is_passed_for_long(schedule: Schedule) -> None:
     strict = _pushed(
         Backlog(ordering=Ordering(schedule=schedule)), (1, 0, 3.0), (1, 1, 0.5), (0, 2, 9.0), (1, 3, 0.5)
     )
@@ -80,7 +80,7 @@ def test_a_batch_stays_within_its_memory_and_the_large_one_is_next() -> None:
 
 
 @pytest.mark.parametrize("by_length", [False, True])
-def test_what_is_doomed_is_dropped(by_length: bool) -> None:
+def test_doomed_requests_are_dropped(by_length: bool) -> None:
     backlog = Backlog(by_length=by_length)
     for slot in range(6):
         backlog.push(rank=1, slot=slot, enqueued_ns=slot, length=10)

@@ -1,4 +1,4 @@
-"""The batcher on a clock of its own: when a batch closes, and who is in it."""
+"""The batcher on a simulated clock: when a batch closes, and its members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
 
 
 class Clock:
-    """Stands still unless told otherwise; ``step`` moves it at each reading."""
+    """Stands still unless it is moved; ``step`` moves it at each reading."""
 
     def __init__(self, now: int = 0, step: int = 0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Continuous batching: who joins and leaves when, what is recorded of it, and what happens when a step fails."""
+"""Continuous batching: when requests join and leave, what is recorded, and what happens if a step fails."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -
 
     def fails(now: str, _numbers: Sequence[float]) -> None:
         if now == where:
-            raise MemoryError("all of it is taken")
+            raise MemoryError("out of memory")
         if now == "forward":
             mine = states[-1:] if where == "join" else states  # those of before go on
             alive.append(any(row() is not None for rows in mine for row in rows))
@@ -158,7 +158,7 @@ def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
     served = _served([30] + [2] * 6, Counter(ms=0.2), collector=Watching())
     served.send(*range(7))
     served.end()
-    # Before the first answer, between two of them, and after the last: not only when nobody was left.
+    # Before the first answer, between two of them, and after the last: not only at the end.
     assert (False, 0) in times and times[-1] == (True, 7)
     assert sum(not idle for idle, _ in times) >= 25
 
@@ -169,7 +169,7 @@ def test_a_model_without_steps_is_refused() -> None:
         _served([1], lambda x: x)
 
 
-def test_the_fix_sees_the_protocol_and_who_joined() -> None:
+def test_the_fix_sees_the_protocol_and_joined_requests() -> None:
     records = []
     for batching in ("continuous", "fixed"):
         served = _served([12, 3, 8, 1, 2, 6] * 5, Counter(ms=0.5), batching=batching)

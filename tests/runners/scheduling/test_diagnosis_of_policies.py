@@ -1,4 +1,4 @@
-"""The diagnosis of runs whose policy it cannot replay: every nanosecond booked, little of it unexplained."""
+"""The diagnosis of runs whose policy it cannot replay: every nanosecond attributed, few unexplained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine with each policy switched on: who is served first, who is turned away, what is told of it."""
+"""The engine with each policy: which requests are served first, which are refused, and what is recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 
 
 def slowly(ms: Callable[[torch.Tensor], float]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A model that holds nobody up and takes its time."""
+    """A slow model that blocks no request."""
     return Gate(-1, ms)
 
 
@@ -89,7 +89,7 @@ def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
         for _ in range(50):
             served.engine.steering.estimate.learn(Batch(1, 1, 1, 1, 10_000_000_000, 10_000_000_000))
 
-    rows, _ = gate.served_behind(served, 1, 2, meanwhile=learn)  # nothing is known of the service when 1 is let in
+    rows, _ = gate.served_behind(served, 1, 2, before_release=learn)
     assert served.statuses() == ["ok", "shed", "ok"]
     assert served.series["runner.dropped_by_deadline"] == 1
     assert rows["queue_ns"][1] > 30_000_000 and rows["batch_id"][1] == -1
@@ -127,7 +127,7 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
 
 def test_memory_that_batches_need_limits_them() -> None:
     def touched(x: torch.Tensor) -> float:
-        """A quarter of a megabyte for each element while it runs, all of it touched."""
+        """A quarter of a megabyte for each element while it runs, and touches it."""
         return 0.0 * float(torch.ones(x.numel() << 16)[0])
 
     gate = Gate(24, touched)
@@ -137,7 +137,7 @@ def test_memory_that_batches_need_limits_them() -> None:
     assert served.engine.steering is not None and served.engine.steering.peak is not None
     if not served.engine.steering.peak.available:
         served.end()
-        pytest.skip("this system tells no high-water mark")
+        pytest.skip("this system reports no high-water mark")
     served.send(*range(24), wait=True)
     gate.served_behind(served, *range(25, 33), wait_s=0.01)
     assert served.series["runner.bytes_per_element"] > 1e5
@@ -146,7 +146,7 @@ def test_memory_that_batches_need_limits_them() -> None:
     assert served.statuses() == ["ok"] * 33
 
 
-def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
+def test_a_request_of_nonsense_ends_and_affects_no_other() -> None:
     """A program hands over requests of its own making, which nothing has checked."""
     nonsense: list[dict[str, Any]] = [
         {"features": {"length": 1, "tokens": float("nan")}},
@@ -165,7 +165,7 @@ def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
     assert served.outcomes[5].error == "priority is 'urgent'; expected high, normal or low"
 
 
-def test_what_is_dropped_is_told_why() -> None:
+def test_a_dropped_request_has_a_reason() -> None:
     gate = Gate()
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=60_000.0) for k in range(3)]
     served = Served(requests, gate, more={"given_up": lambda slot: slot == 1})
@@ -196,7 +196,7 @@ def test_a_key_that_the_traffic_does_not_have_is_refused() -> None:
 
 
 def test_warming_up_has_the_threads_of_a_worker() -> None:
-    """A graph is compiled for a number of threads: four asked for and one core given are one on every thread."""
+    """A graph is compiled for a number of threads: with four requested on one core, every thread uses one."""
     found: list[int] = []
     for number, cores in ((4, 1), (4, 0), (0, 1)):
         settings = RunnerSettings(intra_op_threads=number)

@@ -69,7 +69,7 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
     assert door(queue).take(0, NEVER_S) is None
 
 
-def test_one_who_waits_for_its_turn_is_idle_too() -> None:
+def test_a_worker_that_waits_for_its_turn_is_idle_too() -> None:
     """Only one worker stands before the queue; the other would otherwise go cold behind it."""
     queue = BatchQueue(max_batch_size=4, window_ns=0)
     with ThreadPoolExecutor(1) as pool:
@@ -121,7 +121,7 @@ def test_an_input_that_fails_is_never_run_again(error: BaseException) -> None:
     assert resident.done.runs == 0 and resident.done.failure.startswith(type(error).__name__)
 
 
-def test_what_all_workers_did_is_added_up() -> None:
+def test_the_counters_of_all_workers_are_summed() -> None:
     first, second = Residence(2, 30, 20, 4, 1, 5), Residence(1, 50, 50, 3, failure="ValueError: no")
     assert summed([first, second]) == Residence(3, 80, 50, 4, 1, 5, failure="ValueError: no")
     assert summed([]) == Residence()
@@ -177,7 +177,7 @@ def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_eve
     assert [served.outcomes[k].output.tolist() for k in range(3)] == [[0.0] * 5, [2.0] * 2, [4.0] * 7]
     assert (1, 2) in shapes
     assert shapes.count((1, 7)) == 1, "an input larger than the smallest is not run again"
-    assert len(served.recorder.drain_batches()) == 3, "what nobody asked for is in no record"
+    assert len(served.recorder.drain_batches()) == 3, "warm-keeping runs are not recorded"
 
 
 def test_all_workers_stay_warm(start: Start) -> None:
@@ -188,7 +188,7 @@ def test_all_workers_stay_warm(start: Start) -> None:
     served.send(0, wait=True)
 
 
-def test_nothing_is_run_beside_a_request(start: Start) -> None:
+def test_nothing_runs_while_a_request_is_inside(start: Start) -> None:
     """It would take a core, or the interpreter, from the one that is computed."""
     slow, ran = threading.Event(), list[int]()
 
@@ -231,7 +231,7 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
 
 
 def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
-    """A sampler that read the allocator meanwhile would wait for the driver with the interpreter's lock."""
+    """A sampler that read the allocator then would wait for the driver while holding the interpreter lock."""
     asides: list[int] = []
 
     class Memory(Inside):

@@ -1,4 +1,4 @@
-"""Routing by weight on simulated time: who takes what, who is left alone, and who recovers."""
+"""Routing by weight on simulated time: which worker takes what, is left out, or recovers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_near_capacity_it_does_no_worse() -> None:
 
 
 def test_a_replica_that_recovers_is_used_again() -> None:
-    # GIVEN a worker that is slow for a part of the run, under a light load, where there is little need of it
+    # GIVEN a worker that is slow for a part of the run, under a light load, when it is hardly needed
     n = 6000
     traffic = _traffic(0.3, n, 3, 2.0)
     begin, end = traffic[n // 6].arrival_ns, traffic[n // 2].arrival_ns
@@ -118,7 +118,7 @@ def test_trials_of_a_slow_replica_are_few() -> None:
     assert max(len(batch.members) for batch in own) == 1
 
 
-def test_the_death_of_the_only_fast_worker_leaves_nobody_waiting() -> None:
+def test_the_death_of_the_only_fast_worker_leaves_no_request_waiting() -> None:
     traffic = _traffic(0.5, 2000, 2, 1.0)
     dead = traffic[1000].arrival_ns
     run = _serve(traffic, (FAST, _always(1.5)), weighted=True, dead={0: dead})
@@ -137,7 +137,7 @@ def test_the_death_of_the_only_fast_worker_leaves_nobody_waiting() -> None:
     window=st.sampled_from([0, 3, 30]),
     ranks=st.lists(st.integers(0, 2), min_size=1, max_size=5),
 )
-def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_long(
+def test_every_request_is_served_once_and_none_waits_long_while_a_worker_is_idle(
     gaps: list[int], factors: list[float], most: int, window: int, ranks: list[int]
 ) -> None:
     at = np.cumsum(np.array(gaps, dtype=np.int64) * MS // 2)
@@ -158,7 +158,7 @@ def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_lon
     for worker in range(len(factors)):
         own = [batch for batch in run.batches if batch.worker == worker]
         assert all(a.end_ns <= b.formed.close_ns for a, b in pairwise(own))
-    # Whatever the queue looked like: in the end nobody was left to others for longer than all of the others' work.
+    # In every case, no request waited for other workers longer than all of their work.
     slowest = BASE * max(factors) * (0.5 + 0.5 * most)
     backlog = slowest * (len(traffic) / most + 2) + window * MS
     assert run.latency_ns().max(initial=0) <= 2 * backlog
@@ -184,7 +184,7 @@ def test_a_trial_is_not_made_with_a_request_that_could_not_stand_it() -> None:
     assert seen[0] > 0 and seen[1] == 0
 
 
-def test_what_is_doomed_is_dropped_on_a_slow_worker_too() -> None:
+def test_doomed_requests_are_dropped_on_a_slow_worker_too() -> None:
     traffic = _traffic(0.9, 500, 5, 4 / 3)
     dropped: list[int] = []
 
@@ -203,7 +203,7 @@ def test_what_is_doomed_is_dropped_on_a_slow_worker_too() -> None:
     faster=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=4),
     batches=st.integers(1, 12),
 )
-def test_what_is_left_to_faster_ones_is_what_they_end_sooner(
+def test_faster_workers_get_the_requests_that_they_finish_sooner(
     mine: int, faster: list[tuple[int, int]], batches: int
 ) -> None:
     """Against laying the batches out one by one."""
@@ -226,23 +226,23 @@ def _batch(router: Router, worker: int, ms: int, now: int = 0) -> int:
     return now + ms * MS
 
 
-def test_shifts_are_told_when_they_begin_and_when_they_end() -> None:
-    told: list[Shift] = []
-    router = Router(2, on_shift=told.append)
+def test_shifts_are_reported_at_their_begin_and_end() -> None:
+    found: list[Shift] = []
+    router = Router(2, on_shift=found.append)
     now = 0
     for rounds, second_ms, shifts in ((20, 10, 0), (12, 40, 1), (12, 10, 2), (12, 40, 3)):
         for _ in range(rounds):
             for worker, ms in ((0, 10), (1, second_ms)):
                 now = _batch(router, worker, ms, now)
-        assert len(told) == shifts
+        assert len(found) == shifts
         assert (router.series()["runner.worker_1.weight"] == 1.0) == (second_ms == 10)
-    assert {shift.worker for shift in told} == {1} and told[0].until_ns == 0
-    assert told[1].since_ns == told[0].since_ns < told[1].until_ns and 3.0 < told[1].weight < 5.0
+    assert {shift.worker for shift in found} == {1} and found[0].until_ns == 0
+    assert found[1].since_ns == found[0].since_ns < found[1].until_ns and 3.0 < found[1].weight < 5.0
     router.close(now)
-    assert len(told) == 4 and told[3].until_ns == now, "slow to the end"
+    assert len(found) == 4 and found[3].until_ns == now, "slow to the end"
 
 
-def test_what_others_take_of_a_device_counts_until_batches_tell() -> None:
+def test_the_share_of_other_processes_counts_until_the_next_batch() -> None:
     router = Router(2)
     router.note_others(1, 0.5, 10)
     assert (router.weight(0), router.weight(1)) == (1.0, 2.0)
@@ -250,7 +250,7 @@ def test_what_others_take_of_a_device_counts_until_batches_tell() -> None:
     router.ended(1, ticket, 30, size=1, longest=1, total=1)
     assert router.weight(1) == 1.0, "its own batch is newer"
     router.note_others(1, 7.0, 40)
-    assert router.weight(1) == pytest.approx(10.0), "never all of it"
+    assert router.weight(1) == pytest.approx(10.0), "never the whole device"
 
 
 def test_of_equals_the_one_that_stood_longest_is_woken() -> None:

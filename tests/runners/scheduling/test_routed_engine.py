@@ -113,7 +113,7 @@ def test_shutdown_gives_out_what_waits_and_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_one_worker_has_nobody_to_route_to() -> None:
+def test_one_worker_needs_no_routing() -> None:
     served = _served([sleeping(0)], _requests(4))
     assert not isinstance(served.engine.queue, RoutedQueue)
     served.send(*range(4))
@@ -135,12 +135,12 @@ def test_places_of_a_slow_replica_are_left_free() -> None:
 
 
 def test_a_worker_that_dies_before_the_queue_wakes_another() -> None:
-    """Whoever asks whether a request is hopeless may fail; the request is not lost for it."""
-    asked = threading.Event()
+    """The check for hopeless requests may fail; the request is not lost."""
+    checked = threading.Event()
 
     def doomed(_item: Any, _now: int) -> bool:
-        if not asked.is_set():
-            asked.set()
+        if not checked.is_set():
+            checked.set()
             raise AssertionError("dies")
         return False
 

@@ -89,7 +89,7 @@ def test_memory_is_by_element() -> None:
 def test_sparse_requests_do_little_work_for_their_memory() -> None:
     estimate = WorkEstimate()
     for length in (10, 50, 90) * 40:
-        # Twenty elements each, whatever they compute: the longer does more for the same memory.
+        # Twenty elements each, regardless of their compute: the longer does more for the same memory.
         compute = length * MS
         estimate.learn(Batch(1, length, length, 20, compute, compute))
     assert estimate.sparseness(90, 20) < estimate.sparseness(50, 20) < estimate.sparseness(10, 20)

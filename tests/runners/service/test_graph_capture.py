@@ -3,7 +3,7 @@
 The device is one in name: it computes at once, so that a fake capture can record what the model does.
 """
 
-# ruff: noqa: ARG002 - most of what such a device is told is nothing to it
+# ruff: noqa: ARG002 - the fake device ignores most arguments
 from __future__ import annotations
 
 import contextlib
@@ -94,7 +94,7 @@ class PlainAccelerator:
 
 
 class Adapter(Workload):
-    """Requests of as many items as their payload says."""
+    """Requests with as many items as their payload's number."""
 
     def prepare(self, request: Request) -> Any:
         generator = torch.Generator().manual_seed(int(request.id))
@@ -183,7 +183,7 @@ def test_a_batch_without_a_graph_is_marked() -> None:
     assert models.graph_facts()["graph_misses"] == {"no graph of 1x9, 1x3": 1}
 
 
-def test_on_the_cpu_the_setting_does_nothing_and_the_record_says_so(tmp_path: Path) -> None:
+def test_on_the_cpu_the_setting_has_no_effect_and_is_noted(tmp_path: Path) -> None:
     (tmp_path / "adapter.py").write_text(
         "import torch\nfrom latfix import Workload\n"
         "class Plain(Workload):\n"

@@ -1,4 +1,4 @@
-"""What the settings make of a model, and whether the service can tell a change from none."""
+"""Loading models with settings, and the evidence of what the settings changed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.full((4,), float(request.features["value"]))
 """
-#: Convolutions, as images are looked at.
+#: Convolutions over images.
 IMAGES = """
 import torch
 from latfix import Workload
@@ -82,7 +82,7 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.full((3, 9, 9), float(request.features["value"]))
 """
-#: One attention over as many tokens as the request's value says, and two more.
+#: One attention over as many tokens as the request's value plus two tokens.
 ATTENTION = """
 import torch
 from latfix import Workload
@@ -175,7 +175,7 @@ def test_precision_changes_the_score_a_little(linear: Path) -> None:
     assert scores == pytest.approx([scores[0]] * 3, rel=0.1)
 
 
-def test_agreement_tells_another_model_from_the_same(no_linear: Path, tmp_path: Path) -> None:
+def test_agreement_distinguishes_another_model(no_linear: Path, tmp_path: Path) -> None:
     service = loaded(no_linear)
     assert evaluate(service, traffic(), None, save=tmp_path / "outputs.npz").samples == 12
     assert evaluate(service, traffic(), tmp_path / "outputs.npz").score == 1.0
@@ -223,7 +223,7 @@ def test_pools_are_one_a_worker_and_only_for_the_default_collate(
 
 def test_warm_up_runs_every_size_up_to_the_largest_batch(linear: Path) -> None:
     service = loaded(linear, warmup_shapes=3, max_batch_size=6)
-    # One input size, though three are asked for at most; every size of a batch, because they are few.
+    # One input size, though up to three are requested; every size of a batch, because they are few.
     assert service.warmup.shapes == 1 and service.warmup.batches == 6
     assert {key[0][0] for key in service.models.instances[0].seen} == {1, 2, 3, 4, 5, 6}
     assert effective("warmup.shapes", service)[0]
@@ -234,18 +234,18 @@ REFUSING = "    def to(self, *a):\n        raise RuntimeError('fixed\\nweights')
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "precision", "says"),
+    ("old", "new", "precision", "expected"),
     [
         ("    def forward(self, x):", REFUSING, "bf16", r"precision = 'bf16'.*RuntimeError: fixed weights"),
         ("return Matrix()", "return 3", "default", r"Plain.load returned int; expected a torch.nn.Module"),
     ],
     ids=["a change that it cannot take", "no module"],
 )
-def test_a_model_that_cannot_be_used_is_told(
-    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, precision: str, says: str
+def test_a_model_that_cannot_be_used_is_an_error(
+    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, precision: str, expected: str
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=NO_LINEAR.replace(old, new))
-    with pytest.raises(RunnerError, match=says):
+    with pytest.raises(RunnerError, match=expected):
         load_models(folder, "adapter:Plain", settings(precision=precision))
 
 
@@ -265,7 +265,7 @@ class Plain(Workload):
 """
 
 
-def test_what_can_be_called_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "w", adapter=CALLED)
     service = Service(folder, "adapter:Plain", settings(max_batch_size=2))
     service.load()
@@ -378,7 +378,7 @@ def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -
 
 
 def test_batches_run_in_inference_mode_from_warm_up_on(linear: Path) -> None:
-    """The pool's buffers are made in the mode that writes to them later, also when the service is looked at."""
+    """The pool's buffers are made in the mode that writes to them later, also while evidence is gathered."""
     service = loaded(linear, inference_mode=True, buffer_pool=True, warmup_shapes=2, max_batch_size=2)
     outcomes = service.predict([traffic().request(k) for k in range(5)])
     assert [outcome.error for outcome in outcomes] == [""] * 5
