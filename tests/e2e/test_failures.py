@@ -1,4 +1,4 @@
-"""Models that die, and traffic at the edges: one line, the right exit code, and a folder that can be read."""
+"""Models that die, and traffic at the edges: one line, the right exit code, and a readable folder."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _one_line(err: str) -> str:
     return lines[0]
 
 
-#: The 31st request comes after more than two flushes, so that something has been recorded by then.
+#: The 31st request comes after more than two flushes, so something is recorded by then.
 DEATHS = {
     "exit 0": ("os._exit(0)", "exit code 0"),
-    # Whether its end or the silence of its pipes is seen first, it has failed.
+    # It fails, whether its end or its silent pipes are noticed first.
     "closed pipes": ("os.closerange(3, 64)", "pipe|exit code 1 "),
     "interpreter lock": ("__import__('ctypes').PyDLL(None).sleep(600)", "one holds the interpreter lock"),
 }
@@ -211,7 +211,7 @@ def test_limits_of_file_size_fail_with_one_line_and_keep_what_was_recorded(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 24 MB, where this test may mount one."""
+    """A disk of 24 MB, if this test may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() != 0 or shutil.which("mount") is None:
@@ -249,7 +249,7 @@ def fill_disk():
 def test_a_disk_that_fills_up_during_the_run(
     small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
-    # The 31st request takes all the room that is left, after more than one flush.
+    # The 31st request fills the disk, after more than one flush.
     source = _adapter(forward="fill_disk()") + FILL.format(filler=str(small_disk / "filler"))
     folder = write_workload(tmp_path / "w", adapter=source, traffic=_rows(200, 0.03))
 

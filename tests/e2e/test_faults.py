@@ -1,4 +1,4 @@
-"""A service in which nearly everything goes wrong once: each fault is one request's, and the run goes on."""
+"""A service with many faults: each affects one request, and the run continues."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ LOG_BYTES = 1 << 20
 def faulty(
     tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli
 ) -> tuple[Path, tuple[int, str, str]]:
-    """The folder of the run, and what the command answered."""
+    """The run's folder, and the command's result."""
     base = tmp_path_factory.mktemp("faults")
     rows = [{"arrival_s": k * 0.03, "id": str(k)} for k in range(40)]
     workload = write_workload(base / "w", adapter=ADAPTER.replace("CHILD", str(base / "child")), traffic=rows)

@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted at random moments: what was recorded is kept, and nothing stays behind."""
+"""Runs that are killed or interrupted at random moments: the record is kept, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
-#: Whoever starts the tests in the background has them, and what they start, ignore Ctrl-C.
+#: Tests started in the background ignore Ctrl-C, and so do their children.
 PROGRAM = """
 import signal, sys
 from latfix.cli.app import main
@@ -54,7 +54,7 @@ SCHEDULED = 6000
 
 
 class Started:
-    """``latfix diagnose`` in a process of its own, and the runner under it."""
+    """``latfix diagnose`` in its own process, and its runner."""
 
     def __init__(self, workload: Path, folder: Path, *options: str) -> None:
         self.workload = workload
@@ -71,7 +71,7 @@ class Started:
         return []
 
     def wait_for_answers(self, count: int) -> None:
-        """Until so many requests have been answered."""
+        """Wait until a number of requests have been answered."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if self.parent.poll() is not None:
@@ -138,7 +138,7 @@ def _document(cli: Cli, *arguments: object) -> dict[str, Any]:
 def test_a_killed_run_is_kept_but_for_its_last_second(
     victim: str, start: Callable[[], Started], cli: Cli, tmp_path: Path
 ) -> None:
-    # GIVEN a run that is some way into its traffic
+    # GIVEN a run in the middle of its traffic
     run = start()
     chance = random.Random(victim)
     run.wait_for_answers(300)
@@ -151,7 +151,7 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
     _kill({"runner": runners, "latfix": [run.parent.pid]}[victim])
     _, err = run.parent.communicate(timeout=60)
 
-    # THEN nothing stays behind, and the surviving process reports it in one line
+    # THEN no process stays behind, and the surviving process reports it in one line
     _await_gone(runners)
     if victim == "runner":
         assert run.parent.returncode == 4
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_pa
     record = RunRecord.load(run.folder)
     assert record.meta.state == "interrupted" and record.partial
     kept = {record.traffic.ids[k] for k in record.requests["index"][record.measured].tolist()}
-    assert not run.answered_before(interrupted_at) - kept, "in order: not even the last second is lost"
+    assert not run.answered_before(interrupted_at) - kept, "an orderly end loses nothing"
     assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]
 
 
@@ -241,7 +241,7 @@ def test_ctrl_c_at_a_model_that_hangs(start: Callable[[], Started]) -> None:
     run = start()
     run.wait_for_answers(300)
     runners = run.children()
-    os.kill(runners[0], signal.SIGSTOP)  # as deaf as a model that never lets go of the interpreter
+    os.kill(runners[0], signal.SIGSTOP)  # like a model that never releases the interpreter lock
 
     os.kill(run.parent.pid, signal.SIGINT)
     _, err = run.parent.communicate(timeout=90)

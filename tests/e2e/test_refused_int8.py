@@ -1,4 +1,4 @@
-"""``latfix optimize`` on a model whose int8 costs too much accuracy: refused with figures, and the search goes on."""
+"""``latfix optimize`` on a model whose int8 costs too much accuracy: it is refused, and the search continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Block(torch.nn.Module):
         with torch.no_grad():
             self.linear.weight.copy_(random(seed, WIDTH, WIDTH) * (2 / WIDTH) ** 0.5)
             self.linear.bias.zero_()
-            self.linear.weight[0] = 0.0  # and so the first input of the next one
+            self.linear.weight[0] = 0.0  # makes the next layer's first input zero
             if fragile:
                 self.linear.weight[1:, 0] = 100.0
 
@@ -117,8 +117,8 @@ def test_the_layer_that_accuracy_hangs_on_is_named_and_left_out(
     assert "2.linear" in document["layers"]["keep"] and layers["2.linear"]["kept"]
     kept = part["settings"]["keep_precision"]
     assert kept == list(document["layers"]["keep"]) and len(kept) < len(layers)
-    assert part["accuracy"] is None or part["accuracy"] >= limit, "scored where it is worth a replay"
-    # Replayed, and seen to run as they were; the speed depends on this machine.
+    assert part["accuracy"] is None or part["accuracy"] >= limit, "scored if it is worth a replay"
+    # Replayed and verified; the speed depends on this machine.
     assert part["status"] in ("kept", "no_gain", "undecided", "rejected"), part
     if part["ratio"]:  # not if the measured compute showed that it is no faster
         assert f"ran as they were: {', '.join(kept)}" in part["verified"]

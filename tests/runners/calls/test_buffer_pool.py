@@ -1,4 +1,4 @@
-"""The buffer pool: the same batches as the default collate, from memory that is already there."""
+"""The buffer pool: the same batches as the default collate, from preallocated memory."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_model_may_keep_its_inputs(keep: Callable[[torch.Tensor], Any], mode: 
     model.kept.clear()
     del found, kept
     pool.collate([torch.zeros(4)])
-    assert pool.misses == misses, "and then it is taken again"
+    assert pool.misses == misses, "released buffers are reused"
 
 
 def test_a_model_that_keeps_everything_does_not_make_the_pool_grow_without_bound() -> None:

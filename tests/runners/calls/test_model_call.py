@@ -1,4 +1,4 @@
-"""Loading adapters, splitting outputs, and what errors look like."""
+"""Loading adapters, splitting outputs, and describing errors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_output_without_the_batch_is_refused(output: object) -> None:
     with pytest.raises(ValueError, match="the model returned"):
         split_output(output, 2)
     with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
-        split_output([1, 2, 3], 4)  # a list is as good as a tensor: asking for tensors would mislead its writer
+        split_output([1, 2, 3], 4)  # lists are valid outputs, so the message must not require tensors
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_tensors_are_found_and_moved_in_any_nesting() -> None:
     assert [tensor.numel() for tensor in tensors_of(value)] == [2, 3, 1]
     moved = move(value, "cpu", torch.bfloat16)
     assert moved["a"].dtype == torch.bfloat16
-    assert moved["b"][0].dtype == torch.int64, "whole numbers stay whole numbers"
+    assert moved["b"][0].dtype == torch.int64, "integers stay integers"
     assert moved["b"][1][1] == "text"
 
 

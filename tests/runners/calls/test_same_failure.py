@@ -1,4 +1,4 @@
-"""A replay ends early only where every request failed, and all of them alike."""
+"""A replay ends early only if every request failed, and all in the same way."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Hook = Callable[[Any], Any]
 
 
 class Panic(BaseException):
-    """As native libraries raise: no ``Exception``."""
+    """Like the errors of native libraries: not an ``Exception``."""
 
 
 class Adapter(Numbers):
@@ -168,7 +168,7 @@ def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
     ],
 )
 def test_a_model_that_returns_nonsense_for_a_batch(wrong: Hook) -> None:
-    # It goes wrong whenever request 1 is inside, alone or not.
+    # It fails for every batch with request 1.
     def model(x: torch.Tensor) -> Any:
         return wrong(torch.cat([x, x, x])) if (x == 1).any() else x
 
@@ -271,7 +271,7 @@ def test_padding_is_counted() -> None:
 
 
 def test_the_rest_of_the_process_is_recorded_with_each_unit() -> None:
-    """Another thread runs while prepare, the model and finish sleep: its time is in the process's, not in theirs."""
+    """Another thread runs while prepare, the model and finish sleep: its time counts for the process only."""
     stop = threading.Event()
 
     def nap(_: Any) -> torch.Tensor:
@@ -328,12 +328,12 @@ def test_memory_that_a_unit_maps_is_in_its_own_columns() -> None:
     assert mapped["prepare"].argmax() == 2 and mapped["prepare"][2] >= 60
     assert mapped["finish"].argmax() == 3 and mapped["finish"][3] >= 30
     assert served.rows["prepare_resident_bytes"][2] >= 0.5 * 4 * (16 << 20)
-    assert not served.rows["prepare_mapped_bytes"][:2].any(), "nothing was faulted in: nothing is read"
+    assert not served.rows["prepare_mapped_bytes"][:2].any(), "without faults the counters are not read"
     assert sum(tensor.numel() for tensor in held) == 24 << 20
 
 
 def test_the_account_of_finish_starts_where_compute_ends() -> None:
-    """Cutting the batch's output up is work of the first member's finish, in its wall time and its account."""
+    """Splitting the batch's output belongs to the first member's finish, in its time and its counters."""
 
     class Slow(torch.Tensor):
         def unbind(self, dim: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""Cores and what they share, read from a tree like the kernel's."""
+"""Cores and the caches and nodes that they share, read from a tree like the kernel's."""
 
 from __future__ import annotations
 

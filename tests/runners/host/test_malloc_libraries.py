@@ -1,4 +1,4 @@
-"""Allocators to preload: found where they are, and not believed before they are mapped."""
+"""Allocators to preload: where they are found, and which one is in use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def library(folder: Path, name: str, head: bytes = ELF) -> Path:
 
 
 def test_a_library_known_to_the_loader_is_named_without_a_path(tmp_path: Path) -> None:
-    """So that the plan works on a machine that has it elsewhere."""
+    """So the plan works on a machine with the library in another folder."""
     file = library(tmp_path / "lib", "libjemalloc.so.2")
     cache = tmp_path / "ld.so.cache"
     cache.write_bytes(b"glibc-ld.so.cache1.1\0libjemalloc.so.2\0" + str(file).encode() + b"\0")
     assert preload_name(JEMALLOC, [], cache) == "libjemalloc.so.2"
     file.unlink()
-    assert preload_name(JEMALLOC, [tmp_path], cache) == "", "the loader remembers it, and it is gone"
+    assert preload_name(JEMALLOC, [tmp_path], cache) == "", "the loader's cache names a deleted file"
 
 
 def test_elsewhere_its_path_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_library_of_this_machine_is_skipped(tmp_path: Path, he
 def test_the_allocator_is_found_by_the_address_of_malloc(
     malloc: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries of other allocators are mapped as well, and serve only the package that brought them."""
+    """Other allocators' libraries are mapped too, but only for the package that needs them."""
     monkeypatch.setattr("platform.libc_ver", lambda: ("libc", "1"))
     line = "{} r-xp 00000000 fe:00 12  /usr/lib/x86_64-linux-gnu/{}"
     maps = [

@@ -67,7 +67,7 @@ def test_tunables_are_merged_one_by_one() -> None:
     wanted = RunnerSettings(prefault_mb=64, env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"})
     found = read_tunables(process_environment(wanted, inherited)["GLIBC_TUNABLES"])
     assert found["glibc.malloc.check"] == "1", "other inherited values are kept"
-    assert found["glibc.malloc.arena_max"] == "1", "what prefaulting rests on goes before what was inherited"
+    assert found["glibc.malloc.arena_max"] == "1", "values that prefaulting needs override inherited ones"
     assert found["glibc.malloc.mmap_max"] == "7", "the settings' own values take precedence"
     assert found["glibc.malloc.trim_threshold"] == "8589934592"
 
@@ -135,7 +135,7 @@ def test_prefaulted_memory_stays_and_causes_no_later_fault(run: Run) -> None:
     assert with_it["touched"] == 32 << 20
     assert with_it["kept"] > 0.9 * with_it["touched"]
     assert without["touched"] == without["kept"] == 0
-    # Three times 24 MiB: without, each block is mapped anew.
+    # Three times 24 MiB: without it, each block is mapped anew.
     assert without["faults"] > 3000
     assert with_it["faults"] < 0.1 * without["faults"]
 
@@ -185,7 +185,7 @@ def test_memory_is_locked_where_it_may_be(run: Run) -> None:
 
 @linux
 def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it every later allocation would fail, the model's among them."""
+    """Beyond it every later allocation would fail, including the model's."""
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: 1 << 20)
     monkeypatch.setattr(ProcessSetup, "_call", lambda *_, **__: pytest.fail("locked"))
     setup = ProcessSetup(RunnerSettings(lock_memory=True))
@@ -214,7 +214,7 @@ def test_a_refusal_of_the_system_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
 @linux
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
 def test_the_group_of_a_process_that_leads_its_session_gets_the_priority(run: Run) -> None:
-    """Lowering the own priority is always permitted."""
+    """A process may always lower its own priority."""
     after = "from latfix.runners.host.process_setup import autogroup_nice\nmore = {'group': autogroup_nice()}"
     found = run(after=after, nice=5)
     assert found["group"] == 5 and found["notes"] == []

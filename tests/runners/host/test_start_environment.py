@@ -31,7 +31,7 @@ ENV = {"OMP_WAIT_POLICY": "PASSIVE", "GLIBC_TUNABLES": TUNABLES}
 
 @pytest.fixture
 def started_with(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """The environment that this process is made to have been started with; a test fills it."""
+    """The pretended environment at process start; a test fills it."""
     start: dict[str, str] = {}
     monkeypatch.setattr(environment, "environment_at_start", lambda: start)
     monkeypatch.setattr(environment, "_warned", set())
@@ -100,7 +100,7 @@ def test_blanks_between_libraries_are_colons(started_with: dict[str, str]) -> No
         (variable,) = check_environment(_settings(LD_PRELOAD=wanted))
         assert variable.in_effect, variable.why_not
     (variable,) = check_environment(_settings(LD_PRELOAD=second))
-    assert not variable.in_effect, "of two allocators the first one counts"
+    assert not variable.in_effect, "the first of two allocators counts"
 
 
 def test_the_warning_comes_once_and_has_the_line_to_start_with(
@@ -128,10 +128,10 @@ FORKED = ["python", "-c", "from multiprocessing.spawn import spawn_main", "--mul
 @pytest.mark.parametrize(
     ("argv", "orig", "command"),
     [
-        (["-c"], ["python", "-c", "import x"], ["COMMAND"]),  # which no shell could start again
+        (["-c"], ["python", "-c", "import x"], ["COMMAND"]),  # cannot be started again from a shell
         ([""], ["python"], ["COMMAND"]),
         (["service.py"], FORKED, ["COMMAND"]),
-        (GUNICORN[1:], GUNICORN, GUNICORN),  # an option of the program is none of Python's
+        (GUNICORN[1:], GUNICORN, GUNICORN),  # the program's own option, not Python's
     ],
 )
 def test_the_command_that_started_this_program(
@@ -150,9 +150,9 @@ def test_the_environment_at_the_start_is_not_what_was_set_later(
     assert "LATFIX_TEST_LATE" not in found and found["PATH"]
     monkeypatch.setattr(environment, "_AT_START", tmp_path / "environ")
     (tmp_path / "environ").write_bytes(b"gunicorn: worker [service=app]\0\0\0")
-    assert environment_at_start() is os.environ, "a title was written over it: the present one counts"
+    assert environment_at_start() is os.environ, "a process title overwrote it: the current environment counts"
     path = f"PATH={os.environ['PATH']}"
-    apart = "GLIBC_TUNABLES=glibc.malloc.mmap_max=0\0glibc.malloc.top_pad=6"  # as the C library takes them
+    apart = "GLIBC_TUNABLES=glibc.malloc.mmap_max=0\0glibc.malloc.top_pad=6"  # as split by the C library
     (tmp_path / "environ").write_text(f"{path}\0{apart}\0B=glibc.x=1\0")
     together = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=6", "B": "glibc.x=1"}
     assert environment_at_start() == {"PATH": os.environ["PATH"], **together}

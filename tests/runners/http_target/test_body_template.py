@@ -1,4 +1,4 @@
-"""Bodies are filled in as JSON: no value can leave its place."""
+"""Bodies are filled in as JSON: no value can escape its placeholder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC: what is sent is what Triton's own client would send, and a real server's answers are read."""
+"""gRPC: requests equal those of Triton's own client, and a real server's answers are read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "negative: \N{LATIN SMALL LETTER E WITH ACUTE}")
         if values[0] > 900:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        if len(values) > 1000:  # more than what a call's window of HTTP/2 holds, both ways
+        if len(values) > 1000:  # exceeds a call's HTTP/2 window in both directions
             return service_pb2.ModelInferResponse(id=request.id, raw_output_contents=[bytes(3 << 20)])
         return service_pb2.ModelInferResponse(id=request.id, raw_output_contents=[values.sum().tobytes()])
 

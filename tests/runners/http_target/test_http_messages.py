@@ -1,4 +1,4 @@
-"""Answers are read the same however they are cut."""
+"""Answers are parsed the same for any split of the data."""
 
 from __future__ import annotations
 

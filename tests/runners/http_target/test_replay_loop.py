@@ -1,4 +1,4 @@
-"""Replays over HTTP against servers of a few lines, each on a thread: what becomes of answers of every form."""
+"""Replays over HTTP against servers of a few lines, each on a thread: outcomes of all forms of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 
 
 def _read(sock: socket.socket) -> tuple[bytes, int]:
-    """The head of the next request, and how much of its body is still to come."""
+    """The head of the next request, and the missing length of its body."""
     data = b""
     while b"\r\n\r\n" not in data:
         if not (more := sock.recv(1 << 16)):
@@ -47,7 +47,7 @@ def replayed(
 ) -> tuple[Any, list[str]]:
     """Rows of the requests in order, and the messages of those that failed.
 
-    :param serve: one connection, and its number.
+    :param serve: serves a connection; called with its number.
     """
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -172,5 +172,5 @@ def test_a_timeout_holds_however_dense_the_traffic(tmp_path: Path, late_s: float
     rows, _ = replayed(tmp_path, serve, [b"{}"] * 1500, gap_ns=400_000, timeout_ns=100_000_000)
     over.set()
     assert rows["status"][0] == Status.TIMEOUT
-    assert rows["latency_ns"][0] < 1499 * 400_000, "it is not held until there is nothing else to do"
+    assert rows["latency_ns"][0] < 1499 * 400_000, "answers are read between sends, not only at the end"
     assert (rows["status"] == Status.OK).any()

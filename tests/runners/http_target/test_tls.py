@@ -34,7 +34,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, *_: object) -> None:
-        """Not into the tests' output."""
+        """Keeps errors out of the tests' output."""
 
 
 def _https(stack: ExitStack) -> str:
@@ -80,4 +80,4 @@ def test_a_service_over_tls_is_trusted_by_its_certificate_alone(
     rows = record.requests
     opened = rows["new_connection"] == 1
     assert 0 < opened.sum() < 15
-    assert rows["prepare_ns"][opened].min() > rows["prepare_ns"][~opened].min()  # the handshake is there
+    assert rows["prepare_ns"][opened].min() > rows["prepare_ns"][~opened].min()  # it includes the handshake

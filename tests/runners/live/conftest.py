@@ -68,7 +68,7 @@ def make_runner(write_hooked: Callable[..., Path]) -> Iterator[MakeRunner]:
 
 
 class Hold:
-    """Something that a request runs into and stays in until it is let go."""
+    """Blocks a request until it is released."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -84,7 +84,7 @@ class Hold:
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    """A :class:`Hold`, let go at the latest when the test is over."""
+    """A :class:`Hold`, released at the end of the test at the latest."""
     made = Hold()
     yield made
     made.let_go()

@@ -1,4 +1,4 @@
-"""What one caller does must not end the service for the others."""
+"""No caller can end the service for the others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_request_ends_the_engines_threads(
 
 @pytest.mark.parametrize("value", [1, -1])
 def test_a_callback_that_exits_ends_no_thread(make_runner: MakeRunner, hold: Any, value: int) -> None:
-    """Callbacks of a future run on the thread that answers it; of -1 the model raises."""
+    """Callbacks of a future run on the answering thread; the model raises for -1."""
     runner = make_runner()
     first = runner.submit({"value": value, "payload": {"prepare": hold}})
     assert hold.entered.wait(10)

@@ -1,4 +1,4 @@
-"""``load_runner(record=...)``: a record that reads as a run's, while the service runs and later."""
+"""``load_runner(record=...)``: a record that reads like a run's, during and after the service."""
 
 from __future__ import annotations
 

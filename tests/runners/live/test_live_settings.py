@@ -1,4 +1,4 @@
-"""Whatever a plan sets, a live runner serves with it: rows are used again, answers are right, threads end."""
+"""A live runner serves with every setting: rows are reused, answers are right, threads end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latfix.stages import STAGES
 
 MakeRunner = Callable[..., Runner]
 
-#: Works in steps, one for each unit of ``steps``; answers the request's number so many times.
+#: Works in ``steps`` steps; answers the request's number multiplied by them.
 STEPPED = """
 from tests.runners.scheduling.counting_model import Counter, Stepping
 
@@ -38,7 +38,7 @@ EVERY: list[dict[str, Any]] = [
 
 
 def _serve(runner: Runner) -> None:
-    """Four callers at once, several times round the ring; some of their requests fail."""
+    """Four callers at once, several rounds of the ring; some of their requests fail."""
 
     def infer(k: int) -> Any:
         if k % 25 == 24:

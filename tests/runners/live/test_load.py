@@ -64,7 +64,7 @@ def test_the_plan_comes_over_the_workload_and_overrides_over_both(make_runner: M
         assert (chosen.batch_window_ms, chosen.keep_precision) == (1.0, ("",))
         assert runner.plan == read_plan(path)
         assert runner.infer_sync({"value": 1}) == 2.0
-        assert len(runner.evidence()["threads"]["prepare"]) == 2, "the settings are those that run"
+        assert len(runner.evidence()["threads"]["prepare"]) == 2, "the settings are in use"
     unplanned = make_runner(**given)
     assert unplanned.plan is None and unplanned.settings.max_batch_size == 8
 
@@ -104,14 +104,14 @@ def test_wrong_arguments_are_one_clear_line(make_runner: MakeRunner, load: dict[
 
 
 def test_garbage_of_loading_is_collected_before_requests(make_runner: MakeRunner) -> None:
-    """In a service it was seen to be walked for 0.27 s at the fourth hundred of requests a second."""
+    """In a service, this garbage caused a pause of 0.27 s at 400 requests per second."""
     collected: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "stop":
             collected.append(info["generation"])
 
-    gc.disable()  # those that come by chance
+    gc.disable()  # no other collections
     gc.callbacks.append(note)
     try:
         runner = make_runner()
@@ -140,7 +140,7 @@ def test_warming_up_runs_shapes_and_first_requests_of_the_traffic(write_hooked: 
         evidence = runner.evidence()
         assert evidence["warmup_shapes"] >= 1 and evidence["warmup_batches"] >= 3
         expected = [f"t{k % 30}" for k in range(32)]
-        assert "\n".join(expected) in (folder / "prepared.txt").read_text(), "one after the other, round and round"
+        assert "\n".join(expected) in (folder / "prepared.txt").read_text(), "cyclically, one by one"
         assert runner.stats().requests["ok"] == 0, "warm-up requests are not counted"
         assert runner._service.models.instances[0].seen
 
@@ -182,7 +182,7 @@ def test_a_service_that_answers_nothing_at_warm_up_does_not_start(write_hooked: 
     folder = write_hooked(adapter=NOTING, traffic=bad, warmup_requests=3, gc="freeze")
     with pytest.raises(RunnerError, match="none of 3 requests succeeded; request t0: prepare raised ValueError: bad"):
         load_runner(folder)
-    assert gc.isenabled() and gc.get_freeze_count() == 0, "nothing is left behind"
+    assert gc.isenabled() and gc.get_freeze_count() == 0, "the process is restored"
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
     partly = write_hooked(adapter=NOTING, traffic=[{**TRAFFIC[0], "bad": 1}, *TRAFFIC[1:]], warmup_requests=3)
     load_runner(partly).close()
@@ -258,7 +258,7 @@ def test_importing_latfix_stays_light() -> None:
 
 @pytest.mark.slow
 def test_a_program_that_ends_with_a_runner_open_ends_in_order(write_hooked: WriteHooked) -> None:
-    """One thread is waiting for an answer that the model still computes while the interpreter goes down."""
+    """A thread waits for an answer that the model still computes while the interpreter exits."""
     folder = write_hooked(
         adapter="""
         import time

@@ -1,4 +1,4 @@
-"""A mapping becomes the request that the same line of recorded traffic would be."""
+"""A mapping becomes the same request as the equal line of recorded traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runner in a user's own program: answers, errors, room, cancellation, deadlines, and the end in every case."""
+"""A runner in a user's own program: answers, errors, capacity, cancellation, deadlines, and every way to end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ENDED = {"ok", "error", "timeout", "shed", "cancelled"}
 
 
 def settle(what: Callable[[], bool]) -> None:
-    """Wait until something that other threads do is done."""
+    """Wait until a condition set by other threads holds."""
     end = time.monotonic() + 10
     while not what():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.002)
 
 
@@ -59,7 +59,7 @@ def test_answers_come_back_to_their_callers(make_runner: MakeRunner) -> None:
 
 
 def test_requests_that_come_together_are_batched(make_runner: MakeRunner) -> None:
-    """The same engine as in a replay: eight that come within the window leave in one batch."""
+    """The same engine as in a replay: eight requests within the window form one batch."""
     runner = make_runner(max_batch_size=8, batch_window_ms=500.0)
     futures = [runner.submit({"value": k}) for k in range(8)]
 
@@ -151,7 +151,7 @@ def test_memory_does_not_grow(make_runner: MakeRunner, monkeypatch: pytest.Monke
 
     tracemalloc.start()
     try:
-        infer(1000)  # every row of the rings was in use, and what Python keeps for reuse is there
+        infer(1000)  # fills every row of the rings, and Python's free lists
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         infer(1000)
@@ -159,7 +159,7 @@ def test_memory_does_not_grow(make_runner: MakeRunner, monkeypatch: pytest.Monke
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    # Less than the smallest object for each and its place in a container: what stays is of no request.
+    # Less than the smallest object per request and its place in a container, so no request leaves anything.
     assert grown < 1000 * 32, f"{grown} bytes stayed of 1000 requests"
 
 
@@ -199,7 +199,7 @@ def test_where_all_rows_are_in_use_the_next_is_shed(make_runner: MakeRunner, hol
     hold.let_go()
 
     assert (first.result(10), second.result(10)) == (2.0, 4.0)
-    assert runner.infer_sync({"value": 3}) == 6.0, "there is room again"
+    assert runner.infer_sync({"value": 3}) == 6.0, "capacity is free again"
     assert runner.stats().requests == {**dict.fromkeys(ENDED, 0), "ok": 3, "shed": 2}
 
 
@@ -219,7 +219,7 @@ def test_where_all_rows_are_in_use_the_next_waits_in_line_if_it_may(make_runner:
 def test_a_line_whose_requests_all_end_at_once_does_not_pile_up_calls(
     make_runner: MakeRunner, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two thousand in line whom admission refuses, one from within the other's end: the stack must not hold them."""
+    """Admission refuses two thousand in line, each from within the previous end: the stack must not grow."""
     runner = make_runner(load={"slots": 1, "when_full": "wait"})
     first = runner.submit({"value": 0, "payload": {"finish": hold}})
     assert hold.entered.wait(10)
@@ -316,7 +316,7 @@ def test_no_caller_waits_beyond_a_deadline_while_the_engine_is_stuck(
         runner.infer_sync({"value": 2, **deadline})
     with pytest.raises(latfix.RequestTimedOut, match="deadline"):
         asyncio.run(runner.infer({"value": 2, **deadline}))
-    assert not stuck.done(), "the engine was still in it"
+    assert not stuck.done(), "the engine was still stuck"
     hold.let_go()
 
     assert stuck.result(10) == 2.0

@@ -93,7 +93,7 @@ def test_requests_in_flight_at_the_end_are_recorded_once() -> None:
     recorder.enqueued[1] = 250
     recorder.request_done(0, Status.OK, 180)
     assert recorder.cut(1000) == 2
-    recorder.request_done(1, Status.OK, 2000)  # its worker woke up too late
+    recorder.request_done(1, Status.OK, 2000)  # its worker woke too late
     rows = recorder.drain_requests()
     assert rows.dtype == REQUEST_DTYPE and sorted(rows["index"].tolist()) == [0, 1, 2]
     cut = rows[rows["status"] == Status.UNFINISHED]

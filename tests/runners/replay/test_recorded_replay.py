@@ -30,7 +30,7 @@ def test_a_dead_worker_stops_the_replay_and_a_thread_of_user_code_does_not(
         assert stop.is_set() is ends and len(deaths) == 1
         with pytest.raises(RunnerError, match=f"{name} .*ValueError.*half a sentence") if ends else nullcontext():
             deaths.check()
-    assert threading.excepthook is hook, "the next replay of this process does not stack its own on it"
+    assert threading.excepthook is hook, "hooks of later replays do not stack"
 
 
 _BROKEN = """

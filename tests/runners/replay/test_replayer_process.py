@@ -20,7 +20,7 @@ _MS = 1_000_000
 
 
 def _due(*after_ms: float) -> npt.NDArray[np.int64]:
-    """Times from a moment in which the process has begun."""
+    """Times that start when the process is ready."""
     return time.perf_counter_ns() + np.array([round((100 + ms) * _MS) for ms in after_ms], dtype=np.int64)
 
 
@@ -52,7 +52,7 @@ def test_requests_arrive_in_order_never_early() -> None:
 
 @pytest.mark.alone
 def test_requests_arrive_while_the_interpreter_lock_is_held() -> None:
-    """Nobody here can take them in for 300 ms; they have arrived all the same, each at its time."""
+    """This process cannot take them in for 300 ms, but each arrives on time."""
     hold = ctypes.PyDLL(None).usleep  # unlike CDLL, it keeps the lock
     with ReplayerProcess(10) as replayer:
         replayer.ready()
@@ -61,7 +61,7 @@ def test_requests_arrive_while_the_interpreter_lock_is_held() -> None:
         _, taken = _taken(replayer, threading.Event(), lambda k: hold(300_000) if k == 0 else None)
         late = np.array(replayer.arrived) - due
     assert late.max() < 50 * _MS
-    assert [runq for *_, runq in taken][1] == taken[0][2], "one wake-up took all of them in"
+    assert [runq for *_, runq in taken][1] == taken[0][2], "one wake-up took in all of them"
 
 
 def test_stop_ends_a_long_wait_and_the_process() -> None:

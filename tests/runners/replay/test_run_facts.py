@@ -72,7 +72,7 @@ def serve(folder: Path) -> Iterator[Serve]:
     services: list[Service] = []
 
     def run(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
-        with ThreadPoolExecutor(1) as thread:  # which may lose priority by it, and does not get it back
+        with ThreadPoolExecutor(1) as thread:  # it may permanently lose priority
             return thread.submit(lambda: serve_once(idle_s, **values)).result()
 
     def serve_once(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
@@ -99,7 +99,7 @@ def serve(folder: Path) -> Iterator[Serve]:
 
 
 def lower_priority() -> int:
-    """A nice value that any user may give itself."""
+    """A nice value that any user may set."""
     return min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)
 
 
@@ -159,7 +159,7 @@ def test_threads_take_the_places_that_they_are_given(serve: Serve) -> None:
 @linux
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="one core is one domain")
 def test_workers_and_their_memory_keep_to_their_domains(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if each of two cores were a memory node of its own."""
+    """Pretends that each of two cores is a memory node."""
     one, two = allowed_cores()[:2]
     machine = Topology(
         cores=(one, two),
@@ -190,7 +190,7 @@ def test_idle_work_is_in_the_record(serve: Serve) -> None:
     assert done["runs"] > 0 and done["elements"] == 5 and done["failure"] == ""
     assert done["longest_ns"] > 0 and done["rows"] >= 3
     known = found["embeddings"]
-    # Row 3 is in every request four times at least; the others share the rest.
+    # Every request has row 3 at least four times; other rows share the rest.
     assert known["hot_rows"] == 3 and 0.6 < known["hot_share"] <= 1 and known["lookups"] >= 48
     assert service.models.instances[0].resident is not None
 
@@ -248,7 +248,7 @@ def test_copied_weights_are_elsewhere_and_the_same() -> None:
         copied = copy_weights(model)
         assert torch.equal(model(inputs)[0], before)
     assert model[0].weight.data_ptr() != where and model[0].weight is model[1].weight
-    assert model.first[4].data_ptr() == model.second[0].data_ptr(), "views of one storage still are"
+    assert model.first[4].data_ptr() == model.second[0].data_ptr(), "views of one storage still share it"
     assert copied == model_bytes([model])
     assert copy_weights("no module") == 0
 

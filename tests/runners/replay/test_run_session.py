@@ -38,7 +38,7 @@ def released() -> Iterator[None]:
 
 
 def _at_once(what: object, *arguments: object) -> list[object]:
-    """What so many calls at the same moment answer; a refusal is its message."""
+    """Results of simultaneous calls; a refusal is returned as its message."""
     start = threading.Barrier(AT_ONCE)
 
     def call() -> object:
@@ -67,7 +67,7 @@ def test_only_one_process_gets_a_folder(tmp_path: Path, there: bool) -> None:
 def test_a_folder_that_was_filled_since_it_was_looked_at_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN another process that has written and ended between the look and the claim
+    # GIVEN another process that has written and ended between the check and the claim
     (tmp_path / "run.json").write_text("{}")
     looks = iter([[], [tmp_path / "run.json", tmp_path / claims.CLAIM]])
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(next(looks)))
@@ -136,10 +136,10 @@ time.sleep(600)
 
 
 def test_one_command_at_a_time_goes_on_in_a_folder(tmp_path: Path) -> None:
-    # GIVEN a command that is at work in a folder
+    # GIVEN a command that works in a folder
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
-        # WHEN others want to go on there THEN none may, until it is killed, and then one
+        # WHEN others try to continue there THEN none may until it is killed, and then exactly one
         refused = f"{tmp_path}: found another latfix at work in it; wait until it ends, or end it first"
         assert _at_once(reopen_folder, tmp_path) == [refused] * AT_ONCE
         holder.kill()

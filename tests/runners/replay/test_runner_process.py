@@ -1,4 +1,4 @@
-"""Messages between latfix and its runner, and a runner process that starts, answers and goes."""
+"""Messages between latfix and its runner, and the life of a runner process."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_it_starts_reports_itself_and_ends_with_processes_of_user_code(
         assert b"LATFIX_TEST=1" in environment
         # Nothing is timed after a profile, and tearing CUPTI down may crash with captured graphs.
         assert not any(variable.startswith(b"TEARDOWN_CUPTI") for variable in environment)
-        # Stopped it does nothing, and continued it still answers.
+        # A stopped process does nothing; after it continues, it still answers.
         process.pause()
         process.resume()
         process.close()
         process.close()
     assert not Path(f"/proc/{pid}").exists()
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
-    # The child would take its time from the service that is measured next.
+    # The child would take resources from the service that is measured next.
     state = Path(f"/proc/{child}/stat")
     deadline = time.monotonic() + 10
     while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
@@ -139,7 +139,7 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
 
 
 def test_the_end_of_an_abandoned_command_is_skipped(tmp_path: Path) -> None:
-    """A profile that took too long ends while the next command is waited for."""
+    """A profile that took too long ends while the next command runs."""
     process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
     process._reader, process._process = mock.Mock(ended=False), mock.Mock()
     process._writer = mock.Mock()
@@ -166,11 +166,11 @@ def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, wri
     with RunnerProcess(spec.folder, spec.entry, spec.settings, folder.path / "runner.log") as process:
         process.start()
         assert process._writer is not None
-        for _ in range(2):  # the second one finds the process as ready as the first
-            # WHEN it is interrupted before it can have begun
+        for _ in range(2):  # the second replay finds the process ready too
+            # WHEN it is interrupted right after it started
             process._writer.send({"do": "replay", "folder": str(folder.path), "first": True})
             process.interrupt()
-            # THEN it ends all the same
+            # THEN it still ends
             assert process.wait_for_end(timeout_s=60)["state"] == "interrupted"
 
 
@@ -184,7 +184,7 @@ def test_a_process_that_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch,
     python: str,
     log: str,
-    expected: str,
+    reason: str,
 ) -> None:
     if python:
         monkeypatch.setattr(sys, "executable", str(tmp_path / python))
@@ -196,7 +196,7 @@ def test_a_process_that_cannot_be_started(
 
 
 def test_a_runner_imports_no_module_that_decides() -> None:
-    """It starts in half a second, and everything that it loads lies in the measured process's memory."""
+    """It must start quickly, and all that it loads occupies the measured process's memory."""
     look = "import sys, latfix.runners.replay.runner_main; print([n for n in sys.modules if n.startswith('latfix')])"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     for part in ("forecast", "attribution", "profilers.causes", "runners.fixes", "runners.optimize", "reports"):

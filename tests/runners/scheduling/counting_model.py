@@ -26,7 +26,7 @@ class Stepping(Workload):
 
 @dataclass
 class Row:
-    """A request under way."""
+    """A request in service."""
 
     number: float
     left: int
@@ -34,7 +34,7 @@ class Row:
 
 
 class Counter(torch.nn.Module):
-    """Adds a request's number to its sum once a step; ``forward`` does the same at once.
+    """Adds a request's number to its sum once per step; ``forward`` does all steps at once.
 
     :ivar together: the numbers of each step's requests.
     :ivar gate: called in each step.

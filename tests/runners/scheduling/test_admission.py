@@ -1,4 +1,4 @@
-"""Admission on simulated time: a limit that follows latency, deadlines that cannot be met, and honest counts."""
+"""Admission on simulated time: a limit that follows latency, deadlines that cannot be met, and correct counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 4
 
 
 def service(members: Sequence[Offered]) -> int:
-    """Four at once take twice as long as one: 200 a second at most."""
+    """Four at once take twice as long as one: at most 200 per second."""
     return int((6.67 + 3.33 * len(members)) * MS)
 
 
@@ -145,4 +145,4 @@ def test_an_empty_service_always_tries() -> None:
         estimate.learn(Batch(1, 1, 1, 1, 50 * MS, 50 * MS))
     check = DeadlineCheck(estimate, workers=1)
     assert check.refuses(0, 10 * MS, 3) and not check.refuses(0, 10 * MS, 0)
-    assert not check.hopeless(20 * MS, 10 * MS), "late already: that is a timeout"
+    assert not check.hopeless(20 * MS, 10 * MS), "already late, which is a timeout"

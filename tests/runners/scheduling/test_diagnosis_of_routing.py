@@ -1,5 +1,5 @@
-"""What the diagnosis makes of a service that routes by weight: sums stay exact, and a wait for a better replica is no
-worker's lag and no timer's."""
+"""The diagnosis of a service that routes by weight: sums stay exact, and a wait for a better replica is not
+attributed to a worker's lag or a timer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _as_simulated(run: Routed) -> Simulated:
 
 @pytest.fixture(scope="module")
 def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
-    """A run of two workers, the second of which takes ``slower`` times as long; one request in sixty is held up."""
+    """A run of two workers, the second of which takes ``slower`` times as long; one request in sixty pauses."""
 
     @functools.cache
     def make(slower: float, most: int = 1, window_ms: int = 0) -> RunRecord:

@@ -56,7 +56,7 @@ def test_a_limit_sheds_at_once_and_counts() -> None:
     shed = [slot for slot, outcome in served.outcomes.items() if outcome.status.name == "SHED"]
     gate.go.set()
     rows, _ = served.end()
-    # Two batches of one inside at least, and twice that to begin with.
+    # The minimum is two batches of one inside; the limit starts at twice that.
     assert shed == list(range(4, 12))
     assert served.statuses() == ["ok"] * 4 + ["shed"] * 8
     assert served.series["runner.shed_at_limit"] == 8 and served.series["runner.concurrency_limit"] == 4
@@ -69,7 +69,7 @@ def test_deadlines_that_cannot_be_met_are_shed_on_arrival_and_in_the_queue() -> 
     requests += [
         Request(id=str(16 + k), arrival_s=0.0, deadline_ms=limit) for k, limit in enumerate((None, 15.0, 500))
     ]
-    # What comes at once has to wait for 16 and 18 at 20 ms each: 17 cannot be in time.
+    # Request 17 waits for 16 and 18 at 20 ms each, so it cannot be in time.
     served = Served(requests, slowly(lambda _: 20), admission="deadline")
     served.send(*range(16), wait=True)
     served.send(16, 17, 18)
@@ -118,7 +118,7 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
     served.send(*range(200))
     served.end()
     sizes = np.bincount(served.batches["size"], minlength=9)
-    assert sizes[1] >= 8 and sizes[2] > 0, "it begins with one, and tries more where requests are left behind"
+    assert sizes[1] >= 8 and sizes[2] > 0, "it starts with one, and grows while requests are left behind"
     assert sizes[1] > 4 * sizes[2:].sum() and sizes[8] == 0
     assert served.series["runner.batch_limit"] < 8
     assert served.series["runner.window_ms"] == 0.0
@@ -147,7 +147,7 @@ def test_memory_that_batches_need_limits_them() -> None:
 
 
 def test_a_request_of_nonsense_ends_and_affects_no_other() -> None:
-    """A program hands over requests of its own making, which nothing has checked."""
+    """A program's own requests are not validated."""
     nonsense: list[dict[str, Any]] = [
         {"features": {"length": 1, "tokens": float("nan")}},
         {"features": {"length": 1, "tokens": float("inf")}},
@@ -185,7 +185,7 @@ def test_policies_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_key_that_the_traffic_does_not_have_is_refused() -> None:
-    """Requests would silently go by the size of their inputs."""
+    """Otherwise requests would silently be ordered by the size of their inputs."""
     features = {"tokens": np.array([3.0, np.nan]), "user": np.array(["x", "y"], dtype=object)}
     traffic = Traffic.plain(np.arange(2), features=features)
     check_key(RunnerSettings(), traffic)

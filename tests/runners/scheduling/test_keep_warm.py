@@ -1,4 +1,4 @@
-"""Idle workers that stay warm: they run an input of their own, and never instead of a request."""
+"""Idle workers stay warm: they run an input of their own, never in place of a request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
     assert time.monotonic() - started >= SOON_S
     put(queue, 3)
     assert members(door(queue, 1).take(0, NEVER_S)) == [3]
-    # A request that comes wakes it, and the end ends it.
+    # A new request wakes it, and closing ends it.
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(door(queue).take, 0, NEVER_S)
         put(queue, 5)
@@ -70,7 +70,7 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
 
 
 def test_a_worker_that_waits_for_its_turn_is_idle_too() -> None:
-    """Only one worker stands before the queue; the other would otherwise go cold behind it."""
+    """Only one worker waits at the queue; the other would otherwise go cold."""
     queue = BatchQueue(max_batch_size=4, window_ns=0)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(queue.take, 0, NEVER_S)
@@ -85,7 +85,7 @@ def test_the_smallest_input_is_kept_and_is_a_copy() -> None:
     resident.learn(torch.zeros(0))
     resident.learn("text")
     resident.once()
-    assert resident.done == Residence(), "what has no elements is no input"
+    assert resident.done == Residence(), "an input without elements is ignored"
     for size in (5, 3, 4):
         value = torch.full((size,), float(size))
         resident.learn({"x": value, "y": (value,)})
@@ -132,7 +132,7 @@ Start = Callable[..., Served]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts an engine over a model; ends it with the test."""
+    """Starts an engine over a model; it ends with the test."""
     started: list[Served] = []
 
     def begin(model: Any, sizes: list[int], **values: Any) -> Served:
@@ -151,7 +151,7 @@ def runs(engine: Engine) -> int:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.005)
 
 
@@ -169,7 +169,7 @@ def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_eve
 
     served = start(model, [5, 2, 7], keep_warm_ms=5.0)
     time.sleep(0.05)
-    assert runs(served.engine) == 0, "before the first request it knows no input"
+    assert runs(served.engine) == 0, "no input is known before the first request"
     for slot in range(3):
         served.send(slot, wait=True)
         until_more(served.engine)
@@ -189,7 +189,7 @@ def test_all_workers_stay_warm(start: Start) -> None:
 
 
 def test_nothing_runs_while_a_request_is_inside(start: Start) -> None:
-    """It would take a core, or the interpreter, from the one that is computed."""
+    """It would take a core or the interpreter lock from the request."""
     slow, ran = threading.Event(), list[int]()
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -203,7 +203,7 @@ def test_nothing_runs_while_a_request_is_inside(start: Start) -> None:
     until(lambda: runs(served.engine) > 0)
     served.send(1)
     until(lambda: 9 in ran)
-    time.sleep(0.01)  # one that had begun before may end
+    time.sleep(0.01)  # a run that started before may end
     before = runs(served.engine)
     time.sleep(0.05)
     assert runs(served.engine) == before
@@ -213,7 +213,7 @@ def test_nothing_runs_while_a_request_is_inside(start: Start) -> None:
 
 
 def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
-    """Pool threads and heaps belong to a thread; warm-up ran on another."""
+    """Pool threads and heaps are per thread, and warm-up ran on another one."""
     threads: list[int] = []
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
         keeper = Keeper(settings, instance, 0)
         keeper.settle(ThreadCounters())
         assert len(threads) == expected
-        assert keeper.resident.done.runs == 0, "that is not what is done while idle"
+        assert keeper.resident.done.runs == 0, "runs at the start do not count as idle runs"
 
 
 def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:

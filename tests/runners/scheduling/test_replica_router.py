@@ -24,7 +24,7 @@ Factor = Callable[[int], float]
 
 
 def _traffic(load: float, n: int, seed: int, capacity: float) -> list[Offered]:
-    """Memoryless arrivals at ``load`` times ``capacity`` fast workers' worth of work, of varying size."""
+    """Poisson arrivals at ``load`` times the capacity of ``capacity`` fast workers, of varying size."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(BASE / (load * capacity), n)).astype(np.int64)
     size = np.maximum(100 * rng.lognormal(-0.02, 0.2, n), 1).astype(np.int64)
@@ -58,7 +58,7 @@ FAST, SLOW = _always(1.0), _always(3.0)
     ("factors", "gain"), [((FAST, FAST, FAST, SLOW), 0.85), ((FAST, _always(8.0)), 0.85), ((FAST, SLOW), 1.0)]
 )
 def test_a_slow_replica_is_routed_around_and_p99_falls(factors: tuple[Factor, ...], gain: float) -> None:
-    """Of three seeds, the geometric mean of weighted p99 over pull's, at 0.6 of what the workers can do together."""
+    """Geometric mean over three seeds of the weighted p99 divided by pull's, at 0.6 of the workers' capacity."""
     capacity = sum(1.0 / factor(0) for factor in factors)
     ratios = []
     for seed in range(3):
@@ -80,7 +80,7 @@ def test_equal_replicas_are_served_as_by_pulling(load: float, workers: int) -> N
 
 
 def test_near_capacity_it_does_no_worse() -> None:
-    """A slow worker that is left idle is capacity lost: under load it takes nearly all that it did."""
+    """An idle slow worker is lost capacity: under load it takes nearly as much as with pull."""
     ratios = []
     for seed in range(3):
         traffic = _traffic(0.92, 4000, seed, 4 / 3)
@@ -97,7 +97,7 @@ def test_a_replica_that_recovers_is_used_again() -> None:
     run = _serve(traffic, (FAST, lambda now: 5.0 if begin <= now < end else 1.0), weighted=True)
     at = np.array([one.arrival_ns for one in traffic])
     own = run.worker == 1
-    # THEN it is seen to be slow after a few batches, and has its share again some hundred batches after it is not
+    # THEN it is recognized as slow after a few batches, and regains its share some hundred batches after recovery
     slow_for = at[(at >= begin) & own]
     assert len(slow_for)
     middle = (at > (begin + end) / 2) & (at < end)
@@ -110,7 +110,7 @@ def test_a_replica_that_recovers_is_used_again() -> None:
 
 
 def test_trials_of_a_slow_replica_are_few() -> None:
-    """One request in two hundred, where nothing else brings it any: below what shows in a p99."""
+    """One request in two hundred if it gets no others: too few to affect p99."""
     traffic = _traffic(0.2, 8000, 5, 1.0)
     run = _serve(traffic, (FAST, _always(10.0)), weighted=True)
     assert 0 < run.shares(2)[1] < 0.0085
@@ -123,7 +123,7 @@ def test_the_death_of_the_only_fast_worker_leaves_no_request_waiting() -> None:
     dead = traffic[1000].arrival_ns
     run = _serve(traffic, (FAST, _always(1.5)), weighted=True, dead={0: dead})
     lost = np.flatnonzero(run.end_ns < 0)
-    assert len(lost) <= 1, "what it held, and nothing else"
+    assert len(lost) <= 1, "its own batch only"
     after = run.latency_ns()[-500:]
     alone = _serve(traffic, (_always(1.5),), weighted=False).latency_ns()[-500:]
     assert np.median(after) < 1.2 * np.median(alone)
@@ -154,7 +154,7 @@ def test_every_request_is_served_once_and_none_waits_long_while_a_worker_is_idle
     run = routed.run(traffic)
     members = [slot for batch in run.batches for slot in batch.members]
     assert sorted(members) == list(range(len(traffic))), "each once"
-    # No two batches of a worker at a time.
+    # A worker has one batch at a time.
     for worker in range(len(factors)):
         own = [batch for batch in run.batches if batch.worker == worker]
         assert all(a.end_ns <= b.formed.close_ns for a, b in pairwise(own))
@@ -165,7 +165,7 @@ def test_every_request_is_served_once_and_none_waits_long_while_a_worker_is_idle
 
 
 def test_classes_keep_their_order_on_every_worker() -> None:
-    """What a slow worker takes comes from behind: the highest class is served by the fast one."""
+    """A slow worker takes from the end of the queue, so the fast one serves the highest class."""
     rng = np.random.default_rng(0)
     rank = rng.integers(0, 3, 3000)
     traffic = [replace(one, rank=int(r)) for one, r in zip(_traffic(0.8, 3000, 4, 4 / 3), rank, strict=True)]
@@ -206,7 +206,7 @@ def test_doomed_requests_are_dropped_on_a_slow_worker_too() -> None:
 def test_faster_workers_get_the_requests_that_they_finish_sooner(
     mine: int, faster: list[tuple[int, int]], batches: int
 ) -> None:
-    """Against laying the batches out one by one."""
+    """Compared with scheduling the batches one by one."""
     free = [list(one) for one in faster]
     ends = []
     for _ in range(batches):

@@ -82,7 +82,7 @@ def baseline(traffic: list[Offered], recorded: Recorded) -> RunRecord:
 
 
 def _context(record: RunRecord, settings: RunnerSettings = BEFORE) -> Context:
-    undiagnosed = cast(Diagnosis, None)  # these fixes look at the record alone
+    undiagnosed = cast(Diagnosis, None)  # these fixes use only the record
     return Context(settings=settings, record=record, diagnosis=undiagnosed, default_collate=True, cores=2)
 
 
@@ -243,7 +243,7 @@ def test_overtaking_is_counted_by_hand() -> None:
 
 
 def test_shortest_first_is_verified_with_batches_by_length(offer: Offer, recorded: Recorded) -> None:
-    """Tried together, as gentle fixes are: likeness overtakes too, and must not be held against the order."""
+    """Gentle fixes are tried together: overtaking by similar length must not count against the order."""
     few = np.array([10, 20, 40, 200])
     traffic = offer((3.0, 60.0), (2.0, 250.0), (10.0, 60.0), lengths=lambda rng, n: rng.choice(few, n), seed=8)
     traffic = [replace(one, share=one.length / 70.0) for one in traffic]
@@ -255,7 +255,7 @@ def test_shortest_first_is_verified_with_batches_by_length(offer: Offer, recorde
     plain = overtaking(Waits.of(both))
     assert plain.shorter < 0.9 * plain.same_class
     assert _verified(schedule_shortest_expected.FIX, both, baseline).effective
-    # Batches by length alone do not pass for it.
+    # Batches by length alone do not verify it.
     queue = _queue(BEFORE)
     queue.backlog = Backlog(by_length=True)
     like = recorded(traffic, queue.run(traffic), settings)
@@ -299,7 +299,7 @@ def test_shed_requests_are_compared_with_requests_lost_before(
     assert f"{counts['shed']} of {total} requests" in found.evidence and "without: 0 of" in found.evidence
     nothing = recorded(traffic, _queue(BEFORE).run(traffic), settings, series=series)
     assert not _verified(fix, nothing, baseline).effective
-    assert not _verified(fix, baseline, baseline).effective, "no policy of the kind was there"
+    assert not _verified(fix, baseline, baseline).effective, "there was no such policy"
 
 
 def test_memory_is_verified_by_the_batches_that_ran(

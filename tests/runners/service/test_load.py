@@ -48,7 +48,7 @@ class Small(Workload):
         outputs = predict([Request(id=str(k), arrival_s=0.0, features={"value": k}) for k in range(8)])
         return sum(float(output.float().abs().sum()) for output in outputs)
 """
-#: Its work is in a parameter of its own: there is no linear layer to quantize.
+#: A model with a plain parameter: it has no linear layer to quantize.
 NO_LINEAR = """
 import torch
 from latfix import Request, Workload
@@ -135,7 +135,7 @@ def loaded(folder: Path, **values: Any) -> Service:
 
 
 def effective(fix: str, service: Service) -> tuple[bool, str]:
-    """What the fix's own verification makes of the service's evidence."""
+    """The result of the fix's own verification on the service's evidence."""
     record = build_record(traffic=traffic(), settings=service.settings, compilations_in_run=0)
     found = BY_ID[fix].verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
     return found.effective, found.evidence
@@ -182,7 +182,7 @@ def test_agreement_distinguishes_another_model(no_linear: Path, tmp_path: Path) 
     with torch.no_grad():
         service.models.instances[0].model.weight[:, 0] = 9.0
     changed = evaluate(service, traffic(), tmp_path / "outputs.npz")
-    # All rows were equal, so that the first entry was the largest already, until it is not the first.
+    # All rows are equal, so the first entry is the largest until the original changes.
     assert changed.kind == "agreement: scores" and changed.samples == 12
     with torch.no_grad():
         service.models.instances[0].model.weight[:, 3] = 99.0
@@ -298,7 +298,7 @@ def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_wraps_the_model_or_the_parts_that_it_names(
     linear: Path, tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiling itself takes many seconds; what is handed to the compiler, and how, is seen without."""
+    """Compiling takes many seconds, so only the calls of the compiler are checked."""
     given: list[tuple[Any, dict[str, Any]]] = []
 
     def compiled(what: Any, **how: Any) -> Any:
@@ -327,7 +327,7 @@ def test_compiling_wraps_the_model_or_the_parts_that_it_names(
 
 
 def test_a_compiled_model_is_not_looked_into(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks would make it compile again."""
+    """Hooks would cause a recompilation."""
     monkeypatch.setattr(torch, "compile", lambda what, **_: what)
     service = loaded(linear, compile="dynamic")
     service.predict([traffic().request(k) for k in range(3)])
@@ -366,7 +366,7 @@ def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -
     assert (
         "0 packed int8 products"
         in effective("quantize.int8_weight_only", loaded(many, precision="int8_weight_only"))[1]
-    ), "what the fix foresees is what its verification would find"
+    ), "the fix's prediction matches its verification"
     assert not effective("quantize.int8_weight_only", loaded(folder))[0]
     assert not effective("quantize.int8_weight_only", loaded(folder, precision="int8_dynamic"))[0]
     assert not effective("quantize.int8_weight_only", loaded(folder, precision="bf16"))[0]
