@@ -81,7 +81,8 @@ def test_a_model_process_that_dies(
     folder = write_workload(
         tmp_path / "w", adapter=_adapter(forward=statement), traffic=_rows(60, 0.05), runner=runner
     )
-    monkeypatch.setattr(runner_process, "STALL_S", 3.0)
+    monkeypatch.setattr(runner_process, "STALL_S", 2.0)
+    monkeypatch.setattr(runner_process, "_EXIT_TIMEOUT_S", 1.0)
 
     code, out, err = cli("diagnose", folder, "--out", tmp_path / "run")
 

@@ -28,6 +28,11 @@ WriteWorkload = Callable[..., Path]
 PROGRAM = """
 import signal, sys
 from latfix.cli.app import main
+from latfix.runners.replay import runner_process
+if "--impatient" in sys.argv:
+    sys.argv.remove("--impatient")
+    runner_process._EXIT_TIMEOUT_S = 1.0
+    runner_process.RunnerProcess.wait_for_end.__defaults__ = (2.0,)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(main())
 """
@@ -218,8 +223,8 @@ def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_pa
     assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]
 
 
-def test_ctrl_c_while_the_model_loads(start: Callable[[], Started]) -> None:
-    run = start()
+def test_ctrl_c_while_the_model_loads(start: Callable[..., Started]) -> None:
+    run = start("--impatient")
     adapter = run.workload / "adapter.py"
     adapter.write_text(ADAPTER.replace("return torch.nn.Identity()", "time.sleep(60)"))
     deadline = time.monotonic() + 60
@@ -237,8 +242,8 @@ def test_ctrl_c_while_the_model_loads(start: Callable[[], Started]) -> None:
     assert RunRecord.load(run.folder).counts()["ok"] == 0
 
 
-def test_ctrl_c_at_a_model_that_hangs(start: Callable[[], Started]) -> None:
-    run = start()
+def test_ctrl_c_at_a_model_that_hangs(start: Callable[..., Started]) -> None:
+    run = start("--impatient")
     run.wait_for_answers(300)
     runners = run.children()
     os.kill(runners[0], signal.SIGSTOP)  # like a model that never releases the interpreter lock
