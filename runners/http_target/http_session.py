@@ -140,7 +140,9 @@ def reach(address: Address, trust: Trust) -> Endpoint:
             failure = error
         else:
             return Endpoint(family=int(family), place=tuple(place), tls=tls, name=address.host)
-    why = f"no answer within {_CONNECT_S:g} s" if isinstance(failure, TimeoutError) else str(failure and failure.strerror).lower()
+    why = str(failure and failure.strerror).lower()
+    if isinstance(failure, TimeoutError):
+        why = f"no answer within {_CONNECT_S:g} s"
     raise InputError(
         f"{address.shown}: found no service on {address.host}:{address.port} ({why}); start the service first"
     )

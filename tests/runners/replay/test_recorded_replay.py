@@ -19,15 +19,15 @@ from latfix.runners.replay.recorded_replay import ThreadDeaths
 def test_a_dead_worker_stops_the_replay_and_a_thread_of_user_code_does_not(
     name: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deaths: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", deaths.append)
+    reported: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
     stop, hook = threading.Event(), threading.excepthook
     with ThreadDeaths(stop) as deaths:
         deaths.check()
         thread = threading.Thread(target=int, args=("half a sentence",), name=name)
         thread.start()
         thread.join()
-        assert stop.is_set() is ends and len(deaths) == 1
+        assert stop.is_set() is ends and len(reported) == 1
         with pytest.raises(RunnerError, match=f"{name} .*ValueError.*half a sentence") if ends else nullcontext():
             deaths.check()
     assert threading.excepthook is hook, "hooks of later replays do not stack"

@@ -63,7 +63,7 @@ def _queue(settings: RunnerSettings) -> SimulatedQueue:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def traffic(offer: Offer) -> list[Offered]:
     """Classes, lengths that differ, deadlines, and a phase of overload."""
     made = offer(
@@ -72,7 +72,7 @@ def traffic(offer: Offer) -> list[Offered]:
     return [replace(one, share=one.length / 100.0) for one in made]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def baseline(traffic: list[Offered], recorded: Recorded) -> RunRecord:
     record = recorded(traffic, _queue(BEFORE).run(traffic), BEFORE)
     grown = np.zeros(len(record.batches["size"]), dtype=np.int64)
@@ -142,8 +142,9 @@ def test_more_reasons_with_their_figures(
     rng = np.random.default_rng(0)
     same.requests["bucket_length"] = same.requests["input_elements"] = rng.integers(1, 500, len(traffic))
     assert "length tells only" in schedule_shortest_expected.FIX.obstacle(_context(same))
-    baseline.batches["compute_resident_bytes"][:] = 0
-    assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(baseline))
+    no_growth = {"compute_resident_bytes": np.zeros_like(baseline.batches["compute_resident_bytes"])}
+    flat = replace(baseline, batches={**baseline.batches, **no_growth})
+    assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(flat))
 
 
 def test_memory_and_continuous_batches_exclude_each_other(baseline: RunRecord) -> None:
