@@ -6,13 +6,12 @@ Started by :mod:`latfix.runners.http_target.http_session`; uses the messages of
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
-import json
 import os
 import re
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import RunnerError
+from latfix.errors import LatfixError, RunnerError
 from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.host.cpu_quota import machine_facts, usable_cores
 from latfix.runners.http_target.address import Trust, parse_address
@@ -32,6 +31,8 @@ from latfix.runners.http_target.request_bodies import Body, body_for
 from latfix.runners.http_target.request_log import RequestLog
 from latfix.runners.replay.open_loop import give_priority_back, take_priority
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
+from latfix.runners.replay.runner_process import RunnerProcess
+from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.schedule import Traffic
 
@@ -81,7 +82,14 @@ class Replayer:
             job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
         )
         _allow_connections()
-        with _Watched(job, folder) as watch:
+        with contextlib.ExitStack() as stack:
+            watch = None
+            if job["pid"] is not None or job["metrics"] is not None:
+                watch = stack.enter_context(_WatchProcess(job, folder))
+                try:
+                    watch.start()
+                except LatfixError as error:
+                    raise RunnerError(error.message) from error
             t0_ns = time.perf_counter_ns() + _LEAD_IN_NS
             start_ns = t0_ns - int(traffic.start_s * 1e9)
             log = RequestLog(folder, start_ns)
@@ -99,7 +107,8 @@ class Replayer:
             start_ns += max(time.perf_counter_ns() + _LEAD_IN_NS // 3 - t0_ns, 0)
             log.t0_ns = start_ns
             loop.schedule((start_ns + traffic.arrival_ns).tolist())
-            watch.begin(start_ns)
+            if watch is not None:
+                watch.command("begin", t0_ns=start_ns)
             priority = take_priority()
             gc.collect()
             gc.freeze()
@@ -112,6 +121,9 @@ class Replayer:
             cpu, wall = time.thread_time_ns() - began, max(time.perf_counter_ns() - clock, 1)
             give_priority_back()
             gc.enable()
+            report: dict[str, Any] = {}
+            with contextlib.suppress(LatfixError):  # the replay counts even if the watch died
+                report = {} if watch is None else watch.command("end", timeout_s=_WATCH_S)
         return {
             "state": "interrupted" if self._stop.is_set() or loop.hopeless else "complete",
             "sent": sent,
@@ -119,14 +131,14 @@ class Replayer:
             "cores": usable_cores(),
             "overhead": {
                 "per_request_us": 0.0,  # latfix adds nothing to the service's own path
-                "core_share": (cpu + watch.report.get("cpu_ns", 0)) / wall,
+                "core_share": (cpu + report.get("cpu_ns", 0)) / wall,
                 "replayer_us_per_request": cpu / max(sent, 1) / 1e3,
                 "replayer_core_share": cpu / wall,
-                "watch_core_share": watch.report.get("cpu_ns", 0) / wall,
+                "watch_core_share": report.get("cpu_ns", 0) / wall,
                 "connections": loop.opened,
                 "bodies_made_late": loop.rendered_late,
             },
-            "probes": {"replayer": priority, **watch.lines()},
+            "probes": {"replayer": priority, **_watch_lines(job, report)},
             **({"failure": loop.hopeless} if loop.hopeless else {}),
         }
 
@@ -139,70 +151,33 @@ class Replayer:
         return report
 
 
-class _Watched:
-    """The watching process for the duration of the replay; none if there is nothing to watch."""
+class _WatchProcess(RunnerProcess):
+    """The process that watches the service."""
+
+    MODULE = "latfix.runners.http_target.server_watch"
 
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
-        self._wanted = job["pid"] is not None or job["metrics"] is not None
-        self._job = {name: job[name] for name in ("pid", "metrics", "headers", "cacert", "insecure")} | {
-            "folder": str(folder)
-        }
-        self._process: subprocess.Popen[str] | None = None
-        self.report: dict[str, Any] = {}
+        super().__init__(Path(), "", RunnerSettings(), folder / "runner.log")
+        names = ("pid", "metrics", "headers", "cacert", "insecure")
+        self._job = {**{name: job[name] for name in names}, "folder": str(folder)}
 
-    def __enter__(self) -> _Watched:
-        if self._wanted:
-            command = [sys.executable, "-P", "-m", "latfix.runners.http_target.server_watch"]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            self._send(self._job)
-            answer = self._receive()
-            if "ready" not in answer:
-                raise RunnerError(answer.get("failed", "the process that watches the service did not start"))
-        return self
 
-    def begin(self, t0_ns: int) -> None:
-        """Start watching."""
-        if self._process is not None:
-            self._send({"begin": t0_ns})
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is None or self._process.stdin is None:
-            return
-        self._process.stdin.close()
-        self.report = self._receive()
-        try:
-            self._process.wait(_WATCH_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def lines(self) -> dict[str, str]:
-        """One line per source: what was watched, or why not."""
-        report, job = self.report, self._job
-        lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
-        if job["pid"] is not None:
-            throttling = "" if report.get("throttling") else "; its control group does not report throttling"
-            calls = "" if report.get("shows_calls") else "; what its threads wait for needs permission to trace it"
-            ended = "" if report.get("alive", True) else "; it ended during the run"
-            lines["process"] = (
-                f"process: {job['pid']} {report.get('process', '')}, every 5 ms" + throttling + calls + ended
-            )
-            lines["nvml"] = str(report.get("nvml", ""))
-        if job["metrics"] is not None:
-            lines["metrics"] = f"metrics: read {report.get('scrapes', 0)} times"
-            if report.get("failed"):
-                lines["metrics"] += f", {report['failed']} failed ({report.get('metrics_error')})"
-        return lines
-
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return dict(json.loads(line)) if line else {}
+def _watch_lines(job: dict[str, Any], report: dict[str, Any]) -> dict[str, str]:
+    """One line per source: what was watched, or why not."""
+    lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
+    if job["pid"] is not None:
+        throttling = "" if report.get("throttling") else "; its control group does not report throttling"
+        calls = "" if report.get("shows_calls") else "; what its threads wait for needs permission to trace it"
+        ended = "" if report.get("alive", True) else "; it ended during the run"
+        lines["process"] = (
+            f"process: {job['pid']} {report.get('process', '')}, every 5 ms" + throttling + calls + ended
+        )
+        lines["nvml"] = str(report.get("nvml", ""))
+    if job["metrics"] is not None:
+        lines["metrics"] = f"metrics: read {report.get('scrapes', 0)} times"
+        if report.get("failed"):
+            lines["metrics"] += f", {report['failed']} failed ({report.get('metrics_error')})"
+    return lines
 
 
 def _requests(traffic: Traffic, head: bytes, body: Body, run: str) -> Callable[[int], bytes]:

@@ -1,14 +1,13 @@
 """The process that watches the service during a replay, so that reading its counters delays no request.
 
-Started by :mod:`latfix.runners.http_target.replay_main`. Standard input holds the job as a line of JSON, then a line
-with the schedule's zero; its end ends the process. It answers ``ready`` and, at the end, its cost and findings.
+Started by :mod:`latfix.runners.http_target.replay_main`, with the messages of
+:mod:`latfix.runners.replay.pipe_protocol`: ``begin`` at the schedule's zero, ``end`` for its cost and findings.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import urllib.request
@@ -17,12 +16,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import InputError
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
 from latfix.profilers.services.process_watch import ProcessWatch
 from latfix.run_record.run_record import SEGMENTS
 from latfix.runners.http_target.address import Trust
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
 
 FAST_S, SLOW_S, METRICS_S, NVML_S = 0.005, 0.25, 1.0, 1.0
 _FLUSH_S = 0.5
@@ -123,27 +122,14 @@ class Watch:
                 file.write("\n".join(lines) + "\n")
 
 
-def main() -> int:
-    """``python -m …``; see the module docstring."""
-    try:
-        watch = Watch(json.loads(sys.stdin.readline()))
-    except InputError as error:
-        _send({"failed": error.message})
-        return error.exit_code
-    _send({"ready": True})
-    line = sys.stdin.readline()
-    if line:
-        watch.begin(int(json.loads(line)["begin"]))
-        sys.stdin.read()
-        _send(watch.end())
-    return 0
-
-
-def _send(message: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
+    watch = Watch(job)
+    parent.send({"event": "ready"})
+    for command in commands_of(commands, threading.Event()):
+        found = watch.end() if command["do"] == "end" else watch.begin(command["t0_ns"])
+        parent.send({"event": "done", "do": command["do"], **(found or {})})
 
 
 if __name__ == "__main__":
-    code = main()
+    code = serve_parent(_work, lambda error: f"the service cannot be watched ({error.strerror})")
     os._exit(code)  # a scrape may still wait for its answer
