@@ -85,8 +85,8 @@ class BufferPool:
         rest = first.shape[1:]
         longest = max(t.shape[0] for t in tensors) if first.dim() else 0
         shape = (len(tensors), longest, *rest) if first.dim() else (len(tensors),)
-        flat, there = self._take(self._inputs, (*path, first.dtype), math.prod(shape), first)
-        self.hits, self.misses = self.hits + there, self.misses + (not there)
+        flat, reused = self._take(self._inputs, (*path, first.dtype), math.prod(shape), first)
+        self.hits, self.misses = self.hits + reused, self.misses + (not reused)
         out = flat.view(shape)
         if all(tensor.shape == first.shape and tensor.device == out.device for tensor in tensors):
             return torch.stack(list(tensors), out=out)
@@ -108,8 +108,8 @@ class BufferPool:
             return output.clone() if self._ours(output) else output
         # Tensors of inference mode stay tensors of inference mode.
         kind = (*path, output.dtype, output.is_inference())
-        flat, there = self._take(self._answers, kind, output.numel(), output, inference=output.is_inference())
-        self.answer_hits, self.answer_misses = self.answer_hits + there, self.answer_misses + (not there)
+        flat, reused = self._take(self._answers, kind, output.numel(), output, inference=output.is_inference())
+        self.answer_hits, self.answer_misses = self.answer_hits + reused, self.answer_misses + (not reused)
         return flat.view(output.shape).copy_(output)
 
     def _ours(self, tensor: torch.Tensor) -> bool:

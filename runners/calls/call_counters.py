@@ -123,10 +123,10 @@ class Outside:
 
     def note(self) -> str:
         """A line for the run's record; empty if there were none."""
-        found = self.to_json()
-        if not found["batches"]:
+        counts = self.to_json()
+        if not counts["batches"]:
             return ""
         return (
-            f"{found['batches']} batch(es) of shapes that no engine was built for ran on the original model:"
-            f" {'; '.join(found['shapes'])}"
+            f"{counts['batches']} batch(es) of shapes that no engine was built for ran on the original model:"
+            f" {'; '.join(counts['shapes'])}"
         )

@@ -90,10 +90,10 @@ class SteppingWorker(Worker):
         super().__init__(number, engine, instance)
         model = steps_of(instance.model)
         if model is None:
-            found = type(instance.model).__name__
+            kind = type(instance.model).__name__
             raise RunnerError(
                 f"batching = 'continuous' needs a model that works in steps (start, done, step, join, leave); "
-                f"{found} does not; use 'fixed' or 'adaptive'"
+                f"{kind} does not; use 'fixed' or 'adaptive'"
             )
         self._model = model
         self._most = engine.settings.max_batch_size
@@ -206,22 +206,22 @@ class SteppingWorker(Worker):
         """End the requests whose answers are complete."""
         if not self._rows:
             return
-        complete, known = self._tried_call(self._complete)
-        if not known:
+        complete, succeeded = self._tried_call(self._complete)
+        if not succeeded:
             self._one_by_one()
-        if not known or not complete:
+        if not succeeded or not complete:
             return
         computed = self._settled_ns()
-        answer, known = self._tried_call(self._outputs, complete)
-        if not known:
+        answer, succeeded = self._tried_call(self._outputs, complete)
+        if not succeeded:
             self._one_by_one()
             return
         outputs, remaining = answer
         ended = computed if self._flights is None else self._settled_ns()
-        going, gone = [self._rows[k] for k in complete], set(complete)
-        self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in gone], remaining
+        ending, ended_rows = [self._rows[k] for k in complete], set(complete)
+        self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in ended_rows], remaining
         after, process_ns = self._counters.snapshot(), time.process_time_ns()
-        for row, output in zip(going, outputs, strict=True):
+        for row, output in zip(ending, outputs, strict=True):
             self._end_row(row, output, computed, ended, after, process_ns)
 
     def _complete(self) -> list[int]:

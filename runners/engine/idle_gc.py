@@ -93,14 +93,14 @@ class IdleCollector:
 
     def _collect(self, fresh: int, *, full: bool, idle: bool) -> None:
         started = time.perf_counter_ns()
-        found = gc.collect(2 if full else 1)
+        collected = gc.collect(2 if full else 1)
         done = self.done
         if full:
             # Objects freed by their reference count are not reported, so living objects are counted again.
             self._alive, self._survivors = len(gc.get_objects(generation=2)), 0
             done.full, done.full_forced = done.full + idle, done.full_forced + (not idle)
         else:
-            self._survivors = max(self._survivors + fresh - found, 0)
+            self._survivors = max(self._survivors + fresh - collected, 0)
             done.young, done.forced = done.young + idle, done.forced + (not idle)
-        done.collected += found
+        done.collected += collected
         done.longest_ns = max(done.longest_ns, time.perf_counter_ns() - started)

@@ -58,10 +58,12 @@ def check_environment(
         if name not in known:
             raise _refusal(where, name, value, f"one of {', '.join(sorted(known))}")
         if name == _PRELOAD:
-            found = {library for each in ALLOCATORS if (library := preload_name(each))}
-            there = {library for source in (settings.env, os.environ) for library in preloaded(source.get(name, ""))}
-            if set(preloaded(value)) - found - there:
-                expected = " or ".join(sorted(found)) or "no library, because no allocator is installed here"
+            installed = {library for each in ALLOCATORS if (library := preload_name(each))}
+            preloaded_now = {
+                library for source in (settings.env, os.environ) for library in preloaded(source.get(name, ""))
+            }
+            if set(preloaded(value)) - installed - preloaded_now:
+                expected = " or ".join(sorted(installed)) or "no library, because no allocator is installed here"
                 raise _refusal(where, name, value, expected)
 
 

@@ -69,8 +69,8 @@ def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> 
     """
     count = len(topology.physical)
     if count < 2 or workers > count:
-        found = f"{workers} worker(s) on {count} core(s): a worker cannot have a core to itself"
-        return _nowhere(workers, prepare, found)
+        obstacle = f"{workers} worker(s) on {count} core(s): a worker cannot have a core to itself"
+        return _nowhere(workers, prepare, obstacle)
     each = (count - 1) // workers if count > workers else 1
     if threads:
         each = min(each, threads)
@@ -84,9 +84,9 @@ def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> 
             while free[domain] and len(chosen) < each:
                 chosen.append(free[domain].pop())
         placed.append(tuple(sorted(group[0] for group in chosen)))
-    whole = [core for groups in free.values() for group in groups for core in group]
+    free_cores = [core for groups in free.values() for group in groups for core in group]
     threads_of_theirs = set(topology.cores) - {core for cores in placed for core in cores}
-    aside = tuple(sorted(whole or threads_of_theirs))
+    aside = tuple(sorted(free_cores or threads_of_theirs))
     return Placement(workers=tuple(placed), prepare=(aside,) * prepare, aside=aside)
 
 

@@ -49,12 +49,12 @@ def parse_cores(text: str) -> Cores:
 
     :raises ValueError: the text is not such a list.
     """
-    found: set[int] = set()
+    cores: set[int] = set()
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+            cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
 
 
 def cores_text(cores: Iterable[int]) -> str:
@@ -108,13 +108,13 @@ def _core_list(path: Path, otherwise: int) -> Cores:
 
 def _nodes(sysfs: Path) -> dict[int, int]:
     """The memory node of each core."""
-    found: dict[int, int] = {}
+    nodes: dict[int, int] = {}
     for folder in sorted((sysfs / "node").glob("node[0-9]*")):
         try:
-            found |= dict.fromkeys(parse_cores((folder / "cpulist").read_text()), int(folder.name[4:]))
+            nodes |= dict.fromkeys(parse_cores((folder / "cpulist").read_text()), int(folder.name[4:]))
         except (OSError, ValueError):
             continue
-    return found
+    return nodes
 
 
 def _last_level_cache(sysfs: Path, core: int) -> Cores:

@@ -31,13 +31,13 @@ class System:
 
     def fields(self, path: str) -> dict[str, int]:
         """Lines ``name number``, as in ``cpu.stat`` or ``/proc/meminfo``; empty if the file cannot be read."""
-        found = {}
+        values = {}
         for line in (self.text(path) or "").splitlines():
             parts = line.replace(":", " ").split()
             value = whole(parts[1]) if len(parts) > 1 else None
             if value is not None:
-                found[parts[0]] = value
-        return found
+                values[parts[0]] = value
+        return values
 
     def pressure(self, path: str, kind: str) -> float | None:
         """Share of the last minute in which ``some`` or ``full`` tasks waited (pressure stall information)."""

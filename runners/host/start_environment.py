@@ -51,11 +51,11 @@ class Variable:
 
 def check_environment(settings: RunnerSettings) -> list[Variable]:
     """Each variable that the settings require, and whether it is in effect in this process."""
-    found = environment_at_start()
-    wanted = process_environment(settings, found)
+    started_with = environment_at_start()
+    wanted = process_environment(settings, started_with)
     variables = []
     for name in process_environment(settings, {}):
-        now, value = found.get(name), wanted[name]
+        now, value = started_with.get(name), wanted[name]
         why_not = ""
         if now is None:
             late = os.environ.get(name) == value
@@ -77,9 +77,9 @@ def environment_at_start() -> Mapping[str, str]:
     # glibc splits its tunables in place: zeros replace the colons.
     whole = re.sub(rb"\0(?=glibc\.[a-z0-9_.]+=)", b":", raw)
     pairs = (entry.partition(b"=") for entry in whole.split(b"\0") if b"=" in entry)
-    found = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     # A program that sets its own title in the process list overwrites this.
-    return found if any(os.environ.get(name) == value for name, value in found.items()) else os.environ
+    return environment if any(os.environ.get(name) == value for name, value in environment.items()) else os.environ
 
 
 def command_line(wanted: Mapping[str, str], command: Sequence[str]) -> str:

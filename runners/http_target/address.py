@@ -147,14 +147,14 @@ def parse_headers(
         value = _expanded(value.strip(), name, environment)
         if not value.isprintable() or not value.isascii():
             raise InputError(f"--header: found a value of {name} that is not printable ASCII; encode it first")
-        headers = {known: kept for known, kept in headers.items() if known.lower() != name.lower()}
+        headers = {earlier: kept for earlier, kept in headers.items() if earlier.lower() != name.lower()}
         headers[name] = value
     return headers
 
 
 def _expanded(value: str, header: str, environment: Mapping[str, str]) -> str:
-    def variable(found: re.Match[str]) -> str:
-        name = found.group(1) or found.group(2)
+    def variable(match: re.Match[str]) -> str:
+        name = match.group(1) or match.group(2)
         if name not in environment:
             raise InputError(f"--header: found ${name} in {header}, and no such variable; export {name}=… first")
         return environment[name]

@@ -39,11 +39,11 @@ class BodyTemplate:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            found = (
+            reason = (
                 f"{error.msg} in column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
             )
             raise InputError(
-                f"{where}: found no JSON ({found}); expected a template such as "
+                f"{where}: found no JSON ({reason}); expected a template such as "
                 """'{"inputs": "{payload}"}', with quotation marks around each place"""
             ) from error
         self.names: dict[str, None] = {}

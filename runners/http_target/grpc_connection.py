@@ -203,9 +203,9 @@ def call(endpoint: Endpoint, request: bytes, timeout_s: float) -> bytes:
     connection, until = GrpcConnection(endpoint), time.monotonic() + timeout_s
     try:
         connection.begin(0, request, time.perf_counter_ns())
-        while (left := until - time.monotonic()) > 0:
+        while (remaining := until - time.monotonic()) > 0:
             writes = [connection.sock] if connection.wants_write else []
-            reads, can_write, _ = select.select([connection.sock], writes, (), left)
+            reads, can_write, _ = select.select([connection.sock], writes, (), remaining)
             if can_write:
                 connection.writable()
             if reads and connection.readable(time.perf_counter_ns()):

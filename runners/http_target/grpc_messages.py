@@ -65,10 +65,10 @@ def model_of(path: str) -> tuple[str, str]:
 
     :raises InputError: the path names no model.
     """
-    found = _MODEL.fullmatch(path)
-    if found is None:
+    match = _MODEL.fullmatch(path)
+    if match is None:
         raise InputError(f"{path}: found no model; expected grpc://host:8001/v2/models/NAME/infer")
-    return found[1], found[2] or ""
+    return match[1], match[2] or ""
 
 
 def framed(message: bytes) -> bytes:
@@ -164,11 +164,11 @@ def read_name(message: bytes) -> str:
 
 
 def _tensor_metadata(message: memoryview) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": "", "datatype": "", "shape": []}
+    metadata: dict[str, Any] = {"name": "", "datatype": "", "shape": []}
     for field in fields(message):
         if field.number in (1, 2):
-            found["name" if field.number == 1 else "datatype"] = str(field.data, "utf-8")
+            metadata["name" if field.number == 1 else "datatype"] = str(field.data, "utf-8")
         elif field.number == 3:
-            found["shape"] += packed_numbers(field.data) if len(field.data) else [field.value]
-    found["shape"] = [size - (1 << 64) if size >> 63 else size for size in found["shape"]]
-    return found
+            metadata["shape"] += packed_numbers(field.data) if len(field.data) else [field.value]
+    metadata["shape"] = [size - (1 << 64) if size >> 63 else size for size in metadata["shape"]]
+    return metadata

@@ -264,9 +264,9 @@ class StreamedOutput:
             self.at_ns.append(now_ns)
 
     def _usage(self, event: dict[str, Any]) -> None:
-        whole = event.get("response")
+        response = event.get("response")
         holders = [
-            whole.get("usage") if isinstance(whole, dict) else None,
+            response.get("usage") if isinstance(response, dict) else None,
             event.get("usage"),
             event.get("details"),
             event,

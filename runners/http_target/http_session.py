@@ -126,12 +126,12 @@ def reach(address: Address, trust: Trust) -> Endpoint:
     """
     tls = trust.context(http2=address.is_grpc) if address.secure else None
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise InputError(f"{address.shown}: found no host {address.host} ({reason}); check the address") from error
     failure: OSError | None = None
-    for family, _, _, _, place in found:
+    for family, _, _, _, place in addresses:
         try:
             with socket.create_connection((str(place[0]), address.port), _CONNECT_S) as sock:
                 if tls is not None:
@@ -199,12 +199,12 @@ def server_name(address: Address, endpoint: Endpoint, headers: Mapping[str, str]
     request = urllib.request.Request(address.at("/metrics").url, headers=dict(headers), method="HEAD")
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
-            found = answer.headers
+            answer_headers = answer.headers
     except urllib.error.HTTPError as error:  # an error answer has the header too
-        found = error.headers
+        answer_headers = error.headers
     except (OSError, http.client.HTTPException, ValueError):
         return ""
-    return str(found.get("Server", ""))[:_LONGEST_NAME]
+    return str(answer_headers.get("Server", ""))[:_LONGEST_NAME]
 
 
 def _call(address: Address, endpoint: Endpoint, headers: Mapping[str, str], method: str, message: bytes) -> bytes:

@@ -109,28 +109,28 @@ class ReplayLoop:
                 self._expire(now)
                 self._look(0, now)
             return True
-        left = due - now
-        if left > _SLACK_NS:
-            self._between(now, left)
-            left = due - _clock()
-        spin = min(max(left // 100, LEAST_SPIN_NS), MOST_SPIN_NS) if sending else 0
-        if left > spin:
-            self._look(min(left - spin, _LONGEST_SLEEP_NS), due)
+        remaining = due - now
+        if remaining > _SLACK_NS:
+            self._between(now, remaining)
+            remaining = due - _clock()
+        spin = min(max(remaining // 100, LEAST_SPIN_NS), MOST_SPIN_NS) if sending else 0
+        if remaining > spin:
+            self._look(min(remaining - spin, _LONGEST_SLEEP_NS), due)
             return True
         while _clock() < due:
             pass
         return True
 
-    def _between(self, now: int, left: int) -> None:
+    def _between(self, now: int, remaining: int) -> None:
         """Do work that can wait for a gap between requests."""
         self._expire(now)
         if now - self._reported > _REPORT_NS:
             self._reported = now
             self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
         if self._made < len(self._scheduled) and len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES:
-            while self._made < len(self._scheduled) and left > 2 * self._render_ns + LEAST_SPIN_NS:
+            while self._made < len(self._scheduled) and remaining > 2 * self._render_ns + LEAST_SPIN_NS:
                 self._render()
-                left -= self._render_ns
+                remaining -= self._render_ns
                 if len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES:
                     break
 
@@ -220,9 +220,9 @@ class ReplayLoop:
         # Its timeout may have passed since the last check.
         if now > self._scheduled[connection.slot] + self._timeout_ns:
             status, message = Status.TIMEOUT, "answered after its time"
-        whole = connection.sent_ns > 0  # else the server would read the next request as the rest of this one
+        request_sent = connection.sent_ns > 0  # else the server would read the next request as the rest of this one
         self._write(connection, status, message, now)
-        if self._keep_alive and answer.keep and connection.open and whole:
+        if self._keep_alive and answer.keep and connection.open and request_sent:
             connection.slot = -1
             self._idle.append(connection)
         else:

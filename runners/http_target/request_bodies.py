@@ -98,23 +98,23 @@ def _completion(protocol: str, model: str) -> Body:
 
 
 def _kserve(inputs: list[Any], path: str) -> Body:
-    known = {str(one.get("name")): one for one in inputs if isinstance(one, Mapping)}
+    metadata = {str(one.get("name")): one for one in inputs if isinstance(one, Mapping)}
 
     def body(request: Request) -> bytes:
         payload = request.payload
         if isinstance(payload, dict) and "inputs" in payload:
             return _encoded(payload)
         if payload is None:
-            payload = {name: request.features[name] for name in known if name in request.features}
+            payload = {name: request.features[name] for name in metadata if name in request.features}
         elif not isinstance(payload, dict):
-            payload = {next(iter(known)): payload} if len(known) == 1 else {}
-        missing = f" and {', '.join(known)}" if known.keys() - payload.keys() else ""
+            payload = {next(iter(metadata)): payload} if len(metadata) == 1 else {}
+        missing = f" and {', '.join(metadata)}" if metadata.keys() - payload.keys() else ""
         if not payload or missing:
             raise InputError(
                 f"{path}: found a request without named inputs{missing}; expected features of these names, a payload "
                 'such as {"input": [[1, 2]]}, a whole KServe v2 request, or --body'
             )
-        tensors = [_tensor(name, value, known.get(name, {}), path) for name, value in payload.items()]
+        tensors = [_tensor(name, value, metadata.get(name, {}), path) for name, value in payload.items()]
         return _encoded({"inputs": tensors})
 
     return body

@@ -77,17 +77,17 @@ class Watch:
         for thread in self._threads:
             thread.join(2 * _METRICS_TIMEOUT_S)
         self._flush()
-        found: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
+        report: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
         if self._process is not None:
-            found |= {
+            report |= {
                 "process": self._process.command,
                 "throttling": self._process.throttling,
                 "shows_calls": self._process.shows_calls,
                 "alive": self._process.alive,
             }
         if self._metrics is not None:
-            found |= {"scrapes": self.scrapes, "failed": self.failed_scrapes, "metrics_error": self.metrics_error}
-        return found
+            report |= {"scrapes": self.scrapes, "failed": self.failed_scrapes, "metrics_error": self.metrics_error}
+        return report
 
     def _poll(self, period_s: float, read: Callable[[], Mapping[str, float]]) -> None:
         last = False
@@ -126,8 +126,8 @@ def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None
     watch = Watch(job)
     parent.send({"event": "ready"})
     for command in commands_of(commands, threading.Event()):
-        found = watch.end() if command["do"] == "end" else watch.begin(command["t0_ns"])
-        parent.send({"event": "done", "do": command["do"], **(found or {})})
+        result = watch.end() if command["do"] == "end" else watch.begin(command["t0_ns"])
+        parent.send({"event": "done", "do": command["do"], **(result or {})})
 
 
 if __name__ == "__main__":

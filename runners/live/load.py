@@ -86,12 +86,12 @@ def load_runner(
     try:
         for instance in service.models.instances:
             instance.seen = _Shapes(instance.seen)
-        known = read_traffic(spec.traffic, mapping=spec.traffic_map) if warm else no_traffic()
+        recorded = read_traffic(spec.traffic, mapping=spec.traffic_map) if warm else no_traffic()
         if warm:
-            service.warm_shapes(known)
+            service.warm_shapes(recorded)
         service.protect()
         # The profiler would stay in a program that serves.
-        evidence = service.evidence(known, profiled=False)
+        evidence = service.evidence(recorded, profiled=False)
         runner = Runner(
             spec,
             service,
@@ -107,7 +107,7 @@ def load_runner(
         raise
     try:
         # Last, as before a replay: whatever is not compiled by now stays uncompiled for these requests too.
-        runner.warm_up([known.request(k % len(known)) for k in range(chosen.warmup_requests if warm else 0)])
+        runner.warm_up([recorded.request(k % len(recorded)) for k in range(chosen.warmup_requests if warm else 0)])
         if service.collector is None:
             gc.collect()  # walk what loading left now, instead of for a tenth of a second or more in a request
         runner.start_record()

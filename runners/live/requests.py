@@ -131,15 +131,15 @@ def _checked(request: Request) -> Request:
 
 
 def _limit_ms(value: object) -> float | None:
-    found = deadline_ms(value)
-    return None if math.isnan(found) else min(found, LONGEST_MS)
+    limit = deadline_ms(value)
+    return None if math.isnan(limit) else min(limit, LONGEST_MS)
 
 
 def _priority(value: object) -> Priority:
-    found = next((priority for priority in PRIORITIES if isinstance(value, str) and priority == value), None)
-    if found is None:
+    result = next((priority for priority in PRIORITIES if isinstance(value, str) and priority == value), None)
+    if result is None:
         raise Unreadable(shown(value), "high, normal or low")
-    return found
+    return result
 
 
 def _read(key: str, parse: Callable[[Any], T], value: Any) -> T:

@@ -153,12 +153,12 @@ class Arm:
         self.profiled = True
         process.resume()
         try:
-            found = device_profile(process, record)
+            fields = device_profile(process, record)
         finally:
             process.pause()
-        if "device_profile" not in found:  # the profiler hangs, or the process died: the next use needs another
+        if "device_profile" not in fields:  # the profiler hangs, or the process died: the next use needs another
             self.close()
-        return found
+        return fields
 
     def _give_up(self) -> None:
         """End a process that failed, so that the next use starts another."""

@@ -81,9 +81,9 @@ class BatchWatchdog:
     def log(self) -> None:
         """Log the noted work that has not ended in the run's events, with its duration so far."""
         now = time.perf_counter_ns()
-        going = {(stuck.thread, stuck.since_ns) for stuck in self._candidates(now)}
+        unfinished = {(stuck.thread, stuck.since_ns) for stuck in self._candidates(now)}
         for key, stuck in self._noted.items():
-            if key in going:
+            if key in unfinished:
                 detail = {"message": stuck.words, "what": stuck.what, "stack": list(stuck.stack)}
                 self._engine.events.add(
                     "hang",
@@ -98,11 +98,11 @@ class BatchWatchdog:
         """Work that began before a time and has not ended."""
         threads = self._engine.thread_ids()
         idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
-        found: list[Stuck] = []
+        work: list[Stuck] = []
 
         def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, *, first: bool) -> None:
             stack, compiling = _stack(frames.get(idents.get(native_id) or 0))
-            found.append(
+            work.append(
                 Stuck(
                     what=what,
                     thread=thread,
@@ -123,7 +123,7 @@ class BatchWatchdog:
             for index, k, since_ns in self._recorder.open_prepares(begun_before_ns):
                 what = f"prepare of request {index}"
                 add(what, f"prepare thread {k}", threads["prepare"][k], -1, since_ns, first=False)
-        return found
+        return work
 
 
 def _stack(frame: FrameType | None) -> tuple[tuple[str, ...], bool]:

@@ -88,8 +88,8 @@ def wait_until(t_ns: int, clock: Clock) -> int:
     read = clock.ns
     now = read()
     spin_ns = min(max((t_ns - now) // 100, LEAST_SPIN_NS), MOST_SPIN_NS)
-    while (left := t_ns - now - spin_ns) > 0:
-        clock.sleep(left / 1e9)
+    while (remaining := t_ns - now - spin_ns) > 0:
+        clock.sleep(remaining / 1e9)
         now = read()
     while now < t_ns:
         now = read()

@@ -288,7 +288,7 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
         else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
     )
     counters.close()
-    found = [
+    probes = [
         Probe("host", 0.2, host_reader()),
         Probe("process", 0.5, process_reader()),
         Probe("runner", 0.1, engine.load),
@@ -305,8 +305,8 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
         ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
         ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
     ):
-        found += _probe(name, reader, period, missing, lines)
-    return found
+        probes += _probe(name, reader, period, missing, lines)
+    return probes
 
 
 def _probe(
@@ -439,13 +439,13 @@ def _stamp_cost_ns() -> float:
 
 def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
     """By device, how many batches tied its clock to the host's, and how precisely."""
-    found: dict[str, dict[str, float]] = {}
+    clocks: dict[str, dict[str, float]] = {}
     for device, clock in engine.clocks.items():
         workers = [worker for worker in engine.workers if worker.device == device]
-        found[device] = {
+        clocks[device] = {
             "batches": clock.observed,
             "slack_us": clock.slack_ns / 1e3,
             "events_added": sum(worker.events_added for worker in workers),
             "read_us": max((worker.longest_read_ns for worker in workers), default=0) / 1e3,
         }
-    return found
+    return clocks

@@ -116,12 +116,12 @@ class RunFacts:
         # Threads that Python did not start belong to the framework's pools.
         ids["pool"] = sorted(set(_threads_of_this_process()) - python)
         ids["own"] = sorted(tid for tid in python - known if tid is not None)
-        found: dict[str, Any] = {role: [self._thread(tid) for tid in group] for role, group in ids.items()}
-        for worker, row in zip(self.engine.workers, found["worker"], strict=True):
+        placement: dict[str, Any] = {role: [self._thread(tid) for tid in group] for role, group in ids.items()}
+        for worker, row in zip(self.engine.workers, placement["worker"], strict=True):
             row["operator_threads"] = worker.operator_threads
-        cores = {core for row in found["worker"] for core in row["allowed"]}
+        cores = {core for row in placement["worker"] for core in row["allowed"]}
         return {
-            **found,
+            **placement,
             # Reading this walks the page tables.
             "node_pages": nodes_of_memory() if self.service.settings.pin == "locality" else {},
             "worker_cores": cores_text(cores),

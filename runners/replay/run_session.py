@@ -238,12 +238,12 @@ def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
     """
     batches = typical_batches(record)
     try:
-        found: dict[str, Any] = process.command(
+        result: dict[str, Any] = process.command(
             "device_profile", folder=str(record.folder), batches=batches, timeout_s=_PROFILE_S
         )
     except LatfixError as error:
         return {"device_profile_failure": error.message}
-    return dict(found["profile"])
+    return dict(result["profile"])
 
 
 def run(
@@ -331,11 +331,11 @@ def versions() -> dict[str, str]:
     """Versions of latfix and of the packages that its figures depend on, without importing them."""
     from importlib import metadata
 
-    found = {"latfix": latfix.__version__}
+    result = {"latfix": latfix.__version__}
     for name in ("torch", "numpy", "pandas", "pyarrow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            result[name] = metadata.version(name)
+    return result
 
 
 def _now() -> str:

@@ -122,7 +122,7 @@ class Child:
         self._service.release()
         self._service = Service(folder, entry, settings)
         gc.collect()
-        found = measure_sensitivity(
+        sensitivity = measure_sensitivity(
             folder,
             entry,
             settings,
@@ -131,7 +131,7 @@ class Child:
             max_drop=command["max_drop"],
             budget_s=command["budget_s"],
         )
-        return {"sensitivity": found.to_json()}
+        return {"sensitivity": sensitivity.to_json()}
 
     def do_history(self, command: dict[str, Any]) -> dict[str, Any]:
         """Record allocations on the device from now on; with ``file``, write them there and stop."""

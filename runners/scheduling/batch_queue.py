@@ -139,10 +139,10 @@ class BatchQueue:
             open_ns = max(free_ns, oldest)
             leaves_ns = oldest + window_ns
             while len(backlog) < most and not self._closed:
-                left = leaves_ns - self._clock()
-                if left <= 0:
+                remaining = leaves_ns - self._clock()
+                if remaining <= 0:
                     break
-                self._changed.wait(left / 1e9)
+                self._changed.wait(remaining / 1e9)
             full = len(backlog) >= most
             close_ns = self._clock()
             members, dropped = self._pop(most, close_ns)

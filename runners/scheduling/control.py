@@ -203,22 +203,22 @@ class Steering:
 
     def series(self) -> dict[str, float]:
         """The current state, as sampled series of the run."""
-        found: dict[str, float] = {}
+        series: dict[str, float] = {}
         if self.limits is not None:
-            found["runner.batch_limit"] = self.limits.size
-            found["runner.window_ms"] = self.limits.window_ns / _MS
-            found["runner.latency_tail_ms"] = self.limits.tail_ns / _MS
+            series["runner.batch_limit"] = self.limits.size
+            series["runner.window_ms"] = self.limits.window_ns / _MS
+            series["runner.latency_tail_ms"] = self.limits.tail_ns / _MS
         if self.concurrency is not None:
-            found["runner.concurrency_limit"] = self.concurrency.limit
-            found["runner.shed_at_limit"] = self.concurrency.shed
+            series["runner.concurrency_limit"] = self.concurrency.limit
+            series["runner.shed_at_limit"] = self.concurrency.shed
         if self.deadlines is not None:
-            found["runner.refused_by_deadline"] = self.deadlines.refused
-            found["runner.dropped_by_deadline"] = self.deadlines.dropped
+            series["runner.refused_by_deadline"] = self.deadlines.refused
+            series["runner.dropped_by_deadline"] = self.deadlines.dropped
         if self._settings.schedule != "arrival":
-            found["runner.work_explained"] = self.estimate.line.explained
+            series["runner.work_explained"] = self.estimate.line.explained
         if self.peak is not None:
-            found["runner.bytes_per_element"] = self.estimate.memory_bytes(1_000_000) / 1e6
-        return found
+            series["runner.bytes_per_element"] = self.estimate.memory_bytes(1_000_000) / 1e6
+        return series
 
     def close(self) -> None:
         if self.peak is not None:

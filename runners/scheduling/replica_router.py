@@ -251,8 +251,8 @@ class Router:
     def series(self) -> dict[str, float]:
         """The state, as sampled series of the run."""
         shown = range(min(len(self._replicas), _SAMPLED))
-        found = {f"runner.worker_{k}.weight": self.weight(k) for k in shown}
-        return {**found, "runner.left_to_faster": self.held, "runner.probes": self.probes}
+        weights = {f"runner.worker_{k}.weight": self.weight(k) for k in shown}
+        return {**weights, "runner.left_to_faster": self.held, "runner.probes": self.probes}
 
     def close(self, now_ns: int) -> None:
         """Report replicas that are still slow at the end."""

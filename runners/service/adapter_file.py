@@ -60,8 +60,8 @@ def load_adapter(folder: Path, entry: str) -> Workload:
     for method in ("load", "prepare", "collate", "finish", "evaluate"):
         written = getattr(kind, method)
         if inspect.iscoroutinefunction(written) or inspect.isgeneratorfunction(written):
-            found = f"{class_name}.{method}, which is async or yields"
-            raise InputError(f"{path}: found {found}; expected a plain function that returns its value")
+            method_kind = f"{class_name}.{method}, which is async or yields"
+            raise InputError(f"{path}: found {method_kind}; expected a plain function that returns its value")
     try:
         adapter: Workload = kind()
     except USER_ERRORS as error:

@@ -58,10 +58,10 @@ def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEA
     A longer request would run without a graph and be among the slowest. Therefore many requests are searched for the
     longest, in random order.
     """
-    found = representative(adapter, traffic, _LENGTHS)
+    inputs = representative(adapter, traffic, _LENGTHS)
     order = random.Random(0).sample(range(len(traffic)), len(traffic))
     until = time.perf_counter() + seconds
-    longest = max((elements_of(value) for value in found), default=0)
+    longest = max((elements_of(value) for value in inputs), default=0)
     for position in order:
         if time.perf_counter() > until:
             break
@@ -72,9 +72,9 @@ def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEA
             continue
         if elements > longest:
             longest = elements
-            found.append(value)
+            inputs.append(value)
     # Of the inputs that were the longest in turn, the last one is enough.
-    return found[:_LENGTHS] + found[_LENGTHS:][-1:]
+    return inputs[:_LENGTHS] + inputs[_LENGTHS:][-1:]
 
 
 def _ragged(inputs: Sequence[Any]) -> list[int]:

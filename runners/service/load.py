@@ -101,12 +101,12 @@ class LoadedModels:
 
     def graph_facts(self) -> dict[str, Any]:
         """Counters of all workers' graphs; empty if there are none."""
-        found = self.graphed()
-        if not found:
+        models = self.graphed()
+        if not models:
             return {}
         from latfix.runners.gpu.cuda_graphs import facts_of
 
-        return facts_of(found)
+        return facts_of(models)
 
     def pool_counts(self) -> tuple[int, int]:
         """Tensors that found room in a buffer pool so far, and tensors that needed a new buffer."""
@@ -292,9 +292,9 @@ def load_module(adapter: Workload, device: str) -> Any:
     if isinstance(model, torch.nn.Module):
         return model.eval()
     if not callable(model):
-        found = type(model).__name__
+        kind = type(model).__name__
         raise RunnerError(
-            f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module or another callable "
+            f"{type(adapter).__name__}.load returned {kind}; expected a torch.nn.Module or another callable "
             "(for a library's estimator, return its predict method)"
         )
     calling = torch.nn.Module()

@@ -324,7 +324,7 @@ class Service:
         """
         import torch
 
-        found: dict[str, Any] = {
+        evidence: dict[str, Any] = {
             "device": self.models.device,
             "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(),
@@ -347,15 +347,15 @@ class Service:
             **summary(instance.calls for instance in self.models.instances),
         }
         if self.settings.backend == "torch":
-            found["capability"] = device_capability(self.models.device)
-            found |= weight_kinds(self.uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
+            evidence["capability"] = device_capability(self.models.device)
+            evidence |= weight_kinds(self.uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
         if self.settings.compile != "off":
-            found |= compiler_evidence(self.models.graphs)
+            evidence |= compiler_evidence(self.models.graphs)
         if profiled:
-            found |= self.device_profile(traffic)
-        found |= self.models.graph_facts()
+            evidence |= self.device_profile(traffic)
+        evidence |= self.models.graph_facts()
         seen = self._census(traffic)
-        return found if seen is None else found | asdict(seen)
+        return evidence if seen is None else evidence | asdict(seen)
 
     def facts(self, traffic: Traffic) -> dict[str, Any]:
         """What can be changed in the model: :meth:`evidence`, and the layers' times in each precision.
@@ -363,7 +363,7 @@ class Service:
         ``linear_ms`` and ``few_row_products`` are of a request of median size alone. They are missing if the model's
         layers were replaced, or if there is no request.
         """
-        found = self.evidence(traffic, profiled=False)
+        facts = self.evidence(traffic, profiled=False)
         settings = self.settings
         plain = settings.compile == "off" and settings.backend == "torch" and settings.precision == "default"
         inputs = self._representative(traffic, 1)
@@ -372,11 +372,11 @@ class Service:
             try:
                 with instance.guard():
                     batch = instance.collate(inputs[:1])
-                    found["linear_ms"] = linear_ms(instance.model, batch)
-                    found["few_row_products"] = few_row_products(instance.model, batch)
+                    facts["linear_ms"] = linear_ms(instance.model, batch)
+                    facts["few_row_products"] = few_row_products(instance.model, batch)
             except USER_ERRORS:  # the replay reports the failure with its request
-                return found
-        return found
+                return facts
+        return facts
 
     def device_profile(self, traffic: Traffic, batches: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """Profile a few batches on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
@@ -388,7 +388,7 @@ class Service:
         instance = self.uncaptured(self.models.instances[0])
         if instance.accelerator is None:
             return {}
-        found: list[dict[str, Any]] = []
+        profiles: list[dict[str, Any]] = []
         waits: dict[str, None] = {}
         try:
             for inputs in self._profiled(traffic, batches):
@@ -398,11 +398,11 @@ class Service:
                 elements = elements_of(batch)
                 work = profile_batch(instance, batch, size=len(inputs), elements=elements)
                 if work is not None:
-                    found.append(work.to_json())
+                    profiles.append(work.to_json())
         except USER_ERRORS as error:
             # The replay reports a failing request; a failing profiler is reported here.
-            return {"device_profile": found, "device_profile_failure": describe(error)}
-        return {"device_profile": found, "device_waits": list(waits)}
+            return {"device_profile": profiles, "device_profile_failure": describe(error)}
+        return {"device_profile": profiles, "device_waits": list(waits)}
 
     def _profiled(self, traffic: Traffic, batches: Sequence[Sequence[int]]) -> Iterator[list[Any]]:
         adapter = self.models.adapter

@@ -81,18 +81,18 @@ def _kind(model: Any) -> Kind:
 
 def _runtime(model: Any) -> str:
     """The runtime whose objects the model's modules hold or their ``forward`` refers to."""
-    found = list(model.modules())
-    seen = {id(value) for value in found}
+    objects = list(model.modules())
+    seen = {id(value) for value in objects}
     for _ in range(_STEPS):
-        reached = [child for value in found for child in _held(value)]
-        found = []
+        reached = [child for value in objects for child in _held(value)]
+        objects = []
         for child in reached:
             if id(child) in seen or len(seen) > _OBJECTS:
                 continue
             if name := _RUNTIMES.get(type(child).__module__.partition(".")[0]):
                 return name
             seen.add(id(child))
-            found.append(child)
+            objects.append(child)
     return ""
 
 
