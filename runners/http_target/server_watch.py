@@ -126,8 +126,12 @@ def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None
     watch = Watch(job)
     parent.send({"event": "ready"})
     for command in commands_of(commands, threading.Event()):
-        result = watch.end() if command["do"] == "end" else watch.begin(command["t0_ns"])
-        parent.send({"event": "done", "do": command["do"], **(result or {})})
+        report: dict[str, Any] = {}
+        if command["do"] == "begin":
+            watch.begin(command["t0_ns"])
+        else:
+            report = watch.end()
+        parent.send({"event": "done", "do": command["do"], **report})
 
 
 if __name__ == "__main__":
