@@ -99,10 +99,7 @@ class SameFailure:
         self._count += 1
 
     def given_up(self, ended: int, now_ns: int) -> str:
-        """Why to end the replay; empty if it should go on.
-
-        :param ended: requests that have ended, failed or not.
-        """
+        """Why to end the replay; empty if it should go on. ``ended`` requests have ended, failed or not."""
         if not self._alike or self._count < max(ended, _REQUESTS) or now_ns - self._since_ns < _SPAN_NS:
             return ""
         return f"given up after {ended} requests, all of which failed in the same way: {self.first}"

@@ -81,10 +81,7 @@ class _Row:
 
 
 class SteppingWorker(Worker):
-    """A worker that serves in steps.
-
-    :raises RunnerError: its model does not work in steps.
-    """
+    """A worker that serves in steps; a RunnerError if its model does not work in steps."""
 
     def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
         super().__init__(number, engine, instance)

@@ -141,10 +141,7 @@ class Ran:
 
 
 class Worker:
-    """Takes batches until the queue closes, on a thread of its own.
-
-    :param number: index among the workers.
-    """
+    """Takes batches until the queue closes, on a thread of its own. ``number`` is its index."""
 
     def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
         self.number = number
@@ -412,10 +409,7 @@ class Worker:
         return Collated(batch, before, middle, memory.latest if any(grown) else opened)
 
     def _account(self, batch_id: int, spent: Account, process_ns: int, memory: Account) -> None:
-        """Account for the compute of a batch.
-
-        :param memory: the process's memory counters before it.
-        """
+        """Account for the compute of a batch; ``memory`` holds the process's memory counters before it."""
         recorder = self._engine.recorder
         recorder.batch_values(batch_id, self._delays.end(spent[1]))
         # Read even without faults, so that returned memory is seen.

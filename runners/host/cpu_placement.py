@@ -44,10 +44,7 @@ def plan_placement(topology: Topology, settings: RunnerSettings, pin: Pinning | 
 
 
 def place(topology: Topology, pin: Pinning, *, workers: int, prepare: int, threads: int) -> Placement:
-    """Cores for ``workers`` workers and ``prepare`` prepare threads.
-
-    :param threads: threads per operator; 0 for one per core of the worker.
-    """
+    """Cores for workers and prepare threads; ``threads`` is per operator, 0 for one per core of the worker."""
     if pin == "off":
         return _nowhere(workers, prepare, "pin is off")
     if not topology.cores:

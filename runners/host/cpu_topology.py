@@ -45,10 +45,7 @@ class Topology:
 
 
 def parse_cores(text: str) -> Cores:
-    """The cores of a kernel list such as ``0-3,8``.
-
-    :raises ValueError: the text is not such a list.
-    """
+    """The cores of a kernel list such as ``0-3,8``; a ValueError for any other text."""
     cores: set[int] = set()
     for part in text.strip().split(","):
         if part:

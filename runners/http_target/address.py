@@ -163,20 +163,14 @@ def _expanded(value: str, header: str, environment: Mapping[str, str]) -> str:
 
 
 def check_method(method: str) -> str:
-    """The method in capitals.
-
-    :raises InputError: it is not a method that carries a request.
-    """
+    """The method in capitals; an InputError for a method that carries no request."""
     if method.upper() not in _METHODS:
         raise InputError(f"--method: found {method!r}; expected one of {', '.join(_METHODS)}")
     return method.upper()
 
 
 def check_timeout(seconds: float) -> float:
-    """Check the time after which a request is given up.
-
-    :raises InputError: it is not above 0, or is above a day.
-    """
+    """Check the seconds after which a request is given up; an InputError if not above 0 and at most a day."""
     if not 0 < seconds <= _LONGEST_TIMEOUT_S:
         raise InputError(f"--timeout: found {seconds:g}; expected seconds above 0, at most {_LONGEST_TIMEOUT_S:,.0f}")
     return seconds

@@ -65,10 +65,7 @@ class BodyTemplate:
             self.render(traffic.request(k))
 
     def render(self, request: Request) -> bytes:
-        """The body of one request.
-
-        :raises InputError: the request's payload lacks a key that the template names.
-        """
+        """The body of one request; an InputError if its payload lacks a key that the template names."""
         try:
             filled = self._fill(_values(request))
         except LookupError as error:
@@ -113,10 +110,7 @@ class BodyTemplate:
 
 
 def read_template(option: str) -> BodyTemplate:
-    """The template of ``--body``: JSON, or the name of a file that holds it.
-
-    :raises InputError: it is neither.
-    """
+    """The template of ``--body``: JSON, or the name of a file that holds it; an InputError for neither."""
     if option.lstrip()[:1] in ("{", "[", '"'):
         return BodyTemplate(option)
     path = Path(option.removeprefix("@"))

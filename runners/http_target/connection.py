@@ -72,10 +72,7 @@ class Connection:
         self.begun_ns = self.ready_ns = self.sent_ns = self.first_ns = 0
 
     def begin(self, slot: int, request: bytes, now_ns: int) -> None:
-        """Start a request; it is sent at once if the connection is open.
-
-        :raises OSError: it cannot be sent, or no connection can be opened.
-        """
+        """Start a request, sent at once if the connection is open; an OSError if that fails."""
         self.slot, self.request, self.begun_ns = slot, request, now_ns
         self.ready_ns = self.sent_ns = self.first_ns = 0
         self.answer.reset()
@@ -90,10 +87,7 @@ class Connection:
         self._connected()
 
     def writable(self) -> None:
-        """The socket is writable: the connection is established, or more of the request can be sent.
-
-        :raises OSError: the connection failed.
-        """
+        """The socket is writable: go on connecting or sending; an OSError if the connection failed."""
         if self.open:
             self._send()
         elif self._shaking:

@@ -93,10 +93,7 @@ class GrpcAnswer(AnswerReader):
         return self._h2.data_to_send()
 
     def feed(self, data: bytes, now_ns: int) -> bool:
-        """Process received data. True once the call has ended.
-
-        :raises ProtocolError: it is not HTTP/2.
-        """
+        """Process received data. True once the call has ended; a ProtocolError if it is not HTTP/2."""
         del now_ns
         self.received += len(data)
         # A server starts with its settings frame; other text would be parsed as a frame that never ends.

@@ -51,10 +51,7 @@ CODES = {
 
 
 def see_that_it_is_spoken(address: Address) -> None:
-    """Check that the address names a model and that gRPC is installed.
-
-    :raises InputError: the address names no model, or the package ``h2`` is missing.
-    """
+    """Raise an InputError if the address names no model, or the package ``h2`` is not installed."""
     model_of(address.path)
     if find_spec("h2") is None:
         raise InputError(f"{address.shown}: gRPC needs the package h2; pip install 'latfix[grpc]'")
@@ -122,10 +119,7 @@ def _raw(data: Any, datatype: str, where: str) -> bytes:
 
 
 def _parameters(number: int, holder: Mapping[str, Any], path: str) -> list[bytes]:
-    """Encode a map of parameters: booleans, integers, strings and floats.
-
-    :param number: of the field that holds the map.
-    """
+    """Encode a map of parameters (booleans, integers, strings, floats) as field ``number``."""
     entries = []
     for name, value in (holder.get("parameters") or {}).items():
         if isinstance(value, bool | int):

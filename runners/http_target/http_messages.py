@@ -50,10 +50,7 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
 
 
 def whole_request(head: bytes, request_id: str, trace: str, body: bytes) -> bytes:
-    """The bytes of a request.
-
-    :param trace: ``traceparent`` (W3C Trace Context).
-    """
+    """The bytes of a request; ``trace`` is its ``traceparent`` (W3C Trace Context)."""
     own = f"X-Request-Id: {request_id}\r\ntraceparent: {trace}\r\nContent-Length: {len(body)}\r\n\r\n"
     return b"".join((head, own.encode("ascii"), body))
 
@@ -95,10 +92,7 @@ class AnswerReader:
         return True
 
     def feed(self, data: bytes, now_ns: int) -> bool:
-        """Process received data. True once the answer is complete.
-
-        :raises ProtocolError: it is not HTTP/1.1.
-        """
+        """Process received data. True once the answer is complete; a ProtocolError if it is not HTTP/1.1."""
         self.received += len(data)
         if self._mode == "head":
             self._held += data

@@ -77,10 +77,7 @@ class HttpReplay:
     seed: int = 0
 
     def check(self) -> None:
-        """Check that bodies can be made from the traffic.
-
-        :raises InputError: they cannot.
-        """
+        """Raise an InputError if bodies cannot be made from the traffic."""
         if self.body is not None:
             self.body.check(self.traffic)
         body = body_for(self.address, self.body, self.traffic, self.told, self.model)
@@ -120,10 +117,7 @@ class _HttpProcess(RunnerProcess):
 
 
 def reach(address: Address, trust: Trust) -> Endpoint:
-    """Connect once, so that an address without a service fails before anything is replayed.
-
-    :raises InputError: there is no connection; the message has the reason.
-    """
+    """Connect once before anything is replayed; an InputError with the reason if nothing listens there."""
     tls = trust.context(http2=address.is_grpc) if address.secure else None
     try:
         addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -149,10 +143,7 @@ def reach(address: Address, trust: Trust) -> Endpoint:
 
 
 def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> None:
-    """One TLS handshake.
-
-    :raises InputError: it fails.
-    """
+    """One TLS handshake; an InputError if it fails."""
     try:
         tls.wrap_socket(sock, server_hostname=address.host).close()
     except ssl.SSLCertVerificationError as error:

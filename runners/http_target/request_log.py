@@ -62,10 +62,7 @@ class RequestLog:
         self._thread.start()
 
     def add(self, values: tuple[int, ...]) -> None:
-        """Add a request that ended.
-
-        :param values: in the order of :data:`_WRITTEN`; the planned time on the monotonic clock.
-        """
+        """Add an ended request: values in the order of :data:`_WRITTEN`, the planned time on the monotonic clock."""
         row = _BLANK.copy()
         for place, value in zip(_PLACES, values, strict=True):
             row[place] = value

@@ -103,10 +103,7 @@ class LiveRecord:
             yield part, writer
 
     def _fill(self, part: Path, writer: SegmentWriter) -> None:
-        """Write until the part is full, or the record ends.
-
-        :raises OSError: the disk is full.
-        """
+        """Write until the part is full or the record ends; an OSError if the disk is full."""
         with (part / SEGMENTS / SCHEDULE_LINES).open("a", encoding="utf-8") as file:
             while True:
                 ended = self._stop.wait(_LOOK_S)

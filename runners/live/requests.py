@@ -25,10 +25,7 @@ LONGEST_MS = 1e12
 
 
 class RequestError(RunnerError):
-    """Base class of all ends of a request other than an answer.
-
-    :param request_id: the request's id; empty if it has none.
-    """
+    """Base class of all ends of a request other than an answer; ``request_id`` is empty for none."""
 
     def __init__(self, message: str, request_id: str = "") -> None:
         super().__init__(message)

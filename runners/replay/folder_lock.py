@@ -20,10 +20,7 @@ _claimed: dict[Path, BinaryIO] = {}
 
 
 def claim(folder: Path) -> bool:
-    """Claim an existing folder. True if it was empty and unclaimed.
-
-    :raises OSError: the folder cannot be written, or its disk is full.
-    """
+    """Claim an existing folder. True if it was empty and unclaimed; an OSError if it cannot be written."""
     file = folder / CLAIM
     try:
         stream = _claimed[file] = file.open("xb")
@@ -43,10 +40,7 @@ def claim(folder: Path) -> bool:
 
 
 def claim_again(folder: Path) -> bool:
-    """Claim a folder that an earlier command has written into. True if no other process works in it.
-
-    :raises OSError: the folder cannot be written.
-    """
+    """Claim a folder that an earlier command has written into. True if no other process works in it."""
     file = folder / CLAIM
     stream = file.open("ab")
     # The other process may have ended and removed the file since it was opened; a lock on a removed file is no claim.

@@ -81,10 +81,7 @@ class RecordedReplay:
         self._probe_lines: dict[str, str] = {}
 
     def run(self) -> dict[str, Any]:
-        """Replay, record, and return the fields of ``run.json``.
-
-        :raises RunnerError: a thread of the service died.
-        """
+        """Replay, record, and return the fields of ``run.json``; a RunnerError if a thread of the service died."""
         import torch
 
         service, recorder = self._service, self._recorder
@@ -342,10 +339,7 @@ class ThreadDeaths:
             self._stop.set()
 
     def check(self) -> None:
-        """Raise if a thread died.
-
-        :raises RunnerError: a thread died.
-        """
+        """Raise a RunnerError if a thread of the service died."""
         if self._first:
             raise RunnerError(f"{self._first}; runner.log has the traceback")
 

@@ -84,10 +84,7 @@ class Hung(RunnerError):
 
 
 def default_folder(workload: str, command: str) -> Path:
-    """Create a new, empty folder for a run, under ``latfix-runs/`` in the working directory.
-
-    :raises InputError: it cannot be created.
-    """
+    """Create a new, empty folder for a run, under ``latfix-runs/`` in the working directory."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     base = Path("latfix-runs") / f"{_plain(workload)}-{command}-{stamp}"
     path, k = base, 1
@@ -232,10 +229,7 @@ def _neighbors(pid: int | None, meta: RunMeta) -> NeighborWatch:
 
 
 def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
-    """Profile some of the replay's batches, the quickest to the slowest, one by one.
-
-    :returns: fields of ``run.json``; on failure, only the reason.
-    """
+    """Profile some of the replay's batches, one by one; on failure, returns only the reason."""
     batches = typical_batches(record)
     try:
         result: dict[str, Any] = process.command(

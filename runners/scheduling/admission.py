@@ -64,10 +64,7 @@ class ConcurrencyLimit:
         return True
 
     def observe(self, latency_ns: int, inside: int) -> None:
-        """Add a served request.
-
-        :param inside: number of requests inside when it ended, including it.
-        """
+        """Add a served request; ``inside`` requests, including it, were inside when it ended."""
         with self._lock:
             self._latencies.append(latency_ns)
             self._inside = max(self._inside, inside)

@@ -38,10 +38,7 @@ class Ended:
 
 
 def check_policies(settings: RunnerSettings) -> None:
-    """Check that the batching settings are compatible, before a model is loaded.
-
-    :raises InputError: they contradict each other.
-    """
+    """Raise an InputError if the batching settings contradict each other; called before a model is loaded."""
     least, most = settings.window_least_ms, settings.window_most_ms
     if settings.batching == "adaptive" and least > most:
         raise InputError(
@@ -62,10 +59,7 @@ def check_policies(settings: RunnerSettings) -> None:
 
 
 def _check_overlap(settings: RunnerSettings) -> None:
-    """Check settings against ``overlap``, which takes batches before later requests are known.
-
-    :raises InputError: a setting is incompatible with it.
-    """
+    """Raise an InputError for settings that conflict with ``overlap``, which takes batches ahead of time."""
     if not settings.overlap:
         return
     against = {
@@ -155,10 +149,7 @@ class Steering:
         return self.deadlines is not None and self.deadlines.hopeless(now_ns, item.expires_ns)
 
     def place(self, length: int, elements: int) -> tuple[float, int]:
-        """The values by which the queue orders and limits a request: its share of work, and its bytes.
-
-        :param length: its bucket length; ``elements`` of its inputs.
-        """
+        """The share of work and the bytes by which the queue orders and limits a request of a bucket length."""
         memory = self.estimate.memory_bytes(elements) if self.peak is not None else 0
         if self._settings.schedule == "work_per_byte":
             return self.estimate.sparseness(length, elements), memory

@@ -142,10 +142,7 @@ class Keeper:
         return formed, free_ns
 
     def learn(self, members: Sequence[Waiting], elements: Sequence[int]) -> None:
-        """Keep the smallest inputs of the traffic.
-
-        :param elements: number of input elements by slot.
-        """
+        """Keep the smallest inputs of the traffic; ``elements`` holds the size of each request's inputs by slot."""
         for member in members:
             if self.resident.inputs is None or 0 < elements[member.slot] < self.resident.elements:
                 self.resident.learn(member.inputs)

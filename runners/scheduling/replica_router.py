@@ -174,10 +174,7 @@ class Router:
         return self._ticket
 
     def ended(self, worker: int, ticket: int, now_ns: int, *, size: int, longest: int, total: int) -> None:
-        """A batch ended.
-
-        :param size: requests served in it; nothing is learned from 0.
-        """
+        """A batch of ``size`` served requests ended; nothing is learned from 0."""
         replica = self._replicas[worker]
         begun = replica.running.pop(ticket, None)
         if begun is None or size < 1 or not self._learns:

@@ -71,10 +71,7 @@ def load_adapter(folder: Path, entry: str) -> Workload:
 
 
 def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
-    """Check that a model file takes batches as large as the settings allow. An adapter is not checked.
-
-    :raises InputError: the file's batch dimension is fixed at a smaller size.
-    """
+    """Raise an InputError if a model file takes only smaller batches than the settings allow."""
     from latfix.runners.model_files.file_workload import FileWorkload
 
     if isinstance(adapter, FileWorkload):
@@ -82,10 +79,7 @@ def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
 
 
 def check_inputs(adapter: Workload, traffic: Traffic) -> None:
-    """Check that the traffic provides every size that a model file needs, before anything is replayed.
-
-    :raises InputError: it does not; the message has the lines to write.
-    """
+    """Raise an InputError, with the lines to write, if the traffic lacks a size that a model file needs."""
     from latfix.runners.model_files.file_workload import FileWorkload
 
     if isinstance(adapter, FileWorkload):

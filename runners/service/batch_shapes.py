@@ -29,10 +29,7 @@ class TrafficShapes:
 
 
 def traffic_shapes(adapter: Workload, traffic: Traffic, most: int) -> TrafficShapes:
-    """The shapes of batches of up to ``most`` requests of the traffic.
-
-    :raises RunnerError: no request could be prepared, or the adapter's collate failed.
-    """
+    """The shapes of batches of up to ``most`` requests; a RunnerError if none can be prepared or collated."""
     prepared = sorted(prepared_sample(adapter, traffic, extremes=True), key=lambda pair: pair[0])
     if not prepared:
         raise RunnerError("no request could be prepared to determine the shapes of batches")

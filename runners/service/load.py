@@ -277,10 +277,7 @@ def _check_precision(settings: RunnerSettings, device: str) -> None:
 
 
 def load_module(adapter: Workload, device: str) -> Any:
-    """The adapter's model in eval mode; any other callable is wrapped in a module that calls it.
-
-    :raises RunnerError: ``load`` failed, or its result cannot be called.
-    """
+    """The adapter's model in eval mode, or a module that calls its callable; a RunnerError if there is neither."""
     import torch
 
     try:

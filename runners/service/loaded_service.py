@@ -76,10 +76,7 @@ class Service:
         self.process = ProcessSetup(self.settings)
 
     def load(self) -> None:
-        """Load the model instances.
-
-        :raises RunnerError: the adapter or its model failed.
-        """
+        """Load the model instances; a RunnerError if the adapter or its model failed."""
         self.compiles = CompileEvents(self.events)
         self.process.before_load()
         self.models = load_models(self.folder, self.entry, self.settings)

@@ -50,10 +50,7 @@ class Makeup:
 
 
 def makeup(model: Any, adapter: Workload) -> Makeup:
-    """See :class:`Makeup`. Runs nothing.
-
-    :param adapter: the adapter that loaded the model.
-    """
+    """See :class:`Makeup`; ``adapter`` loaded the model. Runs nothing."""
     parameters = sum(int(tensor.numel()) for tensor in (*model.parameters(), *model.buffers()))
     runtime = "" if parameters else _runtime(model)
     file, largest = "", 0
