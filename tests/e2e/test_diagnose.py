@@ -308,9 +308,7 @@ def test_the_summary_is_for_people(overloaded: Run) -> None:
     assert "loading the model" in overloaded.err
 
 
-def test_deadlines_and_a_full_queue_are_counted_apart(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_deadlines_and_a_full_queue_count_apart(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     rows = [{"arrival_s": k * 0.002, **({"deadline_ms": 40} if k % 2 else {})} for k in range(40)]
     folder = write_workload(tmp_path / "w", adapter=SLOW, traffic=rows, runner={"max_queue": 8})
 

@@ -100,7 +100,7 @@ def test_a_model_process_that_dies(
     assert document["requests"]["ok"] == record.counts()["ok"]
 
 
-def test_a_forked_process_that_outlives_the_model_holds_nothing_up(
+def test_a_fork_that_outlives_the_model_blocks_nothing(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     # The fork inherits the pipes, so their end does not show the runner's death.
@@ -131,7 +131,7 @@ def test_a_workload_that_does_not_load(
     assert RunRecord.load(tmp_path / "run").counts()["ok"] == 0
 
 
-def test_if_every_request_fails_the_first_reason_is_reported(
+def test_if_all_requests_fail_the_first_reason_counts(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     source = _adapter(prepare="raise LookupError('the store is away \\ud800')")
@@ -186,9 +186,7 @@ def test_options_change_the_schedule_of_a_workload_whose_folder_cannot_be_writte
     assert record.meta.seed == 7
 
 
-def test_limits_of_file_size_fail_with_one_line_and_keep_what_was_recorded(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_file_size_limits_are_one_line_and_keep_the_record(tmp_path: Path, write_workload: WriteWorkload) -> None:
     # A limit on the size of files stands in for a full disk: writes beyond it fail with EFBIG. Standard
     # output and error are pipes, which it does not touch.
     resource = pytest.importorskip("resource")
@@ -226,7 +224,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_disk_that_is_full_from_the_start(
+def test_a_disk_full_from_the_start(
     small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     folder = write_workload(tmp_path / "w")
@@ -247,7 +245,7 @@ def fill_disk():
 """
 
 
-def test_a_disk_that_fills_up_during_the_run(
+def test_a_disk_full_during_the_run(
     small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     # The 31st request fills the disk, after more than one flush.

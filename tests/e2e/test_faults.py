@@ -88,9 +88,7 @@ def faulty(
     return base, answer
 
 
-def test_each_fault_is_one_requests_and_all_others_are_answered(
-    faulty: tuple[Path, tuple[int, str, str]],
-) -> None:
+def test_each_fault_is_one_requests_and_all_others_are_answered(faulty: tuple[Path, tuple[int, str, str]]) -> None:
     base, (code, _, err) = faulty
     assert code == 0, err
     rows = {row["id"]: row for row in pq.read_table(base / "run" / "requests.parquet").to_pylist()}

@@ -44,7 +44,7 @@ def _agrees(ratio: RatioEstimate) -> bool:
     return ratio.lo <= 1 + NEAR and ratio.hi >= 1 - NEAR and 0.8 <= ratio.value <= 1.25
 
 
-def test_the_same_arrivals_take_as_long(
+def test_equal_arrivals_take_equally_long(
     script: ModuleType, write_workload: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Pairs that fill a batch. A busy machine may delay one arm for a whole round, but not in every round."""

@@ -100,9 +100,7 @@ def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tu
     return document | {"progress": " ".join(err.split())}
 
 
-def test_the_layer_that_accuracy_hangs_on_is_named_and_left_out(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_the_critical_layer_is_named_and_left_out(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     document = optimized(tmp_path, write_workload, cli, (2,))
     whole, part = document["steps"]
     assert whole["status"] == "rejected" and whole["ratio"] == {}, "refused before it was replayed"

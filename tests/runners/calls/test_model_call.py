@@ -61,9 +61,7 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
         ("class P(BaseException): pass\nraise P('panic')", RunnerError, "P: panic"),
     ],
 )
-def test_an_adapter_that_does_not_load_has_a_reason(
-    tmp_path: Path, source: str, kind: type[Exception], found: str
-) -> None:
+def test_an_adapter_that_fails_has_a_reason(tmp_path: Path, source: str, kind: type[Exception], found: str) -> None:
     with pytest.raises(kind, match=found) as caught:
         _adapter(tmp_path, source)
     assert "\n" not in str(caught.value)

@@ -89,9 +89,7 @@ def test_a_worker_lies_within_one_cache_where_it_fits() -> None:
         (1, None, "this system has no processor affinity"),
     ],
 )
-def test_too_few_cores_are_an_obstacle_with_figures(
-    workers: int, cores: tuple[int, ...] | None, expected: str
-) -> None:
+def test_too_few_cores_are_an_obstacle(workers: int, cores: tuple[int, ...] | None, expected: str) -> None:
     machine = topology() if cores is None else topology(cores)
     assert expected in place(machine, "workers", workers=workers, prepare=1, threads=1).obstacle
 

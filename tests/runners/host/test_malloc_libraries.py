@@ -50,9 +50,7 @@ def test_a_file_that_is_no_library_of_this_machine_is_skipped(tmp_path: Path, he
     ("malloc", "name"),
     [(0x7F00, "jemalloc"), (0x7F15, "tcmalloc"), (0x7F2F, "libc"), (0x9000, "libc"), (0x8000, "libc")],
 )
-def test_the_allocator_is_found_by_the_address_of_malloc(
-    malloc: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_allocator_is_found_by_mallocs_address(malloc: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other allocators' libraries are mapped too, but only for the package that needs them."""
     monkeypatch.setattr("platform.libc_ver", lambda: ("libc", "1"))
     line = "{} r-xp 00000000 fe:00 12  /usr/lib/x86_64-linux-gnu/{}"

@@ -52,9 +52,7 @@ def test_the_environment_at_process_start_is_in_effect(started_with: dict[str, s
         assert warn_unless_in_effect(_settings(**ENV)) == found
 
 
-def test_a_missing_or_different_variable_is_not_in_effect(
-    started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_different_variable_is_not_in_effect(started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     started_with.update(OMP_WAIT_POLICY="ACTIVE")
     monkeypatch.setenv("LATFIX_TEST_LATE", "1")
     found = {v.name: v for v in check_environment(_settings(**ENV, LATFIX_TEST_LATE="1"))}
@@ -103,7 +101,7 @@ def test_blanks_between_libraries_are_colons(started_with: dict[str, str]) -> No
     assert not variable.in_effect, "the first of two allocators counts"
 
 
-def test_the_warning_comes_once_and_has_the_line_to_start_with(
+def test_the_warning_comes_once_with_the_command(
     started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/uvicorn", "service:app"])
@@ -142,9 +140,7 @@ def test_the_command_that_started_this_program(
     assert own_command() == command
 
 
-def test_the_environment_at_the_start_is_not_what_was_set_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_environment_at_start_ignores_later_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LATFIX_TEST_LATE", "1")
     found = environment_at_start()
     assert "LATFIX_TEST_LATE" not in found and found["PATH"]

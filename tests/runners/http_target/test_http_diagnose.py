@@ -157,7 +157,7 @@ def test_a_service_that_fails_on_every_request_ends_the_replay_early(
 
 
 @pytest.mark.slow
-def test_an_address_without_tls_is_reported(
+def test_an_address_without_tls(
     tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_session, "_CONNECT_S", 0.5)
@@ -170,9 +170,7 @@ def test_an_address_without_tls_is_reported(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "cause"), [("lock", "service.lock"), ("interpreter", "python.gil")])
-def test_threads_that_wait_for_each_other_are_seen_from_outside(
-    tmp_path: Path, planted: Plant, fault: str, cause: str
-) -> None:
+def test_waits_between_threads_are_seen_from_outside(tmp_path: Path, planted: Plant, fault: str, cause: str) -> None:
     service = planted(fault)
     traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.03, payload={})
     _, found, _ = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(service.pid))
@@ -194,7 +192,7 @@ def test_threads_that_wait_for_each_other_are_seen_from_outside(
         ({"payload": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}}, EXIT_INPUT),
     ],
 )
-def test_tensors_for_kserve_are_made_by_the_model_s_metadata(
+def test_kserve_tensors_follow_the_metadata(
     tmp_path: Path, planted: Plant, fields: dict[str, Any], code: int
 ) -> None:
     traffic = write_traffic(tmp_path / "t.jsonl", 20, 0.02, **fields)

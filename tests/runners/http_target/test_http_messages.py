@@ -105,9 +105,7 @@ def test_parts_of_a_stream_are_those_with_output() -> None:
     ids=["ollama", "messages", "responses"],
 )
 @pytest.mark.parametrize("kind", ["application/x-ndjson; charset=utf-8", "text/event-stream"])
-def test_other_servers_streams_are_read(
-    events: list[dict[str, object]], parts: list[int], tokens: int, kind: str
-) -> None:
+def test_streams_of_other_servers(events: list[dict[str, object]], parts: list[int], tokens: int, kind: str) -> None:
     reader, prefix = AnswerReader(), b"" if "json" in kind else b"data: "
     reader.feed(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode(), 0)
     for k, event in enumerate(events):

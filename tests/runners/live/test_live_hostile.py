@@ -46,9 +46,7 @@ def in_a_loop(runner: Runner, request: Any) -> Any:
         (Request(id="x", arrival_s=0.0, features=None), False),  # type: ignore[arg-type]
     ],
 )
-def test_no_request_ends_the_engines_threads(
-    make_runner: MakeRunner, hostile: Any, served: bool, batch_key: str
-) -> None:
+def test_no_request_ends_the_engine(make_runner: MakeRunner, hostile: Any, served: bool, batch_key: str) -> None:
     """A deadline or length that no clock or column can hold would kill a thread that used it unchecked."""
     traffic = [{"arrival_s": 0.01 * k, "value": k, "n": k} for k in range(4)]
     runner = make_runner(traffic=traffic, batch_key=batch_key)

@@ -137,8 +137,6 @@ def test_warm_up_is_not_in_it(make_runner: MakeRunner, tmp_path: Path) -> None:
     ("arguments", "words"),
     [({"record": "/proc/nowhere"}, "cannot record there"), ({"record": "log", "record_mb": 0}, "record_mb")],
 )
-def test_a_record_that_cannot_be_written_is_refused(
-    make_runner: MakeRunner, arguments: dict[str, Any], words: str
-) -> None:
+def test_an_unwritable_record_is_refused(make_runner: MakeRunner, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make_runner(load=arguments)

@@ -304,7 +304,7 @@ def test_a_request_cancelled_in_line_leaves_it(make_runner: MakeRunner, hold: An
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_no_caller_waits_beyond_a_deadline_while_the_engine_is_stuck(
+def test_no_caller_waits_beyond_its_deadline_for_a_stuck_engine(
     make_runner: MakeRunner, hold: Any, own: bool
 ) -> None:
     runner = make_runner(load={"settings": {} if own else {"timeout_ms": 30.0}})
@@ -373,7 +373,7 @@ def test_it_is_a_context_manager_of_both_kinds(make_runner: MakeRunner) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("role", ["worker", "prepare"])
-def test_a_dead_thread_leaves_no_caller_waiting(
+def test_callers_of_a_dead_thread_get_an_error(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     kind, method = (Worker, "_serve") if role == "worker" else (Engine, "_prepare")
@@ -414,9 +414,7 @@ def test_a_fork_gets_an_error(make_runner: MakeRunner) -> None:
     assert runner.infer_sync({"value": 1}) == 2.0
 
 
-def test_stats_are_of_the_latest_requests_and_add_up(
-    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stats_cover_the_latest_requests_and_add_up(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "WINDOW", 16)
     runner = make_runner(max_batch_size=2)
     empty = runner.stats()

@@ -50,7 +50,7 @@ def _ago(seconds: float) -> int:
     return time.perf_counter_ns() - int(seconds * 1e9)
 
 
-def test_a_hanging_batch_is_reported_once_and_then_exceeds_its_limit(hanging: threading.Thread) -> None:
+def test_a_hanging_batch_is_reported_once_and_exceeds_its_limit(hanging: threading.Thread) -> None:
     recorder = StageRecorder(8)
     recorder.batch_done(_open_batch(recorder, _ago(400)), _ago(390))
     stuck = _open_batch(recorder, _ago(20))

@@ -46,9 +46,7 @@ class SimulatedClock:
     takes=st.integers(0, 3_000_000),
     late_ns=st.integers(0, 400_000),
 )
-def test_calls_are_in_order_never_early_and_late_ones_are_made_at_once(
-    gaps: list[int], takes: int, late_ns: int
-) -> None:
+def test_calls_are_in_order_never_early_and_late_ones_immediate(gaps: list[int], takes: int, late_ns: int) -> None:
     """The schedule does not shift: a call is due at its own time, or when the previous one has returned."""
     clock, scheduled = SimulatedClock(late_ns), np.cumsum(np.array(gaps, dtype=np.int64)).tolist()
     at: list[int] = []

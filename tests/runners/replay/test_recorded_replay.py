@@ -47,9 +47,7 @@ class Broken(Workload):
 
 
 @pytest.mark.slow
-def test_a_model_that_raises_on_every_request_ends_the_replay_early(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_always_raises_ends_the_replay_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = tmp_path / "w", tmp_path / "run"
     folder.mkdir()
     (folder / "workload.py").write_text(_BROKEN)

@@ -64,9 +64,7 @@ def test_only_one_process_gets_a_folder(tmp_path: Path, there: bool) -> None:
         assert answers.count(refused) == AT_ONCE - 1
 
 
-def test_a_folder_that_was_filled_since_it_was_looked_at_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_filled_since_the_check_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN another process that has written and ended between the check and the claim
     (tmp_path / "run.json").write_text("{}")
     looks = iter([[], [tmp_path / "run.json", tmp_path / claims.CLAIM]])

@@ -85,9 +85,7 @@ class Plain(Workload):
 
 
 @pytest.mark.slow
-def test_it_starts_reports_itself_and_ends_with_processes_of_user_code(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_it_starts_reports_itself_and_ends_with_its_children(tmp_path: Path, write_workload: WriteWorkload) -> None:
     workload = write_workload(tmp_path / "w", adapter=FORKING)
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
@@ -119,9 +117,7 @@ def test_it_starts_reports_itself_and_ends_with_processes_of_user_code(
 
 
 @pytest.mark.slow
-def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_a_run_records_unit_costs_and_the_cost_of_probes(tmp_path: Path, write_workload: WriteWorkload) -> None:
     spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
     record = run(tmp_path / "run", replay)

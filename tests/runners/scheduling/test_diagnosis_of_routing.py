@@ -73,7 +73,7 @@ def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
 
 
 @pytest.mark.parametrize(("slower", "most", "window_ms"), [(1.0, 1, 0), (3.0, 1, 0), (3.0, 4, 8)])
-def test_sums_are_exact_and_pauses_are_named(
+def test_exact_sums_and_named_pauses(
     routed: Callable[..., RunRecord], slower: float, most: int, window_ms: int
 ) -> None:
     record = routed(slower, most, window_ms)

@@ -203,9 +203,7 @@ def test_doomed_requests_are_dropped_on_a_slow_worker_too() -> None:
     faster=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=4),
     batches=st.integers(1, 12),
 )
-def test_faster_workers_get_the_requests_that_they_finish_sooner(
-    mine: int, faster: list[tuple[int, int]], batches: int
-) -> None:
+def test_faster_workers_get_what_they_finish_sooner(mine: int, faster: list[tuple[int, int]], batches: int) -> None:
     """Compared with scheduling the batches one by one."""
     free = [list(one) for one in faster]
     ends = []

@@ -121,9 +121,7 @@ def test_a_fix_reports_why_it_does_not_apply(fix: Fix, words: str, offer: Offer,
     assert words in fix.obstacle(_context(_calm(offer, recorded)))
 
 
-def test_more_reasons_with_their_figures(
-    baseline: RunRecord, traffic: list[Offered], offer: Offer, recorded: Recorded
-) -> None:
+def test_reasons_have_figures(baseline: RunRecord, traffic: list[Offered], offer: Offer, recorded: Recorded) -> None:
     single = _context(baseline, replace(BEFORE, max_batch_size=1))
     assert "one by one" in batch_adaptive.FIX.obstacle(single)
     assert "one by one" in schedule_memory_aware.FIX.obstacle(single)
@@ -192,9 +190,7 @@ def test_values_come_from_the_record(baseline: RunRecord) -> None:
     assert 0.2 * median <= ageing <= 32.1 * median
 
 
-def test_the_ageing_that_is_chosen_is_near_the_best_of_those_tried(
-    traffic: list[Offered], baseline: RunRecord
-) -> None:
+def test_the_chosen_ageing_is_near_the_best_of_those_tried(traffic: list[Offered], baseline: RunRecord) -> None:
     def p99(ageing_ms: float) -> float:
         run = _queue(replace(BEFORE, schedule="shortest", ageing_ms=ageing_ms)).run(traffic)
         return float(np.percentile(run.latency_ns(), 99))
@@ -303,7 +299,7 @@ def test_shed_requests_are_compared_with_requests_lost_before(
     assert not _verified(fix, baseline, baseline).effective, "there was no such policy"
 
 
-def test_memory_is_verified_by_the_batches_that_ran(
+def test_memory_is_verified_by_actual_batches(
     traffic: list[Offered], baseline: RunRecord, recorded: Recorded
 ) -> None:
     fix = schedule_memory_aware.FIX
