@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Cores = tuple[int, ...]
+K = TypeVar("K")
 T = TypeVar("T", int, tuple[int, ...])
 
 _SYSFS = Path("/sys/devices/system")
@@ -78,22 +79,20 @@ def read_topology(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) ->
     cores = tuple(sorted(allowed_cores() if allowed is None else set(allowed)))
     siblings = {core: _core_list(sysfs / f"cpu/cpu{core}/topology/thread_siblings_list", core) for core in cores}
     nodes = _nodes(sysfs)
-    caches = {core: _last_level_cache(sysfs, core) for core in cores}
-    keys: dict[tuple[int, Cores], list[int]] = {}
-    for core in cores:
-        keys.setdefault((nodes.get(core, -1), caches[core]), []).append(core)
+    places = {core: (nodes.get(core, -1), _last_level_cache(sysfs, core)) for core in cores}
     return Topology(
         cores=cores,
-        physical=_grouped(cores, siblings),
-        domains=tuple(Domain(node=node, cores=tuple(group)) for (node, _), group in keys.items()),
+        physical=tuple(_grouped(siblings).values()),
+        domains=tuple(Domain(node=node, cores=group) for (node, _), group in _grouped(places).items()),
     )
 
 
-def _grouped(cores: Cores, siblings: Mapping[int, Cores]) -> tuple[Cores, ...]:
-    groups: dict[Cores, list[int]] = {}
-    for core in cores:
-        groups.setdefault(siblings[core], []).append(core)
-    return tuple(tuple(group) for group in groups.values())
+def _grouped(keys: Mapping[int, K]) -> dict[K, Cores]:
+    """Cores by their key, in the order of the mapping."""
+    groups: dict[K, Cores] = {}
+    for core, key in keys.items():
+        groups[key] = (*groups.get(key, ()), core)
+    return groups
 
 
 def _core_list(path: Path, otherwise: int) -> Cores:

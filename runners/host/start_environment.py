@@ -121,9 +121,5 @@ def _not_loaded(preload: str) -> list[str]:
     except OSError:
         return []
     mapped = {Path(line.rpartition(" ")[2]).name for line in maps.splitlines() if "/" in line}
-    return [name for name in preloaded(preload) if not _is_mapped(name, mapped)]
-
-
-def _is_mapped(name: str, mapped: set[str]) -> bool:
     # The map holds the resolved file name, not that of a symbolic link.
-    return Path(name).name in mapped or Path(name).resolve().name in mapped
+    return [name for name in preloaded(preload) if not {Path(name).name, Path(name).resolve().name} & mapped]

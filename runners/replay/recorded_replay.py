@@ -179,9 +179,9 @@ class RecordedReplay:
         ):
             fast += _probe(name, reader, period, missing, lines)
         if blocks is not None:
-            lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, where no batch is being served"
+            lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, while no batch is served"
         if devices[0].allocator is not None:
-            lines["cuda"] += ", where no batch is being served, or by the last one that was"
+            lines["cuda"] += ", while no batch is served, or at the end of one"
         lines["cuda-batches"] = (
             "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
             if isinstance(engine.device_memory, BatchCounters)

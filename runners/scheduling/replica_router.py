@@ -184,7 +184,7 @@ class Router:
         replica.unseen, replica.ended_ns = 0, now_ns
         self.pace.learn(worker, size=size, longest=longest, total=total, took_ns=max(now_ns - begun[0], 1))
         if self._on_shift is not None:
-            self._report_shifts(now_ns)
+            self._report_shifts(now_ns, self.pace.weights, self._on_shift)
 
     def looks(self, worker: int) -> None:
         """A worker at the queue is awake."""
@@ -253,10 +253,8 @@ class Router:
 
     def close(self, now_ns: int) -> None:
         """Report replicas that are still slow at the end."""
-        for worker, replica in enumerate(self._replicas):
-            if replica.slow_since_ns and self._on_shift is not None:
-                self._on_shift(self._shift(worker, replica, now_ns))
-                replica.slow_since_ns = 0
+        if self._on_shift is not None:
+            self._report_shifts(now_ns, [1.0] * len(self._replicas), self._on_shift)
 
     def _worth(self, quicker: Sequence[int], most: int) -> float:
         """How much of its own time a slow worker's batch is worth to the queue, from 0 to 1.
@@ -290,20 +288,19 @@ class Router:
             return False
         return unseen >= PROBE_EVERY or self.pace.speeds[worker].recovering
 
-    def _report_shifts(self, now_ns: int) -> None:
+    def _report_shifts(self, now_ns: int, weights: Sequence[float], on_shift: Callable[[Shift], None]) -> None:
         for worker, replica in enumerate(self._replicas):
-            weight = self.pace.weights[worker]
-            if weight > 1.0 and not replica.slow_since_ns:
+            weight, until_ns = weights[worker], 0
+            if weight > 1.0:
+                if replica.slow_since_ns:
+                    replica.slowest = max(replica.slowest, weight)
+                    continue
                 replica.slow_since_ns, replica.slowest = now_ns, weight
-                assert self._on_shift is not None, "checked by the caller"
-                self._on_shift(self._shift(worker, replica, 0))
-            elif weight > 1.0:
-                replica.slowest = max(replica.slowest, weight)
             elif replica.slow_since_ns:
-                assert self._on_shift is not None, "checked by the caller"
-                self._on_shift(self._shift(worker, replica, now_ns))
+                until_ns = now_ns
+            else:
+                continue
+            since_ns = replica.slow_since_ns
+            on_shift(Shift(worker=worker, weight=replica.slowest, since_ns=since_ns, until_ns=until_ns))
+            if until_ns:
                 replica.slow_since_ns = 0
-
-    @staticmethod
-    def _shift(worker: int, replica: _Replica, until_ns: int) -> Shift:
-        return Shift(worker=worker, weight=replica.slowest, since_ns=replica.slow_since_ns, until_ns=until_ns)

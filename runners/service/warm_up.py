@@ -151,9 +151,5 @@ def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) 
 
 def doubling(most: int) -> list[int]:
     """1, 2, 4, … and ``most``."""
-    sizes = [1]
-    while sizes[-1] * 2 <= most:
-        sizes.append(sizes[-1] * 2)
-    if sizes[-1] != most:
-        sizes.append(most)
-    return sizes
+    sizes = [1 << k for k in range(most.bit_length())]
+    return sizes if sizes[-1] == most else [*sizes, most]
