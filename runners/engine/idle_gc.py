@@ -82,14 +82,12 @@ class IdleCollector:
         if fresh < (IDLE_OBJECTS if idle else FORCED_OBJECTS) or not self._lock.acquire(blocking=False):
             return
         try:
-            full = self._survivors > self._bound(IDLE_SURVIVORS if idle else FORCED_SURVIVORS)
+            least = IDLE_SURVIVORS if idle else FORCED_SURVIVORS
+            # In proportion to the living objects, which a full collection walks.
+            full = self._survivors > max(least, _SHARE_ALIVE * self._alive)
             self._collect(fresh, full=full, idle=idle)
         finally:
             self._lock.release()
-
-    def _bound(self, least: int) -> float:
-        """The number of survivors that calls for a full collection, proportional to the living objects."""
-        return max(least, _SHARE_ALIVE * self._alive)
 
     def _collect(self, fresh: int, *, full: bool, idle: bool) -> None:
         started = time.perf_counter_ns()

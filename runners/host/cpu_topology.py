@@ -79,7 +79,8 @@ def read_topology(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) ->
     cores = tuple(sorted(allowed_cores() if allowed is None else set(allowed)))
     siblings = {core: _core_list(sysfs / f"cpu/cpu{core}/topology/thread_siblings_list", core) for core in cores}
     nodes = _nodes(sysfs)
-    places = {core: (nodes.get(core, -1), _last_level_cache(sysfs, core)) for core in cores}
+    caches = {core: _of_last_level(core, sysfs, "shared_cpu_list", parse_cores, ()) for core in cores}
+    places = {core: (nodes.get(core, -1), caches[core]) for core in cores}
     return Topology(
         cores=cores,
         physical=tuple(_grouped(siblings).values()),
@@ -111,11 +112,6 @@ def _nodes(sysfs: Path) -> dict[int, int]:
         except (OSError, ValueError):
             continue
     return nodes
-
-
-def _last_level_cache(sysfs: Path, core: int) -> Cores:
-    """Cores that share the core's highest-level cache; empty if the system does not report them."""
-    return _of_last_level(core, sysfs, "shared_cpu_list", parse_cores, ())
 
 
 def last_level_cache_bytes(core: int = 0, sysfs: Path = _SYSFS) -> int:

@@ -93,6 +93,12 @@ class Replayer:
             t0_ns = time.perf_counter_ns() + _LEAD_IN_NS
             start_ns = t0_ns - int(traffic.start_s * 1e9)
             log = RequestLog(folder, start_ns)
+
+            def report_status(done: int, in_flight: int, draining: bool) -> None:
+                at = time.perf_counter_ns() - log.t0_ns
+                status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
+                self._parent.send({"event": "status", **status})
+
             loop = ReplayLoop(
                 endpoint,
                 _requests(traffic, head, body, str(folder)),
@@ -100,7 +106,7 @@ class Replayer:
                 self._stop,
                 timeout_ns=int(job["timeout_s"] * 1e9),
                 keep_alive=job["keep_alive"],
-                report=self._report(start_ns),
+                report=report_status,
                 connect=connect,
             )
             loop.prepare(len(traffic))
@@ -141,14 +147,6 @@ class Replayer:
             "probes": {"replayer": priority, **_watch_lines(job, report)},
             **({"failure": loop.hopeless} if loop.hopeless else {}),
         }
-
-    def _report(self, start_ns: int) -> Callable[[int, int, bool], None]:
-        def report(done: int, in_flight: int, draining: bool) -> None:
-            at = time.perf_counter_ns() - start_ns
-            status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
-            self._parent.send({"event": "status", **status})
-
-        return report
 
 
 class _WatchProcess(RunnerProcess):

@@ -66,7 +66,7 @@ def default_body(path: str, traffic: Traffic, metadata: Any, model: str) -> Body
         inputs = metadata.get("inputs") if isinstance(metadata, Mapping) else None
         return _kserve(inputs if isinstance(inputs, list) else [], path)
     model = model or _first_model(metadata)
-    if not model and not _names_model(traffic):
+    if not (model or (len(traffic) and all(isinstance(one, dict) and "model" in one for one in traffic.payloads))):
         raise InputError(f"{path}: found no model: the service lists none; name it with --model")
     return _completion(protocol, model)
 
@@ -148,10 +148,6 @@ def _first_model(metadata: Any) -> str:
     listed = metadata.get("data") if isinstance(metadata, Mapping) else None
     first = listed[0] if isinstance(listed, list) and listed else None
     return str(first.get("id", "")) if isinstance(first, Mapping) else ""
-
-
-def _names_model(traffic: Traffic) -> bool:
-    return bool(len(traffic)) and all(isinstance(one, dict) and "model" in one for one in traffic.payloads)
 
 
 def _number(request: Request, name: str, otherwise: float) -> float:

@@ -137,7 +137,9 @@ class WorkEstimate:
         with self._lock:
             self.batches += 1
             if self.batches > _ENOUGH:
-                self._take(batch, self._believed(batch))
+                expected = self.batch_compute_ns(batch.size, batch.longest)
+                reach = max(_CLIP * self._deviation.value, _AT_LEAST * expected)
+                self._take(batch, min(float(batch.compute_ns), expected + reach))
                 return
             self._early.append(batch)
             if self.batches == _ENOUGH:
@@ -170,13 +172,6 @@ class WorkEstimate:
     def batch_compute_ns(self, size: int, longest: int) -> float:
         """Expected compute time of a batch; 0 before the first dozen batches."""
         return self.line.at(size, size * longest if self._by_padded else longest)
-
-    def _believed(self, batch: Batch) -> float:
-        expected = self.batch_compute_ns(batch.size, batch.longest)
-        return min(float(batch.compute_ns), expected + self._reach(expected))
-
-    def _reach(self, expected: float) -> float:
-        return max(_CLIP * self._deviation.value, _AT_LEAST * expected)
 
     def learn_memory(self, elements: int, need_bytes: int) -> None:
         """Add the peak memory of a batch; ``elements`` includes padding."""

@@ -103,12 +103,10 @@ def weight_kinds(model: Any, keep: Collection[str] = ()) -> dict[str, dict[str, 
     kept: Counter[str] = Counter()
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            (kept if id(module) in exempt else changed)[_weight_kind(module.weight)] += 1
+            weight = module.weight
+            kind = _type_name(type(weight)) if by_torchao(weight) else str(weight.dtype).removeprefix("torch.")
+            (kept if id(module) in exempt else changed)[kind] += 1
     return {"weights": dict(changed), "kept_weights": dict(kept)}
-
-
-def _weight_kind(weight: Any) -> str:
-    return _type_name(type(weight)) if by_torchao(weight) else str(weight.dtype).removeprefix("torch.")
 
 
 def does_work(module: Any) -> bool:
