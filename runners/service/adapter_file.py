@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 
 from latfix.adapter_api import Workload
@@ -48,10 +49,15 @@ def load_adapter(folder: Path, entry: str) -> Workload:
             spec.loader.exec_module(module)
         except USER_ERRORS as error:
             sys.modules.pop(name, None)
-            raise RunnerError(f"{path}: importing it raised {describe(error)}") from error
+            todo = f"; install it, or put it next to {path.name}" if isinstance(error, ImportError) else ""
+            raise RunnerError(f"{raised_at(path, error)}: importing it raised {describe(error)}{todo}") from error
     kind = getattr(module, class_name, None)
     if kind is None:
-        raise InputError(f"{path}: found no class {class_name!r}; expected it because of entry = {entry!r}")
+        known = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == name]
+        raise InputError(
+            f"{path}: found no class {class_name!r}, which entry = {entry!r} names; expected one of "
+            f"{', '.join(known) or 'its classes, but it has none'}"
+        )
     if not (isinstance(kind, type) and issubclass(kind, Workload)):
         raise InputError(
             f"{path}: found {class_name}, which is not a subclass of latfix.Workload; expected "
@@ -60,14 +66,21 @@ def load_adapter(folder: Path, entry: str) -> Workload:
     for method in ("load", "prepare", "collate", "finish", "evaluate"):
         written = getattr(kind, method)
         if inspect.iscoroutinefunction(written) or inspect.isgeneratorfunction(written):
-            method_kind = f"{class_name}.{method}, which is async or yields"
-            raise InputError(f"{path}: found {method_kind}; expected a plain function that returns its value")
+            found = f"{class_name}.{method}, which is async or yields"
+            raise InputError(f"{path}: found {found}; expected a plain function that returns its value")
     try:
         adapter: Workload = kind()
     except USER_ERRORS as error:
-        raise RunnerError(f"{path}: {class_name}() raised {describe(error)}") from error
+        raise RunnerError(f"{raised_at(path, error)}: {class_name}() raised {describe(error)}") from error
     adapter.folder = folder
     return adapter
+
+
+def raised_at(path: Path, error: BaseException) -> str:
+    """The file, and its line from which an error came."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+    return f"{path}:{lines[-1]}" if lines else str(path)
 
 
 def check_batch_size(adapter: Workload, max_batch_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from latfix.runners.model_transforms.attention_and_layout import choose_attentio
 from latfix.runners.model_transforms.precision import activation_dtype, in_precision
 from latfix.runners.model_transforms.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled, configure_compiler
-from latfix.runners.service.adapter_file import check_batch_size, load_adapter
+from latfix.runners.service.adapter_file import check_batch_size, load_adapter, raised_at
 from latfix.settings import Precision, RunnerSettings
 
 if TYPE_CHECKING:
@@ -285,7 +286,8 @@ def load_module(adapter: Workload, device: str) -> Any:
     except LatfixError:  # from a model file; the message is complete
         raise
     except USER_ERRORS as error:
-        raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
+        where = raised_at(Path(inspect.getfile(type(adapter))), error)
+        raise RunnerError(f"{where}: {type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
     if isinstance(model, torch.nn.Module):
         return model.eval()
     if not callable(model):
