@@ -53,7 +53,7 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
         (
             "import no_such_module_at_all",
             RunnerError,
-            "ModuleNotFoundError.*; install it, or put it next to adapter.py",
+            "ModuleNotFoundError.*; install it, or put it next to",
         ),
         ("raise SystemExit(3)", RunnerError, "SystemExit: 3"),
         ("def f(:", RunnerError, "SyntaxError"),
