@@ -1,7 +1,7 @@
 """``python -m latfix.runners.launch PLAN COMMAND …``: start a command with a plan's environment.
 
-Without a command, the line is printed that would do it. The command takes this process's place, so that signals,
-process ids and exit codes are its own. Nothing here imports torch.
+Without a command, prints the shell line that does so. The command replaces this process, so signals, process ids and
+exit codes are its own. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _USAGE = "usage: python -m latfix.runners.launch PLAN [COMMAND ...]"
 
 
 def main(arguments: list[str]) -> int:
-    """Start the command, or print the line; returns only where there is nothing to start, or on an error."""
+    """Start the command, or print the line. Returns only if there is nothing to start, or on an error."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, file=sys.stdout if arguments else sys.stderr)
         return EXIT_OK if arguments else EXIT_INPUT
@@ -45,7 +45,7 @@ def _start(command: list[str], environment: dict[str, str]) -> NoReturn:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         raise InputError(
-            f"{command[0]}: cannot be started ({error.strerror}); expected a command, as in uvicorn service:app"
+            f"{command[0]}: cannot be started ({error.strerror}); expected a command, such as uvicorn service:app"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Preallocated buffers for batches and answers: ``memory.pool`` writes both into memory that is already there."""
+"""Preallocated buffers for batches and answers (``memory.pool``)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from latfix.runners.calls.tensor_tree import map_tensors
 if TYPE_CHECKING:
     import torch
 
-#: Buffers of one kind beyond which no more are kept: somebody holds on to all of them.
+#: Maximum number of buffers kept per kind; beyond it, callers hold on to all of them.
 MOST_BUFFERS = 8
-#: Answers of a batch above this size are handed on as the model made them: copying them would take longer.
+#: Answers of larger batches are returned as the model made them: copying would take longer.
 LARGEST_ANSWER = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Memory of its own for one tensor.
+    """Memory for one tensor.
 
     :param flat: all of it, one-dimensional.
-    :param storage: what lies under ``flat`` and every view of it.
-    :param alone: references to the storage when nobody but the pool has any.
+    :param storage: the storage under ``flat`` and every view of it.
+    :param alone: the storage's reference count when only the pool refers to it.
     """
 
     flat: torch.Tensor
@@ -34,24 +34,24 @@ class _Buffer:
 
     @property
     def free(self) -> bool:
-        """Whether nobody holds a view of it any more: no model that keeps its inputs, no caller an answer."""
+        """True if no view of it is held: no model keeps its input, no caller keeps an answer."""
         return _references(self.storage) <= self.alone
 
 
 class BufferPool:
-    """A drop-in for the default collate that reuses buffers for a workload's batches and for its answers.
+    """A drop-in for the default collate that reuses buffers for batches and answers.
 
-    A buffer is as large as its bucket (:func:`bucket_elements`), serves every tensor that fits, and is used again
-    once nobody holds a view of it: a model may keep its input or return it, and a caller may keep an answer. A larger
-    batch replaces buffers that have become too small, so that after a few batches no allocation, page fault or
-    heap growth remains in the path. Answers are copied out of the model's own tensors, which therefore live no
-    longer than the batch; a caller's references then hold neither the heap's end nor a whole batch's output.
+    A buffer is as large as its bucket (:func:`bucket_elements`) and serves every tensor that fits. It is reused once
+    no view of it is held: a model may keep or return its input, and a caller may keep an answer. A larger batch
+    replaces buffers that have become too small, so after a few batches the path has no allocation, page fault or heap
+    growth. Answers are copied out of the model's own tensors, so a caller's reference does not keep a whole batch's
+    output or the end of the heap alive.
 
-    One pool belongs to one worker.
+    Each worker has its own pool.
 
-    :ivar hits: batch tensors written into a buffer that was there; ``misses`` needed a new one.
-    :ivar answer_hits: answer tensors written into a buffer that was there; ``answer_misses`` needed a new one.
-    :ivar held: times a buffer that fitted was passed over because somebody still held a view of it.
+    :ivar hits: batch tensors written into an existing buffer; ``misses`` needed a new one.
+    :ivar answer_hits: answer tensors written into an existing buffer; ``answer_misses`` needed a new one.
+    :ivar held: times a fitting buffer was skipped because a view of it was still held.
     """
 
     def __init__(self) -> None:
@@ -66,15 +66,14 @@ class BufferPool:
         return map_structure(inputs, self._stack)
 
     def release(self, output: Any) -> Any:
-        """``output`` in buffers for answers; what is too large for them stays where the model put it.
+        """Copy ``output`` into buffers for answers; larger outputs are returned unchanged.
 
-        Nothing that lies in a batch's buffers is returned: the next batch is written into them.
+        A view of a batch's buffer is never returned: the next batch overwrites it.
         """
         return map_tensors(output, self._answer)
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of all buffers."""
         kept = (*self._inputs.values(), *self._answers.values())
         return sum(buffer.storage.nbytes() for buffers in kept for buffer in buffers)
 
@@ -86,8 +85,8 @@ class BufferPool:
         rest = first.shape[1:]
         longest = max(t.shape[0] for t in tensors) if first.dim() else 0
         shape = (len(tensors), longest, *rest) if first.dim() else (len(tensors),)
-        flat, there = self._take(self._inputs, (*path, first.dtype), math.prod(shape), first)
-        self.hits, self.misses = self.hits + there, self.misses + (not there)
+        flat, reused = self._take(self._inputs, (*path, first.dtype), math.prod(shape), first)
+        self.hits, self.misses = self.hits + reused, self.misses + (not reused)
         out = flat.view(shape)
         if all(tensor.shape == first.shape and tensor.device == out.device for tensor in tensors):
             return torch.stack(list(tensors), out=out)
@@ -107,14 +106,14 @@ class BufferPool:
         large = output.numel() * output.element_size() > LARGEST_ANSWER
         if large or output.requires_grad:
             return output.clone() if self._ours(output) else output
-        # An answer is of the kind that the model made: tensors of inference mode stay such.
+        # Tensors of inference mode stay tensors of inference mode.
         kind = (*path, output.dtype, output.is_inference())
-        flat, there = self._take(self._answers, kind, output.numel(), output, inference=output.is_inference())
-        self.answer_hits, self.answer_misses = self.answer_hits + there, self.answer_misses + (not there)
+        flat, reused = self._take(self._answers, kind, output.numel(), output, inference=output.is_inference())
+        self.answer_hits, self.answer_misses = self.answer_hits + reused, self.answer_misses + (not reused)
         return flat.view(output.shape).copy_(output)
 
     def _ours(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies in a buffer of a batch."""
+        """True if the tensor is a view of a batch's buffer."""
         where = tensor.untyped_storage().data_ptr()
         return any(buffer.storage.data_ptr() == where for kept in self._inputs.values() for buffer in kept)
 
@@ -127,15 +126,15 @@ class BufferPool:
         *,
         inference: bool = False,
     ) -> tuple[torch.Tensor, bool]:
-        """The smallest free buffer of the kind that ``elements`` fit into, and whether there was one."""
+        """The smallest free buffer that holds ``elements`` (a new one if there is none), and whether it existed."""
         buffers = kept.setdefault(key, [])
-        for buffer in buffers:  # by size, the smallest first
+        for buffer in buffers:  # ascending by size
             if buffer.flat.numel() >= elements:
                 if buffer.free:
                     return buffer.flat[:elements], True
                 self.held += 1
         fresh = self._new_buffer(bucket_elements(elements), like, inference=inference)
-        # Smaller ones would never be chosen again while this one is free.
+        # Smaller buffers would never be chosen while this one is free.
         buffers[:] = [buffer for buffer in buffers if buffer.flat.numel() >= elements or not buffer.free]
         if len(buffers) < MOST_BUFFERS:
             buffers.append(fresh)
@@ -145,22 +144,22 @@ class BufferPool:
     def _new_buffer(self, elements: int, like: torch.Tensor, *, inference: bool) -> _Buffer:
         import torch
 
-        # A tensor of inference mode could not be written to outside of it, where warm-up may run.
+        # A tensor of inference mode cannot be written to outside of it, where warm-up may run.
         with torch.inference_mode(inference):
             flat = self._memory(elements, like)
-            flat.zero_()  # its pages are there before the first batch needs them
+            flat.zero_()  # fault its pages in before the first batch
         storage = flat.untyped_storage()
         return _Buffer(flat, storage, _references(storage))
 
     def _memory(self, elements: int, like: torch.Tensor) -> torch.Tensor:
-        """Memory for so many numbers of the kind of ``like``, one-dimensional."""
+        """One-dimensional uninitialized memory of the dtype and device of ``like``."""
         import torch
 
         return torch.empty(elements, dtype=like.dtype, device=like.device)
 
 
 def bucket_elements(elements: int) -> int:
-    """The size of the bucket that ``elements`` fall into: powers of two and their halves between (4, 6, 8, 12, …)."""
+    """The bucket size for ``elements``: powers of two and the midpoints between them (4, 6, 8, 12, …)."""
     if elements <= 4:
         return 4
     power = 1 << (elements - 1).bit_length()
@@ -168,7 +167,7 @@ def bucket_elements(elements: int) -> int:
 
 
 def _references(storage: torch.UntypedStorage) -> int:
-    """Tensors and handles that keep the storage alive, those of C++ code included."""
+    """Number of references to the storage, including those from C++."""
     import torch
 
     return torch._C._storage_Use_Count(storage._cdata)

@@ -1,4 +1,4 @@
-"""What ran in a worker's calls of its model: counted in the thread that serves, while it serves."""
+"""Counters of a worker's model calls, kept by the thread that serves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 class Tally(threading.local):
-    """Runs of what stands in for a model's own operators, each thread's on its own.
+    """Per-thread count and duration of runs that replace a model's own operators.
 
-    A compiled graph or a converted model is made to count itself here, so that a model that silently runs
-    its own operators again cannot be taken for one that was replaced.
+    A compiled graph or converted model counts itself here, which shows a model that silently falls back to its own
+    operators.
     """
 
     runs = 0
     ns = 0
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which from now on is counted and timed here whenever it runs."""
+        """Wrap ``function`` so that each run is counted and timed here."""
 
         def counted(*args: Any) -> Any:
             start = time.perf_counter_ns()
@@ -33,9 +33,9 @@ class Tally(threading.local):
         return counted
 
 
-#: Different shapes outside that are kept for the report.
+#: Maximum number of distinct shapes outside the engine kept for the report.
 _EXAMPLES = 6
-#: A thread's tally, runs and nanoseconds, and its clock before a call. A tuple: one is made for each batch.
+#: Runs and nanoseconds of a thread's tally, and its clock before a call. A tuple: one is made per batch.
 Reading = tuple[int, int, int]
 
 
@@ -43,11 +43,11 @@ Reading = tuple[int, int, int]
 class Calls:
     """A worker's batches since its engine was made.
 
-    :param tally: of what replaces the model's own operators; ``None`` where nothing does.
-    :param batches: calls of the model that returned.
-    :param replaced: those in which a compiled graph or a converted model ran; ``runs`` how often, in all.
+    :param tally: counts what replaces the model's own operators; ``None`` if nothing does.
+    :param batches: model calls that returned.
+    :param replaced: those in which a compiled graph or converted model ran; ``runs`` how often it ran in total.
     :param inference: those that ran in ``torch.inference_mode``.
-    :param compute_ns: length of all calls; ``replaced_ns`` is the part spent inside of what replaces operators.
+    :param compute_ns: total duration of all calls; ``replaced_ns`` is the part inside the replacement.
     """
 
     tally: Tally | None = None
@@ -77,12 +77,11 @@ class Calls:
             self.replaced_ns += self.tally.ns - ns
 
     def reset(self) -> None:
-        """Forget all batches: another replay begins."""
         self.batches = self.replaced = self.runs = self.inference = self.compute_ns = self.replaced_ns = 0
 
 
 def summary(every: Iterable[Calls]) -> dict[str, Any]:
-    """All workers' batches together, as evidence for ``verify`` of the fixes."""
+    """All workers' counters together, as evidence for ``verify`` of the fixes."""
     calls = list(every)
     compute = sum(one.compute_ns for one in calls)
     return {
@@ -95,9 +94,9 @@ def summary(every: Iterable[Calls]) -> dict[str, Any]:
 
 
 class Outside:
-    """Batches of shapes that a converted model was not made for, and that the original model ran.
+    """Batches whose shapes a converted model was not built for, so the original model ran them.
 
-    Counts for all workers of a service, since its last engine was made.
+    Counts for all workers of a service since its last engine was made.
     """
 
     def __init__(self) -> None:
@@ -113,22 +112,21 @@ class Outside:
                 self._shapes.append(shapes)
 
     def reset(self) -> None:
-        """Forget them: another replay begins."""
         with self._lock:
             self._batches = 0
             self._shapes = []
 
     def to_json(self) -> dict[str, Any]:
-        """How many there were, and some of their shapes."""
+        """The number of batches, and some of their shapes."""
         with self._lock:
             return {"batches": self._batches, "shapes": list(self._shapes)}
 
     def note(self) -> str:
-        """What to tell whoever reads the run; empty where there were none."""
-        found = self.to_json()
-        if not found["batches"]:
+        """A line for the run's record; empty if there were none."""
+        counts = self.to_json()
+        if not counts["batches"]:
             return ""
         return (
-            f"{found['batches']} batch(es) of shapes that no engine was built for ran on the original model:"
-            f" {'; '.join(found['shapes'])}"
+            f"{counts['batches']} batch(es) of shapes that no engine was built for ran on the original model:"
+            f" {'; '.join(counts['shapes'])}"
         )

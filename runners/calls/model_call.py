@@ -1,31 +1,37 @@
-"""Calling a model, splitting what it returns, and the errors that it may raise."""
+"""Calling a model, splitting its output, and describing its errors."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from latfix.formatting import clipped
 
-#: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter fails one request
-#: only, and so does a panic in a native library, which is no ``Exception`` either.
+#: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter or a panic in a native
+#: library, which is not an ``Exception`` either, fails one request only.
 USER_ERRORS = (BaseException,)
+
+#: A replay ends after this many requests over this time, all failed.
+_REQUESTS, _SPAN_NS = 50, 1_000_000_000
+#: The parts of a message that vary between requests: numbers, and what looks like an id.
+_VARYING = re.compile(r"[0-9a-fA-F-]*\d[0-9a-fA-F-]*")
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one line: its type and message, cut to a length that a table can hold."""
+    """An exception as one line: type and message, clipped to fit a table."""
     name = type(error).__name__
     try:
         text = str(error)
-    except USER_ERRORS:  # an exception of the user's own, whose text cannot be had
+    except USER_ERRORS:  # a user-defined exception whose text cannot be read
         return name
     text = " ".join(text.encode("utf-8", "replace").decode().split())
     return f"{name}: {clipped(text, 300)}" if text else name
 
 
 def call_model(model: Any, inputs: Any) -> Any:
-    """``model(x)``, ``model(*x)`` for a tuple, ``model(**x)`` for a dict."""
+    """``model(**x)`` for a dict, ``model(*x)`` for a tuple or list, else ``model(x)``."""
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -34,9 +40,9 @@ def call_model(model: Any, inputs: Any) -> Any:
 
 
 def split_output(output: Any, size: int) -> list[Any]:
-    """One output a request from a batch's: along dimension 0 of tensors and arrays, or item by item of a list.
+    """Split a batch's output by request: tensors and arrays along dimension 0, lists item by item.
 
-    :raises ValueError: where the batch's size is not found in the output.
+    :raises ValueError: the output does not have the batch's size.
     """
     import torch
 
@@ -44,8 +50,8 @@ def split_output(output: Any, size: int) -> list[Any]:
         if output.ndim == 0 or output.shape[0] != size:
             raise ValueError(
                 f"the model returned shape {tuple(output.shape)} for a batch of {size}; expected {size} in the first "
-                "dimension: put the batch first, in the model or an adapter around it, or say of a model file where "
-                'it is: [outputs] output = { shape = [64, "batch", 10] }'
+                "dimension: move the batch dimension first in the model or its adapter; for a model file, declare "
+                'where it is: [outputs] output = { shape = [64, "batch", 10] }'
             )
         return list(output.unbind(0) if isinstance(output, torch.Tensor) else output)
     if isinstance(output, dict):
@@ -56,18 +62,44 @@ def split_output(output: Any, size: int) -> list[Any]:
         return [tuple(part[k] for part in parts) for k in range(size)]
     if isinstance(output, list):
         if len(output) != size:
-            raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}")
+            raise ValueError(f"the model returned a list of {len(output)} for a batch of {size}; expected {size}")
         return output
     raise ValueError(f"the model returned a {type(output).__name__}; expected tensors with the batch in dimension 0")
 
 
 def as_called(batch: Any) -> Any:
-    """A batch as the model's ``forward`` gets it (:func:`latfix.runners.calls.model_call.call_model`)."""
+    """A batch as the arguments of the model's ``forward`` (see :func:`call_model`)."""
     if isinstance(batch, dict):
         return batch
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
 def in_order(names: Any) -> str:
-    """A structure with the order of its names, which a comparison of dicts leaves out."""
+    """A structure as text that includes the order of its names, which comparing dicts ignores."""
     return repr(names)
+
+
+class SameFailure:
+    """Collects the messages of failed requests as long as they are alike.
+
+    :ivar first: the first message.
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self._key, self._count, self._since_ns = "", 0, 0
+        self._alike = True
+
+    def add(self, message: str, now_ns: int) -> None:
+        """Add a failed request."""
+        key = _VARYING.sub("0", message)
+        if not self._count:
+            self.first, self._key, self._since_ns = message, key, now_ns
+        self._alike = self._alike and key == self._key
+        self._count += 1
+
+    def given_up(self, ended: int, now_ns: int) -> str:
+        """Why to end the replay; empty if it should go on. ``ended`` requests have ended, failed or not."""
+        if not self._alike or self._count < max(ended, _REQUESTS) or now_ns - self._since_ns < _SPAN_NS:
+            return ""
+        return f"given up after {ended} requests, all of which failed in the same way: {self.first}"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: A tensor's place in a structure.
+#: Marks a tensor in a structure.
 _LEAF = "tensor"
 
 
 def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
-    """Tensors of nested tuples, lists and dicts in a fixed order, and what :func:`unflatten` needs to go back.
+    """The tensors of nested tuples, lists and dicts in a fixed order, and the structure for :func:`unflatten`.
 
-    :raises TypeError: something else is in it.
+    :raises TypeError: the structure holds something else.
     """
     import torch
 
@@ -31,7 +31,7 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Any]:
 
 
 def unflatten(shape: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The structure that :func:`flatten` took apart, with other tensors."""
+    """Inverse of :func:`flatten`: the structure with the given tensors."""
     return _built(shape, iter(tensors))
 
 
@@ -48,7 +48,7 @@ def _joined(parts: Sequence[tuple[list[torch.Tensor], Any]]) -> list[torch.Tenso
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """All tensors in a tensor, tuple, list or dict of them, nested or not."""
+    """All tensors in a tensor or in nested tuples, lists and dicts."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -63,7 +63,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 def map_tensors(
     value: Any, change: Callable[[torch.Tensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()
 ) -> Any:
-    """The same structure of tuples, lists and dicts with other tensors.
+    """The same structure of tuples, lists and dicts with changed tensors.
 
     :param change: called with each tensor and the keys and indices that lead to it.
     """
@@ -81,7 +81,7 @@ def map_tensors(
 
 
 def map_plain(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with the tensors in plain tuples, lists and dicts changed; a model's own kinds of these stay."""
+    """``value`` with the tensors in plain tuples, lists and dicts changed; subclasses of these stay unmodified."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -109,7 +109,7 @@ def elements_of(value: Any) -> int:
 
 
 def elements_and_length(tensors: Sequence[torch.Tensor], dimension: int) -> tuple[int, int]:
-    """Elements in all tensors, and the largest size of ``dimension`` among them (0 where none has it)."""
+    """Total elements of the tensors, and the largest size of ``dimension`` among them (0 if none has it)."""
     elements = 0
     length = 0
     for tensor in tensors:

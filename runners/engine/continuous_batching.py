@@ -1,17 +1,17 @@
-"""``batch.continuous``: a model that works in steps takes requests in, and lets them go, between two of them.
+"""``batch.continuous``: requests join and leave a batch between the steps of a model that works in steps.
 
-A static batch runs until its longest answer is complete: short answers wait for it, and so does every request that
-arrives meanwhile (Orca: Yu et al., OSDI 2022). A model that can be stepped has five methods beside ``forward``:
+A static batch runs until its longest answer is complete; short answers and new arrivals wait for it (Orca: Yu et al.,
+OSDI 2022). A model that works in steps has five methods in addition to ``forward``:
 
-- ``start(batch)``: called as the model is; reads the inputs of new requests; returns their state;
-- ``done(state)``: for each row, whether its answer is complete;
-- ``step(state)``: takes all rows one step further, in place;
-- ``join(state, other)``: the state of both, rows of ``other`` last;
-- ``leave(state, rows)``: the outputs of these rows, as ``forward`` would have them, and the state of the others
-  (``None`` where there are none).
+- ``start(batch)``: called like the model; reads the inputs of new requests; returns their state;
+- ``done(state)``: for each row, True if its answer is complete;
+- ``step(state)``: advances all rows by one step, in place;
+- ``join(state, other)``: the combined state, rows of ``other`` last;
+- ``leave(state, rows)``: the outputs of these rows, as ``forward`` returns them, and the state of the others
+  (``None`` if there are none).
 
-Each request has a row of its own in the record's batches: a worker with room for eight is eight places that take one
-request at a time. Its ``worker`` is the place, and its ``size`` how many shared the steps, on average.
+Each request has its own row in the record's batches: a worker with room for eight counts as eight places that take
+one request at a time. ``worker`` is the place, and ``size`` the average number of requests that shared its steps.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Steps(Protocol):
-    """A model that works in steps; see the module."""
+    """A model that works in steps; see the module docstring."""
 
     start: Any
 
     def done(self, state: Any) -> Sequence[bool]:
-        """By row, whether its answer is complete."""
+        """For each row, True if its answer is complete."""
 
     def step(self, state: Any) -> None:
-        """One step for all rows."""
+        """Advance all rows by one step."""
 
     def join(self, state: Any, other: Any) -> Any:
-        """The state of both."""
+        """The combined state."""
 
     def leave(self, state: Any, rows: Sequence[int]) -> tuple[Sequence[Any], Any]:
-        """Outputs of some rows, and the state of the others."""
+        """The outputs of some rows, and the state of the others."""
 
 
 def steps_of(model: Any) -> Steps | None:
-    """The model where it can be stepped; ``None`` where it cannot."""
+    """The model if it works in steps, else ``None``."""
     return model if isinstance(model, Steps) else None
 
 
 @dataclass(slots=True)
 class _Row:
-    """One request that is being served.
+    """One request in service.
 
     :param place: index among the worker's places.
-    :param before: the thread's and the process's counters when it was taken in.
-    :param steps: that it took part in; ``shared`` by how many rows in all of them.
+    :param before: the thread's counters when the request was admitted, ``process_ns`` the process's.
+    :param steps: steps that it took part in; ``shared`` the number of rows in all of these steps.
     """
 
     member: Waiting
@@ -81,19 +81,16 @@ class _Row:
 
 
 class SteppingWorker(Worker):
-    """A worker that serves in steps.
-
-    :raises RunnerError: its model cannot be stepped.
-    """
+    """A worker that serves in steps; a RunnerError if its model does not work in steps."""
 
     def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
         super().__init__(number, engine, instance)
         model = steps_of(instance.model)
         if model is None:
-            found = type(instance.model).__name__
+            kind = type(instance.model).__name__
             raise RunnerError(
                 f"batching = 'continuous' needs a model that works in steps (start, done, step, join, leave); "
-                f"{found} does not; use 'fixed' or 'adaptive'"
+                f"{kind} does not; use 'fixed' or 'adaptive'"
             )
         self._model = model
         self._most = engine.settings.max_batch_size
@@ -105,8 +102,8 @@ class SteppingWorker(Worker):
         self._door = engine.door(number)
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
-        """Serve a batch and all that join it, until none is left."""
-        for place in self._places:  # all of them: nobody is being served
+        """Serve a batch and all requests that join it, until none remains."""
+        for place in self._places:  # all places: no request is in service
             self._free[place] = self._free[place] or free_ns
         with self._on_stream():
             self._admit(formed)
@@ -114,7 +111,7 @@ class SteppingWorker(Worker):
             while self._rows:
                 self._step()
                 self._let_go()
-                # Under a steady load there may be no other moment for a long time.
+                # Under steady load there may be no other opportunity for a long time.
                 self._engine.between_batches()
                 room = self._most - len(self._rows)
                 if room and (more := self._door.take_at_once(room)) is not None:
@@ -133,19 +130,19 @@ class SteppingWorker(Worker):
             self._flights.compute.synchronize()
         return time.perf_counter_ns()
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
-        """What the model answers; false where it fails, and then all rows are to be served :meth:`_one_by_one`."""
+    def _tried_call(self, method: Callable[..., Any], *arguments: Any) -> tuple[Any, bool]:
+        """A method's result; False if it failed, after which all rows must be served :meth:`_one_by_one`."""
         with contextlib.suppress(*USER_ERRORS):
-            return question(*arguments), True
+            return method(*arguments), True
         return None, False
 
     def _one_by_one(self) -> None:
-        """The model failed: nothing of its state is held while each row is served by itself."""
+        """After a failure: drop the model's state and serve each row alone."""
         rows, self._rows, self._state = self._rows, [], None
         self._alone(rows)
 
     def _step(self) -> None:
-        if not self._ask(self._model.step, self._state)[1]:
+        if not self._tried_call(self._model.step, self._state)[1]:
             self._one_by_one()
             return
         count = len(self._rows)
@@ -154,7 +151,7 @@ class SteppingWorker(Worker):
             row.shared += count
 
     def _admit(self, formed: Formed) -> None:
-        """Read the inputs of new requests and put them beside those that are being served."""
+        """Read the inputs of new requests and add them to those in service."""
         live = self._living(formed)
         if not live:
             return
@@ -166,12 +163,12 @@ class SteppingWorker(Worker):
             batch_id = self._open([member], opened, formed.close_ns, self._free[place], retried=False)
             self._engine.recorder.batch_values(batch_id, {"worker": self._first_place + place})
             rows.append(_Row(member, batch_id, place, formed, before, process_ns))
-        if self._ask(self._put_beside, rows)[1]:
+        if self._tried_call(self._join, rows)[1]:
             self._rows += rows
         else:
             self._alone(rows)
 
-    def _put_beside(self, rows: list[_Row]) -> None:
+    def _join(self, rows: list[_Row]) -> None:
         state = self._start(rows)
         self._state = state if self._state is None else self._model.join(self._state, state)
 
@@ -206,37 +203,37 @@ class SteppingWorker(Worker):
         """End the requests whose answers are complete."""
         if not self._rows:
             return
-        complete, known = self._ask(self._complete)
-        if not known:
+        complete, succeeded = self._tried_call(self._complete)
+        if not succeeded:
             self._one_by_one()
-        if not known or not complete:
+        if not succeeded or not complete:
             return
         computed = self._settled_ns()
-        answer, known = self._ask(self._outputs, complete)
-        if not known:
+        answer, succeeded = self._tried_call(self._outputs, complete)
+        if not succeeded:
             self._one_by_one()
             return
-        outputs, left = answer
+        outputs, remaining = answer
         ended = computed if self._flights is None else self._settled_ns()
-        going, gone = [self._rows[k] for k in complete], set(complete)
-        self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in gone], left
+        ending, ended_rows = [self._rows[k] for k in complete], set(complete)
+        self._rows, self._state = [row for k, row in enumerate(self._rows) if k not in ended_rows], remaining
         after, process_ns = self._counters.snapshot(), time.process_time_ns()
-        for row, output in zip(going, outputs, strict=True):
+        for row, output in zip(ending, outputs, strict=True):
             self._end_row(row, output, computed, ended, after, process_ns)
 
     def _complete(self) -> list[int]:
         """Rows whose answers are complete."""
         done = list(self._model.done(self._state))
         if len(done) != len(self._rows):
-            raise ValueError(f"done() told of {len(done)} rows; expected {len(self._rows)}")
+            raise ValueError(f"done() returned {len(done)} rows; expected {len(self._rows)}")
         return [k for k, complete in enumerate(done) if complete]
 
     def _outputs(self, rows: list[int]) -> tuple[list[Any], Any]:
-        """Outputs of rows on the host, and the state without them."""
-        outputs, left = self._model.leave(self._state, rows)
+        """Outputs of ``rows`` on the host, and the state without them."""
+        outputs, remaining = self._model.leave(self._state, rows)
         if len(outputs) != len(rows):
             raise ValueError(f"leave() returned {len(outputs)} outputs; expected {len(rows)}")
-        return [output if self._flights is None else move(output, "cpu") for output in outputs], left
+        return [output if self._flights is None else move(output, "cpu") for output in outputs], remaining
 
     def _end_row(
         self, row: _Row, output: Any, computed_ns: int, ended_ns: int, after: Account, process_ns: int
@@ -265,7 +262,7 @@ class SteppingWorker(Worker):
         self._leave(row, end)
 
     def _alone(self, rows: list[_Row]) -> None:
-        """Something failed in a step: serve those who took part one by one, so that only the guilty one fails."""
+        """Serve the rows of a failed step one by one, so that only the row at fault fails."""
         recorder = self._engine.recorder
         for row in rows:
             now = time.perf_counter_ns()

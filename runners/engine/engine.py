@@ -1,7 +1,7 @@
 """The service under test: admission, prepare threads, queue, batcher, workers.
 
-The same engine serves a replay, the evaluation of accuracy and a user's own program. Each boundary between
-stages is one reading of the clock, taken by the thread that crosses it.
+The same engine serves a replay, the accuracy evaluation and a user's own program. The thread that crosses a boundary
+between stages reads the clock once for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from latfix.profilers.probes.thread_counters import (
     difference,
 )
 from latfix.request import PRIORITIES, Request
-from latfix.runners.calls.model_call import USER_ERRORS, describe
-from latfix.runners.calls.same_failure import SameFailure
+from latfix.runners.calls.model_call import USER_ERRORS, SameFailure, describe
 from latfix.runners.calls.tensor_tree import elements_and_length, tensors_of
 from latfix.runners.engine.continuous_batching import SteppingWorker, steps_of
 from latfix.runners.engine.idle_gc import IdleCollector
@@ -44,24 +43,23 @@ from latfix.stages import Status
 
 OnDone = Callable[[int, Outcome], None]
 
-#: How long threads that have nothing to do are given to end.
+#: How long idle threads get to end.
 _STOP_S = 5.0
 
 
-#: A longer limit is none: 31 years, which nanoseconds in 64 bits can hold.
+#: Longer limits count as none: 31 years, which fits nanoseconds in 64 bits.
 _LONGEST_MS = 1e12
 
 
 class Engine:
     """Serves requests through the stages of the contract.
 
-    :param instances: one model instance a worker, or one for all of them.
-    :param recorder: where the stamps go.
-    :param request_of: the request in a slot.
-    :param collector: collects garbage between batches, where the automatic collector is off.
-    :param on_done: called on a worker's or prepare thread's own time, once for each request, after the
-        last that is written to its slot.
-    :param given_up: true of a slot whose caller no longer waits; its request is then dropped from the queue.
+    :param instances: one model instance per worker, or one for all workers.
+    :param recorder: receives the stamps.
+    :param request_of: returns the request in a slot.
+    :param collector: collects garbage between batches while the automatic collector is off.
+    :param on_done: called by a worker or prepare thread once per request, after the last write to its slot.
+    :param given_up: True for a slot whose caller no longer waits; its request is then dropped from the queue.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class Engine:
         self.throttle = CgroupThrottle()
         self.pool = PoolDelays()
         self.memory = ProcessMemory()
-        #: The caching allocator's counters by batch; ``None`` on the host. With workers on several devices, a batch
-        #: would be charged with what others did: then only who is at a batch is known.
+        #: The caching allocator's counters by batch; ``None`` on the host. With workers on several devices, counters
+        #: would include other batches, so only which worker is in a batch is tracked.
         self.device_memory: Inside | None = _device_memory(instances)
         self._on_done = on_done
         self._collector = collector
@@ -95,7 +93,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.steering = Steering.of(settings, instances[0].device)
         self.queue = self._make_queue()
-        #: Of workers that keep themselves warm; ``None`` where they do not.
+        #: For workers that keep themselves warm; ``None`` if they do not.
         self.idle_turn = IdleTurn(lambda: self._pending) if settings.keep_warm_ms > 0 else None
         self.places = Places(settings)
         self._pending = 0
@@ -106,7 +104,7 @@ class Engine:
             threading.Thread(target=self._prepare_loop, args=(k,), name=f"latfix-prepare-{k}", daemon=True)
             for k in range(settings.prepare_threads)
         ]
-        #: Of the devices that workers are on.
+        #: By device, for the devices of the workers.
         self.clocks: dict[str, DeviceClock] = {}
         kind = _kind_of(settings, instances)
         self.workers: list[Worker] = [kind(k, self, instance) for k, instance in enumerate(instances)]
@@ -117,7 +115,7 @@ class Engine:
         stepping = settings.batching == "continuous"
         policy: dict[str, Any] = {
             "max_batch_size": settings.max_batch_size,
-            # Whoever comes later joins between two steps: there is nothing to wait for.
+            # Later requests join between two steps, so there is nothing to wait for.
             "window_ns": 0 if stepping else int(settings.batch_window_ms * 1e6),
             "by_length": settings.batch_order == "length",
             "ordering": ordering_of(settings),
@@ -135,29 +133,29 @@ class Engine:
         )
 
     def door(self, worker: int) -> BatchQueue | Door:
-        """Where a worker takes its batches."""
+        """The queue from which a worker takes its batches."""
         return self.queue.door(worker) if isinstance(self.queue, RoutedQueue) else self.queue
 
     def device_taken(self, device: str, others: float) -> None:
-        """Other processes had this share of a device, from 0 to 1, just now."""
+        """Note the current share of a device, from 0 to 1, used by other processes."""
         if isinstance(self.queue, RoutedQueue):
             for worker in self.workers:
                 if worker.device == device:
                     self.queue.note_others(worker.number, others)
 
     def _note_shift(self, shift: Shift) -> None:
-        """A replica became slow, or was until now."""
+        """Log that a replica became slow or recovered."""
         lasted = max(shift.until_ns - shift.since_ns, 1) if shift.until_ns else 0
         slow = f"{shift.weight:.2g} times as long as the fastest"
-        who = f"worker {shift.worker}"
-        message = f"{who} took up to {slow} for {lasted / 1e9:.3g} s" if lasted else f"{who} takes {slow} now"
+        name = f"worker {shift.worker}"
+        message = f"{name} took up to {slow} for {lasted / 1e9:.3g} s" if lasted else f"{name} takes {slow} now"
         detail = {"message": message, "worker": shift.worker, "weight": round(shift.weight, 3), "slow": not lasted}
         self.events.add("note", shift.since_ns, lasted, detail=detail)
 
     def start(self) -> None:
         """Start the threads.
 
-        :raises RunnerError: a worker could not be set up; none runs then.
+        :raises RunnerError: a worker could not be set up; no thread keeps running then.
         """
         if self._steps:
             detail = {"message": "the model works in steps: batch.continuous applies", "steps": True}
@@ -177,18 +175,18 @@ class Engine:
         return self._pending
 
     def thread_ids(self) -> dict[str, list[int]]:
-        """Native ids of the started threads by role, to tell whose pause an event was."""
+        """Native ids of the started threads by role, to attribute events to threads."""
         workers = [worker.native_id for worker in self.workers]
         return {"worker": workers, "prepare": [thread.native_id or 0 for thread in self._prepare_threads]}
 
     def ended_threads(self) -> list[str]:
-        """Names of threads that have ended. Before :meth:`shutdown` they have died, and what they held never ends."""
+        """Names of threads that have ended. Before :meth:`shutdown`, they died and their requests never end."""
         alive = {thread.native_id for thread in threading.enumerate()}
         every = ((role, k, native) for role, ids in self.thread_ids().items() for k, native in enumerate(ids))
         return [f"latfix-{role}-{k}" for role, k, native in every if native not in alive]
 
     def load(self) -> dict[str, float]:
-        """Requests in the queue and inside the service, now, and the state of what steers it."""
+        """Requests in the queue and inside the service now, and the state of the controllers."""
         steered = self.steering.series() if self.steering is not None else {}
         routed = self.queue.router.series() if isinstance(self.queue, RoutedQueue) else {}
         return {"runner.queue_depth": len(self.queue), "runner.in_flight": self._pending, **steered, **routed}
@@ -196,10 +194,10 @@ class Engine:
     def submit(self, slot: int, arrived_ns: int = 0, runq_ns: int = 0) -> None:
         """Admit a request, or end it at once.
 
-        It is ``shed`` where ``max_queue`` requests are already inside, and where the admission policy refuses it.
+        It is ``shed`` if ``max_queue`` requests are already inside, or if the admission policy refuses it.
 
-        :param arrived_ns: when it was handed over, where that is not now.
-        :param runq_ns: of the time since then, what the calling thread was runnable without a core.
+        :param arrived_ns: when it was handed over; 0 for now.
+        :param runq_ns: the part of the time since then in which the calling thread was runnable without a core.
         """
         recorder = self.recorder
         recorder.submitted[slot] = now = time.perf_counter_ns()
@@ -225,7 +223,7 @@ class Engine:
         self._inbox.put(slot)
 
     def done(self, slot: int, outcome: Outcome, end_ns: int) -> None:
-        """A request ended; called by the thread that ended it."""
+        """Record the end of a request; called by the thread that ended it."""
         if self.steering is not None:
             served = outcome.status in (Status.OK, Status.TIMEOUT) and self.recorder.batch_id[slot] >= 0
             if served:
@@ -250,7 +248,7 @@ class Engine:
                 self.idle.set()
 
     def between_batches(self) -> None:
-        """A worker finished a batch, or a step of one: the moment for work that would otherwise delay a request."""
+        """Do work that would otherwise delay a request; a worker just finished a batch, or a step of one."""
         if self._collector is not None:
             self._collector.between_batches(idle=self._pending == 0)
 
@@ -262,13 +260,13 @@ class Engine:
         return int(self.recorder.scheduled_ns[slot]) + int(limit_ms * 1e6)
 
     def why_dropped(self, item: Waiting) -> str:
-        """Why there was no point in serving a request whose turn had come."""
+        """Why a request was dropped when its turn came."""
         if self._given_up is not None and self._given_up(item.slot):
-            return "nobody waits for it"
+            return "its caller no longer waits"
         return "it could not have been answered by its deadline"
 
     def drain(self, stop: threading.Event | None = None, timeout_s: float | None = None) -> bool:
-        """Wait until every admitted request ended; ``stop`` or the timeout ends the waiting early."""
+        """Wait until every admitted request ended; False if ``stop`` or the timeout ends the wait early."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.idle.wait(0.05):
             if stop is not None and stop.is_set():
@@ -289,7 +287,7 @@ class Engine:
         self._close_files()
 
     def abandon(self, timeout_s: float) -> bool:
-        """End the threads without serving what waits; whether they ended in time, which the model decides."""
+        """End the threads without serving waiting requests. True if they ended within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         for _ in self._prepare_threads:
             self._inbox.put(None)
@@ -326,7 +324,7 @@ class Engine:
         before, recorder.prepare_wake[slot] = counters.wake()
         recorder.prepare_thread[slot] = number
         request = self.request_of(slot)
-        if request.priority not in PRIORITIES:  # a program's own Request may hold anything
+        if request.priority not in PRIORITIES:  # a program's own Request is not validated
             message = f"priority is {request.priority!r}; expected high, normal or low"
             self.done(slot, Outcome(Status.ERROR, None, message), start)
             return
@@ -384,7 +382,7 @@ class Engine:
 
 
 def _kind_of(settings: RunnerSettings, instances: list[ModelInstance]) -> type[Worker]:
-    """The workers that the settings ask for; on the host there is nothing for a batch to overlap with."""
+    """The kind of worker for the settings; on the host, a batch cannot overlap with anything."""
     if settings.batching == "continuous":
         return SteppingWorker
     on_device = any(instance.accelerator is not None for instance in instances)
@@ -392,7 +390,7 @@ def _kind_of(settings: RunnerSettings, instances: list[ModelInstance]) -> type[W
 
 
 def _device_memory(instances: list[ModelInstance]) -> Inside | None:
-    """Counters by batch, or who is at one; ``None`` where no device counts anything."""
+    """Counters by batch, or only which worker is in a batch; ``None`` if no device has counters."""
     read, *others = (cuda_counters(device) for device in dict.fromkeys(instance.device for instance in instances))
     if read is None:
         return None
@@ -402,7 +400,7 @@ def _device_memory(instances: list[ModelInstance]) -> Inside | None:
 def _either(
     doomed: Callable[[Waiting, int], bool] | None, given_up: Callable[[int], bool] | None
 ) -> Callable[[Waiting, int], bool] | None:
-    """One question of the queue for two reasons to drop a request; none where there are none."""
+    """Combine two reasons to drop a request; ``None`` if there is neither."""
     if given_up is None:
         return doomed
     return lambda item, now_ns: given_up(item.slot) or (doomed is not None and doomed(item, now_ns))

@@ -1,4 +1,4 @@
-"""Garbage collection out of the requests' way: frozen after load, collected between batches when idle."""
+"""Garbage collection off the request path: objects frozen after load, young garbage collected between batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 import time
 from dataclasses import dataclass
 
-#: New container objects after which a collection is worth an idle moment …
+#: New container objects that justify a collection while idle.
 IDLE_OBJECTS = 2_000
-#: … and after which it is done although requests wait, so that memory cannot grow without bound.
+#: New container objects that force a collection while requests wait, so that memory stays bounded.
 FORCED_OBJECTS = 200_000
-#: Objects that outlived a young collection after which an idle moment goes to a full one: a request that comes
-#: meanwhile waits for all of it, and what is alive is walked each time, so neither many nor few …
+#: Survivors of young collections that justify a full collection while idle. It walks all living objects, and a
+#: request that arrives meanwhile waits for all of it, so neither too rarely nor too often.
 IDLE_SURVIVORS = 100_000
-#: … and after which it is done although requests wait. Python's own rule adds a quarter of what is alive.
+#: Survivors that force a full collection while requests wait. Python's own rule is a quarter of the living objects.
 FORCED_SURVIVORS = 400_000
 _SHARE_ALIVE = 0.25
 
@@ -23,13 +23,13 @@ _SHARE_ALIVE = 0.25
 class Collections:
     """What an :class:`IdleCollector` did.
 
-    :param young: collections of young objects while no request was inside.
-    :param forced: those that could not wait for such a moment.
-    :param full: collections of everything that came since the freeze, while no request was inside.
-    :param full_forced: those that could not wait: garbage came faster than idle moments.
+    :param young: young collections while no request was inside.
+    :param forced: young collections that could not wait for that.
+    :param full: full collections of everything since the freeze, while no request was inside.
+    :param full_forced: full collections that could not wait: garbage came faster than idle moments.
     :param collected: objects found to be garbage.
-    :param longest_ns: the longest of all.
-    :param frozen: objects that were alive at the start and are never looked at again.
+    :param longest_ns: duration of the longest collection.
+    :param frozen: objects that were alive at the start and are never visited again.
     """
 
     young: int = 0
@@ -42,12 +42,12 @@ class Collections:
 
 
 class IdleCollector:
-    """Takes over from Python's automatic collector.
+    """Replaces Python's automatic collector.
 
-    Freezing alone can make p99.9 worse, because it resets the rule that delays full collections; hence the
-    automatic collector is off and young generations are collected here. What survives them piles up until a full
-    collection, which walks only what came since the freeze: it is done when idle, and in any case before
-    the pile is larger than a bound, counted.
+    Freezing alone can worsen p99.9, because it resets the rule that delays full collections. Therefore the automatic
+    collector is off, and young generations are collected here. Their survivors accumulate until a full collection,
+    which walks only objects created since the freeze. It runs when idle, or when the number of survivors reaches a
+    bound.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class IdleCollector:
 
     @property
     def frozen(self) -> int:
-        """Objects out of the collector's sight."""
+        """Objects hidden from the collector."""
         return self.done.frozen
 
     def install(self) -> None:
-        """Collect once, move everything alive out of the collector's sight, and switch the automatic one off."""
+        """Collect once, freeze all living objects, and disable the automatic collector."""
         gc.collect()
         gc.freeze()
         self._was_enabled = gc.isenabled()
@@ -71,36 +71,34 @@ class IdleCollector:
         self.done.frozen = gc.get_freeze_count()
 
     def remove(self) -> None:
-        """Back to what was there before: a program may have switched the automatic collector off itself."""
+        """Restore the previous state: a program may have disabled the automatic collector itself."""
         if self._was_enabled:
             gc.enable()
         gc.unfreeze()
 
     def between_batches(self, *, idle: bool) -> None:
-        """Collect if enough objects have come since and the moment is right."""
+        """Collect if enough objects were created since and the moment is suitable."""
         fresh = gc.get_count()[0]
         if fresh < (IDLE_OBJECTS if idle else FORCED_OBJECTS) or not self._lock.acquire(blocking=False):
             return
         try:
-            full = self._survivors > self._bound(IDLE_SURVIVORS if idle else FORCED_SURVIVORS)
+            least = IDLE_SURVIVORS if idle else FORCED_SURVIVORS
+            # In proportion to the living objects, which a full collection walks.
+            full = self._survivors > max(least, _SHARE_ALIVE * self._alive)
             self._collect(fresh, full=full, idle=idle)
         finally:
             self._lock.release()
 
-    def _bound(self, least: int) -> float:
-        """The pile of survivors that calls for a full collection: its cost stays in proportion to what came."""
-        return max(least, _SHARE_ALIVE * self._alive)
-
     def _collect(self, fresh: int, *, full: bool, idle: bool) -> None:
         started = time.perf_counter_ns()
-        found = gc.collect(2 if full else 1)
+        collected = gc.collect(2 if full else 1)
         done = self.done
         if full:
-            # Those that died by their reference count were never reported, so what is alive is counted anew.
+            # Objects freed by their reference count are not reported, so living objects are counted again.
             self._alive, self._survivors = len(gc.get_objects(generation=2)), 0
             done.full, done.full_forced = done.full + idle, done.full_forced + (not idle)
         else:
-            self._survivors = max(self._survivors + fresh - found, 0)
+            self._survivors = max(self._survivors + fresh - collected, 0)
             done.young, done.forced = done.young + idle, done.forced + (not idle)
-        done.collected += found
+        done.collected += collected
         done.longest_ns = max(done.longest_ns, time.perf_counter_ns() - started)

@@ -44,7 +44,7 @@ T = TypeVar("T", "Ran", "Flight")
 
 
 class CollateError(Exception):
-    """``collate`` failed, of the adapter or a pool; its text says how."""
+    """``collate`` of the adapter or a pool failed; the text describes the error."""
 
 
 @dataclass(slots=True)
@@ -54,18 +54,18 @@ class ModelInstance:
     :param adapter: the workload's adapter that loaded it.
     :param model: the module, with fixes applied.
     :param device: a torch device string.
-    :param dtype: floating-point inputs are cast to it; ``None`` leaves them.
-    :param collate: makes a batch; the adapter's, or a pool's.
+    :param dtype: floating-point inputs are cast to it; ``None`` leaves them unchanged.
+    :param collate: makes a batch: the adapter's, or a pool's.
     :param seen: shapes of batches that it has run.
-    :param pool: whose ``collate`` that is, where there is one.
+    :param pool: the pool that ``collate`` belongs to, if any.
     :param inference: batches run in ``torch.inference_mode`` instead of ``torch.no_grad``.
     :param set_up: called in each thread that is going to call the model.
-    :param calls: what its worker's batches were.
-    :param resident: what ``prepare`` returned for a small request, for the worker to run on its own.
-    :param hot: rows of its embedding tables that are kept in the caches, where that is asked for.
+    :param calls: counters of its worker's batches.
+    :param resident: the result of ``prepare`` for a small request, which the worker runs to stay warm.
+    :param hot: rows of its embedding tables that are kept in the caches, if requested.
     :param accelerator: the device that it computes on; ``None`` on the CPU. Set by :meth:`place_on`.
     :param lane: its streams there.
-    :param staging: pinned memory through which its batches and answers are copied, where that is asked for.
+    :param staging: pinned memory through which its batches and answers are copied, if requested.
     """
 
     adapter: Workload
@@ -85,19 +85,19 @@ class ModelInstance:
     lane: Lane | None = None
 
     def place_on(self, accelerator: Accelerator | None) -> None:
-        """Have it compute on a device, in streams of its own; ``None`` for the CPU."""
+        """Set the device to compute on, in streams of its own; ``None`` for the CPU."""
         self.accelerator = accelerator
         self.lane = None if accelerator is None else Lane(accelerator)
 
     def working(self) -> AbstractContextManager[Any]:
-        """Within it the model's work goes where that of requests goes, and is done when it ends."""
+        """Context in which the model's work uses the streams of requests; the work is complete when it exits."""
         return contextlib.nullcontext() if self.lane is None else self.lane.working()
 
     def guard(self) -> AbstractContextManager[Any]:
-        """The mode that every batch runs in, at warm-up and when it is looked at as in requests.
+        """Context with the gradient mode in which every batch runs, during warm-up, inspection and serving.
 
-        Tensors made in one mode have other dispatch keys than those of the other: a compiled graph would be
-        compiled again for them, and a pool's buffers could not be written to.
+        Tensors made in the other mode have other dispatch keys: a compiled graph would be recompiled for them, and a
+        pool's buffers could not be written to.
         """
         import torch
 
@@ -106,14 +106,14 @@ class ModelInstance:
         return in_mode(self.device, torch.inference_mode() if self.inference else torch.no_grad())
 
     def on_device(self, batch: Any) -> Any:
-        """A batch where the model is, floating-point numbers in its precision; for what is no request of a record."""
+        """A batch on the model's device and in its precision; for batches that are not recorded."""
         accelerator = self.accelerator
         if accelerator is None:
             return move(batch, self.device, self.dtype)
         return map_tensors(batch, lambda tensor, _: accelerator.upload(tensor, self.dtype))
 
     def first_time(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether no batch of these shapes has run here before; remembers them."""
+        """True if no batch of these shapes has run here before; remembers them."""
         key = tuple(tuple(tensor.shape) for tensor in tensors)
         if key in self.seen:
             return False
@@ -123,7 +123,7 @@ class ModelInstance:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one request ended: its status, what ``finish`` returned, and the error's one line."""
+    """How a request ended: its status, the result of ``finish``, and the error as one line."""
 
     status: Status
     output: Any = None
@@ -141,10 +141,7 @@ class Ran:
 
 
 class Worker:
-    """Takes batches as long as there are any, on a thread of its own.
-
-    :param number: index among the workers.
-    """
+    """Takes batches until the queue closes, on a thread of its own. ``number`` is its index."""
 
     def __init__(self, number: int, engine: Engine, instance: ModelInstance) -> None:
         self.number = number
@@ -159,9 +156,9 @@ class Worker:
         self._ready, self._failure = threading.Event(), ""
         self._in_inference_mode: Callable[[], bool]
         self.keeper = Keeper(engine.settings, instance, number, engine.device_memory)
-        #: Memory of the device that it took and let go before its first batch; ``None`` where none was asked for.
+        #: Device memory that it allocated and freed before its first batch; ``None`` if none was requested.
         self.reserved: Reserved | None = None
-        #: Threads that its operators run on; 0 before it has started.
+        #: Number of threads of its operators; 0 before it has started.
         self.operator_threads = 0
 
     @property
@@ -171,21 +168,20 @@ class Worker:
 
     @property
     def device(self) -> str:
-        """The torch device that its model instance is on."""
         return self._instance.device
 
     @property
     def events_added(self) -> int:
-        """Sets of a device's events that had to be made while requests waited."""
+        """Sets of device events that were created while requests waited."""
         return self._flights.events_added if self._flights is not None else 0
 
     @property
     def longest_read_ns(self) -> int:
-        """The longest that reading the events of one batch took."""
+        """The longest time to read the events of one batch."""
         return self._flights.longest_read_ns if self._flights is not None else 0
 
     def start(self) -> None:
-        """Start the thread; returns when it stands before the queue.
+        """Start the thread; returns when it is ready to take batches.
 
         :raises RunnerError: it could not be set up.
         """
@@ -195,7 +191,7 @@ class Worker:
             raise RunnerError(f"worker {self.number} could not be set up: {self._failure}")
 
     def join(self) -> None:
-        """Wait for the thread's end, and read what its last batches left to be read."""
+        """Wait for the thread's end, and read the events that its last batches left unread."""
         self._thread.join()
         if self._flights is not None:
             self._flights.resolve()
@@ -227,7 +223,7 @@ class Worker:
         self._counters.close()
 
     def _set_up(self) -> None:
-        """Take the thread's place before its first operator: the framework's pool threads inherit it."""
+        """Place the thread before its first operator: the framework's pool threads inherit the placement."""
         import torch
 
         cores = self._engine.places.worker(self.number)
@@ -243,7 +239,7 @@ class Worker:
                 clock,
                 self._engine.recorder,
                 overlap=settings.overlap,
-                # Who spins takes a core from those who prepare, where there is none to spare.
+                # A spinning thread would take a core from the prepare threads if none is spare.
                 blocking=settings.workers >= usable_cores(),
             )
             self._reserve()
@@ -255,11 +251,11 @@ class Worker:
             self.keeper.settle(self._counters)
 
     def _reserve(self) -> None:
-        """Have the device's memory there that the settings reserve: it belongs to the stream that computes."""
+        """Allocate the device memory that the settings reserve; it belongs to the stream that computes."""
         wanted, memory, lane = self._engine.settings.reserve_mb, self._engine.device_memory, self._instance.lane
         if not wanted or lane is None:
             return
-        if lane.reserved is None:  # the allocator keeps it for this stream, whichever engine comes next
+        if lane.reserved is None:  # the allocator keeps it for this stream across engines
             lane.reserved = reserve_on_stream(wanted, self._instance.device, lane.compute)
         self.reserved = lane.reserved
         if memory is not None:
@@ -300,11 +296,12 @@ class Worker:
         return live
 
     def _retry(self, batch_id: int, members: list[Waiting], failure: str) -> int:
-        """A batch failed: run its members one by one, so that only the guilty one fails.
+        """Run the members of a failed batch one by one, so that only the member at fault fails.
 
-        To be called when nothing holds the error any more: the memory of the batch would not be free for its members.
+        Call it when nothing refers to the exception any more; otherwise the batch's memory is not free for its
+        members.
 
-        :param failure: what was raised, in words.
+        :param failure: the error as text.
         """
         recorder = self._engine.recorder
         now = time.perf_counter_ns()
@@ -321,7 +318,7 @@ class Worker:
         return now
 
     def _serve_single(self, batch_id: int, member: Waiting) -> int:
-        """A batch of one that is not tried again."""
+        """Serve a batch of one that is not retried."""
         ran = self._tried(self._execute, batch_id, [member])
         if isinstance(ran, str):
             return self._retry(batch_id, [member], ran)
@@ -329,9 +326,9 @@ class Worker:
 
     @staticmethod
     def _tried(run: Callable[..., T], *arguments: Any) -> T | str:
-        """What a part of the batch's way returns; in words what it raised.
+        """The result of ``run``, or its error as text.
 
-        The error itself must be gone before a retry: it holds the failed batch's inputs and activations.
+        The exception must be gone before a retry: it keeps the failed batch's inputs and activations alive.
         """
         try:
             return run(*arguments)
@@ -377,16 +374,16 @@ class Worker:
         return Ran(split_output(output, len(members)), end_ns, process_ns, after)
 
     def _compute(self, batch_id: int, batch: Any) -> tuple[Any, int]:
-        """Run a batch on the host; returns the output and when it was there."""
+        """Run a batch on the host; returns the output and its time."""
         stamp, pool = self._engine.recorder.batch, self._instance.pool
-        # There is no device to copy to or from: the copy stages have no length.
+        # The host has no device copies, so the copy stages have no length.
         stamp["collated_ns"][batch_id] = stamp["h2d_end_ns"][batch_id] = time.perf_counter_ns()
         output = call_model(self._instance.model, batch)
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = end = time.perf_counter_ns()
         return output if pool is None else pool.release(output), end
 
     def _collate(self, batch_id: int, members: list[Waiting]) -> Collated:
-        """Make the batch's tensors, and account for it."""
+        """Make the batch's tensors and account for it."""
         recorder, counters, memory = self._engine.recorder, self._counters, self._engine.memory
         opened, opening = memory.read(), time.process_time_ns()
         start, recorder.batch["wake_runq_ns"][batch_id] = counters.wake()
@@ -412,18 +409,15 @@ class Worker:
         return Collated(batch, before, middle, memory.latest if any(grown) else opened)
 
     def _account(self, batch_id: int, spent: Account, process_ns: int, memory: Account) -> None:
-        """Account for the compute of a batch.
-
-        :param memory: as it was before.
-        """
+        """Account for the compute of a batch; ``memory`` holds the process's memory counters before it."""
         recorder = self._engine.recorder
         recorder.batch_values(batch_id, self._delays.end(spent[1]))
-        # Read whether or not it faulted, so that memory given back is seen.
+        # Read even without faults, so that returned memory is seen.
         grown = self._engine.memory.change(memory, self._engine.memory.read())
         recorder.batch_account("compute", batch_id, (*spent, process_ns, *grown))
 
     def _launch(self, batch_id: int, members: list[Waiting]) -> Flight:
-        """Put a batch's copies and its compute into the device's streams; does not wait for them."""
+        """Enqueue a batch's copies and compute in the device's streams without waiting for them."""
         assert self._flights is not None, "on the host a batch runs while its caller waits"
         collated = self._collate(batch_id, members)
         calls = self._instance.calls
@@ -450,7 +444,7 @@ class Worker:
     def _finish(self, batch_id: int, members: list[Waiting], ran: Ran) -> int:
         engine, recorder, counters = self._engine, self._engine.recorder, self._counters
         now, process_ns, before = ran.end_ns, ran.process_ns, ran.spent
-        self._spans.clear()  # of collate or the model: no part of any member's finish
+        self._spans.clear()  # of collate or the model: not part of any member's finish
         for member, output in zip(members, ran.outputs, strict=True):
             slot = member.slot
             recorder.finish_start[slot] = now
@@ -461,7 +455,7 @@ class Worker:
                     answer = self._instance.adapter.finish(output, engine.request_of(slot))
                 except USER_ERRORS as raised:
                     error = f"finish raised {describe(raised)}"
-                # From the end of compute or of the last member's finish on: one reading serves both.
+                # Measured from the end of compute or of the previous member's finish: one reading serves both.
                 after, process_now = counters.snapshot(), time.process_time_ns()
                 spent = difference(after, before)
                 account = (*spent, process_now - process_ns, *engine.memory.growth(memory, spent))

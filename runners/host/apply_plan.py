@@ -1,6 +1,6 @@
-"""A plan's settings on a workload's own: of a process's environment, only what a fix sets itself.
+"""Applies a plan's settings to a workload's own. Of its environment, only variables that fixes set are accepted.
 
-A variable may have a process load a library, which is code; a plan or a search's journal may come from anywhere.
+A variable can make a process load a library, which is code, and a plan or a search's journal may come from anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from latfix.runners.host.process_setup import preloaded
 from latfix.settings import RunnerSettings
 
 _PRELOAD = "LD_PRELOAD"
-#: What fixes set. Told here, for importing them all takes as long as a small service takes to start.
+#: Variables that fixes set. Listed here because importing all fixes takes as long as starting a small service.
 FIX_VARIABLES = frozenset(
     {
         _PRELOAD,
@@ -33,9 +33,9 @@ FIX_VARIABLES = frozenset(
 
 
 def with_plan(settings: RunnerSettings, path: Path) -> tuple[RunnerSettings, Plan]:
-    """The settings as the plan in a file or folder changes them, and the plan.
+    """The settings as changed by the plan in a file or folder, and the plan.
 
-    :raises InputError: it cannot be read, or its environment holds what no fix sets.
+    :raises InputError: the plan cannot be read, or its environment holds a variable or library that no fix sets.
     """
     plan = read_plan(path)
     check_environment(plan.environment(), settings, path / PLAN_FILE if path.is_dir() else path)
@@ -45,12 +45,12 @@ def with_plan(settings: RunnerSettings, path: Path) -> tuple[RunnerSettings, Pla
 def check_environment(
     variables: Mapping[str, Any], settings: RunnerSettings, where: Path | str, known: Collection[str] = FIX_VARIABLES
 ) -> None:
-    """Refuse a variable that no fix sets, and a library that is neither an allocator found here nor preloaded anyhow.
+    """Refuse variables that no fix sets, and libraries other than installed allocators and those preloaded anyway.
 
-    :param settings: those of the workload, whose own environment is as trustworthy as its code.
-    :param where: the file that the variables come from, or what they were passed to.
+    :param settings: the workload's, whose own environment is as trustworthy as its code.
+    :param where: the file that the variables come from, or the argument they were passed in.
     :param known: variables that fixes may set.
-    :raises InputError: there is one.
+    :raises InputError: a variable or library is refused.
     """
     for name, value in variables.items():
         if settings.env.get(name) == value:
@@ -58,10 +58,12 @@ def check_environment(
         if name not in known:
             raise _refusal(where, name, value, f"one of {', '.join(sorted(known))}")
         if name == _PRELOAD:
-            found = {library for each in ALLOCATORS if (library := preload_name(each))}
-            there = {library for source in (settings.env, os.environ) for library in preloaded(source.get(name, ""))}
-            if set(preloaded(value)) - found - there:
-                expected = " or ".join(sorted(found)) or "no library, for no allocator is installed here"
+            installed = {library for each in ALLOCATORS if (library := preload_name(each))}
+            preloaded_now = {
+                library for source in (settings.env, os.environ) for library in preloaded(source.get(name, ""))
+            }
+            if set(preloaded(value)) - installed - preloaded_now:
+                expected = " or ".join(sorted(installed)) or "no library, because no allocator is installed here"
                 raise _refusal(where, name, value, expected)
 
 

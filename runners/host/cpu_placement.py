@@ -1,7 +1,7 @@
-"""Which cores the service's threads run on, and at what priority: planned once, taken by each thread as it starts.
+"""The cores and priority of the service's threads: planned once, applied by each thread as it starts.
 
-Threads that the framework starts for its operators (OpenMP) inherit cores and priority from the thread that first
-runs one, so that a worker that takes its place before its first operator takes them along.
+Threads that the framework starts for its operators (OpenMP) inherit cores and priority from the thread that runs the
+first operator, so a worker applies its placement before its first operator.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from latfix.settings import Pinning, RunnerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Cores by thread; where a tuple is empty the thread runs on any.
+    """Cores by thread; a thread with an empty tuple runs on any core.
 
-    :param workers: for each worker.
-    :param prepare: for each prepare thread.
+    :param workers: by worker.
+    :param prepare: by prepare thread.
     :param aside: for latfix's own threads.
-    :param obstacle: why nothing is placed; empty where something is.
+    :param obstacle: why nothing is placed; empty if something is.
     """
 
     workers: tuple[Cores, ...]
@@ -33,7 +33,7 @@ class Placement:
 
 
 def plan_placement(topology: Topology, settings: RunnerSettings, pin: Pinning | None = None) -> Placement:
-    """Place workers, prepare threads and latfix's own by ``settings.pin``, or as if it were ``pin``."""
+    """Place workers, prepare threads and latfix's own threads by ``pin``, which defaults to ``settings.pin``."""
     return place(
         topology,
         pin or settings.pin,
@@ -44,10 +44,7 @@ def plan_placement(topology: Topology, settings: RunnerSettings, pin: Pinning | 
 
 
 def place(topology: Topology, pin: Pinning, *, workers: int, prepare: int, threads: int) -> Placement:
-    """Cores for ``workers`` workers and ``prepare`` prepare threads.
-
-    :param threads: threads of one operator; 0 for as many as a worker gets cores.
-    """
+    """Cores for workers and prepare threads; ``threads`` is per operator, 0 for one per core of the worker."""
     if pin == "off":
         return _nowhere(workers, prepare, "pin is off")
     if not topology.cores:
@@ -62,38 +59,32 @@ def _nowhere(workers: int, prepare: int, obstacle: str) -> Placement:
 
 
 def _by_worker(topology: Topology, workers: int, prepare: int, threads: int) -> Placement:
-    """Physical cores of its own for each worker; what is left is for all other threads.
+    """Physical cores of its own for each worker; the remaining cores serve all other threads.
 
-    One core stays free for those where there are more cores than workers. Interrupts are mostly served by the first
-    cores, so workers take the last ones.
+    One core stays free for those if there are more cores than workers. The first cores serve most interrupts, so
+    workers take the last ones.
     """
     count = len(topology.physical)
     if count < 2 or workers > count:
-        found = f"{workers} worker(s) on {count} core(s): a worker cannot have a core to itself"
-        return _nowhere(workers, prepare, found)
+        obstacle = f"{workers} worker(s) on {count} core(s): a worker cannot have a core to itself"
+        return _nowhere(workers, prepare, obstacle)
     each = (count - 1) // workers if count > workers else 1
     if threads:
         each = min(each, threads)
     free = {domain: list(topology.physical_of(domain)) for domain in topology.domains}
     placed: list[Cores] = []
     for _ in range(workers):
-        # A worker whose threads share a cache is faster than one astride two of them.
+        # A worker whose threads share a cache is faster than one that spans two caches.
         chosen: list[Cores] = []
-        for domain in _roomiest(free, each):
+        # Domains that hold all of its cores come first, those with the most free cores before others.
+        for domain in sorted(free, key=lambda domain: (len(free[domain]) < each, -len(free[domain]))):
             while free[domain] and len(chosen) < each:
                 chosen.append(free[domain].pop())
         placed.append(tuple(sorted(group[0] for group in chosen)))
-    whole = [core for groups in free.values() for group in groups for core in group]
+    free_cores = [core for groups in free.values() for group in groups for core in group]
     threads_of_theirs = set(topology.cores) - {core for cores in placed for core in cores}
-    aside = tuple(sorted(whole or threads_of_theirs))
+    aside = tuple(sorted(free_cores or threads_of_theirs))
     return Placement(workers=tuple(placed), prepare=(aside,) * prepare, aside=aside)
-
-
-def _roomiest(free: dict[Domain, list[Cores]], each: int) -> list[Domain]:
-    """Domains in the order in which a worker takes cores: first those that hold it whole, the emptiest first."""
-    fits = sorted((domain for domain in free if len(free[domain]) >= each), key=lambda domain: -len(free[domain]))
-    others = sorted((domain for domain in free if len(free[domain]) < each), key=lambda domain: -len(free[domain]))
-    return fits + others
 
 
 def _by_domain(topology: Topology, workers: int, prepare: int) -> Placement:
@@ -103,12 +94,12 @@ def _by_domain(topology: Topology, workers: int, prepare: int) -> Placement:
         return _nowhere(
             workers,
             prepare,
-            f"cores {cores} share one memory node and one last-level cache: there is nothing to choose",
+            f"cores {cores} share one memory node and one last-level cache, so all placements are equal",
         )
     held = dict.fromkeys(topology.domains, 0)
     placed: list[Cores] = []
     for _ in range(workers):
-        # Most physical cores a worker; the last of equal domains, away from the cores that serve interrupts.
+        # The most physical cores per worker; among equals the last domain, away from the cores that serve interrupts.
         best = max(
             reversed(topology.domains), key=lambda domain: len(topology.physical_of(domain)) / (held[domain] + 1)
         )
@@ -121,14 +112,14 @@ def _by_domain(topology: Topology, workers: int, prepare: int) -> Placement:
 
 
 def domain_of(topology: Topology, cores: Cores) -> Domain | None:
-    """The domain that all of ``cores`` lie in; ``None`` where there is none."""
+    """The domain that holds all of ``cores``, or ``None``."""
     return next((domain for domain in topology.domains if cores and set(cores) <= set(domain.cores)), None)
 
 
 class Places:
-    """Puts the threads of one engine where they belong; each calls its method as it starts.
+    """Places the threads of one engine; each thread calls its method as it starts.
 
-    What the system refuses costs the placement, never the service; :attr:`notes` says so.
+    If the system refuses, the thread runs unplaced and :attr:`notes` reports it.
 
     :ivar notes: what was refused, one line each.
     """
@@ -146,21 +137,21 @@ class Places:
                 self.notes.append(f"pin = {settings.pin}: {self.placement.obstacle}")
 
     def worker(self, number: int) -> int:
-        """Take the place of a worker; returns how many threads its operators may use, 0 for any number."""
-        return self._stand(self.placement.workers, number)
+        """Place the calling worker thread; returns how many threads its operators may use, 0 for any number."""
+        return self._place(self.placement.workers, number)
 
     def prepare(self, number: int) -> int:
-        """Take the place of a prepare thread; returns how many threads its operators may use, 0 for any number."""
-        return self._stand(self.placement.prepare, number)
+        """Place the calling prepare thread; returns how many threads its operators may use, 0 for any number."""
+        return self._place(self.placement.prepare, number)
 
-    def _stand(self, places: tuple[Cores, ...], number: int) -> int:
+    def _place(self, places: tuple[Cores, ...], number: int) -> int:
         cores = places[number] if number < len(places) else ()
         self._take(cores)
         return min(len(cores), self._threads or len(cores))
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Off the workers' cores, for the calling thread and all that it starts meanwhile."""
+        """Keep the calling thread, and threads that it starts within, off the workers' cores."""
         before = os.sched_getaffinity(0) if self.placement.aside else set()
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         self._take(self.placement.aside)
@@ -168,17 +159,17 @@ class Places:
             yield
         finally:
             if before:
-                with contextlib.suppress(OSError):  # some of the cores were taken away meanwhile
+                with contextlib.suppress(OSError):  # some of the cores are no longer available
                     os.sched_setaffinity(0, before)
             if self._nice:
-                with contextlib.suppress(OSError):  # it may lower its priority only
+                with contextlib.suppress(OSError):  # an unprivileged thread cannot raise its priority again
                     os.setpriority(os.PRIO_PROCESS, 0, nice)
 
     def _take(self, cores: Cores) -> None:
         if cores:
             try:
                 os.sched_setaffinity(0, cores)
-            except OSError as error:  # the cores were taken away from this process meanwhile
+            except OSError as error:  # the cores are no longer available to this process
                 self._note(f"cores {cores_text(cores)} were refused ({error.strerror})")
         if self._nice:
             try:
@@ -193,14 +184,12 @@ class Places:
 
 
 def limit_operator_threads(settings: RunnerSettings, cores: int) -> int:
-    """Set it for the calling thread, by the settings and by the cores that it was given; returns how many there are.
+    """Set the operator threads and denormal mode of the calling thread; returns the number of threads.
 
-    Denormal numbers are taken for zero here where the settings say so: threads that this one starts for its operators
-    inherit it, those that exist already do not.
+    Every thread that calls a model uses the same number: a graph is compiled for it. Threads that this one starts for
+    its operators inherit the denormal mode; existing ones do not.
 
-    The same on every thread that calls a model: a graph is compiled for a number of threads.
-
-    :param cores: no more threads than so many; 0 for any number.
+    :param cores: maximum number of threads; 0 for any.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""How many cores this process may use at once, and what else a machine is known by."""
+"""How many cores this process may use at once, and the facts that identify a machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from latfix.runners.host.kernel_files import System
 
 
 def usable_cores(system: System | None = None) -> int:
-    """Cores that this process may use at once: by its affinity, and by what the CPU quota of its groups allows.
+    """Cores that this process may use at once, limited by its affinity and its control group's CPU quota.
 
-    A container with a quota of two cores sees all of the machine's, and is throttled where it uses them.
+    A container with a quota of two cores sees all cores of the machine, and is throttled if it uses them.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = ControlGroups((system or System()).root).cpu_quota()
@@ -21,14 +21,14 @@ def usable_cores(system: System | None = None) -> int:
 
 
 def cpu_model() -> str:
-    """The processor's name, as the kernel or the platform gives it."""
+    """The processor's name as reported by the kernel or the platform."""
     lines = (System().text("/proc/cpuinfo") or "").splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return name or platform.processor() or platform.machine()
 
 
 def machine_facts() -> dict[str, Any]:
-    """The machine, for a run's record and to decide whether two runs can be compared."""
+    """Facts about the machine, for a run's record and to decide if two runs can be compared."""
     return {
         "cpu": cpu_model(),
         "cores": usable_cores(),

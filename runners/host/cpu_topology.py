@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 Cores = tuple[int, ...]
+K = TypeVar("K")
+T = TypeVar("T", int, tuple[int, ...])
 
 _SYSFS = Path("/sys/devices/system")
 
@@ -16,7 +20,7 @@ _SYSFS = Path("/sys/devices/system")
 class Domain:
     """Cores that share a memory node and a last-level cache.
 
-    :param node: number of the NUMA node; -1 where the system does not tell.
+    :param node: number of the NUMA node; -1 if the system does not report it.
     """
 
     node: int
@@ -25,10 +29,10 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The cores that this process may use; none where the system has no affinity to read or set.
+    """The cores that this process may use; empty if the system has no affinity to read or set.
 
     :param cores: logical cores, ascending.
-    :param physical: the same cores, grouped by the physical core that they are threads of.
+    :param physical: the same cores, grouped by physical core (SMT siblings together).
     :param domains: the same cores, grouped by memory node and last-level cache.
     """
 
@@ -37,22 +41,18 @@ class Topology:
     domains: tuple[Domain, ...]
 
     def physical_of(self, domain: Domain) -> tuple[Cores, ...]:
-        """The physical cores that lie in ``domain``."""
         inside = set(domain.cores)
         return tuple(group for group in self.physical if group[0] in inside)
 
 
 def parse_cores(text: str) -> Cores:
-    """The cores of a kernel list such as ``0-3,8``.
-
-    :raises ValueError: it is no such list.
-    """
-    found: set[int] = set()
+    """The cores of a kernel list such as ``0-3,8``; a ValueError for any other text."""
+    cores: set[int] = set()
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+            cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
 
 
 def cores_text(cores: Iterable[int]) -> str:
@@ -67,34 +67,33 @@ def cores_text(cores: Iterable[int]) -> str:
 
 
 def allowed_cores() -> Cores:
-    """Cores that this process may run on; none where the system does not tell (macOS)."""
+    """Cores that this process may run on; empty if the system does not report them (macOS)."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
 def read_topology(allowed: Iterable[int] | None = None, sysfs: Path = _SYSFS) -> Topology:
-    """The topology of ``allowed`` cores, by default those of this process.
+    """The topology of the ``allowed`` cores, by default those of this process.
 
-    What ``/sys`` does not tell counts as not shared, except the memory node: without one, all cores are on the same.
+    What ``/sys`` does not report counts as not shared, except the memory node: all cores are then on one node.
     """
     cores = tuple(sorted(allowed_cores() if allowed is None else set(allowed)))
     siblings = {core: _core_list(sysfs / f"cpu/cpu{core}/topology/thread_siblings_list", core) for core in cores}
     nodes = _nodes(sysfs)
-    caches = {core: _last_level_cache(sysfs, core) for core in cores}
-    keys: dict[tuple[int, Cores], list[int]] = {}
-    for core in cores:
-        keys.setdefault((nodes.get(core, -1), caches[core]), []).append(core)
+    caches = {core: _of_last_level(core, sysfs, "shared_cpu_list", parse_cores, ()) for core in cores}
+    places = {core: (nodes.get(core, -1), caches[core]) for core in cores}
     return Topology(
         cores=cores,
-        physical=_grouped(cores, siblings),
-        domains=tuple(Domain(node=node, cores=tuple(group)) for (node, _), group in keys.items()),
+        physical=tuple(_grouped(siblings).values()),
+        domains=tuple(Domain(node=node, cores=group) for (node, _), group in _grouped(places).items()),
     )
 
 
-def _grouped(cores: Cores, siblings: Mapping[int, Cores]) -> tuple[Cores, ...]:
-    groups: dict[Cores, list[int]] = {}
-    for core in cores:
-        groups.setdefault(siblings[core], []).append(core)
-    return tuple(tuple(group) for group in groups.values())
+def _grouped(keys: Mapping[int, K]) -> dict[K, Cores]:
+    """Cores by their key, in the order of the mapping."""
+    groups: dict[K, Cores] = {}
+    for core, key in keys.items():
+        groups[key] = (*groups.get(key, ()), core)
+    return groups
 
 
 def _core_list(path: Path, otherwise: int) -> Cores:
@@ -106,37 +105,29 @@ def _core_list(path: Path, otherwise: int) -> Cores:
 
 def _nodes(sysfs: Path) -> dict[int, int]:
     """The memory node of each core."""
-    found: dict[int, int] = {}
+    nodes: dict[int, int] = {}
     for folder in sorted((sysfs / "node").glob("node[0-9]*")):
         try:
-            found |= dict.fromkeys(parse_cores((folder / "cpulist").read_text()), int(folder.name[4:]))
+            nodes |= dict.fromkeys(parse_cores((folder / "cpulist").read_text()), int(folder.name[4:]))
         except (OSError, ValueError):
             continue
-    return found
-
-
-def _last_level_cache(sysfs: Path, core: int) -> Cores:
-    """Cores that share the core's cache of the highest level; none where the system does not tell."""
-    best: tuple[int, Cores] = (0, ())
-    for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
-        try:
-            level = int((folder / "level").read_text())
-            shared = parse_cores((folder / "shared_cpu_list").read_text())
-        except (OSError, ValueError):
-            continue
-        best = max(best, (level, shared))
-    return best[1]
+    return nodes
 
 
 def last_level_cache_bytes(core: int = 0, sysfs: Path = _SYSFS) -> int:
-    """Size of the core's cache of the highest level; 0 where the system does not tell."""
-    best = (0, 0)
+    """Size of the core's highest-level cache; 0 if the system does not report it."""
+    return _of_last_level(core, sysfs, "size", _size_bytes, 0)
+
+
+def _size_bytes(text: str) -> int:
+    units = {"K": 10, "M": 20, "G": 30}
+    return int(text[:-1]) << units[text[-1]] if text[-1:] in units else int(text)
+
+
+def _of_last_level(core: int, sysfs: Path, file: str, parse: Callable[[str], T], otherwise: T) -> T:
+    best = (0, otherwise)
     for folder in (sysfs / f"cpu/cpu{core}/cache").glob("index[0-9]*"):
-        try:
-            level, size = int((folder / "level").read_text()), (folder / "size").read_text().strip()
-            units = {"K": 10, "M": 20, "G": 30}
-            value = int(size[:-1]) << units[size[-1]] if size[-1:] in units else int(size)
-        except (OSError, ValueError):
-            continue
-        best = max(best, (level, value))
+        with contextlib.suppress(OSError, ValueError):
+            level, value = int((folder / "level").read_text()), parse((folder / file).read_text().strip())
+            best = max(best, (level, value))
     return best[1]

@@ -1,4 +1,4 @@
-"""Allocators other than the C library's: where they are installed, and which one a process really uses."""
+"""Allocators other than the C library's: where they are installed, and which one this process uses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocator:
-    """An allocator that can be preloaded, and the settings under which it keeps freed memory.
+    """An allocator that can be preloaded.
 
-    :param sonames: names of its library, the best first.
-    :param environment: without these it gives large blocks back at once, and nothing is gained.
+    :param sonames: names of its library, the preferred one first.
+    :param environment: variables that make it keep freed memory; without them it returns large blocks at once.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Allocator:
 JEMALLOC = Allocator(
     name="jemalloc",
     sonames=("libjemalloc.so.2", "libjemalloc.so"),
-    # Blocks above 8 MiB have an arena of their own by default, from which freed ones are unmapped at once.
+    # By default, blocks above 8 MiB have an arena of their own, from which freed blocks are unmapped at once.
     environment={"MALLOC_CONF": "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1"},
 )
 TCMALLOC = Allocator(
@@ -56,9 +56,9 @@ _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
 def preload_name(allocator: Allocator, folders: Sequence[Path] | None = None, cache: Path = _LOADER_CACHE) -> str:
-    """What ``LD_PRELOAD`` must name: the library alone where the loader finds it, else its path; empty for none.
+    """What ``LD_PRELOAD`` must name; empty if the library is not installed.
 
-    A name without a path works on every machine that has the library, whatever its distribution.
+    This is the bare file name if the loader finds it, which works on every machine with the library; else the path.
     """
     if not sys.platform.startswith("linux"):
         return ""
@@ -75,13 +75,13 @@ def preload_name(allocator: Allocator, folders: Sequence[Path] | None = None, ca
 def _library_folders() -> list[Path]:
     machine = platform.machine()
     searched = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
-    # Of an environment of its own (conda puts shared libraries beside Python).
+    # conda puts shared libraries next to Python.
     own = [str(Path(sys.prefix) / "lib"), str(Path(sys.base_prefix) / "lib")]
     return [Path(name.format(machine=machine)) for name in (*searched, *own, *_FOLDERS)]
 
 
 def _loader_knows(soname: str, cache: Path) -> bool:
-    """Whether the loader's cache names the library and the file that it names is there."""
+    """True if the loader's cache names the library and the named file exists."""
     try:
         data = cache.read_bytes()
     except OSError:
@@ -91,7 +91,7 @@ def _loader_knows(soname: str, cache: Path) -> bool:
 
 
 def _is_library(path: Path) -> bool:
-    """Whether it is an ELF file of this machine's word size."""
+    """True for an ELF file of this machine's word size."""
     try:
         with path.open("rb") as file:
             head = file.read(5)
@@ -103,10 +103,10 @@ def _is_library(path: Path) -> bool:
 def loaded_allocator(maps: Iterable[str] | None = None, malloc: int | None = None) -> str:
     """The allocator whose ``malloc`` this process calls: its name, or the C library's.
 
-    A library that is mapped because some package uses it for itself serves no other allocation.
+    A library that is mapped only because some package uses it does not count.
 
     :param maps: lines of ``/proc/self/maps``, this process's own by default.
-    :param malloc: where the function is, by default for the whole process.
+    :param malloc: the function's address; by default the process-wide one.
     """
     c_library = platform.libc_ver()[0] or platform.system()
     if maps is None:

@@ -1,4 +1,4 @@
-"""What this process is allowed to do to its own priority and memory, read before it is tried."""
+"""Which priorities and how much locked memory this process is allowed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MIB = 1 << 20
 
 
 def has_capability(bit: int, status: Path = Path("/proc/self/status")) -> bool:
-    """Whether the capability is in this process's effective set; ``False`` where the system has none."""
+    """True if the capability is in this process's effective set; ``False`` on systems without capabilities."""
     return bool(int(status_field("CapEff", status) or "0", 16) >> bit & 1)
 
 
 def status_field(name: str, status: Path = Path("/proc/self/status")) -> str:
-    """A field of ``/proc/self/status``; empty where there is none."""
+    """A field of ``/proc/self/status``; empty if missing."""
     try:
         lines = status.read_text().splitlines()
     except OSError:
@@ -30,7 +30,7 @@ def status_field(name: str, status: Path = Path("/proc/self/status")) -> str:
 
 
 def status_bytes(name: str) -> int:
-    """A field of ``/proc/self/status`` that is given in kB, as bytes; 0 where there is none."""
+    """A field of ``/proc/self/status`` that is in kB, as bytes; 0 if missing."""
     return System().fields("/proc/self/status").get(name, 0) * 1024
 
 
@@ -40,13 +40,13 @@ def current_nice() -> int:
 
 
 def least_nice() -> int:
-    """The lowest nice value that this process may give itself; its own where it may not lower it."""
+    """The lowest nice value that this process may set; its current one if it may not lower it."""
     if sys.platform == "linux":
         import resource
 
         if has_capability(CAP_SYS_NICE):
             return -20
-        # The limit counts from 1 (nice 19) to 40 (nice -20).
+        # The limit ranges from 1 (nice 19) to 40 (nice -20).
         soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
         lowest = -20 if soft == resource.RLIM_INFINITY else 20 - min(max(soft, 0), 40)
         return min(current_nice(), lowest)
@@ -54,7 +54,7 @@ def least_nice() -> int:
 
 
 def lockable_bytes() -> int | None:
-    """Bytes that this process may lock into memory; ``None`` for no limit, 0 where it cannot be told."""
+    """Bytes that this process may lock into memory; ``None`` for no limit, 0 if unknown."""
     if sys.platform != "linux":
         return 0
     import resource
@@ -66,12 +66,11 @@ def lockable_bytes() -> int | None:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without swapping, within the cgroup's limit; 0 where the system does not tell."""
+    """Memory available without swapping, within the cgroup's limit; 0 if the system does not report it."""
     free = System().fields("/proc/meminfo").get("MemAvailable", 0) * 1024
-    known = [left for left in (free or None, ControlGroups().memory_left()) if left is not None]
+    known = [size for size in (free or None, ControlGroups().memory_left()) if size is not None]
     return max(min(known), 1) if known else 0
 
 
 def mib(size: int) -> str:
-    """Bytes as people read them."""
     return f"{size / _MIB:,.0f} MiB" if size >= 10 * _MIB else f"{size / _MIB:.1f} MiB"

@@ -1,8 +1,8 @@
-"""What the settings ask of the process as a whole: its environment, before it starts, and its memory, once loaded.
+"""Settings of the whole process: its environment before it starts, and its memory after the model is loaded.
 
-Allocators and thread pools read their environment before ``main``, so that a plan that names any of it needs a
-process that was started with it: :func:`process_environment` makes that environment. What a process that was started
-otherwise lacks, :mod:`latfix.runners.host.start_environment` says.
+Allocators and thread pools read their environment before ``main``, so such settings need a process that was started
+with it; :func:`process_environment` returns that environment. :mod:`latfix.runners.host.start_environment` reports
+what is missing in a process that was started without it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from latfix.runners.host.kernel_files import System
 from latfix.runners.host.privileges import available_bytes, lockable_bytes, mib, status_bytes
 from latfix.settings import RunnerSettings
 
-#: glibc keeps what was freed: no mapping of a block's own, no trimming, room ahead at each growth, and one heap for
-#: all threads. A thread's own heap holds no more than 64 MiB, so that blocks of tens of MiB would be mapped anew each
-#: time, which with these settings was measured to be ten times slower than without.
+#: glibc keeps freed memory: no mmap per block, no trimming, room ahead at each growth, and one heap for all threads.
+#: A thread's own heap holds at most 64 MiB, so blocks of tens of MiB would be mapped anew each time; with these
+#: settings that measured ten times slower than without them.
 KEEP_FREED: Mapping[str, str] = {
     "glibc.malloc.mmap_max": "0",
     "glibc.malloc.trim_threshold": "8589934592",
@@ -33,9 +33,9 @@ KEEP_FREED: Mapping[str, str] = {
     "glibc.malloc.arena_max": "1",
 }
 _HUGE = {"glibc.malloc.hugetlb": "1"}
-#: PyTorch asks for huge pages for tensors of 2 MiB and more where this is set.
+#: With this set, PyTorch requests huge pages for tensors of 2 MiB and more.
 _TORCH_HUGE = {"THP_MEM_ALLOC_ENABLE": "1"}
-#: The same for ``mallopt``, in a process that runs already.
+#: The equivalent of ``KEEP_FREED`` for ``mallopt``, in a running process.
 _MALLOPT = ((-4, 0), (-1, -1), (-2, 64 << 20), (-8, 1))
 
 _PR_SET_THP_DISABLE = 41
@@ -44,7 +44,7 @@ _MADV_COLLAPSE = 25
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _HUGE_PAGE = 2 << 20
 _MIB = 1 << 20
-#: The share of the available memory that prefaulting may take.
+#: The maximum share of available memory for prefaulting.
 _MOST_OF_AVAILABLE = 0.8
 _SYSTEM = System()
 _AUTOGROUP = Path("/proc/self/autogroup")
@@ -53,7 +53,7 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 def process_environment(settings: RunnerSettings, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a runner's process: the inherited one, the settings' own, and what they imply.
 
-    ``GLIBC_TUNABLES`` are merged tunable by tunable and ``LD_PRELOAD`` library by library, the settings' own first.
+    ``GLIBC_TUNABLES`` are merged per tunable and ``LD_PRELOAD`` per library, the settings' own first.
     """
     inherited = os.environ if inherited is None else inherited
     tunables = read_tunables(inherited.get("GLIBC_TUNABLES", ""))
@@ -75,28 +75,26 @@ def process_environment(settings: RunnerSettings, inherited: Mapping[str, str] |
 
 
 def read_tunables(text: str) -> dict[str, str]:
-    """``GLIBC_TUNABLES`` as a mapping."""
     pairs = (part.partition("=") for part in text.split(":") if "=" in part)
     return {name: value for name, _, value in pairs}
 
 
 def preloaded(text: str) -> list[str]:
-    """The libraries of ``LD_PRELOAD``, which colons or blanks stand between."""
+    """The libraries of ``LD_PRELOAD``, separated by colons or blanks."""
     return text.replace(":", " ").split()
 
 
 def tunables_text(tunables: Mapping[str, str]) -> str:
-    """A mapping as ``GLIBC_TUNABLES``."""
     return ":".join(f"{name}={value}" for name, value in tunables.items())
 
 
 @dataclass(slots=True)
 class ProcessSetup:
-    """Applies the settings to the process that it runs in, and says what came of it.
+    """Applies process-wide settings to the current process and records the effect.
 
-    :ivar prefaulted_bytes: touched before the first request, and …
-    :ivar kept_bytes: … still resident after it was freed again.
-    :ivar locked: all memory is locked, now and in future.
+    :ivar prefaulted_bytes: touched before the first request.
+    :ivar kept_bytes: of those, still resident after they were freed.
+    :ivar locked: all current and future memory is locked.
     :ivar notes: what was refused or not possible, one line each.
     :ivar seconds: how long it took.
     """
@@ -110,14 +108,14 @@ class ProcessSetup:
     _settled: bool = False
 
     def before_load(self) -> None:
-        """What must stand before the model is loaded: no huge pages, or the process's own scheduling group."""
+        """Apply what must be set before the model is loaded: huge pages off, the nice value of the autogroup."""
         if self.settings.huge_pages == "never":
             self._call("prctl", _PR_SET_THP_DISABLE, 1, 0, 0, 0, what="huge_pages = never")
         if self.settings.nice:
             self._nice_of_the_group()
 
     def before_requests(self) -> None:
-        """What is done once, when all is loaded and warm: huge pages, prefaulting, locking."""
+        """Apply what is done once, after loading and warm-up: huge pages, prefaulting, locking."""
         if self._settled:
             return
         self._settled = True
@@ -131,15 +129,15 @@ class ProcessSetup:
         self.seconds = time.perf_counter() - started
 
     def _nice_of_the_group(self) -> None:
-        """With autogroups, nice counts within a session only, and the session's own value against all others.
+        """Set the session's autogroup: with autogroups, a thread's nice value counts only within its session.
 
-        Set where this process leads its session: a runner does, a program in somebody's shell does not.
+        Only a session leader sets it. A runner is one; a program started from a shell is not.
         """
         if not _AUTOGROUP.exists():
             return
         if os.getsid(0) != os.getpid():
             self.notes.append(
-                f"nice = {self.settings.nice}: this process does not lead its session, whose autogroup stays as it is"
+                f"nice = {self.settings.nice}: this process does not lead its session, its autogroup stays unchanged"
             )
             return
         try:
@@ -148,12 +146,10 @@ class ProcessSetup:
             self.notes.append(f"nice = {self.settings.nice}: the session's autogroup was refused ({error.strerror})")
 
     def _prefault(self, size: int) -> None:
-        """Touch ``size`` bytes of the heap and free them: what the allocator keeps needs no page fault later."""
+        """Touch ``size`` bytes of the heap and free them, so that later allocations cause no page faults."""
         available = available_bytes()
         if available and size > _MOST_OF_AVAILABLE * available:
-            self.notes.append(
-                f"prefault_mb: {mib(size)} asked for and {mib(available)} available; nothing was touched"
-            )
+            self.notes.append(f"prefault_mb: {mib(size)} requested, {mib(available)} available; nothing was touched")
             return
         c = ctypes.CDLL(None, use_errno=True)
         if platform.libc_ver()[0] == "glibc" and hasattr(c, "mallopt"):
@@ -164,7 +160,7 @@ class ProcessSetup:
         before = status_bytes("VmRSS")
         block = c.malloc(size)
         if not block:
-            self.notes.append(f"prefault_mb: the allocator had no {mib(size)}")
+            self.notes.append(f"prefault_mb: the allocator could not provide {mib(size)}")
             return
         ctypes.memset(block, 0, size)
         c.free(block)
@@ -172,7 +168,7 @@ class ProcessSetup:
         self.kept_bytes = max(status_bytes("VmRSS") - before, 0)
 
     def _advise_huge_pages(self) -> None:
-        """Ask for huge pages in what is mapped already, the model's weights among it, and make them at once."""
+        """Request huge pages for what is already mapped, including the model's weights, and collapse them now."""
         if sys.platform != "linux":
             self.notes.append("huge_pages = always: this system has no transparent huge pages")
             return
@@ -183,16 +179,16 @@ class ProcessSetup:
             if c.madvise(start, end - start, _MADV_HUGEPAGE):
                 refused += 1
                 continue
-            # Only a hint: the kernel before 6.1 does not know it, and makes huge pages of it by and by.
+            # Only a hint: kernels before 6.1 do not know it and collapse pages in the background.
             c.madvise(start, end - start, _MADV_COLLAPSE)
         if refused:
             self.notes.append(f"huge_pages = always: {refused} mapping(s) were refused")
 
     def _lock(self) -> None:
-        """Lock what is resident, and what will be as it is touched."""
+        """Lock resident memory now and later memory as it is touched."""
         limit, mapped = lockable_bytes(), status_bytes("VmSize")
         if limit is not None and mapped > limit // 2:
-            # Beyond the limit every later allocation fails, the model's among them.
+            # Beyond the limit every later allocation fails, including the model's.
             self.notes.append(
                 f"lock_memory: RLIMIT_MEMLOCK is {mib(limit)} and {mib(mapped)} are mapped; nothing was locked"
             )
@@ -201,7 +197,7 @@ class ProcessSetup:
         self.locked = self._call("mlockall", flags, what="lock_memory")
 
     def _call(self, function: str, *arguments: int, what: str) -> bool:
-        """Call a function of the C library that returns 0 where it worked; elsewhere say why not."""
+        """Call a C library function that returns 0 on success; note the reason if it fails."""
         if sys.platform != "linux":
             self.notes.append(f"{what}: this system has no {function}")
             return False
@@ -213,7 +209,7 @@ class ProcessSetup:
 
 
 def _anonymous_mappings() -> Iterator[tuple[int, int]]:
-    """Private writable mappings without a file that a huge page fits into; not the main thread's stack."""
+    """Private writable anonymous mappings that can hold a huge page; not the main thread's stack."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, rights, _, _, inode, *name = line.split(None, 5)
         if rights != "rw-p" or inode != "0" or (name and not name[0].startswith(("[heap]", "[anon:"))):
@@ -226,19 +222,19 @@ def _anonymous_mappings() -> Iterator[tuple[int, int]]:
 
 
 def autogroup_nice() -> int | None:
-    """The nice value of the session's scheduling group; ``None`` where there are no such groups."""
+    """The nice value of the session's autogroup; ``None`` if the kernel has no autogroups."""
     with contextlib.suppress(OSError, ValueError):
         return int(_AUTOGROUP.read_text().rpartition("nice")[2])
     return None
 
 
 def huge_page_mode(system: System = _SYSTEM) -> str:
-    """What the kernel does about huge pages by itself: ``always``, ``madvise``, ``never``; empty for none at all."""
+    """The kernel's own huge page policy: ``always``, ``madvise`` or ``never``; empty if it has no huge pages."""
     return system.chosen("/sys/kernel/mm/transparent_hugepage/enabled") or ""
 
 
 def glibc_version() -> tuple[int, int] | None:
-    """The version of glibc; ``None`` where the C library is another."""
+    """The version of glibc; ``None`` for another C library."""
     name, version = platform.libc_ver()
     if name != "glibc":
         return None
@@ -247,6 +243,6 @@ def glibc_version() -> tuple[int, int] | None:
 
 
 def memory_facts() -> dict[str, Any]:
-    """Huge and locked bytes of this process, as the kernel counts them; it walks the page tables for it."""
+    """Huge and locked bytes of this process. Reading them walks the page tables."""
     huge = System().fields("/proc/self/smaps_rollup").get("AnonHugePages", 0) * 1024
     return {"locked_bytes": status_bytes("VmLck"), "huge_bytes": huge, "page_bytes": mmap.PAGESIZE}

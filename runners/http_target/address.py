@@ -1,4 +1,4 @@
-"""The address of a service, and what is sent with every request: headers, trust, timeouts."""
+"""The address of a service, and what all requests share: headers, trust, timeouts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from latfix.errors import InputError
 
 SCHEMES = ("http", "https", "grpc", "grpcs")
-#: The port where an address names none; Triton's for gRPC.
+#: The default port of each scheme; Triton's for gRPC.
 _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
-#: Headers that the replay itself sets.
+#: Headers that the replay sets itself.
 _OWN = {"content-length", "transfer-encoding", "connection", "host"}
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _LONGEST_TIMEOUT_S = 86_400.0
 
 
 def is_address(workload: str) -> bool:
-    """True if a command line names a service by its address, and no folder or file."""
+    """True if the argument is the address of a service, not a folder or file."""
     return "://" in workload
 
 
@@ -33,9 +33,9 @@ def is_address(workload: str) -> bool:
 class Address:
     """Where a service listens.
 
-    :param target: path and query, as they are requested.
-    :param shown: the address as a record may show it: without user, password and values of the query.
-    :param authorization: of the user and password in it; empty for none.
+    :param target: path and query, as requested.
+    :param shown: the address for records and messages: without user, password and values of the query.
+    :param authorization: the header for the user and password in the address; empty for none.
     """
 
     scheme: str
@@ -47,7 +47,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """Of a run: host and path."""
+        """Name of a run: host and path."""
         return self.shown.partition("://")[2].partition("?")[0].rstrip("/")
 
     @property
@@ -67,13 +67,13 @@ class Address:
 
     @property
     def host_header(self) -> str:
-        """As the ``Host`` header has it: the port only where it is not the scheme's own."""
+        """Value of the ``Host`` header: with the port only if it is not the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] and not self.is_grpc else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """As it is requested, with the values of the query."""
+        """The address as requested, with the values of the query."""
         return f"{self.scheme}://{self.host_header}{self.target}"
 
     def at(self, target: str) -> Address:
@@ -82,9 +82,9 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """The address in ``http://host:port/path``.
+    """Parse an address such as ``http://host:port/path``.
 
-    :raises InputError: it is none, or of a protocol that is not replayed.
+    :raises InputError: it is not an address, or its protocol is not supported.
     """
     expected = "an address such as http://127.0.0.1:8000/predict"
     try:
@@ -116,7 +116,7 @@ def parse_address(text: str) -> Address:
 
 
 def _names_of(query: str) -> str:
-    """The query without its values, which may be keys to the service."""
+    """The query without its values, which may be keys of the service."""
     names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
     return f"?{'&'.join(f'{name}=…' for name in names)}" if names else ""
 
@@ -131,9 +131,9 @@ def _basic(parts: SplitResult) -> str:
 def parse_headers(
     options: Sequence[str], address: Address, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """``--header "Name: value"``; ``$NAME`` in a value is taken from the environment.
+    """Parse ``--header "Name: value"``; ``$NAME`` in a value refers to the environment.
 
-    :raises InputError: one is no header, names one that the replay sets itself, or a variable that is not set.
+    :raises InputError: an option is not a header, names one that the replay sets itself, or uses an unset variable.
     """
     environment = os.environ if environment is None else environment
     headers = {"Authorization": address.authorization} if address.authorization else {}
@@ -141,20 +141,20 @@ def parse_headers(
         name, colon, value = option.partition(":")
         name = name.strip()
         if not colon or not _TOKEN.fullmatch(name):
-            raise InputError('--header: found one without a name; expected "Name: value"')
+            raise InputError('--header: found a header without a name; expected "Name: value"')
         if name.lower() in _OWN:
             raise InputError(f"--header: found {name}, which the replay sets itself; leave it out")
         value = _expanded(value.strip(), name, environment)
         if not value.isprintable() or not value.isascii():
             raise InputError(f"--header: found a value of {name} that is not printable ASCII; encode it first")
-        headers = {known: kept for known, kept in headers.items() if known.lower() != name.lower()}
+        headers = {earlier: kept for earlier, kept in headers.items() if earlier.lower() != name.lower()}
         headers[name] = value
     return headers
 
 
 def _expanded(value: str, header: str, environment: Mapping[str, str]) -> str:
-    def variable(found: re.Match[str]) -> str:
-        name = found.group(1) or found.group(2)
+    def variable(match: re.Match[str]) -> str:
+        name = match.group(1) or match.group(2)
         if name not in environment:
             raise InputError(f"--header: found ${name} in {header}, and no such variable; export {name}=… first")
         return environment[name]
@@ -163,20 +163,14 @@ def _expanded(value: str, header: str, environment: Mapping[str, str]) -> str:
 
 
 def check_method(method: str) -> str:
-    """The method in capitals.
-
-    :raises InputError: it is none that carries a request.
-    """
+    """The method in capitals; an InputError for a method that carries no request."""
     if method.upper() not in _METHODS:
         raise InputError(f"--method: found {method!r}; expected one of {', '.join(_METHODS)}")
     return method.upper()
 
 
 def check_timeout(seconds: float) -> float:
-    """Seconds after which a request is given up.
-
-    :raises InputError: not above 0, or above a day.
-    """
+    """Check the seconds after which a request is given up; an InputError if not above 0 and at most a day."""
     if not 0 < seconds <= _LONGEST_TIMEOUT_S:
         raise InputError(f"--timeout: found {seconds:g}; expected seconds above 0, at most {_LONGEST_TIMEOUT_S:,.0f}")
     return seconds
@@ -184,19 +178,19 @@ def check_timeout(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """What a server's certificate is checked with.
+    """How a server's certificate is checked.
 
-    :param cacert: a file of certificates to trust instead of the system's; empty for the system's.
-    :param insecure: trust any.
+    :param cacert: a file of trusted certificates that replaces the system's; empty for the system's.
+    :param insecure: trust any certificate.
     """
 
     cacert: str = ""
     insecure: bool = False
 
     def context(self, *, http2: bool = False) -> ssl.SSLContext:
-        """For connections.
+        """The TLS context of connections.
 
-        :param http2: agree on HTTP/2 with the server.
+        :param http2: negotiate HTTP/2 with the server.
         :raises InputError: the file holds no certificate.
         """
         try:

@@ -1,15 +1,15 @@
-"""Bodies of requests: a JSON template in which ``{name}`` stands for a value of the recorded request.
+"""Request bodies: a JSON template in which ``{name}`` stands for a value of the recorded request.
 
-The template is JSON first and is filled in as JSON: a text that is nothing but ``"{payload}"`` becomes the value
-itself, whatever its type; ``"id-{id}"`` stays a text with the value in it, escaped by the encoder. No value can
-close a quotation mark or add a key. ``{{`` and ``}}`` are braces.
+The template is parsed and filled in as JSON: a string that is exactly ``"{payload}"`` becomes the value itself, of
+any type; ``"id-{id}"`` stays a string that contains the value, escaped by the encoder. No value can close a quotation
+mark or add a key. ``{{`` and ``}}`` are literal braces.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,18 @@ from latfix.traffic.schedule import Traffic
 
 _MARK = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _OWN = ("payload", "id", "priority", "session", "arrival_s", "features")
-#: Requests whose values are looked up before anything is sent.
+#: Number of requests whose values are looked up before anything is sent.
 _LOOKED_AT = 1000
 
 Fill = Callable[[Mapping[str, Any]], Any]
 
 
 class BodyTemplate:
-    """A JSON document with places for values.
+    """A JSON document with placeholders.
 
     :param text: JSON.
-    :param where: for messages.
-    :raises InputError: it is no JSON, or a place has no name.
+    :param where: source of the text, for messages.
+    :raises InputError: it is not JSON, or a placeholder has no name.
     """
 
     def __init__(self, text: str, where: str = "--body") -> None:
@@ -39,20 +39,20 @@ class BodyTemplate:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            found = (
+            reason = (
                 f"{error.msg} in column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
             )
             raise InputError(
-                f"{where}: found no JSON ({found}); expected a template such as "
+                f"{where}: found no JSON ({reason}); expected a template such as "
                 """'{"inputs": "{payload}"}', with quotation marks around each place"""
             ) from error
-        self.names: tuple[str, ...] = tuple(dict.fromkeys(self._places(document)))
+        self.names: dict[str, None] = {}
         self._fill = self._compiled(document)
 
     def check(self, traffic: Traffic) -> None:
-        """See that the traffic has what the template names.
+        """Check that the traffic has all values that the template names.
 
-        :raises InputError: naming the place that has no value, and what there is.
+        :raises InputError: a placeholder has no value; the message lists the available ones.
         """
         known = (*_OWN, *traffic.features)
         for name in self.names:
@@ -65,10 +65,7 @@ class BodyTemplate:
             self.render(traffic.request(k))
 
     def render(self, request: Request) -> bytes:
-        """The body of one request.
-
-        :raises InputError: a place inside its payload is not there.
-        """
+        """The body of one request; an InputError if its payload lacks a key that the template names."""
         try:
             filled = self._fill(_values(request))
         except LookupError as error:
@@ -77,27 +74,6 @@ class BodyTemplate:
                 "expected a key of its payload"
             ) from error
         return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-
-    def _places(self, node: Any) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield from self._in_text(key)
-                yield from self._places(value)
-        elif isinstance(node, list):
-            for value in node:
-                yield from self._places(value)
-        elif isinstance(node, str):
-            yield from self._in_text(node)
-
-    def _in_text(self, text: str) -> Iterator[str]:
-        for mark in _MARK.finditer(text):
-            if mark.group(0) in ("{", "}") or (mark.group(1) is not None and not mark.group(1).strip()):
-                raise InputError(
-                    f"{self._where}: found a brace without a name in {text[:60]!r}; "
-                    "expected {name}, or {{ and }} for braces"
-                )
-            if mark.group(1) is not None:
-                yield mark.group(1).strip()
 
     def _compiled(self, node: Any) -> Fill:
         if isinstance(node, dict):
@@ -110,37 +86,38 @@ class BodyTemplate:
             return self._compiled_text(node)
         return lambda _values: node
 
-    @staticmethod
-    def _compiled_text(text: str) -> Fill:
-        whole = _MARK.fullmatch(text)
-        if whole is not None and whole.group(1) is not None:
-            name = whole.group(1).strip()
-            return lambda values: look_up(values, name)
-        parts: list[tuple[bool, str]] = []
+    def _compiled_text(self, text: str) -> Fill:
+        parts: list[tuple[bool, str]] = []  # a name, or literal text
         end = 0
         for mark in _MARK.finditer(text):
-            parts.append((False, text[end : mark.start()]))
-            parts.append((False, mark.group(0)[0]) if mark.group(1) is None else (True, mark.group(1).strip()))
+            name = None if mark.group(1) is None else mark.group(1).strip()
+            if name == "" or mark.group(0) in ("{", "}"):
+                raise InputError(
+                    f"{self._where}: found a brace without a name in {text[:60]!r}; "
+                    "expected {name}, or {{ and }} for braces"
+                )
+            if name is not None:
+                self.names[name] = None
+            parts += [(False, text[end : mark.start()]), (name is not None, name or mark.group(0)[0])]
             end = mark.end()
-        parts.append((False, text[end:]))
-        if not any(place for place, _ in parts):
-            plain = "".join(word for _, word in parts)
-            return lambda _values: plain
-        return lambda values: "".join(_text(look_up(values, word)) if place else word for place, word in parts)
+        parts = [part for part in [*parts, (False, text[end:])] if part[1]]
+        if len(parts) == 1 and parts[0][0]:
+            return lambda values: look_up(values, parts[0][1])
+        if not any(is_name for is_name, _ in parts):
+            literal = "".join(word for _, word in parts)
+            return lambda _values: literal
+        return lambda values: "".join(_text(look_up(values, word)) if is_name else word for is_name, word in parts)
 
 
 def read_template(option: str) -> BodyTemplate:
-    """``--body``: JSON itself, or the name of a file that holds it.
-
-    :raises InputError: neither.
-    """
+    """The template of ``--body``: JSON, or the name of a file that holds it; an InputError for neither."""
     if option.lstrip()[:1] in ("{", "[", '"'):
         return BodyTemplate(option)
     path = Path(option.removeprefix("@"))
     try:
         return BodyTemplate(path.read_text(encoding="utf-8"), where=str(path))
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: found bytes that are no UTF-8; expected a JSON template") from error
+        raise InputError(f"{path}: found bytes that are not UTF-8; expected a JSON template") from error
     except OSError as error:
         raise InputError(
             f"--body: found {option[:80]!r}, which is neither JSON nor a file ({error.strerror}); "
@@ -149,9 +126,9 @@ def read_template(option: str) -> BodyTemplate:
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """A value by name; ``payload.key.0`` goes into objects and lists. A feature that a request lacks is ``None``.
+    """A value by name; ``payload.key.0`` descends into objects and lists. A missing feature is ``None``.
 
-    :raises LookupError: a payload does not have it; its argument is the name.
+    :raises LookupError: the payload lacks the key; the argument is the name.
     """
     if name in values:
         return values[name]

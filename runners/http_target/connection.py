@@ -1,4 +1,4 @@
-"""One connection to the service: opened, one request at a time sent and answered, every boundary stamped."""
+"""One connection to the service: opens it, sends one request at a time, reads the answer, and stamps every step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _clock = time.perf_counter_ns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where connections go.
+    """Where to connect.
 
-    :param family: of the socket; ``place`` its address.
+    :param family: of the socket; ``place`` is its address.
     :param tls: how the server's certificate is checked; ``None`` without TLS.
     :param name: of the server, for its certificate.
     """
@@ -32,12 +32,12 @@ class Endpoint:
 class Connection:
     """A non-blocking connection.
 
-    Stamps are on the clock of ``time.perf_counter_ns``; zero before their boundary.
+    Stamps are on the clock of ``time.perf_counter_ns``; 0 before the event.
 
-    :ivar slot: the request that it carries; -1 where it is idle.
-    :ivar begun_ns: the request was handed over; ``ready_ns`` the connection was there; ``sent_ns`` its last byte
-        was given to the system; ``first_ns`` the answer's first byte was received.
-    :ivar wants_write: it waits until it can write.
+    :ivar slot: the request in progress; -1 if idle.
+    :ivar begun_ns: the request was handed over; ``ready_ns`` the connection was open; ``sent_ns`` its last byte was
+        passed to the system; ``first_ns`` the answer's first byte was received.
+    :ivar wants_write: it waits to become writable.
     """
 
     __slots__ = (
@@ -72,10 +72,7 @@ class Connection:
         self.begun_ns = self.ready_ns = self.sent_ns = self.first_ns = 0
 
     def begin(self, slot: int, request: bytes, now_ns: int) -> None:
-        """Take a request on; it is sent at once where the connection is open.
-
-        :raises OSError: it cannot be sent, or no connection can be opened.
-        """
+        """Start a request, sent at once if the connection is open; an OSError if that fails."""
         self.slot, self.request, self.begun_ns = slot, request, now_ns
         self.ready_ns = self.sent_ns = self.first_ns = 0
         self.answer.reset()
@@ -90,10 +87,7 @@ class Connection:
         self._connected()
 
     def writable(self) -> None:
-        """The system takes data: the connection is there, or more of the request can go.
-
-        :raises OSError: the connection failed.
-        """
+        """The socket is writable: go on connecting or sending; an OSError if the connection failed."""
         if self.open:
             self._send()
         elif self._shaking:
@@ -105,10 +99,10 @@ class Connection:
             self._connected()
 
     def readable(self, now_ns: int) -> bool:
-        """Data is there; true once the answer is whole.
+        """Read available data. True once the answer is complete.
 
-        :raises OSError: the connection failed or was closed before the answer was whole.
-        :raises ProtocolError: the answer is no HTTP.
+        :raises OSError: the connection failed, or was closed before the answer was complete.
+        :raises ProtocolError: the answer is not HTTP.
         """
         if self._shaking:
             self._shake()
@@ -126,7 +120,7 @@ class Connection:
             if not data:
                 return self._closed()
             if self.slot < 0:
-                self._unasked(data)
+                self._received_idle(data)
             else:
                 done = self.answer.feed(data, now_ns)
                 if not self.first_ns and self.answer.begun:
@@ -137,12 +131,11 @@ class Connection:
                 return False
 
     def close(self) -> None:
-        """Close it."""
         self.open = False
         self.sock.close()
 
-    def _unasked(self, data: bytes) -> None:
-        """Data came while the connection was idle."""
+    def _received_idle(self, data: bytes) -> None:
+        """Handle data that arrives while no request is in progress."""
         del data
         raise ProtocolError("data without a request")
 
@@ -153,7 +146,7 @@ class Connection:
         if self.answer.closed():
             return True
         reused = "" if self.fresh else ", which had been kept alive"
-        raise ConnectionResetError(f"the server closed the connection{reused} before the answer was whole")
+        raise ConnectionResetError(f"the server closed the connection{reused} before the answer was complete")
 
     def _connected(self) -> None:
         tls = self._endpoint.tls
@@ -194,5 +187,5 @@ class Connection:
                 self.wants_write = False
                 return
         self.wants_write = False
-        if not self.sent_ns and self.slot >= 0 and self.answer.asked:
+        if not self.sent_ns and self.slot >= 0 and self.answer.request_sent:
             self.sent_ns = _clock()

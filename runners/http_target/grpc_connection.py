@@ -1,4 +1,4 @@
-"""A connection that speaks gRPC: one call at a time over HTTP/2, which the package ``h2`` reads and writes."""
+"""A gRPC connection: one call at a time over HTTP/2, encoded by the package ``h2``."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.grpc_messages import CODES
 from latfix.runners.http_target.http_messages import AnswerReader, ProtocolError
 
-#: How much of answers may be under way before it is acknowledged.
+#: Unacknowledged bytes of answers that may be in flight.
 _WINDOW = 1 << 28
-#: Of an answer so much is kept: what a model tells of itself is longer than an error's words.
+#: Kept bytes of an answer: a model's metadata is longer than an error message.
 _KEPT = 1 << 16
 _NO_STATUS = 502
 _SETTINGS = b"\x04"
 
 
 class GrpcAnswer(AnswerReader):
-    """Both directions of a connection's HTTP/2: requests go out as the server makes room, answers come in.
+    """Both directions of a connection's HTTP/2: sends requests as the server allows, reads answers.
 
     :param scheme: ``http``, or ``https`` over TLS.
-    :ivar status: the HTTP status that stands for gRPC's code; 200 where the call went well.
-    :ivar body: of an error its words, else the beginning of the answer's message.
+    :ivar status: the HTTP status that corresponds to gRPC's code; 200 if the call succeeded.
+    :ivar body: the error message, or the beginning of the answer's message.
     """
 
-    __slots__ = ("_answering", "_codes", "_h2", "_heard", "_rest", "_scheme", "_stream", "_terminated")
+    __slots__ = ("_answering", "_codes", "_h2", "_received_any", "_rest", "_scheme", "_stream", "_terminated")
 
     def __init__(self, scheme: str) -> None:
-        # What a server sends is measured, not judged: checks of headers cost more than reading them.
+        # Headers are not validated: that costs more than reading them.
         self._h2 = H2Connection(
             H2Configuration(client_side=True, validate_inbound_headers=False, validate_outbound_headers=False)
         )
-        told = {SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0}
-        self._h2.local_settings = Settings(client=True, initial_values=told)
+        initial = {SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0}
+        self._h2.local_settings = Settings(client=True, initial_values=initial)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_WINDOW)
         self._stream, self._scheme = 0, scheme
-        self._heard = self._terminated = False
+        self._received_any = self._terminated = False
         super().__init__()
 
     def reset(self) -> None:
-        """Begin the next call."""
+        """Prepare for the next call."""
         super().reset()
         self._answering, self._rest = False, memoryview(b"")
         self._codes: dict[str, str] = {}
@@ -65,16 +65,16 @@ class GrpcAnswer(AnswerReader):
 
     @property
     def begun(self) -> bool:
-        """Something of the answer is there; what HTTP/2 says of itself is none of it."""
+        """True if part of the answer has arrived; HTTP/2 control frames do not count."""
         return self._answering
 
     @property
-    def asked(self) -> bool:
-        """All of the request has gone out."""
+    def request_sent(self) -> bool:
+        """True if the whole request was sent."""
         return not self._rest
 
-    def ask(self, request: bytes) -> None:
-        """Send a request, as :func:`latfix.runners.http_target.http_messages.whole_request` makes it."""
+    def send_request(self, request: bytes) -> None:
+        """Send a request in the form of :func:`latfix.runners.http_target.http_messages.whole_request`."""
         head, _, message = request.partition(b"\r\n\r\n")
         first, *lines = head.decode("ascii").split("\r\n")
         method, path, _ = first.split(" ")
@@ -89,39 +89,36 @@ class GrpcAnswer(AnswerReader):
         self._pump()
 
     def to_send(self) -> bytes:
-        """What is to go out now."""
+        """The bytes to send now."""
         return self._h2.data_to_send()
 
     def feed(self, data: bytes, now_ns: int) -> bool:
-        """Take what was received; true once the call has ended.
-
-        :raises ProtocolError: it is no HTTP/2.
-        """
+        """Process received data. True once the call has ended; a ProtocolError if it is not HTTP/2."""
         del now_ns
         self.received += len(data)
-        # A server begins with its settings; other text would be taken for a frame that never ends.
-        if not self._heard and data[3:4] not in (b"", _SETTINGS):
+        # A server starts with its settings frame; other text would be parsed as a frame that never ends.
+        if not self._received_any and data[3:4] not in (b"", _SETTINGS):
             raise ProtocolError(f"an answer that begins with {data[:24]!r}; expected gRPC (HTTP/2)")
-        self._heard = True
+        self._received_any = True
         try:
             ended = [self._event(event) for event in self._h2.receive_data(data)]
             if not any(ended):
                 self._pump()
                 return False
-            if self._rest:  # answered before all of the request was out: the rest is not wanted
+            if self._rest:  # answered before the whole request was sent: cancel the remainder
                 self._h2.reset_stream(self._stream, ErrorCodes.CANCEL)
         except H2Error as error:
-            raise ProtocolError(f"what is no HTTP/2 ({error}); expected gRPC") from error
+            raise ProtocolError(f"invalid HTTP/2 ({error}); expected gRPC") from error
         self._judge()
         return True
 
     def closed(self) -> bool:
-        """The server closed the connection: no call ends by that."""
+        """The server closed the connection, which does not complete a call."""
         self.keep = False
         return False
 
     def _pump(self) -> None:
-        """Send as much of the request as the server has room for."""
+        """Send as much of the request as the server's window allows."""
         while self._rest:
             room = min(self._h2.local_flow_control_window(self._stream), self._h2.max_outbound_frame_size)
             if room <= 0:
@@ -130,7 +127,7 @@ class GrpcAnswer(AnswerReader):
             self._h2.send_data(self._stream, bytes(part), end_stream=not self._rest)
 
     def _event(self, event: Event) -> bool:
-        """Whether the call has ended with an event."""
+        """Process an event. True if it ends the call."""
         if isinstance(event, ConnectionTerminated):
             self._terminated, self.keep = True, False
             return False
@@ -151,12 +148,12 @@ class GrpcAnswer(AnswerReader):
         return isinstance(event, StreamEnded)
 
     def _judge(self) -> None:
-        told = self._codes.get("grpc-status", "")
-        if told == "0":
+        code = self._codes.get("grpc-status", "")
+        if code == "0":
             self.status = 200
             return
-        if told.isdigit():
-            name, self.status = CODES.get(int(told), (f"code {told}", 500))
+        if code.isdigit():
+            name, self.status = CODES.get(int(code), (f"code {code}", 500))
             self.body = f"gRPC {name}: {unquote(self._codes.get('grpc-message', ''))}".encode()
             return
         status = self._codes.get(":status", "")
@@ -165,7 +162,7 @@ class GrpcAnswer(AnswerReader):
 
 
 class GrpcConnection(Connection):
-    """A non-blocking connection whose answers are gRPC's."""
+    """A non-blocking connection that speaks gRPC."""
 
     __slots__ = ()
     answer: GrpcAnswer
@@ -175,37 +172,37 @@ class GrpcConnection(Connection):
         self.answer = GrpcAnswer("http" if endpoint.tls is None else "https")
 
     def readable(self, now_ns: int) -> bool:
-        """As of HTTP; what HTTP/2 has to say to it goes out."""
+        """Like HTTP's, and sends HTTP/2's replies."""
         done = super().readable(now_ns)
         if self.open:
-            self._go_on()
+            self._flush()
         return done
 
     def _ready(self, now_ns: int) -> None:
         self.ready_ns = now_ns
-        self.answer.ask(self.request)
-        self._go_on()
+        self.answer.send_request(self.request)
+        self._flush()
 
-    def _go_on(self) -> None:
+    def _flush(self) -> None:
         if more := self.answer.to_send():
             self._out = memoryview(bytes(self._out) + more)
             self._send()
 
-    def _unasked(self, data: bytes) -> None:
-        """Settings, pings and goodbyes come while nothing is asked."""
+    def _received_idle(self, data: bytes) -> None:
+        """Process settings, pings and goodbyes that arrive between calls."""
         self.answer.feed(data, 0)
         if not self.answer.keep:
             raise ConnectionResetError("closed by the server while idle")
 
 
 def call(endpoint: Endpoint, request: bytes, timeout_s: float) -> bytes:
-    """The message that answers one call, whatever it takes up to ``timeout_s``; empty where there is none."""
+    """The message that answers one call, within ``timeout_s``; empty if there is none."""
     connection, until = GrpcConnection(endpoint), time.monotonic() + timeout_s
     try:
         connection.begin(0, request, time.perf_counter_ns())
-        while (left := until - time.monotonic()) > 0:
+        while (remaining := until - time.monotonic()) > 0:
             writes = [connection.sock] if connection.wants_write else []
-            reads, can_write, _ = select.select([connection.sock], writes, (), left)
+            reads, can_write, _ = select.select([connection.sock], writes, (), remaining)
             if can_write:
                 connection.writable()
             if reads and connection.readable(time.perf_counter_ns()):

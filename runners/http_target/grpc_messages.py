@@ -1,4 +1,4 @@
-"""KServe v2's messages for gRPC: a request from the same document as over HTTP, what a model tells of its inputs.
+"""KServe v2's gRPC messages: requests from the same document as over HTTP, and the metadata of a model's inputs.
 
 Tensors are sent as raw bytes, as Triton's own client does. Field numbers are those of the published
 ``grpc_predict_v2.proto`` (https://kserve.github.io/website/docs/reference/oip/grpc-api).
@@ -19,7 +19,7 @@ from latfix.errors import InputError
 from latfix.files.protobuf_wire import WireError, fields, number_field, packed_numbers, text_field
 from latfix.runners.http_target.address import Address
 
-#: What every call says of itself.
+#: Headers of every call.
 GRPC_HEADERS = {"Content-Type": "application/grpc"}
 SERVICE = "/inference.GRPCInferenceService/"
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer/?")
@@ -29,7 +29,7 @@ _TYPES: dict[str, Any] = {
     **{f"FP{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
     "BOOL": "?",
 }
-#: gRPC's codes by number: their name, and the HTTP status that stands for them.
+#: gRPC's codes by number: name, and corresponding HTTP status.
 CODES = {
     1: ("CANCELLED", 499),
     2: ("UNKNOWN", 500),
@@ -51,47 +51,44 @@ CODES = {
 
 
 def see_that_it_is_spoken(address: Address) -> None:
-    """See that a model can be asked over gRPC.
-
-    :raises InputError: the address names no model, or the package that it needs is not installed.
-    """
+    """Raise an InputError if the address names no model, or the package ``h2`` is not installed."""
     model_of(address.path)
     if find_spec("h2") is None:
         raise InputError(f"{address.shown}: gRPC needs the package h2; pip install 'latfix[grpc]'")
 
 
 def model_of(path: str) -> tuple[str, str]:
-    """Name and version of the model in an address's path; the version is empty for the server's choice.
+    """Name and version of the model in an address's path; the version is empty to leave the choice to the server.
 
-    :raises InputError: there is none.
+    :raises InputError: the path names no model.
     """
-    found = _MODEL.fullmatch(path)
-    if found is None:
+    match = _MODEL.fullmatch(path)
+    if match is None:
         raise InputError(f"{path}: found no model; expected grpc://host:8001/v2/models/NAME/infer")
-    return found[1], found[2] or ""
+    return match[1], match[2] or ""
 
 
 def framed(message: bytes) -> bytes:
-    """A message as gRPC sends it, not compressed."""
+    """A message framed for gRPC, uncompressed."""
     return struct.pack(">BI", 0, len(message)) + message
 
 
 def infer_request(path: str, document: bytes) -> bytes:
-    """``ModelInferRequest`` of a KServe v2 request in JSON.
+    """Convert a KServe v2 request in JSON to ``ModelInferRequest``.
 
     :param path: of the address, which names the model.
-    :raises InputError: it is none, or holds what cannot be sent so.
+    :raises InputError: the document is not such a request, or holds a value that cannot be encoded.
     """
     try:
-        asked = json.loads(document)
+        request = json.loads(document)
     except ValueError as error:
-        raise InputError(f"{path}: found a body that is no JSON ({error}); expected a KServe v2 request") from error
-    inputs = asked.get("inputs") if isinstance(asked, dict) else None
+        raise InputError(f"{path}: found a body that is not JSON ({error}); expected a KServe v2 request") from error
+    inputs = request.get("inputs") if isinstance(request, dict) else None
     if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
         raise InputError(f"{path}: found a body without a list of inputs; expected a KServe v2 request")
     name, version = model_of(path)
-    parts = [text_field(1, name), text_field(2, version), text_field(3, str(asked.get("id", "")))]
-    parts += _parameters(4, asked, path)
+    parts = [text_field(1, name), text_field(2, version), text_field(3, str(request.get("id", "")))]
+    parts += _parameters(4, request, path)
     raw = []
     for one in inputs:
         datatype, shape = str(one.get("datatype", "")), [int(size) for size in one.get("shape", ())]
@@ -99,14 +96,14 @@ def infer_request(path: str, document: bytes) -> bytes:
         tensor += [number_field(3, size) for size in shape]
         parts.append(text_field(5, b"".join([*tensor, *_parameters(4, one, path)])))
         raw.append(text_field(7, _raw(one.get("data"), datatype, f"{path}: {one.get('name', '')}"), always=True))
-    for wanted in asked.get("outputs") or ():
+    for wanted in request.get("outputs") or ():
         output = b"".join([text_field(1, str(wanted.get("name", ""))), *_parameters(2, wanted, path)])
         parts.append(text_field(6, output))
     return b"".join(parts + raw)
 
 
 def _raw(data: Any, datatype: str, where: str) -> bytes:
-    """A tensor's numbers row by row, or its texts, each behind its length."""
+    """A tensor's numbers in row-major order, or its strings, each preceded by its length."""
     try:
         if datatype == "BYTES":
             texts = [str(text).encode() for text in np.array(data, dtype=object).ravel().tolist()]
@@ -118,14 +115,11 @@ def _raw(data: Any, datatype: str, where: str) -> bytes:
         known = ", ".join([*_TYPES, "BF16", "BYTES"])
         raise InputError(f"{where}: found datatype {datatype!r}; expected one of {known}") from error
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"{where}: found data that is no {datatype} ({error}); expected a flat list") from error
+        raise InputError(f"{where}: found data that is not {datatype} ({error}); expected a flat list") from error
 
 
 def _parameters(number: int, holder: Mapping[str, Any], path: str) -> list[bytes]:
-    """A map of parameters: booleans, whole numbers, texts and other numbers.
-
-    :param number: of the field that it is.
-    """
+    """Encode a map of parameters (booleans, integers, strings, floats) as field ``number``."""
     entries = []
     for name, value in (holder.get("parameters") or {}).items():
         if isinstance(value, bool | int):
@@ -141,13 +135,13 @@ def _parameters(number: int, holder: Mapping[str, Any], path: str) -> list[bytes
 
 
 def metadata_request(path: str) -> bytes:
-    """``ModelMetadataRequest`` for the model of an address."""
+    """``ModelMetadataRequest`` for the model in an address."""
     name, version = model_of(path)
     return text_field(1, name) + text_field(2, version)
 
 
 def read_metadata(message: bytes) -> dict[str, Any]:
-    """``ModelMetadataResponse`` as KServe v2 has it in JSON, as far as its inputs; empty where it is none."""
+    """The inputs of ``ModelMetadataResponse`` in KServe v2's JSON form; empty if the message is invalid."""
     try:
         inputs = [_tensor_metadata(field.data) for field in fields(memoryview(message)) if field.number == 4]
     except (WireError, UnicodeDecodeError):
@@ -156,7 +150,7 @@ def read_metadata(message: bytes) -> dict[str, Any]:
 
 
 def read_name(message: bytes) -> str:
-    """What a server calls itself in ``ServerMetadataResponse``; empty where it does not."""
+    """The server's name in ``ServerMetadataResponse``; empty if missing."""
     try:
         return next((str(field.data, "utf-8") for field in fields(memoryview(message)) if field.number == 1), "")
     except (WireError, UnicodeDecodeError):
@@ -164,11 +158,11 @@ def read_name(message: bytes) -> str:
 
 
 def _tensor_metadata(message: memoryview) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": "", "datatype": "", "shape": []}
+    metadata: dict[str, Any] = {"name": "", "datatype": "", "shape": []}
     for field in fields(message):
         if field.number in (1, 2):
-            found["name" if field.number == 1 else "datatype"] = str(field.data, "utf-8")
+            metadata["name" if field.number == 1 else "datatype"] = str(field.data, "utf-8")
         elif field.number == 3:
-            found["shape"] += packed_numbers(field.data) if len(field.data) else [field.value]
-    found["shape"] = [size - (1 << 64) if size >> 63 else size for size in found["shape"]]
-    return found
+            metadata["shape"] += packed_numbers(field.data) if len(field.data) else [field.value]
+    metadata["shape"] = [size - (1 << 64) if size >> 63 else size for size in metadata["shape"]]
+    return metadata

@@ -1,6 +1,6 @@
-"""HTTP/1.1 as a client of one request at a time needs it (RFC 9112): requests as bytes, answers read piece by piece.
+"""HTTP/1.1 for a client with one request at a time (RFC 9112): requests as bytes, answers parsed incrementally.
 
-By hand, because a library costs the client several times as much a request (``benchmarks/http_replay.py``).
+Written by hand because a library costs the client several times as much per request (``benchmarks/http_replay.py``).
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-#: Heads of answers are no longer; nor are lines of streamed events.
+#: Maximum length of an answer's head, and of a line of streamed events.
 _LONGEST_HEAD, _LONGEST_EVENT = 1 << 17, 1 << 24
-#: For zlib: either format, told by its first bytes.
+#: Makes zlib detect the format from the first bytes.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-#: How much of an answer is kept, to quote it where it is an error.
+#: Kept bytes of an answer, to quote it if it is an error.
 _KEPT = 2048
-#: Kinds of content that bring output piece by piece, with what each line of it begins with.
+#: Content types of streamed output, and the prefix of their lines.
 _STREAMED = {b"text/event-stream": b"data:"} | dict.fromkeys(
     (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/jsonlines"), b""
 )
-#: Where events have what the reader gets.
+#: Keys of text for the client in events.
 _TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking", "partial_json", "tool_calls", "response")
-#: Events that only frame the others, in Anthropic's messages.
+#: Event types without output, in Anthropic's messages.
 _FRAMES = {"ping", *(f"message_{word}" for word in ("start", "delta", "stop"))}
 _FRAMES |= {"content_block_start", "content_block_stop"}
 _END = b"\r\n\r\n"
 
 
 class ProtocolError(Exception):
-    """The answer is no HTTP/1.1."""
+    """The answer is not HTTP/1.1."""
 
 
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str], *, keep_alive: bool) -> bytes:
-    """The part of a request's head that all requests share, without its end."""
+    """The part of a request's head that all requests share, without the final blank line."""
     lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
     present = {name.lower() for name in headers}
     if "user-agent" not in present:
@@ -50,22 +50,19 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
 
 
 def whole_request(head: bytes, request_id: str, trace: str, body: bytes) -> bytes:
-    """A request as it is sent.
-
-    :param trace: ``traceparent`` (W3C Trace Context).
-    """
+    """The bytes of a request; ``trace`` is its ``traceparent`` (W3C Trace Context)."""
     own = f"X-Request-Id: {request_id}\r\ntraceparent: {trace}\r\nContent-Length: {len(body)}\r\n\r\n"
     return b"".join((head, own.encode("ascii"), body))
 
 
 class AnswerReader:
-    """Reads one answer after the other from what a connection receives.
+    """Parses the answers that a connection receives, one after the other.
 
-    :ivar status: of the answer being read; 0 before its head is whole.
-    :ivar keep: whether the connection can carry another request.
-    :ivar body: its first bytes.
-    :ivar received: bytes, head and body.
-    :ivar events: reads streamed output; ``None`` where the answer is not streamed.
+    :ivar status: of the current answer; 0 before its head is complete.
+    :ivar keep: the connection can carry another request.
+    :ivar body: the first bytes of the body.
+    :ivar received: number of bytes, head and body.
+    :ivar events: parser of streamed output; ``None`` if the answer is not streamed.
     """
 
     __slots__ = ("_chunk", "_held", "_left", "_mode", "_unpacked", "body", "events", "keep", "received", "status")
@@ -74,7 +71,7 @@ class AnswerReader:
         self.reset()
 
     def reset(self) -> None:
-        """Begin the next answer."""
+        """Prepare for the next answer."""
         self._held = b""
         self._mode = "head"
         self._left = 0
@@ -86,19 +83,16 @@ class AnswerReader:
 
     @property
     def begun(self) -> bool:
-        """Something of the answer is there."""
+        """True if part of the answer has arrived."""
         return self.received > 0
 
     @property
-    def asked(self) -> bool:
-        """All of the request has been handed to the connection."""
+    def request_sent(self) -> bool:
+        """True if the whole request was passed to the connection."""
         return True
 
     def feed(self, data: bytes, now_ns: int) -> bool:
-        """Take what was received; true once the answer is whole.
-
-        :raises ProtocolError: it is no HTTP/1.1.
-        """
+        """Process received data. True once the answer is complete; a ProtocolError if it is not HTTP/1.1."""
         self.received += len(data)
         if self._mode == "head":
             self._held += data
@@ -109,7 +103,7 @@ class AnswerReader:
             self._take(data[: self._left], now_ns)
             self._left -= len(data)
             if self._left < 0:
-                self.keep = False  # more than was announced: what follows cannot be told apart
+                self.keep = False  # more than announced: the next answer's start would be unknown
             return self._left <= 0
         if self._mode == "chunked":
             return self._read_chunks(data, now_ns)
@@ -118,12 +112,12 @@ class AnswerReader:
         return self._mode == "done"
 
     def closed(self) -> bool:
-        """The server closed the connection: true if that ends the answer in order."""
+        """The server closed the connection. True if that properly ends the answer."""
         self.keep = False
         return self._mode == "until close"
 
     def _read_head(self) -> bool:
-        """Read the head as far as it is there; whether a body follows."""
+        """Parse the head as far as it has arrived. True if a body follows."""
         while True:
             end = self._held.find(_END)
             if end < 0:
@@ -170,7 +164,7 @@ class AnswerReader:
             self._mode, self.keep = "until close", False
 
     def _read_chunks(self, data: bytes, now_ns: int) -> bool:
-        """Undo the chunked coding; trailers are passed over."""
+        """Decode the chunked coding; trailers are skipped."""
         data = self._held + data
         at = 0
         while True:
@@ -182,7 +176,7 @@ class AnswerReader:
                 if self._left > 0:
                     break
                 self._chunk = "end"
-            if self._chunk == "end":  # the line break behind a chunk's data
+            if self._chunk == "end":  # the line break after a chunk's data
                 if len(data) - at < 2:
                     break
                 at, self._chunk = at + 2, ""
@@ -210,7 +204,7 @@ class AnswerReader:
         if self._unpacked is not None and (self.events is not None or len(self.body) < _KEPT):
             try:
                 data = self._unpacked(data, _LONGEST_EVENT)
-            except zlib.error:  # of a kind that it does not know: only quotes and streams need it
+            except zlib.error:  # unknown compression: only quotes and streams need the content
                 self._unpacked = None
         if self.events is not None:
             self.events.feed(data, now_ns)
@@ -219,15 +213,15 @@ class AnswerReader:
 
 
 class StreamedOutput:
-    """Server-sent events, or lines of JSON, of a model that streams its output: when each part of it came.
+    """Times of the parts of streamed output: server-sent events, or lines of JSON.
 
-    Parts are events whose JSON has text for the client, as OpenAI's chat, completions and responses, Anthropic's
-    messages, Ollama, TGI and others write them; an event of another form counts as a part.
+    A part is an event whose JSON has text for the client, in the forms of OpenAI's chat, completions and responses,
+    Anthropic's messages, Ollama, TGI and others. An event of an unknown form counts as a part.
 
-    :param prefix: that a line with an event begins with.
-    :ivar at_ns: when each part came.
-    :ivar tokens: that the answer says it has; 0 where it does not say.
-    :ivar failure: an error that the stream told.
+    :param prefix: start of a line with an event.
+    :ivar at_ns: time of each part.
+    :ivar tokens: number of tokens that the answer reports; 0 if it reports none.
+    :ivar failure: an error reported in the stream.
     """
 
     __slots__ = ("_held", "_prefix", "at_ns", "failure", "tokens")
@@ -239,7 +233,7 @@ class StreamedOutput:
         self.failure = ""
 
     def feed(self, data: bytes, now_ns: int) -> None:
-        """Take the next bytes of the stream."""
+        """Process the next bytes of the stream."""
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:
             if line.startswith(self._prefix):
@@ -264,14 +258,14 @@ class StreamedOutput:
             self.at_ns.append(now_ns)
 
     def _usage(self, event: dict[str, Any]) -> None:
-        whole = event.get("response")
-        told = [
-            whole.get("usage") if isinstance(whole, dict) else None,
+        response = event.get("response")
+        holders = [
+            response.get("usage") if isinstance(response, dict) else None,
             event.get("usage"),
             event.get("details"),
             event,
         ]
-        for inner in told:
+        for inner in holders:
             for key in ("completion_tokens", "output_tokens", "generated_tokens", "eval_count"):
                 count = inner.get(key) if isinstance(inner, dict) else None
                 if isinstance(count, int) and not isinstance(count, bool):
@@ -279,7 +273,7 @@ class StreamedOutput:
 
 
 def _brings_output(event: Any) -> bool:
-    """Whether an event has something for the reader: a role, a usage or a reason to stop alone is none."""
+    """True if an event has text for the reader; a role, usage or stop reason alone is not output."""
     if not isinstance(event, dict):
         return True
     choices, kind = event.get("choices"), event.get("type")
@@ -297,13 +291,13 @@ def _has_text(holder: Any) -> bool:
 
 
 def error_words(status: int, body: bytes) -> str:
-    """What an answer that is an error says, in a line."""
+    """Describe an error answer in one line."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
-    said = " ".join(body[:400].decode("utf-8", "replace").split())[:160]
-    return f"HTTP {status} {phrase}".strip() + (f": {said}" if said else "")
+    text = " ".join(body[:400].decode("utf-8", "replace").split())[:160]
+    return f"HTTP {status} {phrase}".strip() + (f": {text}" if text else "")
 
 
 def _fields(head: bytes) -> dict[bytes, bytes]:

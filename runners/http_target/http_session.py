@@ -1,4 +1,4 @@
-"""A replay against an address from its options to its record: checked, replayed in a process of its own, kept."""
+"""A replay against an address, from its options to its record: checks, a replaying process, the record."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from latfix.traffic.schedule import Traffic
 _CONNECT_S = 10.0
 _LOOKED_AT = 50
 _LONGEST_NAME = 100
-#: What a service refuses, the request is wrong about; whatever else it does not answer is its own.
+#: The request is at fault if the service refuses it; any other failure is the service's.
 _REFUSED = re.compile(r": HTTP 4\d\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReplay:
-    """What is to be replayed against which service, checked.
+    """The specification of a replay against a service, already checked.
 
     :param headers: with their values, which stay out of the record.
-    :param body: template of the requests' bodies; ``None`` for what the protocol has.
-    :param spec: its name, traffic and objective.
-    :param told: what the service told of its models.
-    :param pid: of the service's process on this machine; ``None`` where it is not watched.
-    :param metrics: address of its metrics; ``None`` where they are not read.
-    :param server: what it calls itself; empty where that is not known.
+    :param body: template of the requests' bodies; ``None`` for the protocol's default.
+    :param spec: name, traffic and objective.
+    :param told: the service's metadata of its models.
+    :param pid: the service's process on this machine; ``None`` if it is not watched.
+    :param metrics: address of its metrics; ``None`` if they are not read.
+    :param server: the server's name; empty if unknown.
     """
 
     address: Address
@@ -77,10 +77,7 @@ class HttpReplay:
     seed: int = 0
 
     def check(self) -> None:
-        """See that bodies can be made of the traffic.
-
-        :raises InputError: they cannot.
-        """
+        """Raise an InputError if bodies cannot be made from the traffic."""
         if self.body is not None:
             self.body.check(self.traffic)
         body = body_for(self.address, self.body, self.traffic, self.told, self.model)
@@ -88,7 +85,7 @@ class HttpReplay:
             body(self.traffic.request(k))
 
     def job(self) -> dict[str, Any]:
-        """What the replaying process is told."""
+        """The job description for the replaying process."""
         address = self.address
         return {
             "address": address.url,
@@ -98,7 +95,7 @@ class HttpReplay:
             "target": f"{SERVICE}ModelInfer" if address.is_grpc else address.target,
             "headers": {**self.headers, **(GRPC_HEADERS if address.is_grpc else {})},
             "body": None if self.body is None else self.body.text,
-            "told": self.told,
+            "metadata": self.told,
             "model": self.model,
             "timeout_s": self.timeout_s,
             "keep_alive": self.keep_alive,
@@ -120,18 +117,15 @@ class _HttpProcess(RunnerProcess):
 
 
 def reach(address: Address, trust: Trust) -> Endpoint:
-    """Connect once, so that an address where nobody listens fails before anything is replayed.
-
-    :raises InputError: in one line, why there is no connection.
-    """
+    """Connect once before anything is replayed; an InputError with the reason if nothing listens there."""
     tls = trust.context(http2=address.is_grpc) if address.secure else None
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no host's name"
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise InputError(f"{address.shown}: found no host {address.host} ({reason}); check the address") from error
     failure: OSError | None = None
-    for family, _, _, _, place in found:
+    for family, _, _, _, place in addresses:
         try:
             with socket.create_connection((str(place[0]), address.port), _CONNECT_S) as sock:
                 if tls is not None:
@@ -140,21 +134,20 @@ def reach(address: Address, trust: Trust) -> Endpoint:
             failure = error
         else:
             return Endpoint(family=int(family), place=tuple(place), tls=tls, name=address.host)
-    why = "no answer within 10 s" if isinstance(failure, TimeoutError) else str(failure and failure.strerror).lower()
+    why = str(failure and failure.strerror).lower()
+    if isinstance(failure, TimeoutError):
+        why = f"no answer within {_CONNECT_S:g} s"
     raise InputError(
-        f"{address.shown}: found nobody who listens on {address.host}:{address.port} ({why}); start the service first"
+        f"{address.shown}: found no service on {address.host}:{address.port} ({why}); start the service first"
     )
 
 
 def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> None:
-    """One TLS handshake.
-
-    :raises InputError: it fails.
-    """
+    """One TLS handshake; an InputError if it fails."""
     try:
         tls.wrap_socket(sock, server_hostname=address.host).close()
     except ssl.SSLCertVerificationError as error:
-        todo = "--cacert FILE trusts its authority, --insecure trusts anybody"
+        todo = "--cacert FILE trusts its authority, --insecure trusts any certificate"
         raise InputError(f"{address.shown}: {failure_words(error)}; {todo}") from error
     except OSError as error:
         why = "no answer to it" if isinstance(error, TimeoutError) else failure_words(error)
@@ -162,59 +155,59 @@ def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> 
 
 
 def ask_models(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> Any:
-    """What the service tells of its models, where its protocol has a place for that; ``None`` otherwise."""
+    """The service's metadata of its models, if its protocol has any; ``None`` otherwise."""
     if address.is_grpc:
         message = metadata_request(address.path)
-        return read_metadata(_called(address, endpoint, headers, "ModelMetadata", message))
+        return read_metadata(_call(address, endpoint, headers, "ModelMetadata", message))
     path = models_path(address.path)
-    text = None if path is None else _got(address.at(path), headers, trust)
+    text = None if path is None else _page_text(address.at(path), headers, trust)
     try:
         return None if text is None else json.loads(text)
     except ValueError:
         return None
 
 
-def find_metrics(address: Address, headers: Mapping[str, str], asked: str | None, trust: Trust) -> str | None:
-    """Where the service tells its metrics: where the user says, or at ``/metrics``; ``None`` where it does not.
+def find_metrics(address: Address, headers: Mapping[str, str], option: str | None, trust: Trust) -> str | None:
+    """The address of the service's metrics: the option's, or ``/metrics``; ``None`` if there are none.
 
-    :raises InputError: it does not where the user says that it does.
+    :raises InputError: there are none at the option's address.
     """
-    if asked == "off" or (asked is None and address.is_grpc):
+    if option == "off" or (option is None and address.is_grpc):
         return None
-    place = address.at("/metrics") if asked is None else parse_address(asked)
-    text = _got(place, headers, trust)
+    place = address.at("/metrics") if option is None else parse_address(option)
+    text = _page_text(place, headers, trust)
     if text is not None and parse_metrics(text):
         return place.url
-    if asked is not None:
+    if option is not None:
         raise InputError(f"--metrics: found no metrics at {place.shown}; expected Prometheus' text format, or off")
     return None
 
 
 def server_name(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> str:
-    """What the service calls itself: in its answers (``Server``), over gRPC when asked; empty where it does not."""
+    """The server's name: the ``Server`` header, or over gRPC its metadata; empty if it has none."""
     if address.is_grpc:
-        return read_name(_called(address, endpoint, headers, "ServerMetadata", b""))[:_LONGEST_NAME]
+        return read_name(_call(address, endpoint, headers, "ServerMetadata", b""))[:_LONGEST_NAME]
     request = urllib.request.Request(address.at("/metrics").url, headers=dict(headers), method="HEAD")
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
-            found = answer.headers
-    except urllib.error.HTTPError as error:  # it need not answer that to be known
-        found = error.headers
+            answer_headers = answer.headers
+    except urllib.error.HTTPError as error:  # an error answer has the header too
+        answer_headers = error.headers
     except (OSError, http.client.HTTPException, ValueError):
         return ""
-    return str(found.get("Server", ""))[:_LONGEST_NAME]
+    return str(answer_headers.get("Server", ""))[:_LONGEST_NAME]
 
 
-def _called(address: Address, endpoint: Endpoint, headers: Mapping[str, str], method: str, message: bytes) -> bytes:
-    """The message that answers a call of the service; empty where there is none."""
+def _call(address: Address, endpoint: Endpoint, headers: Mapping[str, str], method: str, message: bytes) -> bytes:
+    """The message that answers a gRPC call; empty if there is none."""
     from latfix.runners.http_target.grpc_connection import call
 
     head = request_head("POST", SERVICE + method, address.host_header, {**headers, **GRPC_HEADERS}, keep_alive=True)
     return call(endpoint, head + b"\r\n" + framed(message), _CONNECT_S)
 
 
-def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:
-    """The text of a page; ``None`` where there is none."""
+def _page_text(address: Address, headers: Mapping[str, str], trust: Trust) -> str | None:
+    """The text of a page; ``None`` if there is none."""
     request = urllib.request.Request(address.url, headers=dict(headers))
     try:
         with opener(trust).open(request, timeout=_CONNECT_S) as answer:
@@ -226,10 +219,10 @@ def _got(address: Address, headers: Mapping[str, str], trust: Trust) -> str | No
 def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> RunRecord:
     """One replay, recorded in ``path``.
 
-    :raises Interrupted: Ctrl-C; the record is kept and comes with it.
-    :raises InputError: no request was served, and the service says that they are wrong (HTTP 4xx).
-    :raises RunnerError: none was, for another reason.
-    :raises LatfixError: it failed; what was recorded is kept.
+    :raises Interrupted: Ctrl-C; carries the record.
+    :raises InputError: no request was served, and the service's reason is the request (HTTP 4xx).
+    :raises RunnerError: no request was served, for another reason.
+    :raises LatfixError: the replay failed; what was recorded is kept.
     """
     planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
     folder = prepare_folder(path, planned)

@@ -1,8 +1,8 @@
-"""The open-loop replay over HTTP: one thread that sends at the recorded times and stamps what comes back.
+"""The open-loop replay over HTTP: one thread that sends at the recorded times and stamps the answers.
 
-A request is handed over when it is due, whatever became of earlier ones: over a connection that is idle, or over a
-new one. Nothing is sent twice. Between two requests the loop reads answers; it leaves them for the time in which the
-next request is due, so that a service's answers never make its callers late.
+A request is sent when it is due, regardless of earlier ones, over an idle or a new connection. Nothing is sent twice.
+The loop reads answers between two requests and stops when the next request is due, so that answers never delay
+requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
-from latfix.runners.calls.same_failure import SameFailure
+from latfix.runners.calls.model_call import SameFailure
 from latfix.runners.http_target.connection import Connection, Endpoint
 from latfix.runners.http_target.http_messages import ProtocolError, error_words
 from latfix.runners.http_target.request_log import RequestLog
@@ -25,13 +25,13 @@ from latfix.runners.replay.open_loop import LEAST_SPIN_NS, MOST_SPIN_NS, sharp_t
 from latfix.stages import Status
 
 _clock = time.perf_counter_ns
-#: How long the loop sleeps at most without a look at whether it is to stop.
+#: Longest sleep without checking if the replay is to stop.
 _LONGEST_SLEEP_NS = 50_000_000
-#: Between requests of which other things are done: bodies made ahead, progress told.
+#: Minimum gap between requests for other work: rendering bodies ahead, reporting progress.
 _SLACK_NS = 600_000
-#: Bodies made ahead, at most; and their bytes.
+#: Maximum number of bodies rendered ahead, and of their bytes.
 _AHEAD, _AHEAD_BYTES = 4096, 64 << 20
-#: Behind its time, the loop looks for answers after so many requests.
+#: When late, the loop checks for answers after this many requests.
 _BEHIND = 8
 _REPORT_NS = 250_000_000
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -40,12 +40,12 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class ReplayLoop:
     """One replay.
 
-    :param request: the bytes of request k.
-    :param timeout_ns: after its scheduled time, a request is given up.
-    :param report: called four times a second with how many have ended, and how many are in flight.
+    :param request: returns the bytes of request k.
+    :param timeout_ns: time after its scheduled time at which a request is given up.
+    :param report: called four times a second with the number of ended and of in-flight requests, and if all are sent.
     :param connect: makes a connection.
-    :ivar opened: connections; ``rendered_late`` bodies that were not made ahead.
-    :ivar hopeless: why the replay was given up; empty where it was not.
+    :ivar opened: number of connections; ``rendered_late`` of bodies that were not rendered ahead.
+    :ivar hopeless: why the replay was given up; empty if it was not.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class ReplayLoop:
         self.hopeless = ""
 
     def prepare(self, count: int) -> None:
-        """Make bodies of the first of ``count`` requests ahead, before the clock of the run starts."""
+        """Render the bodies of the first of ``count`` requests, before the run's clock starts."""
         while self._made < min(count, _AHEAD) and self._ahead_bytes < _AHEAD_BYTES:
             self._render()
 
     def schedule(self, scheduled_ns: list[int]) -> None:
-        """When each request is due, on the clock of ``time.perf_counter_ns``."""
+        """Set when each request is due, on the clock of ``time.perf_counter_ns``."""
         self._scheduled = scheduled_ns
 
     def run(self) -> int:
-        """Replay all; returns how many requests were handed over."""
+        """Replay all requests; returns the number handed over."""
         try:
             with sharp_timer():
                 while self._step():
@@ -109,35 +109,35 @@ class ReplayLoop:
                 self._expire(now)
                 self._look(0, now)
             return True
-        left = due - now
-        if left > _SLACK_NS:
-            self._between(now, left)
-            left = due - _clock()
-        spin = min(max(left // 100, LEAST_SPIN_NS), MOST_SPIN_NS) if sending else 0
-        if left > spin:
-            self._look(min(left - spin, _LONGEST_SLEEP_NS), due)
+        remaining = due - now
+        if remaining > _SLACK_NS:
+            self._between(now, remaining)
+            remaining = due - _clock()
+        spin = min(max(remaining // 100, LEAST_SPIN_NS), MOST_SPIN_NS) if sending else 0
+        if remaining > spin:
+            self._look(min(remaining - spin, _LONGEST_SLEEP_NS), due)
             return True
         while _clock() < due:
             pass
         return True
 
-    def _between(self, now: int, left: int) -> None:
-        """What can wait for a moment in which nothing is due."""
+    def _between(self, now: int, remaining: int) -> None:
+        """Do work that can wait for a gap between requests."""
         self._expire(now)
         if now - self._reported > _REPORT_NS:
             self._reported = now
             self._report(self._log.ended, len(self._carriers), self._next >= len(self._scheduled))
         if self._made < len(self._scheduled) and len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES:
-            while self._made < len(self._scheduled) and left > 2 * self._render_ns + LEAST_SPIN_NS:
+            while self._made < len(self._scheduled) and remaining > 2 * self._render_ns + LEAST_SPIN_NS:
                 self._render()
-                left -= self._render_ns
+                remaining -= self._render_ns
                 if len(self._ahead) >= _AHEAD or self._ahead_bytes >= _AHEAD_BYTES:
                     break
 
     def _expire(self, now: int) -> None:
         while self._deadlines and (
             self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._carriers
-        ):  # those that have ended are passed over
+        ):  # requests that have ended are skipped
             deadline, slot = self._deadlines.popleft()
             if deadline <= now and slot in self._carriers:
                 self._lose(self._carriers[slot], Status.TIMEOUT, "no answer in time", now)
@@ -171,7 +171,7 @@ class ReplayLoop:
             elif connection.wants_write:
                 self._selector.modify(connection.sock, _READ | _WRITE, connection)
         except OSError as error:
-            if connection is None:  # no more sockets
+            if connection is None:  # out of sockets
                 due, end = self._scheduled[slot], _clock()
                 self._log.add((slot, due, now - due, end - now, 0, 0, end - due, int(Status.ERROR), *(0,) * 8))
                 self._failed(slot, end, failure_words(error), "connect")
@@ -188,7 +188,7 @@ class ReplayLoop:
         return _READ | _WRITE if connection.wants_write else _READ
 
     def _look(self, wait_ns: int, due: int) -> None:
-        """Wait for answers, and read those that are there as far as the time until ``due`` allows."""
+        """Wait for answers, and read them until ``due``."""
         if wait_ns > 0 and not select.select([self._selector.fileno()], (), (), wait_ns / 1e9)[0]:
             return
         now = _clock()
@@ -215,21 +215,21 @@ class ReplayLoop:
     def _answered(self, connection: Connection, now: int) -> None:
         answer = connection.answer
         if answer.events is not None:
-            answer.events.feed(b"\n", now)  # a stream's last line may have no end
+            answer.events.feed(b"\n", now)  # a stream's last line may lack its end
         status, message = _verdict(answer.status, answer.body, answer.events.failure if answer.events else "")
-        # Its time may be over since the last look for those.
+        # Its timeout may have passed since the last check.
         if now > self._scheduled[connection.slot] + self._timeout_ns:
             status, message = Status.TIMEOUT, "answered after its time"
-        whole = connection.sent_ns > 0  # else the server would take the next request for the rest of this one
+        request_sent = connection.sent_ns > 0  # else the server would read the next request as the rest of this one
         self._write(connection, status, message, now)
-        if self._keep_alive and answer.keep and connection.open and whole:
+        if self._keep_alive and answer.keep and connection.open and request_sent:
             connection.slot = -1
             self._idle.append(connection)
         else:
             self._drop(connection)
 
     def _lose(self, connection: Connection, status: Status, message: str, now: int) -> None:
-        """A request ended without a whole answer, or an idle connection was closed."""
+        """End a request without a complete answer, or drop an idle connection that was closed."""
         if connection.slot >= 0:
             self._write(connection, status, message, now)
         elif connection in self._idle:
@@ -242,11 +242,11 @@ class ReplayLoop:
         connection.close()
 
     def _write(self, connection: Connection, status: Status, message: str, now: int) -> None:
-        """The row of the request that a connection carries, which ended ``now``."""
+        """Log the row of a connection's request, which ended ``now``."""
         slot, begun = connection.slot, connection.begun_ns
         del self._carriers[slot]
         end = max(now, connection.sent_ns, connection.first_ns, begun)
-        # A boundary never reached lies at the request's end: stages after it are 0.
+        # A step that was not reached is set to the request's end, so later stages are 0.
         ready = min(connection.ready_ns or end, end)
         sent = max(min(connection.sent_ns or end, end), ready)
         first = max(min(connection.first_ns or end, end), sent)
@@ -271,16 +271,16 @@ class ReplayLoop:
 
 
 def _verdict(http_status: int, body: bytes, failure: str) -> tuple[Status, str]:
-    """How a request with this answer ended, and what there is to say of it."""
+    """The status of a request with this answer, and its message."""
     if 200 <= http_status < 300:
-        return (Status.ERROR, f"the stream told an error: {failure}") if failure else (Status.OK, "")
+        return (Status.ERROR, f"the stream reported an error: {failure}") if failure else (Status.OK, "")
     if http_status == 429:
         return Status.SHED, error_words(http_status, body)
     return Status.ERROR, error_words(http_status, body)
 
 
 def failure_words(error: OSError | ProtocolError) -> str:
-    """Why there was no answer, in a line."""
+    """Why there was no answer, in one line."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):

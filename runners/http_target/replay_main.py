@@ -1,17 +1,17 @@
-"""The process that replays traffic against an address, and nothing else: no model, no torch, no other thread.
+"""The process that replays traffic against an address: no model, no torch.
 
-Started by :mod:`latfix.runners.http_target.http_session`; speaks the protocol of :mod:`latfix.runners.replay`.
+Started by :mod:`latfix.runners.http_target.http_session`; uses the messages of
+:mod:`latfix.runners.replay.pipe_protocol`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
-import json
 import os
 import re
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import RunnerError
+from latfix.errors import LatfixError, RunnerError
 from latfix.run_record.run_record import SCHEDULE
 from latfix.runners.host.cpu_quota import machine_facts, usable_cores
 from latfix.runners.http_target.address import Trust, parse_address
@@ -31,6 +31,8 @@ from latfix.runners.http_target.request_bodies import Body, body_for
 from latfix.runners.http_target.request_log import RequestLog
 from latfix.runners.replay.open_loop import give_priority_back, take_priority
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
+from latfix.runners.replay.runner_process import RunnerProcess
+from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.schedule import Traffic
 
@@ -43,7 +45,7 @@ _LONGEST_ID = 128
 class Replayer:
     """Replays the schedule in a run's folder.
 
-    :param job: the address, what is sent, and how the service is watched; see ``http_session``.
+    :param job: the address, what to send, and how to watch the service; see ``http_session``.
     """
 
     def __init__(self, job: dict[str, Any], parent: LineWriter) -> None:
@@ -51,12 +53,12 @@ class Replayer:
         self._stop = threading.Event()
 
     def serve(self, commands: LineReader) -> None:
-        """Serve commands until ``exit`` or the parent is gone; an interrupt ends the replay."""
+        """Serve commands until ``exit`` or the parent's death; an interrupt ends the replay."""
         for command in commands_of(commands, self._stop):
             self._parent.send({"event": "done", "do": command["do"], **self.replay(Path(command["folder"]))})
 
     def replay(self, folder: Path) -> dict[str, Any]:
-        """Replay and record; what ``run.json`` says of it.
+        """Replay and record; returns fields of ``run.json``.
 
         :raises LatfixError: the service cannot be watched, or a body cannot be made.
         """
@@ -72,7 +74,7 @@ class Replayer:
             name=address.host,
         )
         template = None if job["body"] is None else BodyTemplate(job["body"])
-        body = body_for(address, template, traffic, job["told"], job["model"])
+        body = body_for(address, template, traffic, job["metadata"], job["model"])
         connect: Callable[[Endpoint], Connection] = Connection
         if address.is_grpc:
             from latfix.runners.http_target.grpc_connection import GrpcConnection as connect
@@ -80,10 +82,23 @@ class Replayer:
             job["method"], job["target"], address.host_header, job["headers"], keep_alive=job["keep_alive"]
         )
         _allow_connections()
-        with _Watched(job, folder) as watch:
+        with contextlib.ExitStack() as stack:
+            watch = None
+            if job["pid"] is not None or job["metrics"] is not None:
+                watch = stack.enter_context(_WatchProcess(job, folder))
+                try:
+                    watch.start()
+                except LatfixError as error:
+                    raise RunnerError(error.message) from error
             t0_ns = time.perf_counter_ns() + _LEAD_IN_NS
             start_ns = t0_ns - int(traffic.start_s * 1e9)
             log = RequestLog(folder, start_ns)
+
+            def report_status(done: int, in_flight: int, draining: bool) -> None:
+                at = time.perf_counter_ns() - log.t0_ns
+                status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
+                self._parent.send({"event": "status", **status})
+
             loop = ReplayLoop(
                 endpoint,
                 _requests(traffic, head, body, str(folder)),
@@ -91,14 +106,15 @@ class Replayer:
                 self._stop,
                 timeout_ns=int(job["timeout_s"] * 1e9),
                 keep_alive=job["keep_alive"],
-                report=self._report(start_ns),
+                report=report_status,
                 connect=connect,
             )
             loop.prepare(len(traffic))
             start_ns += max(time.perf_counter_ns() + _LEAD_IN_NS // 3 - t0_ns, 0)
             log.t0_ns = start_ns
             loop.schedule((start_ns + traffic.arrival_ns).tolist())
-            watch.begin(start_ns)
+            if watch is not None:
+                watch.command("begin", t0_ns=start_ns)
             priority = take_priority()
             gc.collect()
             gc.freeze()
@@ -111,112 +127,71 @@ class Replayer:
             cpu, wall = time.thread_time_ns() - began, max(time.perf_counter_ns() - clock, 1)
             give_priority_back()
             gc.enable()
+            report: dict[str, Any] = {}
+            with contextlib.suppress(LatfixError):  # the replay counts even if the watch died
+                report = {} if watch is None else watch.command("end", timeout_s=_WATCH_S)
         return {
             "state": "interrupted" if self._stop.is_set() or loop.hopeless else "complete",
             "sent": sent,
             "t0_ns": start_ns,
             "cores": usable_cores(),
             "overhead": {
-                "per_request_us": 0.0,  # nothing of latfix is on the service's own path
-                "core_share": (cpu + watch.told.get("cpu_ns", 0)) / wall,
+                "per_request_us": 0.0,  # latfix adds nothing to the service's own path
+                "core_share": (cpu + report.get("cpu_ns", 0)) / wall,
                 "replayer_us_per_request": cpu / max(sent, 1) / 1e3,
                 "replayer_core_share": cpu / wall,
-                "watch_core_share": watch.told.get("cpu_ns", 0) / wall,
+                "watch_core_share": report.get("cpu_ns", 0) / wall,
                 "connections": loop.opened,
                 "bodies_made_late": loop.rendered_late,
             },
-            "probes": {"replayer": priority, **watch.lines()},
+            "probes": {"replayer": priority, **_watch_lines(job, report)},
             **({"failure": loop.hopeless} if loop.hopeless else {}),
         }
 
-    def _report(self, start_ns: int) -> Callable[[int, int, bool], None]:
-        def report(done: int, in_flight: int, draining: bool) -> None:
-            at = time.perf_counter_ns() - start_ns
-            status = {"done": done, "in_flight": in_flight, "queued": 0, "at_ns": at, "draining": draining}
-            self._parent.send({"event": "status", **status})
 
-        return report
+class _WatchProcess(RunnerProcess):
+    """The process that watches the service."""
 
-
-class _Watched:
-    """The watching process, for as long as the replay lasts; none where there is nothing to watch."""
+    MODULE = "latfix.runners.http_target.server_watch"
 
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
-        self._wanted = job["pid"] is not None or job["metrics"] is not None
-        self._job = {name: job[name] for name in ("pid", "metrics", "headers", "cacert", "insecure")} | {
-            "folder": str(folder)
-        }
-        self._process: subprocess.Popen[str] | None = None
-        self.told: dict[str, Any] = {}
+        super().__init__(Path(), "", RunnerSettings(), folder / "runner.log")
+        names = ("pid", "metrics", "headers", "cacert", "insecure")
+        self._job = {**{name: job[name] for name in names}, "folder": str(folder)}
 
-    def __enter__(self) -> _Watched:
-        if self._wanted:
-            command = [sys.executable, "-P", "-m", "latfix.runners.http_target.server_watch"]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            self._tell(self._job)
-            answer = self._hear()
-            if "ready" not in answer:
-                raise RunnerError(answer.get("failed", "the process that watches the service did not start"))
-        return self
 
-    def begin(self, t0_ns: int) -> None:
-        """Start watching."""
-        if self._process is not None:
-            self._tell({"begin": t0_ns})
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is None or self._process.stdin is None:
-            return
-        self._process.stdin.close()
-        self.told = self._hear()
-        try:
-            self._process.wait(_WATCH_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def lines(self) -> dict[str, str]:
-        """What was watched, or why not."""
-        told, job = self.told, self._job
-        lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
-        if job["pid"] is not None:
-            throttling = "" if told.get("throttling") else "; its control group tells no throttling"
-            calls = "" if told.get("shows_calls") else "; what its threads wait for needs the right to trace it"
-            ended = "" if told.get("alive", True) else "; it ended during the run"
-            lines["process"] = (
-                f"process: {job['pid']} {told.get('process', '')}, every 5 ms" + throttling + calls + ended
-            )
-            lines["nvml"] = str(told.get("nvml", ""))
-        if job["metrics"] is not None:
-            failed = f", {told.get('failed')} failed ({told.get('metrics_error')})" if told.get("failed") else ""
-            lines["metrics"] = f"metrics: read {told.get('scrapes', 0)} times{failed}"
-        return lines
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-
-    def _hear(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return dict(json.loads(line)) if line else {}
+def _watch_lines(job: dict[str, Any], report: dict[str, Any]) -> dict[str, str]:
+    """One line per source: what was watched, or why not."""
+    lines = {"process": "process: not watched (--pid)", "metrics": "metrics: not read (--metrics)"}
+    if job["pid"] is not None:
+        throttling = "" if report.get("throttling") else "; its control group does not report throttling"
+        calls = "" if report.get("shows_calls") else "; what its threads wait for needs permission to trace it"
+        ended = "" if report.get("alive", True) else "; it ended during the run"
+        lines["process"] = (
+            f"process: {job['pid']} {report.get('process', '')}, every 5 ms" + throttling + calls + ended
+        )
+        lines["nvml"] = str(report.get("nvml", ""))
+    if job["metrics"] is not None:
+        lines["metrics"] = f"metrics: read {report.get('scrapes', 0)} times"
+        if report.get("failed"):
+            lines["metrics"] += f", {report['failed']} failed ({report.get('metrics_error')})"
+    return lines
 
 
 def _requests(traffic: Traffic, head: bytes, body: Body, run: str) -> Callable[[int], bytes]:
-    """Request k as bytes: its own id, and a trace that no other run has."""
+    """Returns request k as bytes, with its own id and a trace id that no other run uses."""
 
     def request(k: int) -> bytes:
-        asked = traffic.request(k)
-        trace = hashlib.blake2b(f"{run}\0{asked.id}".encode(), digest_size=24).hexdigest()
-        name = _ID.sub("_", asked.id)[:_LONGEST_ID]
-        return whole_request(head, name, f"00-{trace[:32]}-{trace[32:]}-01", body(asked))
+        planned = traffic.request(k)
+        trace = hashlib.blake2b(f"{run}\0{planned.id}".encode(), digest_size=24).hexdigest()
+        name = _ID.sub("_", planned.id)[:_LONGEST_ID]
+        return whole_request(head, name, f"00-{trace[:32]}-{trace[32:]}-01", body(planned))
 
     return request
 
 
 def _allow_connections() -> None:
-    """As many open files as the system allows this process: each request in flight has a connection."""
+    """Raise the limit of open files to the maximum: each request in flight has a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

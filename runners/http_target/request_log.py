@@ -1,4 +1,4 @@
-"""Rows of requests as they end: packed at once, written from a thread of their own, for a disk may take its time."""
+"""Rows of ended requests: packed at once, written by a separate thread because a disk may be slow."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _PLACES = tuple(_NAMES.index(name) for name in _WRITTEN)
 class RequestLog:
     """Appends to ``segments/`` of a run's folder.
 
-    :param t0_ns: the schedule's zero on the monotonic clock; times in rows and events count from it.
-    :ivar ended: requests.
-    :raises OSError: from :meth:`close`, where the disk would not take it.
+    :param t0_ns: the schedule's zero on the monotonic clock; times in rows and events are relative to it.
+    :ivar ended: number of requests.
+    :raises OSError: from :meth:`close`, if writing failed.
     """
 
     def __init__(self, folder: Path, t0_ns: int) -> None:
@@ -62,10 +62,7 @@ class RequestLog:
         self._thread.start()
 
     def add(self, values: tuple[int, ...]) -> None:
-        """A request ended.
-
-        :param values: in the order of :data:`_WRITTEN`; the planned time on the monotonic clock.
-        """
+        """Add an ended request: values in the order of :data:`_WRITTEN`, the planned time on the monotonic clock."""
         row = _BLANK.copy()
         for place, value in zip(_PLACES, values, strict=True):
             row[place] = value
@@ -74,12 +71,11 @@ class RequestLog:
         self.ended += 1
 
     def event(self, kind: str, start_ns: int, duration_ns: int, request: int, detail: dict[str, Any]) -> None:
-        """Something happened in a request; see :data:`latfix.run_record.schema.EVENT_KINDS`."""
+        """Add an event of a request; see :data:`latfix.run_record.schema.EVENT_KINDS`."""
         line = json.dumps([start_ns - self.t0_ns, duration_ns, kind, 0, request, -1, detail], separators=(",", ":"))
         self._events.append(line.encode() + b"\n")
 
     def close(self) -> None:
-        """Write the rest."""
         self._end.set()
         self._thread.join()
         os.close(self._rows_file)
@@ -88,7 +84,7 @@ class RequestLog:
             raise self._error
 
     def _run(self) -> None:
-        take_priority()  # it holds the interpreter lock for moments, in which it must not wait for a core
+        take_priority()  # while it holds the interpreter lock, it must not wait for a core
         last = False
         while not last and self._error is None:
             last = self._end.wait(_FLUSH_S)
@@ -100,6 +96,6 @@ class RequestLog:
     def _flush(self) -> None:
         # Events first: an error's row points to its message.
         for waiting, file in ((self._events, self._events_file), (self._rows, self._rows_file)):
-            left = memoryview(b"".join([waiting.popleft() for _ in range(len(waiting))]))
-            while left:
-                left = left[os.write(file, left) :]
+            rest = memoryview(b"".join([waiting.popleft() for _ in range(len(waiting))]))
+            while rest:
+                rest = rest[os.write(file, rest) :]

@@ -1,14 +1,13 @@
 """The process that watches the service during a replay, so that reading its counters delays no request.
 
-Started by :mod:`latfix.runners.http_target.replay_main`; the job is a line of JSON on standard input, a second line
-tells the schedule's zero, the end of input ends it. It answers ``ready`` and, at the end, what it cost.
+Started by :mod:`latfix.runners.http_target.replay_main`, with the messages of
+:mod:`latfix.runners.replay.pipe_protocol`: ``begin`` at the schedule's zero, ``end`` for its cost and findings.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import urllib.request
@@ -17,12 +16,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from latfix.errors import InputError
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
 from latfix.profilers.services.process_watch import ProcessWatch
 from latfix.run_record.run_record import SEGMENTS
 from latfix.runners.http_target.address import Trust
+from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
 
 FAST_S, SLOW_S, METRICS_S, NVML_S = 0.005, 0.25, 1.0, 1.0
 _FLUSH_S = 0.5
@@ -30,16 +29,16 @@ _METRICS_TIMEOUT_S = 5.0
 
 
 def opener(trust: Trust) -> urllib.request.OpenerDirector:
-    """What opens pages of the service itself: no proxy in between, and its certificate checked as the replay does."""
+    """An opener for pages of the service, without a proxy, that checks the certificate as the replay does."""
     context = trust.context()
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
 
 
 class Watch:
-    """Polls on threads of their own until told to end.
+    """Polls on its own threads until :meth:`end`.
 
-    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, with ``headers``, ``cacert`` and
-        ``insecure`` for it; ``folder`` of the run.
+    :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, and ``headers``, ``cacert`` and
+        ``insecure`` to read them; ``folder`` of the run.
     :raises InputError: the process cannot be watched.
     """
 
@@ -59,7 +58,7 @@ class Watch:
         self.scrapes, self.failed_scrapes, self.metrics_error = 0, 0, ""
 
     def begin(self, t0_ns: int) -> None:
-        """Count times from here, and write."""
+        """Start polling; times are relative to ``t0_ns``."""
         self._t0_ns = t0_ns
         jobs: list[tuple[float, Callable[[], Mapping[str, float]]]] = []
         if self._process is not None:
@@ -73,22 +72,22 @@ class Watch:
             thread.start()
 
     def end(self) -> dict[str, Any]:
-        """Poll a last time, write the rest, and say what it cost."""
+        """Poll a last time, write the remainder, and return its cost and findings."""
         self._end.set()
         for thread in self._threads:
             thread.join(2 * _METRICS_TIMEOUT_S)
         self._flush()
-        found: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
+        report: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
         if self._process is not None:
-            found |= {
+            report |= {
                 "process": self._process.command,
                 "throttling": self._process.throttling,
                 "shows_calls": self._process.shows_calls,
                 "alive": self._process.alive,
             }
         if self._metrics is not None:
-            found |= {"scrapes": self.scrapes, "failed": self.failed_scrapes, "metrics_error": self.metrics_error}
-        return found
+            report |= {"scrapes": self.scrapes, "failed": self.failed_scrapes, "metrics_error": self.metrics_error}
+        return report
 
     def _poll(self, period_s: float, read: Callable[[], Mapping[str, float]]) -> None:
         last = False
@@ -123,27 +122,18 @@ class Watch:
                 file.write("\n".join(lines) + "\n")
 
 
-def main() -> int:
-    """``python -m …``; see the module."""
-    try:
-        watch = Watch(json.loads(sys.stdin.readline()))
-    except InputError as error:
-        _say({"failed": error.message})
-        return error.exit_code
-    _say({"ready": True})
-    line = sys.stdin.readline()
-    if line:
-        watch.begin(int(json.loads(line)["begin"]))
-        sys.stdin.read()
-        _say(watch.end())
-    return 0
-
-
-def _say(message: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _work(job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
+    watch = Watch(job)
+    parent.send({"event": "ready"})
+    for command in commands_of(commands, threading.Event()):
+        report: dict[str, Any] = {}
+        if command["do"] == "begin":
+            watch.begin(command["t0_ns"])
+        else:
+            report = watch.end()
+        parent.send({"event": "done", "do": command["do"], **report})
 
 
 if __name__ == "__main__":
-    code = main()
+    code = serve_parent(_work, lambda error: f"the service cannot be watched ({error.strerror})")
     os._exit(code)  # a scrape may still wait for its answer

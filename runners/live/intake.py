@@ -1,4 +1,4 @@
-"""The requests inside a live runner, and those in line for room: admission, answers, refusals."""
+"""The requests inside a live runner, and the line of requests that wait for a slot."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ERRORS: dict[Status, type[RequestError]] = {
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request and who waits for its answer.
+    """One request and the future of its caller.
 
-    :param arrival_ns: when its caller asked, on the clock of ``time.perf_counter_ns``; its latency counts from here.
-    :param limit_ms: how long the caller waits; 0 for as long as it takes.
+    :param arrival_ns: time of the call, on the clock of ``time.perf_counter_ns``; the latency starts here.
+    :param limit_ms: how long the caller waits; 0 for no limit.
     """
 
     request: Request
@@ -41,16 +41,16 @@ class Call:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that the caller still waits; ``None`` without end."""
+        """Seconds that the caller still waits; ``None`` for no limit."""
         if not self.limit_ms:
             return None
         return max(self.limit_ms / 1e3 - (time.perf_counter_ns() - self.arrival_ns) / 1e9, 0.0)
 
     def answer(self, outcome: Outcome) -> str:
-        """Answer the caller if it still waits; returns what the request is counted as."""
+        """Answer the caller if it still waits; returns the outcome to count."""
         if not self.future.set_running_or_notify_cancel():
             return self.given_up_as
-        with contextlib.suppress(*USER_ERRORS):  # sys.exit() in a callback of the future must not end our thread
+        with contextlib.suppress(*USER_ERRORS):  # sys.exit() in a callback of the future must not end this thread
             if outcome.status is Status.OK:
                 self.future.set_result(outcome.output)
             else:
@@ -58,20 +58,20 @@ class Call:
         return outcome.status.name.lower()
 
     def gave_up(self) -> str:
-        """The caller cancelled while it stood in line; returns what the request is counted as."""
+        """The caller cancelled in line; returns the outcome to count."""
         self.future.set_running_or_notify_cancel()
         return self.given_up_as
 
     @property
     def given_up_as(self) -> str:
-        """Why its caller gave up: the deadline, or another reason of its own."""
+        """Why its caller gave up: the deadline, or another reason."""
         return "timeout" if self.left_s == 0.0 else "cancelled"
 
     def refuse(self, error: RequestError) -> bool:
-        """Refuse an answer; true if somebody still waited."""
+        """End the request with an error. True if its caller still waited."""
         waited = self.future.set_running_or_notify_cancel()
         if waited:
-            with contextlib.suppress(*USER_ERRORS):  # as above: others wait for their refusal
+            with contextlib.suppress(*USER_ERRORS):  # as above: other callers wait for their error
                 self.future.set_exception(error)
         return waited
 
@@ -81,12 +81,12 @@ class Call:
 
 
 class Intake:
-    """Calls by their row in the recorder's ring, and a line of those that wait for a row.
+    """Calls by their row in the recorder's ring, and a line of calls that wait for a row.
 
-    Each call is taken out once, by whoever ends it: the engine, a close, or a failure of the runner.
+    Each call is removed once, by whatever ends it: the engine, a close, or a failure of the runner.
 
-    :param most: calls that may hold a row at once.
-    :ivar empty: set while nobody is inside or in line.
+    :param most: maximum number of calls that hold a row at once.
+    :ivar empty: set while no call is inside or in line.
     """
 
     def __init__(self, recorder: RingRecorder, most: int) -> None:
@@ -111,9 +111,9 @@ class Intake:
         return len(self._line)
 
     def enter(self, call: Call, *, may_wait: bool) -> int | None:
-        """The call's row; ``None`` where all are in use, then it stands in line if it may.
+        """The call's row; ``None`` if all are in use. The call then waits in line if it may.
 
-        :raises RunnerClosed: nobody is let in any more.
+        :raises RunnerClosed: no calls are admitted any more.
         """
         with self._lock:
             if self._refusal:
@@ -126,52 +126,52 @@ class Intake:
             return None
 
     def close(self, why: str) -> None:
-        """Let nobody in from here on; who is inside or in line stays. The first reason stays."""
+        """Admit no more calls; those inside or in line stay. The first reason is kept."""
         with self._lock:
             self._refusal = self._refusal or why
 
     def next(self) -> tuple[int | None, Call] | None:
-        """The first in line and its row, where one is free; no row for one that was cancelled meanwhile."""
+        """The first call in line and its row, if one is free; the row is ``None`` if the call was cancelled."""
         with self._lock:
             if not self._line or self._inside >= self._most:
                 return None
             call = self._line.popleft()
             row = None if call.future.cancelled() else self._open(call)
-            self._tell_empty()
+            self._check_empty()
             return row, call
 
     def drop(self, call: Call) -> bool:
-        """Take a cancelled call out of the line; whether it still stood there."""
+        """Remove a cancelled call from the line. True if it was still there."""
         with self._lock:
             try:
                 self._line.remove(call)
             except ValueError:
                 return False
-            self._tell_empty()
+            self._check_empty()
             return True
 
     def at(self, row: int) -> Call | None:
-        """The call in a row; ``None`` where it was taken out."""
+        """The call in a row; ``None`` if it was removed."""
         return self._by_row[row]
 
     def leave(self, row: int) -> Call | None:
-        """The engine is done with a row: it is free; the call that was in it, unless it was taken out before."""
+        """Free a row that the engine is done with; returns its call, unless it was removed before."""
         with self._lock:
             call = self._by_row[row]
             self._by_row[row] = None
             self._inside -= 1
             self._recorder.give_back(row)
-            self._tell_empty()
+            self._check_empty()
             return call
 
     def take_all(self) -> list[Call]:
-        """Every call, inside and in line. Rows stay in use until the engine is done with them."""
+        """Remove every call, inside and in line. Rows stay in use until the engine is done with them."""
         with self._lock:
             calls = [call for call in self._by_row if call is not None]
             calls += self._line
             self._by_row = [None] * len(self._by_row)
             self._line.clear()
-            self._tell_empty()
+            self._check_empty()
             return calls
 
     def _open(self, call: Call) -> int:
@@ -181,6 +181,6 @@ class Intake:
         self.empty.clear()
         return row
 
-    def _tell_empty(self) -> None:
+    def _check_empty(self) -> None:
         if not self._inside and not self._line:
             self.empty.set()

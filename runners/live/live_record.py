@@ -1,4 +1,4 @@
-"""``load_runner(..., record=DIR)``: the rows of the engine on a bounded disk, while it serves."""
+"""``load_runner(..., record=DIR)``: records the engine's rows on bounded disk space while it serves."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from latfix.runners.replay.recorded_replay import host_probes
 from latfix.runners.replay.run_session import begun_meta
 from latfix.runners.service.loaded_service import Service
 
-#: Parts of a full folder; how often it is looked whether one is full.
+#: Number of parts of a full folder; how often to check if the current part is full.
 _PARTS, _LOOK_S = 8, 1.0
-#: Requests whose line may wait for the disk.
+#: Maximum number of requests whose lines wait for the disk.
 _MOST_LINES = 100_000
-_WORDS = logging.getLogger("latfix")
+_LOGGER = logging.getLogger("latfix")
 
 
 class LiveRecord:
-    """Writes a runner's record in parts, from threads of its own, until it is closed.
+    """Writes a runner's record in parts, from its own threads, until it is closed.
 
-    :param folder: of the record; parts that other processes left in it count towards ``most_mb`` too.
-        A disk that takes no more is warned of, and ends the record; the runner serves on.
+    If the disk is full, it logs a warning and the record ends; the runner continues to serve.
+
+    :param folder: of the record; parts of other processes in it count towards ``most_mb`` too.
     """
 
     def __init__(self, folder: Path, spec: WorkloadSpec, service: Service, most_mb: float) -> None:
@@ -62,16 +63,15 @@ class LiveRecord:
             raise InputError(f"{folder}: cannot record there (no right to write); name another folder")
 
     def begin(self, recorder: RecordedRing, engine: Engine) -> None:
-        """Record from now on."""
         self._recorder, self._engine = recorder, engine
         self._thread.start()
 
     def ended(self, number: int, request: Request) -> None:
-        """A request ended; its row is the recorder's, this is what it asked for."""
+        """Add the features of a request that ended; the recorder has its row."""
         self._lines.append((number, request))
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the remainder."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -85,10 +85,10 @@ class LiveRecord:
                 while True:
                     with self._part(lines) as (part, writer):
                         self._fill(part, writer)
-                    if self._stop.is_set():  # only now: a service that ends at once has a record too
+                    if self._stop.is_set():  # checked last, so that a service that ends at once has a record too
                         break
         except OSError as error:
-            _WORDS.warning("%s: latfix cannot record there any more (%s)", self.folder, error.strerror)
+            _LOGGER.warning("%s: latfix stopped recording there (%s)", self.folder, error.strerror)
 
     @contextlib.contextmanager
     def _part(self, probe_lines: dict[str, str]) -> Iterator[tuple[Path, SegmentWriter]]:
@@ -103,10 +103,7 @@ class LiveRecord:
             yield part, writer
 
     def _fill(self, part: Path, writer: SegmentWriter) -> None:
-        """Until the part is full, or the end.
-
-        :raises OSError: the disk takes no more.
-        """
+        """Write until the part is full or the record ends; an OSError if the disk is full."""
         with (part / SEGMENTS / SCHEDULE_LINES).open("a", encoding="utf-8") as file:
             while True:
                 ended = self._stop.wait(_LOOK_S)
@@ -129,7 +126,7 @@ class LiveRecord:
         return begun_meta(
             self._spec,
             self._service.settings,
-            state="complete",  # what is here is whole; there is no end that it lacks
+            state="complete",  # each part is complete in itself
             source={"kind": LIVE, "path": str(self.folder)},
             device=self._service.models.device,
             calibration=self._costs,

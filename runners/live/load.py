@@ -23,17 +23,17 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.reader import read_traffic
 
-#: Events that a runner keeps; nobody flushes them to a disk.
+#: Events that a runner keeps without a record, which never flushes them.
 _EVENTS = 1000
-#: Those that wait for the disk where there is a record.
+#: Events that may wait for the disk if there is a record.
 _RECORDED_EVENTS = 100_000
-#: Shapes that an instance remembers to tell a first time by; it only marks batches.
+#: Shapes that an instance remembers to mark the first batch of each.
 _SHAPES = 65_536
 _MOST_SLOTS = 1_000_000
 
 
 class _Shapes(set[tuple[Any, ...]]):
-    """Shapes seen, up to a number: inputs of ever new shapes must not fill the memory of a service."""
+    """A bounded set of shapes, so that inputs of ever new shapes do not fill the memory of a service."""
 
     def add(self, shape: tuple[Any, ...]) -> None:
         if len(self) < _SHAPES:
@@ -52,19 +52,20 @@ def load_runner(
     record: Path | str | None = None,
     record_mb: float = 256.0,
 ) -> Runner:
-    """Load a workload as its plan says, and start serving in this process. Takes as long as loading the model does.
+    """Load a workload with its plan, and start serving in this process. Takes as long as loading the model.
 
     :param workload: its folder, a model file, or the name of a sample, as on the command line.
-    :param plan: what ``latfix optimize`` wrote: the file, its folder, or a plan that was read; ``None`` serves with
+    :param plan: the result of ``latfix optimize``: the file, its folder, or a plan already read; ``None`` serves with
         the workload's own settings.
     :param settings: overrides of both, by name, e.g. ``{"device": "cpu"}``.
-    :param traffic: recorded traffic in place of the workload's own; only warming up looks at it.
-    :param warm: read the recorded traffic, run its shapes and first requests as far as the settings ask for it,
-        and look what took effect. Without, the first requests pay for what is slow the first time.
-    :param slots: most requests inside at once, in whatever stage.
-    :param when_full: what becomes of the next one: ``shed``, or ``wait`` in line until one ends.
-    :param record: a folder that keeps a record of what is served, for ``latfix diagnose``, ``latfix report`` and
-        ``latfix watch``, while it serves; ``record_mb`` megabytes at most, the oldest go.
+    :param traffic: recorded traffic that replaces the workload's own for warming up.
+    :param warm: read the recorded traffic, run its shapes and first requests as the settings require, and check what
+        took effect. Without it, the first requests pay for one-time costs.
+    :param slots: maximum number of requests inside at once, in any stage.
+    :param when_full: handling of further requests: ``shed`` them, or let them ``wait`` in line until one ends.
+    :param record: a folder for a record of the served requests, which ``latfix diagnose``, ``latfix report`` and
+        ``latfix watch`` can read while the runner serves.
+    :param record_mb: maximum size of the record in megabytes; the oldest requests are deleted.
     :raises InputError: the workload, the plan, or an argument is wrong.
     :raises RunnerError: the adapter or its model failed.
     """
@@ -85,12 +86,12 @@ def load_runner(
     try:
         for instance in service.models.instances:
             instance.seen = _Shapes(instance.seen)
-        known = read_traffic(spec.traffic, mapping=spec.traffic_map) if warm else no_traffic()
+        recorded = read_traffic(spec.traffic, mapping=spec.traffic_map) if warm else no_traffic()
         if warm:
-            service.warm_shapes(known)
+            service.warm_shapes(recorded)
         service.protect()
-        # The profiler would stay with a program that serves.
-        evidence = service.evidence(known, profiled=False)
+        # The profiler would stay in a program that serves.
+        evidence = service.evidence(recorded, profiled=False)
         runner = Runner(
             spec,
             service,
@@ -105,10 +106,10 @@ def load_runner(
         service.release()
         raise
     try:
-        # After the rest, as before a replay: what is not compiled by now is not compiled for these either.
-        runner.warm_up([known.request(k % len(known)) for k in range(chosen.warmup_requests if warm else 0)])
+        # Last, as before a replay: whatever is not compiled by now stays uncompiled for these requests too.
+        runner.warm_up([recorded.request(k % len(recorded)) for k in range(chosen.warmup_requests if warm else 0)])
         if service.collector is None:
-            gc.collect()  # what loading left is walked now, and not in a request for a tenth of a second or more
+            gc.collect()  # walk what loading left now, instead of for a tenth of a second or more in a request
         runner.start_record()
     except BaseException:
         runner.close(timeout_s=0.0)
@@ -122,7 +123,7 @@ def _settings(spec: WorkloadSpec, plan: Plan | None, overrides: Mapping[str, Any
     settings = spec.settings
     if plan is not None:
         check_environment(plan.environment(), settings, "load_runner: plan")
-    # A plan that was not read from a file is as unchecked as the overrides are.
+    # A plan that was not read from a file is as unchecked as the overrides.
     for changes in ({} if plan is None else plan.settings(), overrides):
         table = {key: list(value) if isinstance(value, tuple) else value for key, value in changes.items()}
         checked = validate_settings(table, TomlFile(Path("load_runner")), "settings")
@@ -139,5 +140,5 @@ def _check(settings: RunnerSettings, *, warm: bool, slots: int, when_full: str) 
         if getattr(settings, name) != plain and not warm:
             raise InputError(
                 f"load_runner: found warm = False and {name} = {getattr(settings, name)!r}; expected warm = True, "
-                "because nothing is compiled or converted once requests come"
+                "because the model is compiled or converted during warm-up only"
             )

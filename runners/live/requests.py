@@ -1,4 +1,4 @@
-"""A live runner's requests: how a caller's mapping becomes one, and the errors by which one can fail."""
+"""A live runner's requests: conversion of a caller's mapping, and the errors that a request can end with."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from latfix.traffic.value_parsers import Unreadable, deadline_ms, feature, label
 T = TypeVar("T")
 
 _NESTED = "features"
-#: Some 31 years: a caller that would wait for longer waits for ever, and more nanoseconds than these are no number.
+#: Some 31 years: longer limits count as none, and their nanoseconds would overflow.
 LONGEST_MS = 1e12
 
 
 class RequestError(RunnerError):
-    """Base of what can become of one request besides an answer.
-
-    :param request_id: whose; empty where it has none.
-    """
+    """Base class of all ends of a request other than an answer; ``request_id`` is empty for none."""
 
     def __init__(self, message: str, request_id: str = "") -> None:
         super().__init__(message)
@@ -36,7 +33,7 @@ class RequestError(RunnerError):
 
 
 class RequestFailed(RequestError):
-    """``prepare``, the model or ``finish`` raised an error over this request. Sent again it would again."""
+    """``prepare``, the model or ``finish`` raised an error for this request. Sending it again will fail again."""
 
 
 class RequestTimedOut(RequestError):
@@ -44,18 +41,18 @@ class RequestTimedOut(RequestError):
 
 
 class RequestShed(RequestError):
-    """It was not taken in, because as many are inside as may be. Later it might be."""
+    """It was not admitted because the maximum number of requests is inside. It may be later."""
 
 
 class RunnerClosed(RequestError):
-    """The runner serves no more: it was closed, a thread of it died, or the process was forked from its own."""
+    """The runner no longer serves: it was closed, one of its threads died, or this process is a fork."""
 
 
 class RequestReader:
-    """Makes requests of mappings, by the rules by which a line of recorded traffic is read.
+    """Converts mappings to requests, by the rules for a line of recorded traffic.
 
-    :param mapping: features derived from others, as ``[traffic.map]`` of the workload has them.
-    :param started_ns: from when ``arrival_s`` counts, on the clock of ``time.perf_counter_ns``.
+    :param mapping: features derived from others, as in ``[traffic.map]`` of the workload.
+    :param started_ns: zero of ``arrival_s`` on the clock of ``time.perf_counter_ns``.
     """
 
     def __init__(self, mapping: Mapping[str, str], started_ns: int) -> None:
@@ -64,14 +61,14 @@ class RequestReader:
         self._numbers = itertools.count()
 
     def read(self, given: Request | Mapping[str, Any], arrival_ns: int) -> Request:
-        """The request that ``given`` means; a :class:`latfix.Request` is looked at, and taken as it is.
+        """Convert ``given`` to a request; a :class:`latfix.Request` is checked and used unmodified.
 
         Keys of a mapping are those of a line of native traffic without ``arrival_s``: ``id``, ``priority``,
         ``session``, ``deadline_ms``, ``payload``; every other key is a feature. ``features`` may hold features
-        as a mapping of their own. Features that the workload derives from others are derived here too.
+        as a nested mapping. Features that the workload derives from others are derived here too.
 
-        :raises InputError: a value that the traffic could not have either; names the key. The engine's threads
-            serve everybody: what they cannot work with must not reach them.
+        :raises InputError: a value that is not valid in traffic either; the message names the key. The engine's
+            threads serve all callers, so invalid values must not reach them.
         """
         if isinstance(given, Request):
             return _checked(given)
@@ -112,7 +109,7 @@ def _named(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _derived(expression: Expression, features: Mapping[str, FeatureValue]) -> FeatureValue:
     absent = next((used for used in expression.names if used not in features), None)
     if absent is not None:
-        raise Unreadable(f"no feature {absent}", f"it, for {expression.source!r} of the workload")
+        raise Unreadable(f"no feature {absent}", f"it, because the workload derives {expression.source!r} from it")
     try:
         return expression.evaluate(features)
     except ValueError as error:
@@ -120,7 +117,7 @@ def _derived(expression: Expression, features: Mapping[str, FeatureValue]) -> Fe
 
 
 def _checked(request: Request) -> Request:
-    """A request of the caller's own making, where it is one that the engine can serve."""
+    """Check a request that the caller constructed."""
     _read("priority", _priority, request.priority)
     limit_ms = _read("deadline_ms", _limit_ms, request.deadline_ms)
     if not isinstance(request.features, Mapping):
@@ -131,15 +128,15 @@ def _checked(request: Request) -> Request:
 
 
 def _limit_ms(value: object) -> float | None:
-    found = deadline_ms(value)
-    return None if math.isnan(found) else min(found, LONGEST_MS)
+    limit = deadline_ms(value)
+    return None if math.isnan(limit) else min(limit, LONGEST_MS)
 
 
 def _priority(value: object) -> Priority:
-    found = next((priority for priority in PRIORITIES if isinstance(value, str) and priority == value), None)
-    if found is None:
+    result = next((priority for priority in PRIORITIES if isinstance(value, str) and priority == value), None)
+    if result is None:
         raise Unreadable(shown(value), "high, normal or low")
-    return found
+    return result
 
 
 def _read(key: str, parse: Callable[[Any], T], value: Any) -> T:

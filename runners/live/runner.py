@@ -1,4 +1,4 @@
-"""The plan in a user's own service: the engine that was measured, answering callers instead of a replay."""
+"""A plan in a user's own service: the measured engine, answering callers instead of a replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -35,27 +34,27 @@ from latfix.traffic.schedule import Traffic
 
 WhenFull = Literal["shed", "wait"]
 
-#: Ended requests that :meth:`Runner.stats` looks at.
+#: Number of ended requests that :meth:`Runner.stats` covers.
 WINDOW = 4096
 #: How long :meth:`Runner.close` waits for requests inside, and then for threads.
 CLOSE_S = 30.0
 _THREADS_S = 5.0
-#: How often dead threads are looked for, and garbage collected where that is the runner's to do.
+#: How often to check for dead threads, and to collect garbage if the runner does that.
 _WATCH_S = 0.25
-#: In the adapter's eyes its caller gave up at once: the engine drops it as soon as it looks at it.
+#: Presented to the engine for a request that was given up: its deadline has passed, so the engine drops it.
 _GONE_MS = 1e-6
 _GONE = Request(id="", arrival_s=0.0, deadline_ms=_GONE_MS)
 
 
 class Runner:
-    """Serves requests in this process, from any number of threads and event loops. :func:`load_runner` makes one.
+    """Serves requests in this process, from any number of threads and event loops. Made by :func:`load_runner`.
 
-    It is the engine that a replay measures: the same threads, queue, batcher, workers, admission and accounting. It
-    holds ``slots`` requests at most, in memory that is there from the start. Close it, or use it as a context
-    manager, plain or asynchronous.
+    It uses the engine of a replay: the same threads, queue, batcher, workers, admission and accounting. It holds at
+    most ``slots`` requests, in memory allocated at the start. Close it, or use it as a plain or asynchronous context
+    manager.
 
-    :ivar plan: the plan that it runs, if any.
-    :ivar settings: what came of the workload's settings, the plan's, and the overrides.
+    :ivar plan: the plan in use, if any.
+    :ivar settings: the workload's settings with those of the plan and the overrides applied.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Runner:
         self._may_wait = when_full == "wait"
         self._started_ns = time.perf_counter_ns()
         self._reader = RequestReader(spec.traffic_map, self._started_ns)
-        # One more than the service's own limit, so that it is the one that decides.
+        # One slot more than the service's own limit, so that the service's limit decides.
         self.slots = max(slots, self.settings.max_queue + 1) if self.settings.max_queue else slots
         self._record = record
         self._recorder = RingRecorder(self.slots, WINDOW) if record is None else RecordedRing(self.slots, WINDOW)
@@ -98,39 +97,39 @@ class Runner:
         self._facts = RunFacts(service, self._engine)
         self._begin()
         self._watcher.start()
-        # Threads inside native code while the interpreter ends can take the process down with a signal.
+        # Threads in native code while the interpreter ends can kill the process with a signal.
         atexit.register(self.close, timeout_s=0.0)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests one at a time, as before a replay, by the threads that will serve; nothing counts them.
+        """Serve requests one at a time on the serving threads, as before a replay; they are not counted.
 
         :raises RunnerError: none of them succeeded.
         """
         patient = (replace(request, deadline_ms=LONGEST_MS) for request in requests)
         errors = [self.submit(request).exception() for request in patient]
         if errors and None not in errors:
-            raise RunnerError(f"warming up: none of {len(errors)} requests succeeded; {errors[0]}")
+            raise RunnerError(f"warm-up: none of {len(errors)} requests succeeded; {errors[0]}")
         self._engine.drain()
         self._begin()
 
     def start_record(self) -> None:
-        """Record what is served from now on, where a record was asked for."""
+        """Start the record, if one was requested."""
         if self._record is not None and isinstance(self._recorder, RecordedRing):
             self._begin()
             self._record.begin(self._recorder, self._engine)
 
     async def infer(self, request: Request | Mapping[str, Any]) -> Any:
-        """What the adapter's ``finish`` made of this request; other tasks of the event loop run meanwhile.
+        """The result of the adapter's ``finish`` for this request; other tasks of the event loop run meanwhile.
 
-        Cancelling the task gives the request up: where it has not reached the model, it never will.
+        Cancelling the task gives the request up: if it has not reached the model, it never will.
 
         :param request: a :class:`latfix.Request`, or a mapping (:meth:`RequestReader.read
-            <latfix.runners.live.requests.RequestReader.read>`) whose id and arrival are filled in.
+            <latfix.runners.live.requests.RequestReader.read>`), whose id and arrival are filled in.
         :raises RequestFailed: ``prepare``, the model or ``finish`` raised.
         :raises RequestTimedOut: its ``deadline_ms``, or ``timeout_ms`` of the settings, has passed.
-        :raises RequestShed: it was not taken in.
-        :raises RunnerClosed: the runner serves no more.
-        :raises InputError: the mapping is no request.
+        :raises RequestShed: it was not admitted.
+        :raises RunnerClosed: the runner no longer serves.
+        :raises InputError: the mapping is not a valid request.
         """
         call = self._send(request)
         answer = asyncio.wrap_future(call.future)
@@ -144,24 +143,24 @@ class Runner:
             raise _late(call) from None
 
     def infer_sync(self, request: Request | Mapping[str, Any]) -> Any:
-        """As :meth:`infer`, for a caller in a thread of its own, which it blocks. Never call it in an event loop."""
+        """Like :meth:`infer`, but blocks the calling thread. Never call it in an event loop."""
         call = self._send(request)
         try:
             return call.future.result(call.left_s)
         except TimeoutError:
             raise _late(call) from None
         finally:
-            call.future.cancel()  # whatever ended the wait; without effect on one that was answered
+            call.future.cancel()  # however the wait ended; no effect on an answered request
 
     def submit(self, request: Request | Mapping[str, Any]) -> concurrent.futures.Future[Any]:
-        """Hand a request over and return at once: a future of what :meth:`infer` returns or raises.
+        """Hand a request over and return at once a future of what :meth:`infer` returns or raises.
 
-        A deadline that passes is reported when the engine reaches the request.
+        A missed deadline is reported when the engine reaches the request.
         """
         return self._send(request).future
 
     def stats(self) -> RunnerStats:
-        """Counts, and latencies of the latest requests. Takes a few milliseconds, and none of the requests' path."""
+        """Counts, and latencies of the latest requests. Takes a few milliseconds, off the request path."""
         with self._counting:
             requests = dict(self._requests)
         return RunnerStats(
@@ -180,9 +179,9 @@ class Runner:
     def evidence(self) -> dict[str, Any]:
         """What took effect, as fixes verify it (:meth:`latfix.runners.service.loaded_service.Service.evidence`).
 
-        What needs a forward pass of its own, such as kernels by type, was looked at when the runner was loaded. The
-        rest is of now: what batches were, compilations and pool misses in requests, the collector, memory, where
-        threads are, and ``environment`` by variable. Takes some tens of milliseconds.
+        Whatever needs a forward pass, such as kernels by type, was gathered when the runner was loaded. The rest is
+        current: batch counters, compilations and pool misses in requests, the collector, memory, placement of
+        threads, and ``environment`` by variable. Takes some tens of milliseconds.
         """
         hits, misses = self._service.models.pool_counts()
         self._facts.end()
@@ -190,7 +189,7 @@ class Runner:
             **self._facts.found,
             **self._evidence,
             **self._service.evidence(no_traffic()),
-            "torch_threads": self._evidence["torch_threads"],  # counted for each thread: a caller's own mean nothing
+            "torch_threads": self._evidence["torch_threads"],  # counted per thread: the caller's own is meaningless
             "compilations_in_run": self._service.compiles.count - self._compiled,
             "pool_hits": hits - self._pooled[0],
             "pool_misses": misses - self._pooled[1],
@@ -203,15 +202,15 @@ class Runner:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests: it is neither closed nor failed, nor left behind by a fork."""
+        """True if it accepts requests: it is neither closed nor failed, and this process is not a fork."""
         return not self._closed and not self._failure and os.getpid() == self._pid
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Take no more requests, wait for those inside, and end the threads. Twice is once.
+        """Accept no more requests, wait for those inside, and end the threads. A second call has no effect.
 
-        Whoever still waits after ``timeout_s`` seconds gets :class:`~latfix.runners.live.requests.RunnerClosed`.
+        Callers that still wait after ``timeout_s`` seconds get :class:`~latfix.runners.live.requests.RunnerClosed`.
         """
-        if os.getpid() != self._pid:  # of a fork: the threads are its parent's
+        if os.getpid() != self._pid:  # in a fork, the threads belong to the parent
             return
         with self._closing:
             if self._ended:
@@ -233,27 +232,23 @@ class Runner:
             self._ended = True
 
     async def aclose(self, timeout_s: float = CLOSE_S) -> None:
-        """As :meth:`close`; other tasks of the event loop run meanwhile."""
+        """Like :meth:`close`, while other tasks of the event loop run."""
         await asyncio.to_thread(self.close, timeout_s)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _begin(self) -> None:
-        """Count from here on."""
+        """Reset all counters."""
         self._requests = dict.fromkeys(("ok", "error", "timeout", "shed", "cancelled"), 0)
         self._recorder.forget()
         self._compiled, self._pooled = self._service.compiles.count, self._service.models.pool_counts()
@@ -265,7 +260,7 @@ class Runner:
         limit_ms = self.settings.timeout_ms if request.deadline_ms is None else request.deadline_ms
         call = Call(request, arrival_ns, limit_ms)
         if os.getpid() != self._pid:
-            raise call.error(RunnerClosed, "the process was forked from the runner's; load one in each process")
+            raise call.error(RunnerClosed, "this process is a fork of the runner's; load a runner in each process")
         row = self._intake.enter(call, may_wait=self._may_wait)
         if row is not None:
             self._engine.submit(row)
@@ -273,7 +268,7 @@ class Runner:
             call.future.add_done_callback(functools.partial(self._left_line, call))
         else:
             self._count("shed")
-            raise call.error(RequestShed, f"shed: {self.slots} requests are inside, as many as may be")
+            raise call.error(RequestShed, f"shed: {self.slots} requests are inside, the maximum (slots)")
         return call
 
     def _request_of(self, row: int) -> Request:
@@ -283,7 +278,7 @@ class Runner:
         return replace(call.request, deadline_ms=_GONE_MS) if call.future.cancelled() else call.request
 
     def _given_up(self, row: int) -> bool:
-        """Whether nobody waits for the request in a row any more."""
+        """True if no caller waits for the request in a row any more."""
         call = self._intake.at(row)
         return call is None or call.future.cancelled()
 
@@ -298,7 +293,7 @@ class Runner:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Let callers in line in. One that ends at once comes back here, where the loop goes on, not the stack."""
+        """Admit callers in line. A nested call, from one that ends at once, leaves the work to the outer loop."""
         if getattr(self._starting, "under_way", False):
             return
         self._starting.under_way = True
@@ -326,7 +321,7 @@ class Runner:
             if dead := self._engine.ended_threads():
                 self._fail(f"thread {dead[0]} of the runner died; standard error has its traceback; load a new one")
                 return
-            # Between batches it is collected as in a replay; a service also runs on while nobody asks for the model.
+            # As in a replay, batches trigger collections; a service also needs them while there are no requests.
             if collector is not None and not self._engine.in_flight:
                 collector.between_batches(idle=True)
 
@@ -340,7 +335,7 @@ class Runner:
             self._count("error" if call.refuse(call.error(RunnerClosed, why)) else "cancelled")
 
     def _drain(self, timeout_s: float) -> bool:
-        """Wait until nobody is inside; not for what a dead thread held."""
+        """Wait until no request is inside; a dead thread's requests are not waited for."""
         deadline = time.monotonic() + timeout_s
         while not self._intake.empty.wait(min(_WATCH_S, max(deadline - time.monotonic(), 0.0))):
             if self._failure or time.monotonic() >= deadline:
@@ -349,7 +344,7 @@ class Runner:
 
 
 def no_traffic() -> Traffic:
-    """Traffic of no requests, where there is nothing to look at."""
+    """Traffic without requests."""
     return Traffic.plain(np.zeros(0, dtype=np.int64))
 
 

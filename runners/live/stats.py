@@ -1,4 +1,4 @@
-"""How a live runner is doing: counts since its start, and latencies of the requests that ended last."""
+"""Figures of a live runner: counts since its start, and latencies of the latest requests."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class RunnerStats:
     """A live runner at one moment.
 
     :param uptime_s: since it was loaded.
-    :param requests: since then, by how they ended: ``ok``, ``error``, ``timeout``, ``shed``, ``cancelled``.
-    :param in_flight: inside now, in whatever stage.
-    :param queued: of those, prepared and waiting for a worker.
-    :param waiting: callers in line for room to enter.
-    :param window: how many of the latest requests the figures below are of.
+    :param requests: number since then by outcome: ``ok``, ``error``, ``timeout``, ``shed``, ``cancelled``.
+    :param in_flight: requests inside now, in any stage.
+    :param queued: those of them that are prepared and wait for a worker.
+    :param waiting: callers in line to enter.
+    :param window: number of latest requests that the figures below cover.
     :param window_s: from the first arrival to the last end among them.
-    :param throughput_rps: of those that ended ``ok``, per second of the window.
+    :param throughput_rps: those that ended ``ok``, per second of the window.
     :param latency_ms: from the call to the end of ``finish``; keys are :data:`latfix.formatting.LATENCY_KEYS`.
-        Percentiles are of all that arrived: infinite where one falls among those that were lost. The mean is of those
-        that ended ``ok``.
-    :param stages_ms: the same by stage: mean, p50, p99.
+        Percentiles cover all that arrived: infinite if one falls among lost requests. The mean covers those that
+        ended ``ok``.
+    :param stages_ms: mean, p50 and p99 of each stage.
     """
 
     uptime_s: float

@@ -1,4 +1,4 @@
-"""Two arms of a comparison: live runner processes that take turns, the idle one stopped."""
+"""An arm of a comparison: a live runner process that takes turns with others and is stopped while idle."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
-#: Shows one replay: called with a label, the schedule and the record's folder.
+#: Shows one replay: called with its label, its schedule and the record's folder.
 Watch = Callable[[str, Traffic, Path], AbstractContextManager[OnEvent]]
-#: Commands that profile batches where the model is on a device.
+#: Commands that profile batches if the model is on a device.
 _PROFILING = ("evidence",)
 
 
 @dataclass(slots=True)
 class Arm:
-    """A service with some fixes applied, in a process that lives as long as it is of use.
+    """A service with some fixes applied, in a process that lives while it is needed.
 
-    :param label: as progress shows it.
+    :param label: for progress output.
     :param fixes: ids of the fixes in ``settings``, in order.
-    :param log: where the process's output goes.
+    :param log: receives the process's output.
     :param latest: its last replay of the search's windows, joined; ``None`` before the first.
     :param primed: its process has served requests before.
-    :param settled: its process has served the search's windows before, so that what a first use costs is paid.
-    :param failed: its last process did not start, or failed or died at work; the next use starts another.
-    :param profiled: its process was profiled on a device: CUPTI, which the profiler leaves there, slows all that
-        comes after it, so that nothing more is timed in it.
-    :param worn: its process has prepared far more requests than a replay brings: what grows with each is older there.
-    :param alone: why no other arm may be on the device with it; empty where one may.
+    :param settled: its process has served the search's windows before, so one-time costs are paid.
+    :param failed: its last process did not start, failed or died; the next use starts another.
+    :param profiled: its process was profiled on a device. The profiler leaves CUPTI attached, which slows everything
+        after it, so nothing more is timed in it.
+    :param worn: its process has prepared far more requests than a replay brings, so whatever grows with each request
+        is larger there.
+    :param alone: why no other arm may be on the device at the same time; empty if one may.
     :param start_s: seconds that its last process took to load; 0 before the first.
-    :param told: what its last process said of itself when it had loaded; empty before the first.
+    :param told: the ``ready`` message of its last process; empty before the first.
     """
 
     label: str
@@ -62,16 +63,16 @@ class Arm:
 
     @property
     def ready(self) -> Mapping[str, Any]:
-        """What the process said of itself when it had loaded."""
+        """The ``ready`` message of the process, which is started if needed."""
         return self.running().ready
 
     @property
     def loaded(self) -> bool:
-        """Whether its process is there, and holds what it holds of memory."""
+        """True if its process exists and occupies memory."""
         return self._process is not None
 
     def launch(self) -> None:
-        """Start the process if it is not there, and do not wait until it has loaded."""
+        """Start the process if needed, without waiting until it has loaded."""
         if self._process is None:
             self._process = RunnerProcess(self.spec.folder, self.spec.entry, self.settings, self.log)
             self._launched = time.monotonic()
@@ -82,7 +83,7 @@ class Arm:
                 raise
 
     def running(self) -> RunnerProcess:
-        """The process, started now if it is not."""
+        """The process, started if needed."""
         self.launch()
         assert self._process is not None
         if not self._process.ready:
@@ -96,7 +97,7 @@ class Arm:
         return self._process
 
     def start(self) -> None:
-        """Start the process if it is not there, and have it wait."""
+        """Start the process if needed, and pause it."""
         self.running().pause()
 
     def restart(self) -> None:
@@ -111,7 +112,7 @@ class Arm:
             self.primed = self.settled = self.profiled = self.worn = False
 
     def prime(self, folder: Path) -> None:
-        """Serve some requests untimed, so that the first timed one is not the service's first."""
+        """Serve some requests untimed, so that the first timed request is not the service's first."""
         self.ask("prime", folder=str(folder))
         self.primed = True
 
@@ -131,7 +132,7 @@ class Arm:
             process.pause()
 
     def ask(self, do: str, **more: Any) -> Any:
-        """A command that measures no time: accuracy, outputs, evidence."""
+        """Run a command that measures no time: accuracy, outputs, evidence."""
         process = self.running()
         if do in _PROFILING and process.ready.get("device", "cpu") != "cpu":
             self.profiled = True
@@ -145,21 +146,21 @@ class Arm:
             process.pause()
 
     def profile(self, record: RunRecord) -> dict[str, Any]:
-        """What some batches of a replay do on the device, for ``run.json``; empty where the model is on the CPU."""
+        """Profile some batches of a replay on the device, for ``run.json``; empty if the model is on the CPU."""
         if record.meta.device == "cpu":
             return {}
         process = self.running()
         self.profiled = True
         process.resume()
         try:
-            found = device_profile(process, record)
+            fields = device_profile(process, record)
         finally:
             process.pause()
-        if "device_profile" not in found:  # the profiler hangs, or the process is gone: what comes next needs another
+        if "device_profile" not in fields:  # the profiler hangs, or the process died: the next use needs another
             self.close()
-        return found
+        return fields
 
     def _give_up(self) -> None:
-        """A process that failed answers no more: end it, so that the next use does not find it dead."""
+        """End a process that failed, so that the next use starts another."""
         self.close()
         self.failed = True

@@ -1,11 +1,10 @@
-"""Batches and prepares that do not end: which thread has been at what for how long, with its stack."""
+"""Detects batches and prepares that do not end, and reports the thread, the duration and the stack."""
 
 from __future__ import annotations
 
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
@@ -14,10 +13,10 @@ from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.engine.engine import Engine
 from latfix.runners.replay.pipe_protocol import STALL_S
 
-#: What takes this share of the limit is noted before it ends the run.
+#: Work is noted at this share of the limit, before it ends the run.
 _NOTED = 1 / 6
 _FRAMES = 12
-#: Frames of this file stand on the stack of a thread for which torch is compiling, and of no other.
+#: Frames of this file are on a thread's stack only while torch compiles for it.
 _COMPILING = "torch/_dynamo/convert_frame.py"
 
 
@@ -28,8 +27,8 @@ class Stuck:
     :param what: ``batch 40 of 8 requests`` or ``prepare of request 12``.
     :param thread: ``worker 0``; ``native_id`` its id.
     :param since_ns: when it began, on the clock of the stamps.
-    :param first: it may be slow because it is the first of its shape, or because its code is being compiled.
-    :param stack: innermost frame last, a line each.
+    :param first: it may be slow as the first of its shape, or because its code is being compiled.
+    :param stack: one line per frame, the innermost last.
     """
 
     what: str
@@ -49,10 +48,10 @@ class Stuck:
 
 
 class BatchWatchdog:
-    """Looks after the threads of a service while it is replayed.
+    """Watches the threads of a service during a replay.
 
-    :param limit_s: what a batch, or a ``prepare``, may take; one that may have to compile, or is the first of its
-        shape or of its worker, :data:`STALL_S` at least. 0: no limit, and nothing is noted.
+    :param limit_s: maximum duration of a batch or a ``prepare``; at least :data:`STALL_S` if it may have to compile,
+        or is the first of its shape or of its worker. 0: no limit, and nothing is noted.
     """
 
     def __init__(self, engine: Engine, recorder: StageRecorder, limit_s: float) -> None:
@@ -60,7 +59,7 @@ class BatchWatchdog:
         self._noted: dict[tuple[str, int], Stuck] = {}
 
     def look(self) -> tuple[Stuck | None, bool]:
-        """What was found stuck just now, if it had not been before; and whether something is beyond its limit."""
+        """Newly detected stuck work, if any; and True if some work exceeds its limit."""
         if not self._limit_s:
             return None, False
         fresh, beyond = None, False
@@ -69,24 +68,22 @@ class BatchWatchdog:
             took = (time.perf_counter_ns() - stuck.since_ns) / 1e9
             beyond = beyond or took > limit
             key = (stuck.thread, stuck.since_ns)
-            if key not in self._noted and took > _NOTED * limit:
-                fresh = stuck
-                self._noted[key] = stuck
-            elif key in self._noted:
+            if key in self._noted or took > _NOTED * limit:
+                fresh = fresh if key in self._noted else stuck
                 self._noted[key] = stuck
         return fresh, beyond
 
     @property
     def worst(self) -> Stuck | None:
-        """What has taken longest and was noted; ``None`` where nothing was."""
+        """The noted work that has taken longest; ``None`` if there is none."""
         return min(self._noted.values(), key=lambda stuck: stuck.since_ns, default=None)
 
     def log(self) -> None:
-        """Write what was noted and has not ended into the run's events, with how long it has taken by now."""
+        """Log the noted work that has not ended in the run's events, with its duration so far."""
         now = time.perf_counter_ns()
-        going = {(stuck.thread, stuck.since_ns) for stuck in self._candidates(now)}
+        unfinished = {(stuck.thread, stuck.since_ns) for stuck in self._candidates(now)}
         for key, stuck in self._noted.items():
-            if key in going:
+            if key in unfinished:
                 detail = {"message": stuck.words, "what": stuck.what, "stack": list(stuck.stack)}
                 self._engine.events.add(
                     "hang",
@@ -99,50 +96,38 @@ class BatchWatchdog:
 
     def _candidates(self, begun_before_ns: int) -> list[Stuck]:
         """Work that began before a time and has not ended."""
-        with running_frames() as frames:
-            return self._begun(begun_before_ns, frames)
-
-    def _begun(self, begun_before_ns: int, frames: Mapping[int, FrameType]) -> list[Stuck]:
-        found = []
         threads = self._engine.thread_ids()
-        names = {thread.native_id: thread.ident for thread in threading.enumerate()}
+        idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
+        work: list[Stuck] = []
 
-        def stack_of(native_id: int) -> tuple[tuple[str, ...], bool]:
-            return _stack(frames.get(names.get(native_id) or 0))
-
-        for open_ in self._recorder.open_batches(begun_before_ns):
-            native_id = threads["worker"][open_.worker % len(threads["worker"])]
-            stack, compiling = stack_of(native_id)
-            found.append(
+        def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, *, first: bool) -> None:
+            stack, compiling = _stack(frames.get(idents.get(native_id) or 0))
+            work.append(
                 Stuck(
-                    what=f"batch {open_.batch_id} of {open_.size} request{'' if open_.size == 1 else 's'}",
-                    thread=f"worker {open_.worker}",
+                    what=what,
+                    thread=thread,
                     native_id=native_id,
-                    batch_id=open_.batch_id,
-                    since_ns=open_.since_ns,
-                    first=compiling or open_.first or self._engine.settings.batching == "continuous",
-                    stack=stack,
-                )
-            )
-        for index, thread, since_ns in self._recorder.open_prepares(begun_before_ns):
-            native_id = threads["prepare"][thread]
-            stack, compiling = stack_of(native_id)
-            found.append(
-                Stuck(
-                    what=f"prepare of request {index}",
-                    thread=f"prepare thread {thread}",
-                    native_id=native_id,
-                    batch_id=-1,
+                    batch_id=batch_id,
                     since_ns=since_ns,
-                    first=compiling,
+                    first=first or compiling,
                     stack=stack,
                 )
             )
-        return found
+
+        with running_frames() as frames:
+            for batch in self._recorder.open_batches(begun_before_ns):
+                what = f"batch {batch.batch_id} of {batch.size} request{'' if batch.size == 1 else 's'}"
+                native_id = threads["worker"][batch.worker % len(threads["worker"])]
+                first = batch.first or self._engine.settings.batching == "continuous"
+                add(what, f"worker {batch.worker}", native_id, batch.batch_id, batch.since_ns, first=first)
+            for index, k, since_ns in self._recorder.open_prepares(begun_before_ns):
+                what = f"prepare of request {index}"
+                add(what, f"prepare thread {k}", threads["prepare"][k], -1, since_ns, first=False)
+        return work
 
 
 def _stack(frame: FrameType | None) -> tuple[tuple[str, ...], bool]:
-    """The innermost frames, one line each, and whether torch is compiling below them."""
+    """The innermost frames, one line each; and True if torch is compiling below them."""
     if frame is None:
         return (), False
     frames = traceback.extract_stack(frame)

@@ -1,8 +1,8 @@
-"""Folders that this process has taken for what it writes, so that no other process writes into one of them too.
+"""Claims folders for this process, so that no other process writes into one of them at the same time.
 
-An empty folder says nothing about who is about to write into it: the first file of a run comes long after the look
-at the folder. A file that only one process can make, and that it holds locked, stands for the claim until the command
-ends; the lock ends with the process, however it ends, and so a killed command's folder can be gone on with.
+An empty folder does not show that a process is about to write into it: a run's first file appears long after the
+check. A lock file, created exclusively and held locked, marks the claim until the command ends. The lock ends with
+the process, so a killed command's folder can be reopened.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 CLAIM = ".latfix-claim"
-#: As much as a disk that is almost full may refuse.
+#: Large enough that an almost full disk refuses it.
 _BYTES = b"\0" * 4096
 _claimed: dict[Path, BinaryIO] = {}
 
 
 def claim(folder: Path) -> bool:
-    """Take a folder that exists; whether it was empty, and nobody else's.
-
-    :raises OSError: the folder cannot be written, or its disk is full.
-    """
+    """Claim an existing folder. True if it was empty and unclaimed; an OSError if it cannot be written."""
     file = folder / CLAIM
     try:
         stream = _claimed[file] = file.open("xb")
@@ -35,7 +32,7 @@ def claim(folder: Path) -> bool:
     except OSError:
         _give_up(file)
         raise
-    # Between a look at the folder and the claim another process may have come, written and gone.
+    # Another process may have come, written and ended between the check of the folder and the claim.
     if [one.name for one in folder.iterdir()] == [CLAIM]:
         return True
     _give_up(file)
@@ -43,13 +40,10 @@ def claim(folder: Path) -> bool:
 
 
 def claim_again(folder: Path) -> bool:
-    """Take a folder that an earlier command has written into; whether no other process is at work in it.
-
-    :raises OSError: the folder cannot be written.
-    """
+    """Claim a folder that an earlier command has written into. True if no other process works in it."""
     file = folder / CLAIM
     stream = file.open("ab")
-    # The other one may have ended, and removed the file, since it was opened: a lock on it claims nothing then.
+    # The other process may have ended and removed the file since it was opened; a lock on a removed file is no claim.
     if _lock(stream) and file.exists() and os.path.samestat(os.fstat(stream.fileno()), file.stat()):
         _claimed[file] = stream
         return True
@@ -58,13 +52,13 @@ def claim_again(folder: Path) -> bool:
 
 
 def release_all() -> None:
-    """End the claims of this process: what it wrote speaks for itself, and the folders hold nothing else."""
+    """End this process's claims; the files that it wrote remain."""
     for file in tuple(_claimed):
         _give_up(file)
 
 
 def _lock(stream: BinaryIO) -> bool:
-    """Whether nobody else holds the file; where its disk knows no locks, nobody is known to."""
+    """True if no other process holds the file, or if its disk does not support locks."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

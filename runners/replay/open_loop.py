@@ -1,4 +1,4 @@
-"""The open-loop replayer: hands requests over at their recorded times, whatever became of earlier ones."""
+"""The open-loop replayer: hands requests over at their recorded times, regardless of earlier requests."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-#: The last part of a wait is spun, because a sleeping thread is woken late, and the later the longer it slept.
-#: Spinning takes a core, so it is one part in a hundred of the wait, within these bounds.
+#: The last part of a wait spins, because a sleeping thread wakes late, and later the longer it slept. Spinning uses a
+#: core, so it is limited to a hundredth of the wait, within these bounds.
 LEAST_SPIN_NS = 40_000
 MOST_SPIN_NS = 250_000
-#: How long it sleeps at most without a look at whether it is to stop.
+#: Longest sleep without checking if the replay is to stop.
 _LONGEST_SLEEP_NS = 100_000_000
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 
 class Clock(Protocol):
-    """What the replayer reads and sleeps by; a test brings simulated time."""
+    """The clock that the replayer reads and sleeps by; tests bring simulated time."""
 
     def ns(self) -> int:
-        """Nanoseconds, monotonic."""
+        """Monotonic nanoseconds."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Sleep at least so long."""
+        """Sleep for at least so long."""
 
     def wait(self, event: threading.Event, seconds: float, /) -> bool:
-        """Sleep until the event is set, at most so long; whether it is set."""
+        """Wait for the event at most so long; True if it is set."""
 
 
 class MachineClock(Clock):
-    """``time.perf_counter_ns``, by which everything in a record is stamped."""
+    """``time.perf_counter_ns``, the clock of all stamps in a record."""
 
     ns = staticmethod(time.perf_counter_ns)
     sleep = staticmethod(time.sleep)
@@ -43,7 +43,7 @@ class MachineClock(Clock):
 
 @contextlib.contextmanager
 def sharp_timer() -> Iterator[None]:
-    """Have Linux wake this thread without its usual 50 µs of slack meanwhile; elsewhere nothing changes."""
+    """Make Linux wake this thread without its usual 50 µs of slack; no effect on other systems."""
     if sys.platform != "linux":
         yield
         return
@@ -54,22 +54,22 @@ def sharp_timer() -> Iterator[None]:
     try:
         yield
     finally:
-        prctl(_PR_SET_TIMERSLACK, max(before, 0), 0, 0, 0)  # 0 is the default, where it could not be read
+        prctl(_PR_SET_TIMERSLACK, max(before, 0), 0, 0, 0)  # 0 is the default, if it could not be read
 
 
 def take_priority() -> str:
-    """Put this thread before all ordinary ones where the system allows it; one line that says whether it does.
+    """Give this thread real-time priority if the system allows it; returns one line that reports the result.
 
-    A real caller is on another machine and waits for none of the service's cores; here it shares them. The
-    thread sleeps nearly always, and what it starts does not inherit its place.
+    A real caller runs on another machine and competes for none of the service's cores; here it shares them. The
+    thread sleeps nearly always, and threads that it starts do not inherit its priority.
     """
     if not hasattr(os, "sched_setscheduler"):
-        return "replayer: ordinary priority (this system has no other)"
+        return "replayer: ordinary priority (this system has no real-time priority)"
     policy = os.SCHED_FIFO | getattr(os, "SCHED_RESET_ON_FORK", 0)
     try:
         os.sched_setscheduler(0, policy, os.sched_param(1))
     except OSError:
-        return "replayer: ordinary priority; with CAP_SYS_NICE it would be less late beside busy neighbors"
+        return "replayer: ordinary priority; with CAP_SYS_NICE, requests would be less late on a busy machine"
     return "replayer: real-time priority"
 
 
@@ -81,15 +81,15 @@ def give_priority_back() -> None:
 
 
 def wait_until(t_ns: int, clock: Clock) -> int:
-    """Return at ``t_ns`` of the clock: sleep most of the time, spin the rest.
+    """Return at ``t_ns`` of the clock: sleep most of the time, spin for the rest.
 
-    :returns: the clock at the return; never before ``t_ns``.
+    :returns: the clock's time at the return, never before ``t_ns``.
     """
     read = clock.ns
     now = read()
     spin_ns = min(max((t_ns - now) // 100, LEAST_SPIN_NS), MOST_SPIN_NS)
-    while (left := t_ns - now - spin_ns) > 0:
-        clock.sleep(left / 1e9)
+    while (remaining := t_ns - now - spin_ns) > 0:
+        clock.sleep(remaining / 1e9)
         now = read()
     while now < t_ns:
         now = read()
@@ -104,11 +104,11 @@ def replay(
 ) -> int:
     """Call ``hand_over(k)`` at ``scheduled_ns[k]`` (absolute) for each k in turn.
 
-    A late call is made at once and the schedule is not moved: lateness is the caller's to record.
+    A late call is made at once and does not shift the schedule; the caller records the lateness.
 
-    :param stop: checked while waiting; set, it ends the replay early.
+    :param stop: checked while waiting; ends the replay when set.
     :param clock: the machine's by default.
-    :returns: how many requests were handed over.
+    :returns: the number of requests handed over.
     """
     clock = clock or MachineClock()
     with sharp_timer():

@@ -1,4 +1,4 @@
-"""Messages between parent and a process that replays: one JSON object a line, on two pipes of their own."""
+"""Messages between the parent and a replaying process: one JSON object per line, on two dedicated pipes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from latfix.errors import EXIT_RUNNER, LatfixError
 
-#: How long a runner may show no sign of progress with requests in flight before it is given up.
+#: How long a runner with requests in flight may show no progress before the replay is given up.
 STALL_S = 300.0
-#: Has a runner write the stacks of its threads to its log, without the interpreter lock.
+#: Makes a runner write the stacks of its threads to its log, without the interpreter lock.
 STACKS_SIGNAL = signal.SIGUSR2
 _PR_SET_PDEATHSIG = 1
 
@@ -27,7 +27,7 @@ class LineWriter:
         self._fd = fd
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write one message whole."""
+        """Write one whole message."""
         data = memoryview(json.dumps(message).encode() + b"\n")
         try:
             while data:
@@ -37,7 +37,7 @@ class LineWriter:
 
 
 class LineReader:
-    """Splits what arrives on a descriptor into messages."""
+    """Splits the data of a descriptor into messages."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -45,7 +45,7 @@ class LineReader:
         self.ended = False
 
     def read(self) -> list[dict[str, Any]]:
-        """Messages that are complete now; blocks where nothing has arrived. ``ended`` is set at the end."""
+        """The messages that are complete now; blocks until data arrives. ``ended`` is set at the end of the pipe."""
         data = os.read(self.fd, 1 << 16)
         if not data:
             self.ended = True
@@ -55,17 +55,17 @@ class LineReader:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """A runner must not outlive the program that would read its record."""
+    """End this process with its parent: nothing else would read its record."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died while this process was starting
+        if os.getppid() != parent_pid:  # the parent died while this process was starting
             os._exit(EXIT_RUNNER)
 
 
 def commands_of(reader: LineReader, stop: threading.Event) -> Iterator[dict[str, Any]]:
-    """Commands until ``exit`` or the parent is gone, which sets ``stop``; so does an interrupt, at once."""
+    """Yield commands until ``exit`` or the parent's death, which sets ``stop``. An interrupt sets it at once."""
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -74,7 +74,7 @@ def commands_of(reader: LineReader, stop: threading.Event) -> Iterator[dict[str,
                 if command["do"] == "interrupt":
                     stop.set()
                 else:
-                    stop.clear()  # here, so that an interrupt that follows at once is not forgotten
+                    stop.clear()  # here, so that an immediately following interrupt is not lost
                     waiting.put(command)
         stop.set()
         waiting.put({"do": "exit"})
@@ -86,14 +86,14 @@ def commands_of(reader: LineReader, stop: threading.Event) -> Iterator[dict[str,
 def serve_parent(
     work: Callable[[dict[str, Any], LineReader, LineWriter], None], words: Callable[[OSError], str]
 ) -> int:
-    """Be the process ``python -m … PARENT_PID COMMAND_FD EVENT_FD``; returns its exit code.
+    """Run the process ``python -m … PARENT_PID COMMAND_FD EVENT_FD``; returns its exit code.
 
     :param work: called with the job, which the parent sends before any command.
-    :param words: what the parent is told of an error of the system.
+    :param words: describes a system error for the parent.
     """
     parent_pid, command_fd, event_fd = (int(argument) for argument in sys.argv[1:])
     die_with_parent(parent_pid)
-    for fd in (command_fd, event_fd):  # programs that user code starts must not hold the pipes open
+    for fd in (command_fd, event_fd):  # programs started by user code must not keep the pipes open
         os.set_inheritable(fd, False)
     parent, commands = LineWriter(event_fd), LineReader(command_fd)
     try:

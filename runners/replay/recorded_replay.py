@@ -1,4 +1,4 @@
-"""One recorded replay in the runner's process: warm-up, the schedule, the drain, the probes, and what it all cost."""
+"""One recorded replay in the runner's process: warm-up, schedule, drain, probes, and latfix's own cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LEAD_IN_NS = 250_000_000
 
 
 class RecordedReplay:
-    """One replay: warm-up requests, the schedule, the drain, and what it all cost."""
+    """One replay: warm-up requests, the schedule, the drain, and latfix's own cost."""
 
     def __init__(
         self,
@@ -81,10 +81,7 @@ class RecordedReplay:
         self._probe_lines: dict[str, str] = {}
 
     def run(self) -> dict[str, Any]:
-        """Replay, record, and return what ``run.json`` says of it.
-
-        :raises RunnerError: a thread of the service died.
-        """
+        """Replay, record, and return the fields of ``run.json``; a RunnerError if a thread of the service died."""
         import torch
 
         service, recorder = self._service, self._recorder
@@ -93,13 +90,13 @@ class RecordedReplay:
         calibration = unit_costs() | device_costs(service.models.device, allocator_conf(os.environ))
         accelerator = service.models.instances[0].accelerator
         if accelerator is not None:
-            # Once a process: each time would leave memory with the allocator that no request uses.
+            # Once per process: each measurement leaves memory with the allocator that no request uses.
             service.models.copy_prices = service.models.copy_prices or copy_costs(accelerator)
             calibration |= service.models.copy_prices
         engine = service.engine(recorder, self._request_of)
         facts = RunFacts(service, engine)
         pauses = GcPauses(service.events)
-        service.events.drain(0)  # what happened while loading is no event of this run
+        service.events.drain(0)  # events from loading are not part of this run
         stacks = StackLog(self._samples)
         lock = LockProbe(self._samples, look=stacks.look)
         self._probe_lines["gil"] = f"gil: wait for the interpreter lock, every {PERIOD_S * 1000:g} ms"
@@ -112,21 +109,21 @@ class RecordedReplay:
             self._warm_up(engine)
             deaths.check()
             service.compiles.attach()
-            # While a worker is in a call of the driver, reading counters would hold up all threads with it.
+            # Reading counters while a worker is in a driver call would block all threads along with it.
             allocator = partial(cuda_reader, inside=engine.device_memory)
             devices = open_devices([worker.device for worker in engine.workers], allocator=allocator)
             self._probe_lines |= lines_of(devices)
             for device in devices:
                 if device.nvml is not None:
                     stack.callback(device.nvml.close)
-            for name, value in calibration.items():  # so that they are in every record, also of an interrupted run
+            for name, value in calibration.items():  # as samples too, so that interrupted runs have them
                 self._samples.add(time.perf_counter_ns(), f"cost.{name}", value)
             with pauses, self._samplers(engine, devices) as samplers, lock:
                 cost = self._measured(engine, facts, replayer)
             for name, found in _clocks(engine).items():
                 self._probe_lines[name] = (
                     f"{name}: events of {found['batches']} batches, on the host's clock within "
-                    f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events made beside those at hand; "
+                    f"{found['slack_us']:.3g} µs; {found['events_added']} sets of events added during the run; "
                     f"reading one took {found['read_us']:.3g} µs at most"
                 )
             deaths.check()
@@ -155,15 +152,12 @@ class RecordedReplay:
             **facts.found,
         }
 
-    def _submit(self, engine: Engine, k: int, arrived_ns: int, runq_ns: int) -> None:
-        engine.submit(self._warmup + k, arrived_ns, runq_ns)
-
     def _request_of(self, slot: int) -> Any:
         traffic, warmup = self._traffic, self._warmup
         return traffic.request(slot - warmup if slot >= warmup else slot % len(traffic))
 
     def _warm_up(self, engine: Engine) -> None:
-        """Send the first requests one at a time, before the clock of the run starts."""
+        """Send the first requests one at a time, before the run's clock starts."""
         for slot in range(self._warmup):
             if self._stop.is_set():
                 return
@@ -185,9 +179,9 @@ class RecordedReplay:
         ):
             fast += _probe(name, reader, period, missing, lines)
         if blocks is not None:
-            lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, where no batch is being served"
+            lines["cuda-blocks"] = f"cuda-blocks: at most every {REST_S:g} s, while no batch is served"
         if devices[0].allocator is not None:
-            lines["cuda"] += ", where no batch is being served, or by the last one that was"
+            lines["cuda"] += ", while no batch is served, or at the end of one"
         lines["cuda-batches"] = (
             "cuda-batches: the allocator's counters at the end of a batch, where no other worker is at one"
             if isinstance(engine.device_memory, BatchCounters)
@@ -214,9 +208,11 @@ class RecordedReplay:
         with SegmentWriter(self._folder, recorder, self._service.events, self._samples) as writer:
             watchdog = BatchWatchdog(engine, recorder, self._service.settings.hang_limit_ms / 1e3)
             with _StatusLines(self._parent, engine, recorder, self._stop, writer, watchdog) as status:
-                take_priority()  # a real server's is another machine's network card: what it waits for is the lock
+                take_priority()  # a real server's network card does this; only the interpreter lock may delay it
                 counters = ThreadCounters()
-                sent = replayer.take_in(partial(self._submit, engine), self._stop, lambda: counters.wake()[1])
+                sent = replayer.take_in(
+                    lambda k, at, runq: engine.submit(warmup + k, at, runq), self._stop, lambda: counters.wake()[1]
+                )
                 counters.close()
                 give_priority_back()
                 recorder.arrived(np.array(replayer.arrived, dtype=np.int64))
@@ -249,14 +245,14 @@ class RecordedReplay:
         lock: LockProbe,
         engine: Engine,
     ) -> dict[str, Any]:
-        """The cost of latfix itself: on the requests' path, and on threads of its own."""
+        """The cost of latfix itself: on the request path, and on threads of its own."""
         with contextlib.closing(ThreadCounters()) as counters, contextlib.closing(ProcessMemory()) as memory:
             snapshot, reading = median_cost_ns(counters.snapshot), median_cost_ns(memory.read)
         requests = max(self._recorder.completed, 1)
         reads = sum(thread.reads for thread in self._recorder.counters)
         stamps = _stamp_cost_ns() * requests
         sampler_ns = sum(sampler.cpu_ns for sampler in samplers)
-        # The process's clock is read about once for each reading of a thread's counters.
+        # The process's clock is read about once per reading of a thread's counters.
         process = median_cost_ns(time.process_time_ns) * reads + reading * engine.memory.reads
         device = engine.device_memory
         device_ns = 0 if device is None else device.cost_ns
@@ -281,7 +277,7 @@ class RecordedReplay:
 
 
 def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
-    """What is read of the machine and the process while a service runs; ``lines`` gets a sentence for each."""
+    """The probes of machine and process while a service runs; adds a line for each to ``lines``."""
     counters = ThreadCounters()
     lines["threads"] = (
         "thread counters: on-CPU, run-queue delay, switches, faults"
@@ -289,7 +285,7 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
         else "thread counters: the kernel keeps no run-queue delay (CONFIG_SCHED_INFO); contention is not seen"
     )
     counters.close()
-    found = [
+    probes = [
         Probe("host", 0.2, host_reader()),
         Probe("process", 0.5, process_reader()),
         Probe("runner", 0.1, engine.load),
@@ -301,13 +297,13 @@ def host_probes(engine: Engine, lines: dict[str, str]) -> list[Probe]:
             "neighbor-groups",
             neighbor_reader(),
             0.1,
-            "neighbor-groups: no control group with a quota is seen beside this one",
+            "neighbor-groups: no control group with a quota is visible next to this one",
         ),
         ("pressure", pressure_reader(), 0.5, "pressure: this kernel reports none (/proc/pressure)"),
         ("malloc", host_heap_reader(engine.memory.heap), 0.5, "malloc: no mallinfo2 in this C library"),
     ):
-        found += _probe(name, reader, period, missing, lines)
-    return found
+        probes += _probe(name, reader, period, missing, lines)
+    return probes
 
 
 def _probe(
@@ -318,7 +314,7 @@ def _probe(
 
 
 class ThreadDeaths:
-    """Notes when a thread of the service dies of an error, and ends the replay that would wait for it.
+    """Detects that a thread of the service died of an error, and ends the replay that would wait for it.
 
     :param stop: set at the first death.
     """
@@ -336,23 +332,20 @@ class ThreadDeaths:
         threading.excepthook = self._usual
 
     def _note(self, death: Any) -> None:
-        self._usual(death)  # the whole of it goes to runner.log
+        self._usual(death)  # writes the traceback to runner.log
         name = death.thread.name if death.thread is not None else ""
         if name.startswith("latfix-") and not self._first:
             self._first = f"thread {name} of the runner died: {describe(death.exc_value)}"
             self._stop.set()
 
     def check(self) -> None:
-        """Raise if one died.
-
-        :raises RunnerError: a thread died meanwhile.
-        """
+        """Raise a RunnerError if a thread of the service died."""
         if self._first:
-            raise RunnerError(f"{self._first}; runner.log has the whole of it")
+            raise RunnerError(f"{self._first}; runner.log has the traceback")
 
 
 class _StatusLines(OwnThread):
-    """Reports progress to the parent four times a second, and ends a replay that has stalled."""
+    """Reports progress to the parent four times a second, and ends a stalled replay."""
 
     def __init__(
         self,
@@ -367,7 +360,7 @@ class _StatusLines(OwnThread):
         self._parent, self._engine, self._recorder = parent, engine, recorder
         self._stop_replay, self._writer, self._watchdog = stop, writer, watchdog
         self.sent_all = False
-        #: Why the replay was ended; empty where it was not.
+        #: Why the replay was ended; empty if it was not.
         self.stalled = ""
 
     def _run(self) -> None:
@@ -386,7 +379,7 @@ class _StatusLines(OwnThread):
             if hopeless:
                 self.stalled = self.stalled or hopeless
                 self._stop_replay.set()
-            if self._writer.error is not None:  # nothing more can be kept: do not go on as if it were
+            if self._writer.error is not None:  # nothing more can be recorded
                 self._stop_replay.set()
             elapsed = time.perf_counter_ns() - self._recorder.t0_ns
             self._parent.send(
@@ -401,7 +394,7 @@ class _StatusLines(OwnThread):
             )
 
     def _watch(self) -> None:
-        """Say what hangs, and end the replay where something is beyond its limit."""
+        """Report hanging work, and end the replay if some of it exceeds its limit."""
         fresh, beyond = self._watchdog.look()
         if fresh is not None:
             self._parent.send({"event": "hang", "message": fresh.words})
@@ -418,7 +411,7 @@ def _ended(stalled: str, *, interrupted: bool) -> dict[str, str]:
 
 
 def _stamp_cost_ns() -> float:
-    """Cost of the recorder's own writes for one request in a batch of one, in nanoseconds."""
+    """Nanoseconds that the recorder's own writes cost for one request in a batch of one."""
     rounds = 200
     recorder = StageRecorder(rounds)
     account = (0,) * len((*THREAD_ACCOUNT, *PROCESS_ACCOUNT))
@@ -439,14 +432,14 @@ def _stamp_cost_ns() -> float:
 
 
 def _clocks(engine: Engine) -> dict[str, dict[str, float]]:
-    """By device, how many batches its clock was tied to the host's with, and how surely."""
-    found: dict[str, dict[str, float]] = {}
+    """By device, how many batches tied its clock to the host's, and how precisely."""
+    clocks: dict[str, dict[str, float]] = {}
     for device, clock in engine.clocks.items():
         workers = [worker for worker in engine.workers if worker.device == device]
-        found[device] = {
+        clocks[device] = {
             "batches": clock.observed,
             "slack_us": clock.slack_ns / 1e3,
             "events_added": sum(worker.events_added for worker in workers),
             "read_us": max((worker.longest_read_ns for worker in workers), default=0) / 1e3,
         }
-    return found
+    return clocks

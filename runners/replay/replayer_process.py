@@ -1,8 +1,9 @@
-"""The replayer's own process, and the ring through which a service hears of its requests.
+"""The replayer's own process, and the shared memory through which a service receives its requests.
 
-A request has arrived when its time stands in the ring, whatever the service is doing: the replayer shares no
-interpreter with it, and so no lock. One int64 a request, zero until it arrived, in memory that both processes map,
-and so never full; a byte in a pipe wakes whoever takes requests in. What passes until then is the service's own.
+A request has arrived when its time is in the shared memory, no matter what the service is doing: the replayer shares
+no interpreter with it, and therefore no lock. The memory has one int64 per request, zero until it arrived, so it
+cannot overflow. A byte in a pipe wakes the thread that takes requests in. The time from then on counts as the
+service's.
 """
 
 from __future__ import annotations
@@ -19,31 +20,30 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from latfix.errors import RunnerError
 from latfix.runners.replay.open_loop import MachineClock, replay, take_priority
 from latfix.runners.replay.pipe_protocol import die_with_parent
 
-if TYPE_CHECKING:  # this process has no use for numpy
+if TYPE_CHECKING:  # this process does not need numpy
     import numpy as np
     import numpy.typing as npt
 
-#: As they were before user code could change them: the process is found by these.
+#: Read before user code can change them: the process is started with these.
 _ENVIRONMENT, _HOME = dict(os.environ), Path.cwd()
 _WORD = 8
 _PIPE_BYTES = 4096
-#: Who is woken later than this after a request arrived says what it waited for a core meanwhile.
+#: If the intake thread wakes later than this after a request arrived, its wait for a core is recorded.
 LATE_NS = 100_000
 
 
 class ReplayerProcess:
-    """Hands a schedule over at its times. Use as a context manager: the process is gone at the end.
+    """Hands a schedule over on time. Use as a context manager, which ends the process.
 
-    :param requests: how many.
+    :param requests: number of requests.
     :ivar pid: of the process.
-    :ivar arrived: when each arrived, on the clock of ``time.perf_counter_ns``; 0 where it has not.
+    :ivar arrived: when each request arrived, on the clock of ``time.perf_counter_ns``; 0 before that.
     :raises RunnerError: the process could not be started, or died.
     """
 
@@ -72,27 +72,25 @@ class ReplayerProcess:
     def __enter__(self) -> ReplayerProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
     def cpu_ns(self) -> int:
-        """CPU time of the process since it was ready, as it last said: ten times a second, and at its end."""
+        """CPU time of the process since it was ready, as last reported: ten times a second, and at its end."""
         return self._cpu[0]
 
     def ready(self) -> str:
-        """Wait until the process can begin; returns a line that says with which priority it runs."""
+        """Wait until the process can begin; returns a line that reports its priority."""
         line = b""
         while not line.endswith(b"\n"):
-            line += self._heard()
+            line += self._read_wakes()
         return line.decode().rstrip("\n")
 
     def begin(self, scheduled_ns: npt.NDArray[np.int64]) -> None:
         """Start the schedule; times are absolute, on the clock of ``time.perf_counter_ns``."""
         self._scheduled[:] = memoryview(scheduled_ns.tobytes()).cast("q")
-        with contextlib.suppress(BrokenPipeError):  # who takes in will say that it died
+        with contextlib.suppress(BrokenPipeError):  # take_in() reports that it died
             self._start.write(b"\n")
 
     def take_in(
@@ -100,14 +98,14 @@ class ReplayerProcess:
     ) -> int:
         """Submit each request once it has arrived, in order, until all have or ``stop`` is set.
 
-        :param submit: with the request's place in the schedule, when it arrived, and what of the time since then
-            this thread was runnable without a core.
-        :param runq_ns: this thread's run-queue delay since the last call; called where it woke late.
+        :param submit: called with the request's position in the schedule, its arrival, and for how much of the time
+            since then this thread was runnable without a core.
+        :param runq_ns: this thread's run-queue delay since the last call; called if it woke late.
         :returns: how many had arrived.
         """
         arrived, taken, clock = self.arrived, 0, time.perf_counter_ns
         while taken < len(arrived):
-            self._heard()
+            self._read_wakes()
             delay = runq_ns() if arrived[taken] and clock() - arrived[taken] > LATE_NS else 0
             while taken < len(arrived) and arrived[taken] and not stop.is_set():
                 at = arrived[taken]
@@ -117,28 +115,28 @@ class ReplayerProcess:
                 self.end()
                 break
         else:
-            while self._heard():  # until it has said what it cost
+            while self._read_wakes():  # until it has reported its CPU time
                 pass
         return next((k for k in range(taken, len(arrived)) if not arrived[k]), len(arrived))
 
     def end(self) -> None:
-        """End the process, if it has not ended by itself."""
+        """End the process if it still runs."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
 
-    def _heard(self) -> bytes:
-        heard = os.read(self._wakes, _PIPE_BYTES)
-        if not heard and not (len(self.arrived) and self.arrived[-1]):
+    def _read_wakes(self) -> bytes:
+        data = os.read(self._wakes, _PIPE_BYTES)
+        if not data and not (len(self.arrived) and self.arrived[-1]):
             code = self._process.wait()
             raise RunnerError(f"the replayer ended with code {code} before all requests were sent; see runner.log")
-        return heard
+        return data
 
 
 def _shared_memory(stack: contextlib.ExitStack, size: int) -> int:
-    """A descriptor of memory that two processes can map, closed with the stack."""
+    """A descriptor of memory that two processes can map; closed with the stack."""
     if sys.platform == "linux":
         fd = os.memfd_create("latfix-arrivals")
     else:
@@ -150,25 +148,25 @@ def _shared_memory(stack: contextlib.ExitStack, size: int) -> int:
 
 
 class _BeatingClock(MachineClock):
-    """Wakes the service in long waits too, where it looks whether it is to stop."""
+    """Wakes the service during long waits too, so that it can check if it is to stop."""
 
     def __init__(self, cpu: memoryview) -> None:
         self._cpu = cpu
 
     def wait(self, event: threading.Event, seconds: float, /) -> bool:  # type: ignore[override]
-        """As the machine's, after a beat."""
+        """Like the machine's clock, after a wake-up."""
         self._cpu[0] = time.thread_time_ns()
         _wake()
         return event.wait(seconds)
 
 
 def _wake() -> None:
-    with contextlib.suppress(BlockingIOError):  # full: whoever reads it has not seen earlier ones either
+    with contextlib.suppress(BlockingIOError):  # full: the reader has not read earlier wake-ups either
         os.write(1, b".")
 
 
 def main() -> int:
-    """``python -m … PARENT_PID DESCRIPTOR REQUESTS``; a byte on standard input begins the schedule."""
+    """``python -m … PARENT_PID DESCRIPTOR REQUESTS``; a byte on standard input starts the schedule."""
     parent_pid, fd, requests = (int(argument) for argument in sys.argv[1:])
     die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
@@ -192,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())  # at once: the service waits for it
+    os._exit(main())  # skip the interpreter's cleanup: the service waits for the exit

@@ -1,6 +1,6 @@
-"""Threads, memory and idle time of a run: read at its begin and at its end, never in between.
+"""Threads, memory and idle time of a run, read at its beginning and end, never in between.
 
-It is in ``run.json`` of every run, with and without the fixes that it is to verify.
+They are in ``run.json`` of every run, with and without the fixes that they verify.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RunFacts:
-    """Facts of one run of an engine.
+    """Facts about one run of an engine.
 
-    :ivar found: what :meth:`end` found, by the keys of ``run.json``; empty before.
+    :ivar found: the facts by their keys in ``run.json``; empty before :meth:`end`.
     """
 
     service: Service
@@ -48,8 +48,8 @@ class RunFacts:
         self._device = DeviceFacts(allocators_of(self.engine.workers))
 
     def begin(self) -> None:
-        """Before the first measured request, with the threads running."""
-        with contextlib.suppress(OSError):  # the peak is then that of the whole process
+        """Call before the first measured request, with the threads running."""
+        with contextlib.suppress(OSError):  # then the peak is that of the whole process
             Path("/proc/self/clear_refs").write_bytes(RESET_PEAK)
         self._resident = status_bytes("VmRSS")
         self._faults = _faults()
@@ -57,7 +57,7 @@ class RunFacts:
         self._migrations = {tid: migrations(tid) for tid in _threads_of_this_process()}
 
     def end(self) -> None:
-        """After the last request, while the threads still run."""
+        """Call after the last request, while the threads still run."""
         engine, service = self.engine, self.service
         faults = _faults()
         memory = {
@@ -109,20 +109,20 @@ class RunFacts:
         }
 
     def _placement(self) -> dict[str, Any]:
-        """By role, each thread's cores, priority and moves between cores during the run."""
+        """By role, each thread's cores, priority and migrations during the run."""
         ids = self.engine.thread_ids()
         known = {tid for group in ids.values() for tid in group}
         python = {thread.native_id for thread in threading.enumerate()}
         # Threads that Python did not start belong to the framework's pools.
         ids["pool"] = sorted(set(_threads_of_this_process()) - python)
         ids["own"] = sorted(tid for tid in python - known if tid is not None)
-        found: dict[str, Any] = {role: [self._thread(tid) for tid in group] for role, group in ids.items()}
-        for worker, row in zip(self.engine.workers, found["worker"], strict=True):
+        placement: dict[str, Any] = {role: [self._thread(tid) for tid in group] for role, group in ids.items()}
+        for worker, row in zip(self.engine.workers, placement["worker"], strict=True):
             row["operator_threads"] = worker.operator_threads
-        cores = {core for row in found["worker"] for core in row["allowed"]}
+        cores = {core for row in placement["worker"] for core in row["allowed"]}
         return {
-            **found,
-            # Reading them walks the page tables.
+            **placement,
+            # Reading this walks the page tables.
             "node_pages": nodes_of_memory() if self.service.settings.pin == "locality" else {},
             "worker_cores": cores_text(cores),
             "autogroup_nice": autogroup_nice(),
@@ -132,20 +132,20 @@ class RunFacts:
         try:
             allowed = sorted(os.sched_getaffinity(tid)) if hasattr(os, "sched_getaffinity") else []
             nice: int | None = os.getpriority(os.PRIO_PROCESS, tid)
-        except OSError:  # it ended meanwhile
+        except OSError:  # the thread has ended
             allowed, nice = [], None
         moved = migrations(tid) - self._migrations.get(tid, 0)
         return {"cores": cores_text(allowed), "allowed": allowed, "nice": nice, "migrations": moved}
 
 
 def _named(environment: Mapping[str, str]) -> list[str]:
-    """Variables worth a place in the record: the settings' own, and what allocators and pools read at the start."""
+    """Variables to record: the settings' own, and those that allocators and thread pools read at the start."""
     read_at_start = ("GLIBC_TUNABLES", "LD_PRELOAD", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", ALLOC_CONF, OLDER_CONF)
     return sorted({*environment, *read_at_start})
 
 
 def migrations(tid: int) -> int:
-    """How often the kernel moved a thread to another core so far; 0 where it does not tell."""
+    """How often the kernel moved a thread to another core so far; 0 if it does not report it."""
     try:
         lines = Path(f"/proc/self/task/{tid}/sched").read_text().splitlines()
     except OSError:
@@ -154,7 +154,7 @@ def migrations(tid: int) -> int:
 
 
 def nodes_of_memory(maps: Path = Path("/proc/self/numa_maps")) -> dict[str, int]:
-    """Pages of this process without a file, by memory node (``N0``); none where the system does not tell."""
+    """Anonymous pages of this process by memory node (``N0``); empty if the system does not report them."""
     pages: dict[str, int] = {}
     try:
         lines = maps.read_text().splitlines()
@@ -172,7 +172,7 @@ def nodes_of_memory(maps: Path = Path("/proc/self/numa_maps")) -> dict[str, int]
 
 
 def model_bytes(models: list[Any]) -> int:
-    """Bytes of all parameters and buffers of ``models``, those that share memory counted once; quantized ones not."""
+    """Bytes of all parameters and buffers of ``models``, shared memory counted once, quantized tensors excluded."""
     import torch
 
     seen: dict[int, int] = {}

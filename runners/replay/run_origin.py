@@ -15,16 +15,16 @@ _LONGEST = 500
 
 
 def run_origin(folder: Path) -> dict[str, str]:
-    """``host``, ``command``, ``commit`` and ``branch``; what is not known is left out.
+    """``host``, ``command``, ``commit`` and ``branch``; unknown values are omitted.
 
-    :param folder: of the workload; where it is in no repository of git, there is no commit.
+    :param folder: the workload's; outside of a git repository there is no commit.
     """
     known = {"host": platform.node(), "command": _command(), **_revision(folder)}
     return {name: value for name, value in known.items() if value}
 
 
 def _command() -> str:
-    """As it was typed, without where the program lies."""
+    """The command as typed, without the program's folder."""
     name = Path(sys.argv[0]).name if sys.argv else ""
     if not name.startswith("latfix"):  # from Python, or a test
         return ""
@@ -33,7 +33,7 @@ def _command() -> str:
 
 @cache
 def _revision(folder: Path) -> dict[str, str]:
-    """Commit and branch; a commit with changes of its own ends in ``+``."""
+    """Commit and branch; ``+`` after the commit marks uncommitted changes."""
     commit = _git(folder, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return {}

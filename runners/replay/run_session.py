@@ -1,4 +1,4 @@
-"""A run from its options to its record: the folder, the runner process, progress, and the end in any case."""
+"""A run from its options to its record: the folder, the runner process, progress, and an orderly end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
-#: How long a profile of a few batches may take.
+#: Maximum duration of profiling a few batches.
 _PROFILE_S = 120.0
-#: Room that a run's folder must have on its disk before the run starts.
+#: Free disk space that a run's folder needs before the run starts.
 _NEEDED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What is to be replayed.
+    """The specification of a replay.
 
-    :param traffic: the schedule, scaled and cut already.
+    :param traffic: the schedule, already scaled and cut.
     :param settings: how the service runs.
     :param plan: path or name of the plan that the settings come from, for the record.
     """
@@ -58,17 +58,17 @@ class RunFolder:
     meta: RunMeta
 
     def update(self, **found: Any) -> None:
-        """More of ``run.json``; it is written at the end."""
+        """Set fields of ``run.json``, which is written at the end."""
         self.meta = self.meta.updated(**found)
 
     def fail(self, why: str) -> RunRecord:
-        """Close it as a run that failed; what was recorded until then."""
+        """Close the folder as a failed run; returns what was recorded until then."""
         self.update(state="failed", failure=why)
         return _close(self)
 
 
 class Interrupted(Exception):
-    """Ctrl-C ended a replay in order; its record is kept in ``record``."""
+    """Ctrl-C ended a replay in order; ``record`` is what was recorded."""
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__("interrupted")
@@ -76,7 +76,7 @@ class Interrupted(Exception):
 
 
 class Hung(RunnerError):
-    """A service stopped answering, and its replay was ended; what was recorded is kept in ``record``."""
+    """A service stopped answering and its replay was ended; ``record`` is what was recorded."""
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__(f"{record.meta.failure} (output of the runner: {record.folder / 'runner.log'})")
@@ -84,17 +84,14 @@ class Hung(RunnerError):
 
 
 def default_folder(workload: str, command: str) -> Path:
-    """A new, empty folder for a run, under ``latfix-runs/`` in the working directory; no other process has it.
-
-    :raises InputError: it cannot be made.
-    """
+    """Create a new, empty folder for a run, under ``latfix-runs/`` in the working directory."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     base = Path("latfix-runs") / f"{_plain(workload)}-{command}-{stamp}"
     path, k = base, 1
     while True:
         try:
             path.mkdir(parents=True)
-        except FileExistsError:  # looking first would let two runs of the same second find the same name free
+        except FileExistsError:  # a check first would let two runs in the same second pick the same name
             k += 1
             path = base.with_name(f"{base.name}-{k}")
         except OSError as error:
@@ -104,7 +101,7 @@ def default_folder(workload: str, command: str) -> Path:
 
 
 def new_folder(path: Path) -> Path:
-    """The path, or the first numbered one beside it that is not there yet."""
+    """The path, or the path with the first free number appended."""
     new, k = path, 1
     while new.exists():
         k += 1
@@ -113,9 +110,9 @@ def new_folder(path: Path) -> Path:
 
 
 def open_folder(path: Path) -> Path:
-    """Make a run's folder, see that it can be written, and claim it for this command, before anything is replayed.
+    """Create a run's folder, check that it is writable, and claim it for this command, before anything is replayed.
 
-    :raises InputError: it exists and holds something else, cannot be written, or its disk is full.
+    :raises InputError: it exists and is not empty, cannot be written, or its disk is full.
     """
     try:
         if path.exists() and not path.is_dir():
@@ -134,13 +131,13 @@ def open_folder(path: Path) -> Path:
 
 
 def reopen_folder(path: Path) -> Path:
-    """Claim a folder that an earlier command wrote, to go on in it.
+    """Claim a folder that an earlier command wrote, to continue in it.
 
-    :raises InputError: another process is at work in it, or it cannot be written.
+    :raises InputError: another process works in it, or it cannot be written.
     """
     try:
         if not claim_again(path):
-            raise InputError(f"{path}: found another latfix at work in it; wait for its end, or end it first")
+            raise InputError(f"{path}: found another latfix at work in it; wait until it ends, or end it first")
     except OSError as error:
         raise InputError(
             f"{path}: cannot write there ({error.strerror}); expected the folder of an earlier command"
@@ -159,7 +156,7 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 def prepare_folder(path: Path, replay: Replay) -> RunFolder:
     """Write the schedule and the first ``run.json`` into a run's folder.
 
-    :raises InputError: another run writes its segments there, or left them: its rows and these would mix.
+    :raises InputError: the folder has segments of another run, whose rows would mix with these.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -182,9 +179,9 @@ def replay_into(
 ) -> RunRecord:
     """Replay the schedule in ``folder`` on a started process, and close the folder in any case.
 
-    :param profile: where the model is on a device, profile a few batches after the replay.
-    :raises Interrupted: Ctrl-C; the record is kept and comes with it.
-    :raises Hung: the service stopped answering; the record is kept and comes with it.
+    :param profile: if the model is on a device, profile a few batches after the replay.
+    :raises Interrupted: Ctrl-C; carries the record.
+    :raises Hung: the service stopped answering; carries the record.
     :raises LatfixError: the runner failed or died; what was recorded is kept.
     """
     folder.update(**{key: process.ready[key] for key in ("machine", "load_s", "device")})
@@ -199,7 +196,7 @@ def replay_into(
             process.interrupt()
             try:
                 outcome = process.wait_for_end()
-            except LatfixError as error:  # it does not listen any more, or has died of it
+            except LatfixError as error:  # it no longer responds, or the signal ended it
                 outcome = {"state": "interrupted", "failure": error.message}
     except (LatfixError, KeyboardInterrupt) as error:
         folder.fail(str(error) or "interrupted twice")
@@ -221,29 +218,26 @@ def replay_into(
 
 
 def waited_before() -> float | None:
-    """Share of the last minute in which something that could run waited for a core; ``None`` where it is not kept."""
+    """Share of the last minute in which a runnable task waited for a core; ``None`` if the kernel keeps none."""
     return System().pressure("/proc/pressure/cpu", "some")
 
 
 def _neighbors(pid: int | None, meta: RunMeta) -> NeighborWatch:
-    """A watch of all processes but the service's; against an address, the process only sends the requests."""
+    """A watch of all processes but the service's; against an address, the started process only sends requests."""
     started, served = ({number} if number else set() for number in (pid, meta.http.get("pid")))
     return NeighborWatch(served, latfix=started) if meta.is_http else NeighborWatch(started)
 
 
 def device_profile(process: RunnerProcess, record: RunRecord) -> dict[str, Any]:
-    """What the replay cannot show: some of its batches, the quickest to the slowest, each profiled on its own.
-
-    :returns: for ``run.json``; where it fails, the record stays without it and says so.
-    """
+    """Profile some of the replay's batches, one by one; on failure, returns only the reason."""
     batches = typical_batches(record)
     try:
-        found: dict[str, Any] = process.command(
+        result: dict[str, Any] = process.command(
             "device_profile", folder=str(record.folder), batches=batches, timeout_s=_PROFILE_S
         )
     except LatfixError as error:
         return {"device_profile_failure": error.message}
-    return dict(found["profile"])
+    return dict(result["profile"])
 
 
 def run(
@@ -264,7 +258,7 @@ def run(
 
 
 def _close(folder: RunFolder) -> RunRecord:
-    """Turn segments into Parquet and write the last ``run.json``; the record as it was kept."""
+    """Convert segments to Parquet and write the final ``run.json``; returns the record."""
     folder.update(ended=_now(), state="failed" if folder.meta.state == "running" else folder.meta.state)
     try:
         write_meta(folder.path, folder.meta)
@@ -300,7 +294,7 @@ def _first_meta(replay: Replay) -> RunMeta:
 
 
 def begun_meta(spec: WorkloadSpec, settings: RunnerSettings, **more: Any) -> RunMeta:
-    """``run.json`` of what this process begins to record now, with what else is known of it."""
+    """``run.json`` of a recording that this process begins now, with ``more`` fields."""
     return RunMeta(
         rows={"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()},
         pid=os.getpid(),
@@ -316,7 +310,7 @@ def begun_meta(spec: WorkloadSpec, settings: RunnerSettings, **more: Any) -> Run
 
 
 def schedule_digest(traffic: Traffic) -> str:
-    """A digest of what is replayed: two runs with the same one saw the same requests at the same times."""
+    """A digest of the schedule: runs with the same digest replayed the same requests at the same times."""
     import hashlib
 
     digest = hashlib.sha256(traffic.arrival_ns.tobytes())
@@ -328,14 +322,14 @@ def schedule_digest(traffic: Traffic) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of latfix and of the packages that the figures rest on, without importing them."""
+    """Versions of latfix and of the packages that its figures depend on, without importing them."""
     from importlib import metadata
 
-    found = {"latfix": latfix.__version__}
+    result = {"latfix": latfix.__version__}
     for name in ("torch", "numpy", "pandas", "pyarrow"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            result[name] = metadata.version(name)
+    return result
 
 
 def _now() -> str:

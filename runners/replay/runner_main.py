@@ -1,8 +1,8 @@
-"""The runner's process: loads the service, replays traffic against it, records. Started by ``runners.process``.
+"""The runner's process: loads the service, replays traffic against it, and records. Started by ``runner_process``.
 
-Nothing else runs here: the measured service and the probes share this process and no other. The replayer has one of
-its own, so that what holds this interpreter makes no request late.
-User code may print; standard output and error go to ``runner.log`` in the run's folder.
+The measured service and the probes share this process with nothing else. The replayer has its own process, so that
+code that holds this interpreter delays no request. User code may print; standard output and error go to
+``runner.log`` in the run's folder.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.schedule import Traffic
 
-#: Requests that bring a fresh service into use before a replay that is not about its first ones.
+#: Requests that warm up a fresh service before a replay that does not measure its first requests.
 _PRIMING = 24
-#: One of so many batches is also computed beside requests that are prepared: that takes long, and tells one factor.
+#: One batch in this many is also computed while requests are prepared: this is slow, and yields a single factor.
 _PREPARED_BESIDE = 3
 
 
 class Child:
-    """Executes the parent's commands, one at a time."""
+    """Executes the parent's commands one at a time."""
 
     def __init__(self, job: dict[str, Any], commands: LineReader, parent: LineWriter) -> None:
         self._parent = parent
@@ -56,8 +56,8 @@ class Child:
         self._warmed = False
 
     def run(self) -> None:
-        """Load, report ``ready``, and serve commands until ``exit`` or the parent is gone."""
-        commands = commands_of(self._commands, self._stop)  # an interrupt while it loads counts, too
+        """Load, report ``ready``, and serve commands until ``exit`` or the parent's death."""
+        commands = commands_of(self._commands, self._stop)  # an interrupt while loading counts too
         self._service.load()
         self._parent.send({"event": "ready", **self._ready()})
         for command in commands:
@@ -90,7 +90,7 @@ class Child:
         return {"primed": len(picks)}
 
     def do_evidence(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What can be seen of the settings; asked for after a replay, because looking warms the service."""
+        """Evidence of the settings; requested after a replay because gathering it warms the service."""
         return {"evidence": self._service.evidence(self._schedule(command))}
 
     def do_evaluate(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -108,21 +108,21 @@ class Child:
         return asdict(measured)
 
     def do_facts(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What there is to change in the model: the evidence of the service as it is, and its layers' times."""
+        """What can be changed in the model: evidence of the unmodified service, and its layers' times."""
         return {"facts": self._service.facts(self._schedule(command))}
 
     def do_device_profile(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What a few batches do on the device; asked for after a replay."""
+        """Profile a few batches on the device; requested after a replay."""
         return {"profile": self._service.device_profile(self._schedule(command), command["batches"])}
 
     def do_sensitivity(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Which layers must keep their precision; in services of its own, after which this process is of no use."""
+        """Which layers must keep their precision. It loads other services and leaves this process unusable."""
         folder, entry, settings = self._service.folder, self._service.entry, self._service.settings
-        # Those are loaded one after the other, and a device may have no room for this one beside them.
+        # These are loaded one after the other, and the device may lack memory for this service in addition.
         self._service.release()
         self._service = Service(folder, entry, settings)
         gc.collect()
-        found = measure_sensitivity(
+        sensitivity = measure_sensitivity(
             folder,
             entry,
             settings,
@@ -131,7 +131,7 @@ class Child:
             max_drop=command["max_drop"],
             budget_s=command["budget_s"],
         )
-        return {"sensitivity": found.to_json()}
+        return {"sensitivity": sensitivity.to_json()}
 
     def do_history(self, command: dict[str, Any]) -> dict[str, Any]:
         """Record allocations on the device from now on; with ``file``, write them there and stop."""

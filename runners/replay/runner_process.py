@@ -1,4 +1,4 @@
-"""The parent's side of a runner process: start it, command it, stop and continue it, say why it died."""
+"""The parent's side of a runner process: starts, commands, pauses and resumes it, and reports why it died."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from latfix.errors import EXIT_INPUT, InputError, LatfixError, RunnerError
@@ -22,28 +21,28 @@ from latfix.settings import RunnerSettings
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
-#: A load that takes longer than this is taken for hung.
+#: A load that takes longer counts as hung.
 LOAD_TIMEOUT_S = 1800.0
 _EXIT_TIMEOUT_S = 5.0
-#: How often a silent runner is looked after.
+#: How often to check a silent runner.
 _LOOK_S = 0.5
-#: A log that is larger is cut, and so much of its end is kept.
+#: A larger log is cut to this share at its end.
 LOG_BYTES, _KEPT = 64 << 20, 1 / 4
 #: How long it takes to write the stacks of a process's threads.
 _STACKS_S = 1.0
 
 
 class RunnerProcess:
-    """One runner process. Use as a context manager: it is gone at the end, whatever happened.
+    """One runner process. Use as a context manager, which ends the process in any case.
 
     :param folder: the workload's folder.
     :param entry: ``file:Class`` of its adapter.
     :param settings: how the service runs; ``settings.env`` becomes the process's environment.
-    :param log: where the output of user code goes.
-    :raises LatfixError: from :meth:`start` and :meth:`command`, when the runner failed or died.
+    :param log: receives the output of user code.
+    :raises LatfixError: from :meth:`start` and :meth:`command`, if the runner failed or died.
     """
 
-    #: What the process runs.
+    #: The module that the process runs.
     MODULE = "latfix.runners.replay.runner_main"
 
     def __init__(self, folder: Path, entry: str, settings: RunnerSettings, log: Path) -> None:
@@ -57,8 +56,8 @@ class RunnerProcess:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: LineReader | None = None
-        # Read but not yet looked at: Ctrl-C may come between two messages, and none may be lost by it.
-        self._heard: deque[dict[str, Any]] = deque()
+        # Read but not yet processed: Ctrl-C between two messages must not lose one.
+        self._unread: deque[dict[str, Any]] = deque()
         self._writer: LineWriter | None = None
         self._fds: list[int] = []
         self.replays = 0
@@ -67,14 +66,12 @@ class RunnerProcess:
     def __enter__(self) -> RunnerProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Process id, while there is a process."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> Mapping[str, Any]:
@@ -87,12 +84,12 @@ class RunnerProcess:
     def launch(self) -> None:
         """Start the process, which then loads the model; :meth:`start` waits for that.
 
-        It ends with the thread that this is called in.
+        The process ends with the thread that calls this.
         """
         command_read, command_write = os.pipe()
         event_read, event_write = os.pipe()
         self._fds = [command_write, event_read]
-        # -P: a file in the working directory must not stand in for a module of the same name.
+        # -P: a file in the working directory must not shadow a module of the same name.
         module = [sys.executable, "-P", "-m", self.MODULE]
         try:
             with self._log.open("ab") as log:
@@ -103,7 +100,7 @@ class RunnerProcess:
                     stderr=log,
                     env=self._env,
                     pass_fds=(command_read, event_write),
-                    start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the run in order
+                    start_new_session=True,  # Ctrl-C reaches only the parent, which ends the run in order
                 )
         except OSError as error:
             raise RunnerError(f"the runner could not be started ({error.strerror}); see {self._log}") from error
@@ -127,7 +124,7 @@ class RunnerProcess:
         return self.command("replay", on_event=on_event, folder=str(folder), first=self.replays == 1)
 
     def interrupt(self) -> None:
-        """Ask a running replay to end now."""
+        """Request the end of a running replay."""
         if self._writer is not None:
             self._writer.send({"do": "interrupt"})
 
@@ -136,15 +133,14 @@ class RunnerProcess:
         return self._await("done", None, None, timeout_s)
 
     def pause(self) -> None:
-        """Stop the whole process, so that it takes nothing from the one that is being measured."""
+        """Stop the whole process, so that it takes no resources from the one being measured."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after :meth:`pause`."""
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process, kindly at first."""
+        """End the process: by request, then by force."""
         process = self._process
         if process is not None and process.poll() is None:
             self.resume()
@@ -156,7 +152,7 @@ class RunnerProcess:
                 process.kill()
                 process.wait()
         if process is not None:
-            # What user code started and left behind would take its time from whatever is measured next.
+            # Processes left behind by user code would take resources from the next measurement.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             self._cut_log()
@@ -170,24 +166,24 @@ class RunnerProcess:
             os.kill(self._process.pid, number)
 
     def _await(self, wanted: str, do: str | None, on_event: OnEvent | None, timeout_s: float | None) -> Any:
-        """The next message of a kind; the end of an earlier command, which nobody waits for any more, is passed over.
+        """The next message of a kind. Ends of earlier commands, which are no longer expected, are skipped.
 
-        :param do: the command that it must be the end of; ``None`` for any.
+        :param do: the command that must have ended; ``None`` for any.
         """
         assert self._reader is not None and self._process is not None, "start() comes first"
         quiet_limit = timeout_s if timeout_s is not None else 2 * STALL_S + LOAD_TIMEOUT_S
-        beating, heard = 0.0, time.monotonic()
+        beating, last = 0.0, time.monotonic()
         while True:
             self._cut_log()
-            while self._heard:
-                message = self._heard.popleft()
+            while self._unread:
+                message = self._unread.popleft()
                 if message["event"] == wanted:
                     if do in (None, message.get("do")):
                         return message
                     continue
                 if message["event"] == "failed":
                     raise self._failure(message)
-                if message["event"] == "status" and self._hang_limit_s:  # from now on four times a second
+                if message["event"] == "status" and self._hang_limit_s:  # now follows four times a second
                     quiet_limit = beating = max(self._hang_limit_s, STALL_S)
                 if on_event is not None:
                     on_event(message)
@@ -195,37 +191,37 @@ class RunnerProcess:
                 raise self._death()
             ready, _, _ = select.select([self._reader.fd], [], [], _LOOK_S)
             if not ready:
-                # The pipe stays open where user code forked a process that outlives the runner.
+                # The pipe stays open if user code forked a process that outlives the runner.
                 if self._process.poll() is not None and not select.select([self._reader.fd], [], [], 0)[0]:
                     raise self._death()
-                if time.monotonic() - heard > quiet_limit:
+                if time.monotonic() - last > quiet_limit:
                     raise self._silence(quiet_limit, beating=bool(beating))
                 continue
-            heard = time.monotonic()
-            self._heard.extend(self._reader.read())
+            last = time.monotonic()
+            self._unread.extend(self._reader.read())
 
     def _cut_log(self) -> None:
-        """Keep the end of a log that user code floods; what it writes meanwhile may be lost."""
+        """Keep the end of a log that user code floods; output written meanwhile may be lost."""
         with contextlib.suppress(OSError):
             if self._log.stat().st_size > LOG_BYTES:
                 with self._log.open("rb+") as log:
                     log.seek(-int(_KEPT * LOG_BYTES), os.SEEK_END)
                     end = log.read()
                     log.seek(0)
-                    log.write(b"latfix: the runner wrote more than is kept; this is the end of it\n" + end)
+                    log.write(b"latfix: this log is cut; the end follows\n" + end)
                     log.truncate()
 
     def _silence(self, seconds: float, *, beating: bool) -> RunnerError:
-        """The error of a process that says nothing; where its replay had begun, its stacks are in its log.
+        """The error of a silent process. If its replay had begun, its stacks are written to its log.
 
-        Its own watchdog is a thread that needs the interpreter lock, as the model does.
+        The process's own watchdog is a thread that needs the interpreter lock, like the model.
         """
         if not beating:
-            return RunnerError(f"the runner has said nothing for {seconds:.0f} s; see {self._log}")
+            return RunnerError(f"the runner has sent no message for {seconds:.0f} s; see {self._log}")
         self._signal(STACKS_SIGNAL)
         time.sleep(_STACKS_S)
         return RunnerError(
-            f"no thread of the runner has said anything for {seconds:.0f} s: one holds the interpreter lock, or the "
+            f"no thread of the runner has responded for {seconds:.0f} s: one holds the interpreter lock, or the "
             f"process is stopped; gave up; what was recorded is kept; stacks of its threads: {self._log}"
         )
 

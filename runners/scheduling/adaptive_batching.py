@@ -1,25 +1,26 @@
-"""``batch.adaptive``: a controller of how many requests share a batch and how long the first waits for company.
+"""``batch.adaptive``: a controller of the batch size, and of how long a batch waits for more requests.
 
-Every few batches it compares the smoothed tail of the measured latency with its target, and looks at what batches
-cost for each request:
+Every few batches it compares the smoothed tail of the measured latency with its target, and examines the cost of
+batches per request:
 
-- The **size** begins at one, where decisions come fast, and grows while requests are left behind and larger batches
-  cost less for each of them: it doubles until its first retreat, then by an eighth. It shrinks to three quarters
-  where larger ones do not cost less, where batches themselves, not the queue, hold the latency above the target, and
-  where it is not known what smaller ones cost. After each retreat it waits twice as long before it tries again, so
-  that a size that does not pay is met ever more rarely.
-- The **window** is at its least unless the workers are busy most of the time, batches pay, and latency is well
-  below its target: then it grows by a sixteenth of its range. It shrinks to seven tenths where latency is above
-  the target, where waiting brings nothing, and where latency rose by more than a tenth since it grew, and halves
-  while the workers are idle half of the time. Retreats make it wait as those of the size do.
+- The **size** starts at one, where decisions come fast. It grows while requests are left behind and larger batches
+cost
+  less per request: it doubles until its first retreat, then grows by an eighth. It shrinks to three quarters if
+  larger batches do not cost less, if batches themselves, not the queue, keep the latency above the target, or if the
+  cost of smaller ones is unknown. After each retreat it waits twice as long before the next attempt, so a size that
+  does not pay is tried ever more rarely.
+- The **window** stays at its minimum unless the workers are busy most of the time, batches pay, and latency is well
+  below its target; then it grows by a sixteenth of its range. It shrinks to seven tenths if latency is above the
+  target, if waiting gains nothing, or if latency rose by more than a tenth since it grew. It halves while the workers
+  are idle half of the time. Retreats delay its growth like that of the size.
 
-What sizes cost is forgotten where batches cost half as much again, or a third less, as those of their size did: the
-service has changed, and costs from before beside costs from after would tell of the change and not of the size. Where
-the limit binds, the size then shrinks until it knows anew whether larger batches pay.
+Known costs are dropped if batches cost half as much again, or a third less, as others of their size did: the service
+has changed, and a comparison of costs from before and after would show that change instead of the size's effect. If
+the limit binds, the size then shrinks until it is known again if larger batches pay.
 
-The state of the controller is what it sets, within bounds, and a limit that does not bind is not moved further (no
-integral that could wind up). Additive increase, multiplicative decrease and a dead band between them keep it from
-oscillating (Chiu and Jain, Analysis of the Increase and Decrease Algorithms, Computer Networks and ISDN Systems 17,
+The controller's state is what it sets, within bounds, and a limit that does not bind is not moved further (no
+integral that could wind up). Additive increase, multiplicative decrease and a dead band in between prevent
+oscillation (Chiu and Jain, Analysis of the Increase and Decrease Algorithms, Computer Networks and ISDN Systems 17,
 1989).
 """
 
@@ -32,39 +33,39 @@ from dataclasses import dataclass
 
 #: Batches between two decisions.
 EVERY = 8
-#: Latencies that its tail is taken of, and the weight of a new value in the smoothed one.
+#: Number of latencies whose tail is taken, and the weight of a new value in the smoothed tail.
 _RECENT, _SMOOTHING = 128, 0.3
 _TAIL = 0.95
-#: Below this part of the target latency is well below it.
+#: Latency below this share of the target is well below it.
 _WELL = 0.7
-#: Workers busy for less than this part of the time are idle; for more than this, in need of help.
+#: Workers that are busy for less than the first share of the time are idle; for more than the second, overloaded.
 _IDLE, _BUSY = 0.5, 0.8
-#: A size pays where its requests cost less than this part of what they cost in batches half as large, and does not
-#: where they cost more than that part.
+#: A size pays if its requests cost less than the first share of those in batches half as large, and does not pay if
+#: they cost more than the second.
 _PAYS, _PAYS_NOT = 0.95, 0.98
 _SHRINK, _GROWTH = 0.75, 8
 _WINDOW_DOWN, _WINDOW_IDLE, _WINDOW_STEPS = 0.7, 0.5, 16
-#: Latency that rose by this factor since the window grew did so because of it, as far as anybody can tell.
+#: A rise of latency by this factor since the window grew is attributed to the window.
 _ROSE = 1.1
-#: Batches of about a size before its cost is known, and standard errors by which it must be larger to be so.
+#: Batches of about a size before its cost is known, and standard errors by which a larger cost must exceed another.
 _KNOWN, _ERRORS = 4.0, 1.0
-#: What is known of a size counts half after so many batches.
+#: A cost's weight halves over this many batches.
 _FORGET = 0.5 ** (1 / 256)
-#: The service has changed where batches cost this factor more or less than those of their size did, smoothed over
-#: about so many.
+#: The service has changed if batches cost this factor more or less than earlier ones of their size, smoothed over
+#: this many batches.
 _CHANGED, _CHANGE_SPAN = math.log(1.5), 20
-#: Decisions to wait after the first retreat, and at most.
+#: Decisions to wait after the first retreat, and maximum.
 _PATIENCE, _MOST_PATIENCE = 4, 128
-#: Without a target: so many times the latency of a quiet service.
+#: Without a target: this multiple of the latency of a quiet service.
 _QUIET_TIMES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One batch, as the controller sees it. Times in nanoseconds, on any one clock.
+    """One batch, as the controller sees it. Times in nanoseconds, on any single clock.
 
     :param free_ns: when its worker became free; ``close_ns`` when its membership was fixed; ``end_ns`` its end.
-    :param full: as many requests waited as it could hold; ``left`` how many more.
+    :param full: at least as many requests waited as it could hold; ``left`` is how many more.
     :param latencies_ns: of its members.
     """
 
@@ -78,7 +79,7 @@ class Seen:
 
 
 class _Costs:
-    """What a request costs by size of its batch, geometric means in which older batches weigh less."""
+    """Cost per request by batch size: geometric means with decaying weights."""
 
     def __init__(self, most: int) -> None:
         self._weight = [0.0] * (most + 1)
@@ -88,12 +89,11 @@ class _Costs:
         self._drift = 0.0
 
     def add(self, size: int, each_ns: float) -> bool:
-        """Take in a batch; whether the service has changed, so that nothing is known any more.
+        """Add a batch. True if the service has changed, so that all costs were dropped.
 
-        Costs from before a slowdown beside costs from after it would make the size that was tried last look dear,
-        whichever it is.
+        A mix of costs from before and after a slowdown would make the size tried last look expensive.
         """
-        # What is added grows instead of what is there shrinking: nothing need be touched but one entry.
+        # New entries grow instead of old ones decaying, so only one entry is touched.
         self._unit /= _FORGET
         log = math.log(max(each_ns, 1.0))
         if self._weight[size] >= _KNOWN * self._unit:
@@ -113,9 +113,9 @@ class _Costs:
         return changed
 
     def ratio(self, size: int) -> tuple[float, float] | None:
-        """Cost in batches of about ``size`` over that in batches of about half as many, and what it is at least.
+        """Cost in batches of about ``size``, divided by that in batches of about half the size; and its lower bound.
 
-        ``None`` where one of them is unknown.
+        ``None`` if one of them is unknown.
         """
         if size < 2:
             return None
@@ -127,7 +127,7 @@ class _Costs:
         return math.exp(log), math.exp(log - _ERRORS * math.sqrt(large[1] + half[1]))
 
     def _mean(self, least: int, most: int) -> tuple[float, float] | None:
-        """The mean of logarithms and the square of its standard error."""
+        """The mean of the logarithms and its squared standard error."""
         weight, log, square = (
             sum(sums[least : most + 1]) / self._unit for sums in (self._weight, self._log, self._square)
         )
@@ -138,13 +138,13 @@ class _Costs:
 
 
 class BatchController:
-    """Moves the limits of batches; :class:`latfix.queueing.backlog.Limits`.
+    """Moves the limits of batches; implements :class:`latfix.queueing.backlog.Limits`.
 
-    Call :meth:`observe` for each batch, from one thread at a time. It reads no clock: time comes with what it sees.
+    Call :meth:`observe` for each batch, from one thread at a time. It reads no clock.
 
-    :param most: largest size of a batch; it begins at one.
-    :param least_window_ns: bounds of the window; it begins at the lower one.
-    :param target_ns: the latency that its tail is to stay below; 0 for three times that of a quiet service.
+    :param most: maximum size of a batch; the size starts at one.
+    :param least_window_ns: minimum of the window, where it starts; ``most_window_ns`` is its maximum.
+    :param target_ns: upper bound for the tail of the latency; 0 for three times that of a quiet service.
     """
 
     def __init__(self, *, most: int, least_window_ns: int, most_window_ns: int, target_ns: int) -> None:
@@ -167,17 +167,17 @@ class BatchController:
 
     @property
     def size(self) -> int:
-        """Most requests in the next batch."""
+        """Maximum number of requests in the next batch."""
         return max(int(self._size), 1)
 
     @property
     def window_ns(self) -> int:
-        """How long the oldest request waits for company."""
+        """How long the oldest request waits for more requests to fill the batch."""
         return int(self._window)
 
     @property
     def tail_ns(self) -> float:
-        """The smoothed tail of the latency that it steers by."""
+        """The smoothed tail of the latency, the controlled value."""
         return self._tail
 
     def _reset(self) -> None:
@@ -185,10 +185,10 @@ class BatchController:
         self._work = self._time = 0
 
     def observe(self, seen: Seen) -> None:
-        """Take in a batch that ended; every few of them, decide."""
+        """Add a batch that ended; decide every few batches."""
         busy = seen.end_ns - seen.close_ns
         if self._costs.add(min(seen.size, self._most), busy / seen.size):
-            # What retreats taught is of the service as it was, too.
+            # Lessons from retreats refer to the previous state of the service, too.
             self._wait, self._patience, self._grown, self._retreated = 0, _PATIENCE, 0, False
             self._tail_then = math.inf
         self._recent.extend(seen.latencies_ns)
@@ -222,7 +222,7 @@ class BatchController:
         elif self._wait > 0:
             self._wait -= 4 if pressure > 1.0 and used > _BUSY else 1
         elif 4 * self._behind < self._batches:
-            return  # the limit does not bind: moving it would change nothing now and too much later
+            return  # the limit does not bind: moving it has no effect now, and too much of one later
         elif here is None and self.size > 1:
             above = self._costs.ratio(min(2 * self.size, self._most))
             if above is not None and above[0] < _PAYS:
@@ -239,7 +239,7 @@ class BatchController:
         more = max(1.0, self._size / _GROWTH) if self._retreated else self._size
         self._size = min(self._size + more, float(self._most))
         self._grown += 1
-        if self._grown > _PATIENCE:  # larger sizes have paid for a while: what was met before is no longer so
+        if self._grown > _PATIENCE:  # larger sizes have paid for a while: earlier retreats are outdated
             self._patience = max(self._patience // 2, _PATIENCE)
 
     def _steer_window(self, pressure: float, used: float) -> None:

@@ -1,7 +1,7 @@
-"""Who is let in: a limit on requests inside that follows the measured latency, and deadlines that cannot be met.
+"""Admission: a limit on requests inside that follows the measured latency, and deadlines that cannot be met.
 
-Turning a request away costs it its answer; letting it in under overload costs everybody theirs. Both policies here
-say no at once, and count as ``shed`` beside the percentiles.
+Refusing a request loses its answer; admitting it under overload delays all others. Both policies refuse at once.
+Refused requests count as ``shed``, separate from the percentiles.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from latfix.runners.scheduling.work_estimates import WorkEstimate
 
 #: Latencies between two moves of the limit, and the weight of a move.
 EVERY, _WEIGHT = 16, 0.2
-#: Latency up to so many times that of a quiet service is not held against the limit.
+#: Latency up to this multiple of a quiet service's does not lower the limit.
 _TOLERANCE = 2.0
-#: The quiet latency is measured anew after so many medians in a row above it.
+#: The quiet latency is measured again after this many consecutive medians above it.
 _ABOVE = 64
-#: A limit that is not used to this part is not raised.
+#: A limit is raised only if at least this share of it is used.
 _USED = 0.5
 _MOST_LIMIT = 1_000_000
 
 
 class ConcurrencyLimit:
-    """A limit on requests inside, from the gradient of latency (as Netflix's concurrency-limits has it).
+    """A limit on requests inside, from the gradient of latency (as in Netflix's concurrency-limits).
 
-    New limit = limit x quiet latency x tolerance / latency (from a half to one), plus room for a short queue of the
-    limit's square root, and of that a fifth each time. Where latency is that of a quiet service the limit grows, and
-    where a standing queue makes it longer the limit shrinks until the queue is short. Latencies are medians of
-    :data:`EVERY` requests. The quiet one is the least that was seen; where latency stays above it, it is measured
-    anew, with the limit at its least for a moment: a service that became slower is then not choked for good, and one
-    that is overloaded for good does not take its queue for quiet.
+    New limit = limit x quiet latency x tolerance / latency (from a half to one) + sqrt(limit) as room for a short
+    queue; each move goes a fifth of the way. The limit grows while latency is that of a quiet service, and shrinks
+    while a standing queue raises it. Latencies are medians of :data:`EVERY` requests. The quiet latency is the
+    minimum seen. If latency stays above it, it is measured again with the limit briefly at its minimum. So a service
+    that became slower is not throttled forever, and a permanently overloaded one does not mistake its queue for
+    quiet.
 
-    :param least: the limit is never lower: as many as the workers can serve at once, and the same number waiting.
-    :param most: never higher; 0 for no bound.
+    :param least: minimum of the limit: as many as the workers can serve at once, and the same number waiting.
+    :param most: maximum of the limit; 0 for none.
     """
 
     def __init__(self, *, least: int, most: int = 0) -> None:
@@ -45,18 +45,18 @@ class ConcurrencyLimit:
         self._inside = 0
         self._quiet = math.inf
         self._above = 0
-        #: Medians until what is measured is that of the least limit, and the limit before.
+        #: Medians left until one is measured at the minimum limit alone, and the limit before.
         self._probing, self._before = 0, self._limit
         self.shed = 0
         self.lowest = self.highest = self._limit
 
     @property
     def limit(self) -> int:
-        """Most requests inside, now."""
+        """Maximum number of requests inside, now."""
         return int(self._limit)
 
     def refuses(self, inside: int) -> bool:
-        """Whether a request is turned away where so many are inside."""
+        """True if a request is refused while ``inside`` requests are inside."""
         if inside < int(self._limit):
             return False
         with self._lock:
@@ -64,10 +64,7 @@ class ConcurrencyLimit:
         return True
 
     def observe(self, latency_ns: int, inside: int) -> None:
-        """Take in a request that was served.
-
-        :param inside: how many were, with it, when it ended.
-        """
+        """Add a served request; ``inside`` requests, including it, were inside when it ended."""
         with self._lock:
             self._latencies.append(latency_ns)
             self._inside = max(self._inside, inside)
@@ -87,7 +84,7 @@ class ConcurrencyLimit:
         self._quiet = min(self._quiet, median)
         self._above = self._above + 1 if median > _TOLERANCE * self._quiet else 0
         if self._above >= _ABOVE:
-            # What is under way and waiting ends first: the second median is of the least limit alone.
+            # Requests in service and waiting end first: only the second median is of the minimum limit.
             self._above, self._probing, self._before, self._limit = 0, 2, self._limit, self._least
             return
         gradient = min(max(_TOLERANCE * self._quiet / max(median, 1.0), 0.5), 1.0)
@@ -100,14 +97,14 @@ class ConcurrencyLimit:
 
 
 class DeadlineCheck:
-    """Whether a request can still be answered before its caller gives up, by what was learned of the service.
+    """Predicts whether a request can be answered before its caller gives up.
 
-    The wait is what is ahead of it by the mean time that a worker is held for a request; the service is the mean
-    batch's, less its mean deviation, so that a request with a fair chance is not turned away. One without a deadline
-    never is, and neither is one that finds the service empty: otherwise an estimate that is too high would never be
-    put right.
+    The predicted wait is the number of requests ahead times a worker's mean time per request. The predicted service
+    time is the mean batch's less its mean deviation, so that a request with a fair chance is admitted. A request
+    without a deadline is always admitted, and so is one that finds the service empty: otherwise an estimate that is
+    too high would never be corrected.
 
-    :param workers: serving the queue side by side.
+    :param workers: number of workers that serve the queue.
     """
 
     def __init__(self, estimate: WorkEstimate, *, workers: int) -> None:
@@ -118,7 +115,7 @@ class DeadlineCheck:
         self.dropped = 0
 
     def refuses(self, now_ns: int, expires_ns: int, inside: int) -> bool:
-        """Whether a new request is turned away.
+        """True if a new request is refused.
 
         :param expires_ns: when its caller gives up; 0 for never.
         :param inside: requests ahead of it.
@@ -134,7 +131,7 @@ class DeadlineCheck:
         return True
 
     def hopeless(self, now_ns: int, expires_ns: int) -> bool:
-        """Whether a request whose turn has come cannot be answered in time; one that is late already is not asked.
+        """True if a request whose turn has come cannot be answered in time; False if it is late already.
 
         :param now_ns: when its batch closes.
         """

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Ordering, Waiting
 from latfix.request import Request
 
-#: Lengths beyond are taken for this one: the record has 64 bits for them.
+#: Greater lengths count as this one: the record stores them in 64 bits.
 _LONGEST = 1 << 62
 
 __all__ = ["BatchQueue", "Formed", "Waiting", "bucket_length"]
 
 
 class Formed(NamedTuple):
-    """A batch whose membership is fixed; a tuple, because one is made for each batch.
+    """A batch whose membership is fixed; a tuple, because one is made per batch.
 
-    :param open_ns: the worker was free and the first member there.
-    :param close_ns: full, or the window of the oldest member ended.
-    :param full: as many requests waited as a batch may hold; ``left`` are still waiting.
-    :param dropped: requests that there was no point in serving any more; there may be no members beside them.
+    :param open_ns: when the worker was free and the first member waited.
+    :param close_ns: when the batch was full, or the window of the oldest member ended.
+    :param full: at least as many requests waited as a batch may hold; ``left`` are still waiting.
+    :param dropped: requests that were no longer worth serving; ``members`` may be empty then.
     """
 
     members: list[Waiting]
@@ -34,21 +34,21 @@ class Formed(NamedTuple):
     dropped: tuple[Waiting, ...] = ()
 
 
-#: What a worker gets that ran out of patience.
+#: Returned to a worker whose patience ended.
 IDLE = Formed([], 0, 0)
 
 
 class BatchQueue:
     """Requests wait here for a worker.
 
-    A free worker opens a batch as soon as one request waits and closes it when as many wait as a batch may hold
-    or the window of the oldest has ended, whichever is first; the window counts from the oldest one's enqueueing,
-    so a request that has waited longer than the window leaves at once.
+    A free worker opens a batch as soon as one request waits. It closes the batch when as many wait as a batch may
+    hold, or when the window of the oldest ends, which counts from the time it was enqueued. A request that has waited
+    longer than the window leaves at once.
 
-    :param by_length: members are chosen among those waiting by closeness in length to the head.
-    :param limits: in place of ``max_batch_size`` and ``window_ns``, where something moves them.
-    :param doomed: true of a request, at a time, that there is no point in serving any more.
-    :param clock: for tests on simulated time.
+    :param by_length: choose members by closeness in length to the head of the queue.
+    :param limits: replaces ``max_batch_size`` and ``window_ns`` if a controller moves them.
+    :param doomed: True for a request that is no longer worth serving at a given time.
+    :param clock: replaced in tests on simulated time.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BatchQueue:
         self._closed = False
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # One worker forms a batch at a time; the others wait for their turn here, not for requests.
+        # One worker forms a batch at a time; the others wait here for their turn, not for requests.
         self._forming = threading.Lock()
 
     def __len__(self) -> int:
@@ -102,12 +102,12 @@ class BatchQueue:
             )
             self._came(enqueued_ns)
 
-    def _came(self, enqueued_ns: int) -> None:  # noqa: ARG002  (others care when)
-        """A request was put in at that moment; the lock is held."""
+    def _came(self, enqueued_ns: int) -> None:  # noqa: ARG002  (used by a subclass)
+        """A request was enqueued at ``enqueued_ns``; the lock is held."""
         self._changed.notify()
 
     def close(self) -> None:
-        """No more requests: :meth:`take` returns what waits, then ``None``."""
+        """Accept no more requests: :meth:`take` returns what waits, then ``None``."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -115,8 +115,8 @@ class BatchQueue:
     def take(self, free_ns: int, patience_s: float | None = None) -> Formed | None:
         """Form the next batch for a worker that has been free since ``free_ns``; ``None`` when closed.
 
-        :param patience_s: seconds to wait for its turn, and then for a request, before it gets :data:`IDLE`;
-            ``None`` for as long as it takes.
+        :param patience_s: maximum seconds to wait for its turn, and then for a request, before it gets
+            :data:`IDLE`; ``None`` for no limit.
         """
         if not self._forming.acquire(timeout=-1 if patience_s is None else patience_s):
             return IDLE
@@ -134,22 +134,22 @@ class BatchQueue:
                 if not self._changed.wait(patience_s) and not len(backlog):
                     return IDLE
             most, window_ns = self._limits.size, self._limits.window_ns
-            # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
+            # With a full batch waiting, the window decides nothing, and a long backlog need not be searched.
             oldest = backlog.oldest_ns() if len(backlog) < most else backlog.head_ns()
             open_ns = max(free_ns, oldest)
             leaves_ns = oldest + window_ns
             while len(backlog) < most and not self._closed:
-                left = leaves_ns - self._clock()
-                if left <= 0:
+                remaining = leaves_ns - self._clock()
+                if remaining <= 0:
                     break
-                self._changed.wait(left / 1e9)
+                self._changed.wait(remaining / 1e9)
             full = len(backlog) >= most
             close_ns = self._clock()
             members, dropped = self._pop(most, close_ns)
             return Formed(members, open_ns, close_ns, full, len(backlog), tuple(dropped))
 
     def _pop(self, most: int, now_ns: int, skip: int = 0) -> tuple[list[Waiting], list[Waiting]]:
-        """Up to ``most`` members of a batch that closes now, behind the first ``skip``, and what was dropped."""
+        """Up to ``most`` members of a batch that closes now, after the first ``skip``, and the dropped requests."""
         doomed = self._doomed
         hopeless = None if doomed is None else (lambda item: doomed(item, now_ns))
         if skip:
@@ -157,14 +157,13 @@ class BatchQueue:
         return self._backlog.pop(most, hopeless)
 
     def take_full(self) -> Formed | None:
-        """A batch of as many requests as it may hold, if so many wait now; ``None`` where they do not, or another
-        worker is forming a batch."""
+        """A full batch if enough requests wait now; ``None`` if not, or while another worker forms a batch."""
         return self.take_at_once(self._limits.size, least=self._limits.size)
 
     def take_at_once(self, most: int, least: int = 1) -> Formed | None:
-        """Up to ``most`` requests that wait now, for a worker that has room beside what it is working on.
+        """Up to ``most`` waiting requests, for a worker that has room in its current batch.
 
-        ``None`` where fewer than ``least`` wait or another worker is forming a batch.
+        ``None`` if fewer than ``least`` wait, or while another worker forms a batch.
         """
         if len(self._backlog) < least or not self._forming.acquire(blocking=False):
             return None
@@ -181,13 +180,12 @@ class BatchQueue:
 
 
 def bucket_length(request: Request, key: str, elements: int) -> int:
-    """What a request goes by where batches are ordered by length.
+    """The length of a request for batches ordered by length.
 
-    :param key: a numeric feature; the elements of its inputs where that is empty, or the request lacks it or has no
-        finite number there.
+    :param key: a numeric feature; if empty, missing or not finite, the number of input elements is used.
     """
     value = request.features.get(key) if key else None
-    # An integer may be too large for a float to be asked whether it is finite.
+    # A large integer may not fit a float, so only floats are checked for being finite.
     if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return elements
     return round(min(max(value, -_LONGEST), _LONGEST))

@@ -1,7 +1,6 @@
-"""What an engine learns while it serves and moves by it: estimates, limits of batches, who is let in.
+"""What an engine learns and adjusts while it serves: estimates, batch limits, admission.
 
-There is none where the settings ask for nothing of the kind, and the paths of requests then are what they are without
-this module.
+Without such settings there is no steering, and the request path is the same as without this module.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
 _MS = 1_000_000
-#: Requests inside that an adaptive limit never goes below, in full batches of all workers.
+#: Minimum of an adaptive concurrency limit, in full batches of all workers.
 _LEAST_BATCHES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A batch that ran: who was in it, and its stamps on the recorder's clock."""
+    """A batch that ran: its members, and its stamps on the recorder's clock."""
 
     formed: Formed
     members: Sequence[Waiting]
@@ -39,51 +38,45 @@ class Ended:
 
 
 def check_policies(settings: RunnerSettings) -> None:
-    """See that the settings of batching go together, before a model is loaded for them.
-
-    :raises InputError: they contradict each other.
-    """
+    """Raise an InputError if the batching settings contradict each other; called before a model is loaded."""
     least, most = settings.window_least_ms, settings.window_most_ms
     if settings.batching == "adaptive" and least > most:
         raise InputError(
-            f"[runner] window_least_ms = {least:g} and window_most_ms = {most:g}: expected the least to be no more "
-            "than the most; set both"
+            f"[runner] found window_least_ms = {least:g} and window_most_ms = {most:g}; expected the first to be no "
+            "larger than the second; set both"
         )
     if settings.devices != 1 and settings.memory_limit_mb:
         raise InputError(
-            f"[runner] memory_limit_mb = {settings.memory_limit_mb} with devices = {settings.devices}: what batches "
-            "need is measured on one device; set devices = 1, or no limit"
+            f"[runner] found memory_limit_mb = {settings.memory_limit_mb} with devices = {settings.devices}; the "
+            "memory that batches need is measured on one device; set devices = 1 or remove the limit"
         )
     _check_overlap(settings)
     if settings.batching == "continuous" and settings.memory_limit_mb:
         raise InputError(
-            f"[runner] memory_limit_mb = {settings.memory_limit_mb} with batching = 'continuous': requests that join "
-            "between steps cannot be limited by memory; lower max_batch_size, or use 'fixed' or 'adaptive'"
+            f"[runner] found memory_limit_mb = {settings.memory_limit_mb} with batching = 'continuous'; requests "
+            "that join between steps cannot be limited by memory; lower max_batch_size, or use 'fixed' or 'adaptive'"
         )
 
 
 def _check_overlap(settings: RunnerSettings) -> None:
-    """Whoever takes batches ahead of time does not know what waits for them then.
-
-    :raises InputError: a setting needs to.
-    """
+    """Raise an InputError for settings that conflict with ``overlap``, which takes batches ahead of time."""
     if not settings.overlap:
         return
     against = {
-        # From pageable memory the host waits for each copy, and the batch before waits for its answers meanwhile.
+        # Copies from pageable memory block the host, and the previous batch then waits for its answers.
         "pinned_staging = false": not settings.pinned_staging,
         f"batching = {settings.batching!r}": settings.batching != "fixed",
         f"memory_limit_mb = {settings.memory_limit_mb}": settings.memory_limit_mb > 0,
         f"routing = {settings.routing!r}": settings.routing != "pull" and settings.workers > 1,
     }
-    for said, hit in against.items():
+    for setting, hit in against.items():
         if hit:
-            wanted = "set pinned_staging = true" if "pinned" in said else "leave one of them out"
-            raise InputError(f"[runner] overlap = true with {said}: one does not go with the other; {wanted}")
+            wanted = "set pinned_staging = true" if "pinned" in setting else "remove one of them"
+            raise InputError(f"[runner] found overlap = true with {setting}, which cannot be combined; {wanted}")
 
 
 def check_key(settings: RunnerSettings, traffic: Traffic) -> None:
-    """See that the traffic tells what requests are to be batched and ordered by.
+    """Check that the traffic has the feature by which requests are batched and ordered.
 
     :raises InputError: it has no such numeric feature; every request would go by its inputs' size instead.
     """
@@ -91,21 +84,20 @@ def check_key(settings: RunnerSettings, traffic: Traffic) -> None:
     if settings.batch_key and settings.batch_key not in numeric:
         raise InputError(
             f"[runner] batch_key = {settings.batch_key!r}: the traffic has no numeric feature of that name; expected "
-            f"{'one of ' + ', '.join(numeric) + ', or ' if numeric else ''}'' for the size of the inputs"
+            f"{'one of ' + ', '.join(numeric) + ', or ' if numeric else ''}'' to use the size of the inputs"
         )
 
 
 def ordering_of(settings: RunnerSettings) -> Ordering:
-    """The order of the queue that the settings ask for."""
     return Ordering(schedule=settings.schedule, ageing_ns=int(settings.ageing_ms * _MS))
 
 
 class Steering:
     """Estimates and controllers of one engine. All methods may be called by any thread.
 
-    :param device: where the model is, for what its batches need.
-    :ivar limits: of batches, where they are moved.
-    :ivar peak: measures batches, where their memory is limited.
+    :param device: the model's device, to measure the memory of batches.
+    :ivar limits: the controller of batch limits, if they are adaptive.
+    :ivar peak: measures batches if their memory is limited.
     """
 
     def __init__(self, settings: RunnerSettings, device: str) -> None:
@@ -131,7 +123,7 @@ class Steering:
 
     @classmethod
     def of(cls, settings: RunnerSettings, device: str) -> Steering | None:
-        """The steering that the settings ask for; ``None`` where they ask for none."""
+        """The steering for the settings; ``None`` if they need none."""
         wanted = (
             settings.batching == "adaptive"
             or settings.schedule != "arrival"
@@ -141,10 +133,10 @@ class Steering:
         return cls(settings, device) if wanted else None
 
     def refusal(self, now_ns: int, expires_ns: int, inside: int) -> str:
-        """Why a new request is turned away; empty where it is let in.
+        """Why a new request is refused; empty if it is admitted.
 
         :param expires_ns: when its caller gives up; 0 for never.
-        :param inside: requests that were let in and have not ended.
+        :param inside: requests admitted and not yet ended.
         """
         if self.concurrency is not None and self.concurrency.refuses(inside):
             return f"{inside} requests were inside, as many as latency allows"
@@ -153,14 +145,11 @@ class Steering:
         return ""
 
     def hopeless(self, item: Waiting, now_ns: int) -> bool:
-        """Whether there is no point in serving a request whose turn has come."""
+        """True if a request whose turn has come is not worth serving."""
         return self.deadlines is not None and self.deadlines.hopeless(now_ns, item.expires_ns)
 
     def place(self, length: int, elements: int) -> tuple[float, int]:
-        """What the queue orders and limits a request by: its share of work, and bytes.
-
-        :param length: its bucket length; ``elements`` of its inputs.
-        """
+        """The share of work and the bytes by which the queue orders and limits a request of a bucket length."""
         memory = self.estimate.memory_bytes(elements) if self.peak is not None else 0
         if self._settings.schedule == "work_per_byte":
             return self.estimate.sparseness(length, elements), memory
@@ -199,30 +188,29 @@ class Steering:
                 )
 
     def ended(self, latency_ns: int, inside: int) -> None:
-        """A request that a batch served ended."""
+        """Observe the latency of a request that was served in a batch."""
         if self.concurrency is not None:
             self.concurrency.observe(latency_ns, inside)
 
     def series(self) -> dict[str, float]:
-        """Its state now, as sampled series of the run."""
-        found: dict[str, float] = {}
+        """The current state, as sampled series of the run."""
+        series: dict[str, float] = {}
         if self.limits is not None:
-            found["runner.batch_limit"] = self.limits.size
-            found["runner.window_ms"] = self.limits.window_ns / _MS
-            found["runner.latency_tail_ms"] = self.limits.tail_ns / _MS
+            series["runner.batch_limit"] = self.limits.size
+            series["runner.window_ms"] = self.limits.window_ns / _MS
+            series["runner.latency_tail_ms"] = self.limits.tail_ns / _MS
         if self.concurrency is not None:
-            found["runner.concurrency_limit"] = self.concurrency.limit
-            found["runner.shed_at_limit"] = self.concurrency.shed
+            series["runner.concurrency_limit"] = self.concurrency.limit
+            series["runner.shed_at_limit"] = self.concurrency.shed
         if self.deadlines is not None:
-            found["runner.refused_by_deadline"] = self.deadlines.refused
-            found["runner.dropped_by_deadline"] = self.deadlines.dropped
+            series["runner.refused_by_deadline"] = self.deadlines.refused
+            series["runner.dropped_by_deadline"] = self.deadlines.dropped
         if self._settings.schedule != "arrival":
-            found["runner.work_explained"] = self.estimate.line.explained
+            series["runner.work_explained"] = self.estimate.line.explained
         if self.peak is not None:
-            found["runner.bytes_per_element"] = self.estimate.memory_bytes(1_000_000) / 1e6
-        return found
+            series["runner.bytes_per_element"] = self.estimate.memory_bytes(1_000_000) / 1e6
+        return series
 
     def close(self) -> None:
-        """Give back what it holds open."""
         if self.peak is not None:
             self.peak.close()

@@ -1,8 +1,7 @@
-"""Idle workers that stay warm: a small input of their own every so often, never while a request waits.
+"""Idle workers stay warm: they run a small input periodically, never while a request waits.
 
-After a pause, the weights have left the caches, the clock has gone down and pool threads sleep. A worker that finds
-no request for a while runs the smallest input that it has seen, so that the next request meets it as warm as
-one in the middle of traffic.
+During a pause the weights leave the caches, the clock slows down and pool threads sleep. A worker without a request
+for a while runs the smallest input seen, so that the next request meets a warm worker.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class IdleTurn:
-    """Lets one idle worker at a time run an input of its own, and none while a request is inside.
+    """Lets one idle worker at a time run its warm-keeping input, and none while a request is inside.
 
-    The others stay ready for a request, and whatever is being prepared or computed is not slowed down.
+    The other workers stay ready, and requests that are being prepared or computed are not slowed down.
 
     :param inside: returns the number of requests inside the service.
     """
@@ -41,20 +40,19 @@ class IdleTurn:
     _taken: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> bool:
-        """Take the turn; false where it is taken or a request is inside."""
+        """Take the turn; False if it is taken or a request is inside."""
         return self.inside() == 0 and self._taken.acquire(blocking=False)
 
     def end(self) -> None:
-        """Give the turn back."""
         self._taken.release()
 
 
 @dataclass(slots=True)
 class Resident:
-    """One worker's input of its own, and what it took to run it.
+    """One worker's warm-keeping input, and what running it cost.
 
-    :param run: collates and computes a batch of one, as requests are.
-    :param inputs: what ``prepare`` once returned, the smallest that is known; ``None`` before any is.
+    :param run: collates and computes a batch of one, like a request.
+    :param inputs: the smallest known result of ``prepare``; ``None`` before the first.
     """
 
     run: Callable[[Sequence[Any]], None]
@@ -63,21 +61,21 @@ class Resident:
     done: Residence = field(default_factory=Residence)
 
     def learn(self, inputs: Any) -> None:
-        """Keep a copy of a request's inputs where they are the smallest so far."""
+        """Keep a copy of a request's inputs if they are the smallest so far."""
         elements = elements_of(inputs)
         if elements and (self.inputs is None or elements < self.elements):
-            # A copy: what ``prepare`` returned may be overwritten by its owner.
+            # A copy: the adapter may overwrite what ``prepare`` returned.
             self.inputs = map_tensors(inputs, lambda tensor, _: tensor.detach().clone())
             self.elements = elements
 
     def once(self) -> None:
-        """Run the input; one that fails is never run again."""
+        """Run the input; one that failed is not run again."""
         if self.inputs is None or self.done.failure:
             return
         started = time.perf_counter_ns()
         try:
             self.run([self.inputs])
-        except USER_ERRORS as error:  # no request waits for it: noted, not raised
+        except USER_ERRORS as error:  # no request waits for it, so it is noted instead of raised
             self.done.failure = describe(error)
             return
         took = time.perf_counter_ns() - started
@@ -88,11 +86,11 @@ class Resident:
 
 
 class Keeper:
-    """Gets one worker its batches, and keeps it warm while there are none.
+    """Takes batches for one worker, and keeps it warm while there are none.
 
     :param instance: the worker's model.
-    :param number: of the worker, so that workers take turns.
-    :param memory: counters of the device's memory, where there are any.
+    :param number: of the worker, to stagger the workers.
+    :param memory: counters of the device's memory, if any.
     """
 
     def __init__(
@@ -108,27 +106,27 @@ class Keeper:
 
     @property
     def hot(self) -> HotRows | None:
-        """The rows of the model's embedding tables that are worth touching."""
+        """The rows of the model's embedding tables that are kept in the caches."""
         return self._instance.hot
 
     def settle(self, counters: ThreadCounters) -> None:
-        """On the worker's thread, before its first request: what belongs to a thread is made by its first operators.
+        """Run on the worker's thread before its first request, to create per-thread state of the framework.
 
-        :param counters: of the thread; what it does here is no part of a request's account.
+        :param counters: of the thread; what it does here is not attributed to a request.
         """
         self._counters = counters
         if self._settles:
             self.resident.once()
         if self.hot is not None:
             self.hot.touch_all()
-        # What follows counts what is done beside requests.
+        # From here on, counts only what runs between requests.
         self.resident.done = Residence(failure=self.resident.done.failure)
         counters.snapshot()
 
     def next(self, queue: BatchQueue | Door, turn: IdleTurn | None, free_ns: int) -> tuple[Formed | None, int]:
-        """The next batch, ``None`` at the end, and when the worker was free for it.
+        """The next batch (``None`` at the end), and since when the worker was free for it.
 
-        :param turn: the engine's; ``None`` where workers are not kept warm.
+        :param turn: the engine's; ``None`` if workers are not kept warm.
         """
         if turn is None:
             return queue.take(free_ns), free_ns
@@ -144,10 +142,7 @@ class Keeper:
         return formed, free_ns
 
     def learn(self, members: Sequence[Waiting], elements: Sequence[int]) -> None:
-        """Keep the smallest inputs that traffic brings.
-
-        :param elements: of each request's inputs, by its slot.
-        """
+        """Keep the smallest inputs of the traffic; ``elements`` holds the size of each request's inputs by slot."""
         for member in members:
             if self.resident.inputs is None or 0 < elements[member.slot] < self.resident.elements:
                 self.resident.learn(member.inputs)
@@ -161,15 +156,15 @@ class Keeper:
             self._counters.snapshot()
 
     def _run(self, inputs: Sequence[Any]) -> None:
-        """As a batch of requests is run, but recorded nowhere."""
+        """Run a batch of one like a request's, without recording it."""
         instance = self._instance
-        batch = instance.collate(list(inputs))  # held until the device is done with it
+        batch = instance.collate(list(inputs))  # held until the device has read it
         with instance.working():
             call_model(instance.model, instance.on_device(batch))
 
 
 def summed(parts: Sequence[Residence]) -> Residence:
-    """All workers' together."""
+    """The sum over all workers."""
     return Residence(
         runs=sum(part.runs for part in parts),
         total_ns=sum(part.total_ns for part in parts),

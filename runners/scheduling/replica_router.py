@@ -1,19 +1,19 @@
-"""Which of several replicas serves what waits, where they are not equally fast.
+"""Which of several replicas serves waiting requests if they are not equally fast.
 
-Free workers that take whatever waits are simple and never idle, but one that is three times slower takes every batch
-that it is free for, also where a fast one would have been free a moment later and done with it sooner (the
-slow-server problem: Larsen and Agrawala 1983; Lin and Kumar, Optimal control of a queueing system with two
-heterogeneous servers, 1984). A slow server is worth using above a length of the queue.
+Free workers that take whatever waits are simple and never idle. But a worker that is three times slower takes every
+batch that it is free for, even if a fast one would have been free a moment later and finished sooner (the slow-server
+problem: Larsen and Agrawala 1983; Lin and Kumar, Optimal control of a queueing system with two heterogeneous servers,
+1984). A slow server is worth using above a certain queue length.
 
-Here that length follows from what is known: a free worker takes a batch where it is expected to end it no later than
-the faster ones would, each of which takes from the head of the queue whenever it is free. Where they would end the
-first few sooner, it leaves them those and takes what comes behind. What a batch on a fast worker costs those that
-come later counts, too, so that less is left to it under load.
+Here that length follows from predictions. A free worker takes a batch if it is expected to finish it no later than
+the faster workers would, each of which takes from the head of the queue whenever it is free. If they would finish the
+first few sooner, it leaves those to them and takes the next ones. The delay that a fast worker's batch causes to
+later arrivals counts too, so under load the slow worker takes more.
 
-How long a worker is waited for is bounded: one that is overdue is expected to take as long again as it is late, so
-that nobody is left to it for more than twice the time by which it is faster, dead or alive.
+Waiting for a faster worker is bounded: an overdue worker is expected to take as long again as it is late, so no
+request waits for it longer than twice the time by which it is faster, even if the worker is dead.
 
-Nothing here has a clock or a lock: every method takes the time, and its caller keeps threads apart.
+Nothing here has a clock or a lock: every method receives the time, and the caller synchronizes threads.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from dataclasses import dataclass, field
 
 from latfix.runners.scheduling.replica_speed import Pace
 
-#: Batches of the others after which one that is not used is given a request, to see whether it is still slow; and
-#: after one that it was quick with.
+#: Other workers' batches after which an unused worker gets one request, to check if it is still slow; and the number
+#: after a trial that was quick.
 PROBE_EVERY, PROBE_AGAIN = 200, 20
-#: A worker that holds back looks again after so long at least.
+#: Minimum time before a worker that holds back decides again.
 LEAST_WAIT_NS = 200_000
-#: Workers whose weight is sampled, ten times a second each; of others, notes tell when they were slow.
+#: Number of workers whose weight is sampled, ten times a second each; notes report slow phases of the others.
 _SAMPLED = 32
 #: Arrivals over which their rate is averaged.
 _ARRIVALS = 64
-#: The share of a device that others are thought to have at most.
+#: Upper bound on the assumed share of a device that other processes use.
 _MOST_TAKEN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a free worker does.
+    """The decision of a free worker.
 
-    :param take: so many requests at most; 0 to leave what waits to faster ones.
-    :param skip: requests at the head that are left to them.
-    :param again_ns: after which it looks again, where it takes none.
-    :param probe: it is given one to see how fast it is.
+    :param take: maximum number of requests to take; 0 to leave all to faster workers.
+    :param skip: requests at the head of the queue that are left to faster workers.
+    :param again_ns: time until the next decision if it takes none.
+    :param probe: the request tests how fast the worker is.
     """
 
     take: int
@@ -55,9 +55,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """A replica was slower than the fastest for a while.
+    """A phase in which a replica was slower than the fastest.
 
-    :param weight: how many times, at most.
+    :param weight: maximum ratio of its time to the fastest's.
     :param until_ns: 0 while it lasts.
     """
 
@@ -69,12 +69,12 @@ class Shift:
 
 @dataclass(slots=True)
 class _Replica:
-    """One worker as the router sees it.
+    """The router's state of one worker.
 
     :param running: by ticket, when a batch was taken and when it is expected to end.
-    :param standing: before the queue, since ``since_ns``.
-    :param rung_ns: when it was woken, until it looks; 0 where it was not.
-    :param back_ns: when one that is neither standing nor running is expected back.
+    :param standing: waits at the queue since ``since_ns``.
+    :param rung_ns: when it was woken, until it decides; 0 if it was not.
+    :param back_ns: when a worker that is neither standing nor running is expected back.
     :param unseen: batches of others since its last one ended.
     """
 
@@ -92,10 +92,10 @@ class _Replica:
 
 
 def left_to_faster(mine_ns: float, faster: Iterable[tuple[float, float]], batches: int) -> int | None:
-    """How many of the batches that wait would be ended by faster places sooner than here; ``None`` for all.
+    """How many waiting batches faster places would finish sooner than this worker; ``None`` for all.
 
-    :param mine_ns: in which one would be ended here.
-    :param faster: of each faster place, in how many nanoseconds it is free, and how long a batch takes there.
+    :param mine_ns: time until this worker would finish one.
+    :param faster: for each faster place, time until it is free, and its time per batch, in nanoseconds.
     """
     ends = [(free + takes, takes) for free, takes in faster]
     heapq.heapify(ends)
@@ -108,12 +108,12 @@ def left_to_faster(mine_ns: float, faster: Iterable[tuple[float, float]], batche
 
 
 class Router:
-    """Who is where, how fast everybody is, and what a free worker does.
+    """Tracks where workers are and how fast they are, and decides what a free worker takes.
 
-    :param places: batches that a worker can have under way; more than one where requests join between steps.
-    :param on_shift: called when a replica becomes slow, and when it has recovered.
-    :param learns: otherwise all count as equally fast, so that a free worker takes what waits.
-    :ivar held: how often a free worker left to faster ones what waited; ``probes`` how often one was tried.
+    :param places: batches that a worker can serve at once; more than one if requests join between steps.
+    :param on_shift: called when a replica becomes slow, and when it recovers.
+    :param learns: if False, all workers count as equally fast, so a free worker takes what waits.
+    :ivar held: times that a free worker left waiting requests to faster ones; ``probes`` times that one was tried.
     """
 
     def __init__(
@@ -135,50 +135,46 @@ class Router:
         self.held = self.probes = 0
 
     def weight(self, worker: int) -> float:
-        """How many times longer it takes than the fastest, by its batches and by who else is on its device."""
+        """Its time relative to the fastest, from its batches and from other processes on its device."""
         replica = self._replicas[worker]
         weight = self.pace.weights[worker]
-        if replica.taken and replica.noted_ns > replica.ended_ns:  # newer than its batches
+        if replica.taken and replica.noted_ns > replica.ended_ns:  # more recent than its batches
             return weight / (1.0 - replica.taken)
         return weight
 
     def note_others(self, worker: int, others: float, now_ns: int) -> None:
-        """The share of its device that other processes had, from 0 to 1, as of now."""
+        """Note the current share of its device, from 0 to 1, used by other processes."""
         replica = self._replicas[worker]
         replica.taken, replica.noted_ns = min(max(others, 0.0), _MOST_TAKEN), now_ns
 
     def came(self, now_ns: int) -> None:
-        """A request was put into the queue."""
         if self._came_ns:
             gap = max(now_ns - self._came_ns, 0)
             self._gap_ns += (gap - self._gap_ns) / _ARRIVALS if self._gap_ns else float(gap)
         self._came_ns = now_ns
 
     def stands(self, worker: int, now_ns: int) -> None:
-        """A worker came before the queue."""
+        """A worker arrived at the queue."""
         replica = self._replicas[worker]
         replica.standing, replica.since_ns, replica.rung_ns = True, now_ns, 0
         self._standing[worker] = None
 
     def leaves(self, worker: int, now_ns: int) -> None:
-        """It left the queue, with a batch (:meth:`took`) or with none."""
+        """A worker left the queue, with a batch (:meth:`took`) or without one."""
         replica = self._replicas[worker]
         replica.standing = False
         self._standing.pop(worker, None)
         replica.back_ns = now_ns + round(self.weight(worker) * self.pace.expected_ns(1))
 
     def took(self, worker: int, now_ns: int, *, size: int, longest: int) -> int:
-        """It begins a batch; returns its ticket."""
+        """A worker begins a batch; returns its ticket."""
         self._ticket += 1
         expected = self.weight(worker) * self.pace.expected_ns(size, longest)
         self._replicas[worker].running[self._ticket] = (now_ns, now_ns + round(expected))
         return self._ticket
 
     def ended(self, worker: int, ticket: int, now_ns: int, *, size: int, longest: int, total: int) -> None:
-        """A batch ended.
-
-        :param size: requests that were served in it; none is nothing to learn from.
-        """
+        """A batch of ``size`` served requests ended; nothing is learned from 0."""
         replica = self._replicas[worker]
         begun = replica.running.pop(ticket, None)
         if begun is None or size < 1 or not self._learns:
@@ -188,37 +184,37 @@ class Router:
         replica.unseen, replica.ended_ns = 0, now_ns
         self.pace.learn(worker, size=size, longest=longest, total=total, took_ns=max(now_ns - begun[0], 1))
         if self._on_shift is not None:
-            self._report_shifts(now_ns)
+            self._report_shifts(now_ns, self.pace.weights, self._on_shift)
 
     def looks(self, worker: int) -> None:
-        """A worker that stands there is awake."""
+        """A worker at the queue is awake."""
         self._replicas[worker].rung_ns = 0
 
     def ring(self, now_ns: int) -> int | None:
-        """Who of those before the queue is to be woken now; ``None`` where all have been, or nobody stands there."""
+        """The worker to wake now; ``None`` if all are awake, or none is at the queue."""
         worker = self.best_standing()
         if worker is not None:
             self._replicas[worker].rung_ns = max(now_ns, 1)
         return worker
 
     def best_standing(self) -> int | None:
-        """Who of those asleep before the queue comes first: one that is to be tried, or else the fastest."""
+        """The first of the workers asleep at the queue: one due for a trial, else the fastest."""
         chosen, least = None, (float("inf"), 0.0)
         for worker in self._standing:
             weight, replica = self.weight(worker), self._replicas[worker]
-            if replica.rung_ns:  # it is on its way
+            if replica.rung_ns:  # already waking up
                 continue
             if self._to_be_tried(worker, weight):
                 return worker
-            # Of equals, the one that has stood the longest, whose device others use least.
+            # Among equals, the one that waited longest on the device that others use least.
             if (weight, replica.taken) < least:
                 chosen, least = worker, (weight, replica.taken)
         return chosen
 
     def decide(self, worker: int, *, waiting: int, most: int, due_ns: int, now_ns: int) -> Choice:
-        """What a worker does that could take a batch now.
+        """Decide what a worker that is free now takes.
 
-        :param waiting: requests in the queue, at least one; ``most`` of them make a batch.
+        :param waiting: requests in the queue, at least one; ``most`` of them fill a batch.
         :param due_ns: since when the first of them may leave.
         """
         mine = self.weight(worker)
@@ -233,7 +229,7 @@ class Router:
             for other in quicker
             for free in self._free_in(self._replicas[other], due_ns, now_ns)
         ]
-        # Whoever is late is expected to take as long again.
+        # A late worker is expected to take as long again.
         late = ((abs(free), takes) for free, takes in faster)
         ahead = left_to_faster(takes_here, late, -(-waiting // each))
         if ahead is not None:
@@ -241,33 +237,31 @@ class Router:
         if self._to_be_tried(worker, mine):
             return Choice(1, skip=waiting - 1, probe=True)
         self.held += 1
-        # From then on the first of them is so late that it is not expected to be sooner.
+        # At that time the first of them is so late that it is no longer expected to be sooner.
         flips = min(free + takes_here - takes for free, takes in faster)
         return Choice(0, again_ns=max(round(flips), LEAST_WAIT_NS))
 
     def not_now(self, worker: int) -> None:
-        """A trial was put off: there was nothing that it could be given."""
+        """Postpone a trial: there was no suitable request for it."""
         self._replicas[worker].unseen = PROBE_EVERY - PROBE_AGAIN
 
     def series(self) -> dict[str, float]:
-        """Its state, as sampled series of the run."""
+        """The state, as sampled series of the run."""
         shown = range(min(len(self._replicas), _SAMPLED))
-        found = {f"runner.worker_{k}.weight": self.weight(k) for k in shown}
-        return {**found, "runner.left_to_faster": self.held, "runner.probes": self.probes}
+        weights = {f"runner.worker_{k}.weight": self.weight(k) for k in shown}
+        return {**weights, "runner.left_to_faster": self.held, "runner.probes": self.probes}
 
     def close(self, now_ns: int) -> None:
-        """Report replicas that are slow to the end."""
-        for worker, replica in enumerate(self._replicas):
-            if replica.slow_since_ns and self._on_shift is not None:
-                self._on_shift(self._shift(worker, replica, now_ns))
-                replica.slow_since_ns = 0
+        """Report replicas that are still slow at the end."""
+        if self._on_shift is not None:
+            self._report_shifts(now_ns, [1.0] * len(self._replicas), self._on_shift)
 
     def _worth(self, quicker: Sequence[int], most: int) -> float:
         """How much of its own time a slow worker's batch is worth to the queue, from 0 to 1.
 
-        A batch that a fast worker serves holds up all that come before it has run out of work: the more, the closer
-        the fast ones are to their capacity. Half of their load is taken off, which in simulations of two and four
-        workers is as good for the mean as all of it, and better for the tail.
+        A batch on a fast worker delays all later arrivals until the worker runs out of work: the more, the closer the
+        fast workers are to their capacity. Half of their load is deducted; in simulations of two and four workers
+        this is as good for the mean as all of it, and better for the tail.
         """
         batch = most if self.places == 1 else self.places
         each_ns = self.pace.expected_ns(batch) / batch
@@ -277,7 +271,7 @@ class Router:
         return max(1.0 - 0.5 / (self._gap_ns * capacity), 0.0) if capacity else 1.0
 
     def _free_in(self, replica: _Replica, due_ns: int, now_ns: int) -> list[float]:
-        """In how many nanoseconds each of its places is expected to take something; below 0 where that is past."""
+        """Nanoseconds until each of its places is expected to take a batch; negative if overdue."""
         ends = [end for _, end in replica.running.values()]
         free = self.places - len(ends)
         if replica.standing:
@@ -294,20 +288,19 @@ class Router:
             return False
         return unseen >= PROBE_EVERY or self.pace.speeds[worker].recovering
 
-    def _report_shifts(self, now_ns: int) -> None:
+    def _report_shifts(self, now_ns: int, weights: Sequence[float], on_shift: Callable[[Shift], None]) -> None:
         for worker, replica in enumerate(self._replicas):
-            weight = self.pace.weights[worker]
-            if weight > 1.0 and not replica.slow_since_ns:
+            weight, until_ns = weights[worker], 0
+            if weight > 1.0:
+                if replica.slow_since_ns:
+                    replica.slowest = max(replica.slowest, weight)
+                    continue
                 replica.slow_since_ns, replica.slowest = now_ns, weight
-                assert self._on_shift is not None, "asked before"
-                self._on_shift(self._shift(worker, replica, 0))
-            elif weight > 1.0:
-                replica.slowest = max(replica.slowest, weight)
             elif replica.slow_since_ns:
-                assert self._on_shift is not None, "asked before"
-                self._on_shift(self._shift(worker, replica, now_ns))
+                until_ns = now_ns
+            else:
+                continue
+            since_ns = replica.slow_since_ns
+            on_shift(Shift(worker=worker, weight=replica.slowest, since_ns=since_ns, until_ns=until_ns))
+            if until_ns:
                 replica.slow_since_ns = 0
-
-    @staticmethod
-    def _shift(worker: int, replica: _Replica, until_ns: int) -> Shift:
-        return Shift(worker=worker, weight=replica.slowest, since_ns=replica.slow_since_ns, until_ns=until_ns)

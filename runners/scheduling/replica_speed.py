@@ -1,7 +1,7 @@
-"""How slow each replica of a service is beside the fastest, from the latencies of its own batches.
+"""How slow each replica is compared with the fastest, from the latencies of its batches.
 
-A replica's batches are held against what a batch of that size and those lengths takes on the fastest one; their ratio
-is what is remembered, so that whoever was given the long ones does not look slow for it.
+Each batch is compared with the time that a batch of that size and lengths takes on the fastest replica. Only the
+ratio is kept, so a replica with long requests does not appear slow.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from math import sqrt
 
 from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 
-#: Batches of a replica that are remembered.
+#: Batches of a replica that are kept.
 _WINDOW = 16
-#: Fewer say nothing.
+#: Minimum number of batches for a result.
 _LEAST = 3
-#: Replicas within this factor of the fastest are as fast: that much may be chance, and holding back has its price.
+#: Replicas within this factor of the fastest count as equal: that much may be chance, and holding back has a cost.
 ALIKE = 1.25
 #: No replica counts as slower than this.
 SLOWEST = 32.0
-#: A batch this far from what a replica's others took is the first of another time, if more of the kind follow it.
+#: A batch that differs from the replica's others by this factor starts a new regime if more of the kind follow.
 _ELSEWHERE = 1.4
-#: So many in a row: of slower ones; and of faster ones of a slow replica, of which there are few.
+#: Consecutive batches that confirm a regime: slower ones; and faster ones of a slow replica, which has few batches.
 _RUN_UP, _RUN_DOWN = 5, 3
-#: What a batch takes on the fastest replica is learned from each batch up to so many, and then from one in so many:
-#: it is the replicas that change.
+#: The fastest replica's time is learned from every batch up to ``_SETTLED``, then from one in ``_EVERY``: afterwards
+#: only the replicas change.
 _SETTLED, _EVERY = 64, 4
-#: Half the width of a 95 % interval of a median, in places of the sorted values, over the root of their number.
+#: Half the width of a 95 % interval of a median, in ranks of the sorted values, divided by the root of their number.
 _HALF_WIDTH = 0.98
 
 
 class ReplicaSpeed:
-    """The ratios of one replica's latest batches; what belongs to another time is forgotten.
+    """The ratios of one replica's latest batches; ratios from before a change are dropped.
 
-    :ivar known: whether enough batches were seen to say anything.
-    :ivar median: the middle ratio, 1 where there is none; ``low`` and ``high`` are the ends of its 95 % interval, by
+    :ivar known: there are enough batches for a result.
+    :ivar median: the middle ratio, 1 without batches; ``low`` and ``high`` are the ends of its 95 % interval, by
         order statistics.
     """
 
@@ -48,9 +48,9 @@ class ReplicaSpeed:
         self.median = self.low = self.high = 1.0
 
     def add(self, ratio: float, *, slow: bool = False) -> None:
-        """Take in a batch: how long it took over what it takes on the fastest replica.
+        """Add a batch: its time divided by that on the fastest replica.
 
-        :param slow: the replica counts as slower, so that a few quick ones in a row tell that it is no more.
+        :param slow: the replica counts as slower, so that a few consecutive quick batches show its recovery.
         """
         ratios = self.ratios
         ratios.append(ratio)
@@ -70,12 +70,12 @@ class ReplicaSpeed:
 
     @property
     def recovering(self) -> bool:
-        """Whether its latest batch was one of those that it took much less time for than usual."""
+        """True if its latest batch was much quicker than usual."""
         return self._down > 0
 
 
 def weights_of(speeds: Sequence[ReplicaSpeed]) -> list[float]:
-    """How many times longer each replica takes than the fastest, 1 where that may be chance."""
+    """Each replica's time relative to the fastest; 1 if the difference may be chance."""
     fastest: ReplicaSpeed | None = None
     for speed in speeds:
         if speed.known and (fastest is None or speed.median < fastest.median):
@@ -92,7 +92,7 @@ def weights_of(speeds: Sequence[ReplicaSpeed]) -> list[float]:
 
 
 class Pace:
-    """What a batch takes on the fastest replica, learned from all of them. Not safe for several threads at once."""
+    """The time of a batch on the fastest replica, learned from all replicas. Not thread-safe."""
 
     def __init__(self, replicas: int) -> None:
         self._estimate = WorkEstimate()
@@ -104,12 +104,11 @@ class Pace:
     def expected_ns(self, size: int, longest: float | None = None) -> float:
         """Nanoseconds of a batch on the fastest replica; 0 while too little is known.
 
-        :param longest: the largest bucket length in it; a usual one where that is not known.
+        :param longest: its largest bucket length; a typical one by default.
         """
         return self._estimate.batch_compute_ns(size, round(self._longest if longest is None else longest))
 
     def learn(self, replica: int, *, size: int, longest: int, total: int, took_ns: int) -> None:
-        """Take in a batch that ended."""
         expected = self.expected_ns(size, longest)
         if expected > 0.0:
             self.speeds[replica].add(took_ns / expected, slow=self.weights[replica] > 1.0)

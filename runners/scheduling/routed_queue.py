@@ -1,7 +1,7 @@
-"""The batch queue where each worker is assigned what it takes: ``routing = "weighted"``.
+"""The batch queue that assigns batches to workers by their speed: ``routing = "weighted"``.
 
-Every worker stands at a door of its own. A request that comes wakes the one who is to look at it, not whoever waits
-longest; what a worker leaves to faster ones it looks at again when they are late (:mod:`scheduling.replica_router`).
+Every worker has its own door. A new request wakes the worker that should decide, not the one that has waited longest.
+A worker that leaves requests to faster ones decides again when those are late (:mod:`scheduling.replica_router`).
 """
 
 from __future__ import annotations
@@ -12,42 +12,41 @@ from typing import Any, Protocol
 from latfix.runners.scheduling.batch_queue import IDLE, BatchQueue, Formed
 from latfix.runners.scheduling.replica_router import Choice, Router
 
-#: A request that is tried on a slow worker has at least so many times as long as it is expected to take there.
+#: A request is tried on a slow worker only if its remaining time is this multiple of its expected time there.
 _TIME_TO_TRY = 3.0
 
 
 class Bell(Protocol):
-    """What a worker sleeps by; a condition, or in a simulation whoever keeps the time."""
+    """What a worker sleeps on: a condition, or the simulated clock of a test."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until it is rung, with the lock given back meanwhile."""
+        """Sleep until rung; the lock is released meanwhile."""
 
     def notify(self) -> None:
         """Ring it."""
 
 
 class RoutedQueue(BatchQueue):
-    """Requests wait here; :meth:`door` is where a worker takes them.
+    """A queue from which each worker takes batches through its own :meth:`door`.
 
-    :param router: called under this queue's lock only.
-    :param rest: as of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
+    :param router: called only under this queue's lock.
+    :param rest: as for :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
     """
 
     def __init__(self, *, router: Router, workers: int, **rest: Any) -> None:
         super().__init__(**rest)
         self.router = router
-        #: What wakes each worker; all of the queue's one lock.
+        #: Wakes each worker; all bells share the queue's lock.
         self.bells: list[Bell] = [threading.Condition(self._lock) for _ in range(workers)]
         self._doors = [Door(self, worker) for worker in range(workers)]
         self._filled_ns = 0
 
     @property
     def locked(self) -> threading.Lock:
-        """What guards the queue and its router."""
+        """The lock of the queue and its router."""
         return self._lock
 
     def door(self, worker: int) -> Door:
-        """Where this worker takes its batches."""
         return self._doors[worker]
 
     def _came(self, enqueued_ns: int) -> None:
@@ -56,7 +55,7 @@ class RoutedQueue(BatchQueue):
         self._wake()
 
     def close(self) -> None:
-        """No more requests: doors give out what waits, then ``None``."""
+        """Accept no more requests: doors return what waits, then ``None``."""
         with self._lock:
             self._closed = True
             self.router.close(self._clock())
@@ -64,24 +63,24 @@ class RoutedQueue(BatchQueue):
                 bell.notify()
 
     def note_others(self, worker: int, others: float) -> None:
-        """The share of its device that other processes have; see :meth:`Router.note_others`."""
+        """Note the current share of a device used by other processes; see :meth:`Router.note_others`."""
         with self._lock:
             self.router.note_others(worker, others, self._clock())
 
     def arrive(self, worker: int, free_ns: int, now_ns: int) -> None:
-        """A worker comes to the queue, with the lock held; what it took before has ended then."""
+        """A worker arrives at the queue; its previous batch has ended. The lock is held."""
         self._doors[worker].settle(free_ns)
         self.router.stands(worker, now_ns)
 
     def depart(self, worker: int, now_ns: int) -> None:
-        """It goes, with a batch or without; somebody else looks at what it leaves."""
+        """A worker leaves the queue, with a batch or without one; another worker decides on the rest."""
         self.router.leaves(worker, now_ns)
         self._wake()
 
     def attempt(self, worker: int, free_ns: int, now_ns: int) -> Formed | int | None:
-        """What a worker that stands here gets now, with the lock held: a batch, or nothing for the time being.
+        """What a worker at the queue gets now. The lock is held.
 
-        :returns: a batch; nanoseconds after which to look again; ``None`` to wait until it is woken.
+        :returns: a batch; nanoseconds until the next decision; ``None`` to wait until woken.
         """
         backlog = self._backlog
         self.router.looks(worker)
@@ -91,7 +90,7 @@ class RoutedQueue(BatchQueue):
         limit = self._limits.size
         if self._closed:
             return self._form(worker, Choice(limit), free_ns, now_ns)
-        # With a full batch waiting nothing is decided by the window, and a long backlog is not searched.
+        # With a full batch waiting, the window decides nothing, and a long backlog need not be searched.
         full = waiting >= limit
         due = self._filled_ns if full else backlog.oldest_ns() + self._limits.window_ns
         if due > now_ns and not full:
@@ -107,7 +106,7 @@ class RoutedQueue(BatchQueue):
         return self._form(worker, choice, free_ns, now_ns, full=full)
 
     def take_at(self, worker: int, free_ns: int, patience_s: float | None) -> Formed | None:
-        """A batch, ``None`` when closed, ``IDLE`` after waiting so long in vain."""
+        """A batch, ``None`` when closed, ``IDLE`` if none was available for ``patience_s`` seconds."""
         with self._lock:
             now = self._clock()
             until = None if patience_s is None else now + int(patience_s * 1e9)
@@ -124,11 +123,11 @@ class RoutedQueue(BatchQueue):
                     rests = [rest for rest in (got, None if until is None else until - now) if rest is not None]
                     self.bells[worker].wait(min(rests) / 1e9 if rests else None)
                     now = self._clock()
-            finally:  # also where it dies here
+            finally:  # also if the worker dies here
                 self.depart(worker, self._clock())
 
     def take_between(self, worker: int, most: int) -> Formed | None:
-        """Up to ``most`` requests for a worker that has room beside what it is working on; ``None`` for none."""
+        """Up to ``most`` requests for a worker that has room in its current batch; ``None`` for none."""
         if not len(self._backlog):
             return None
         with self._lock:
@@ -142,33 +141,33 @@ class RoutedQueue(BatchQueue):
             return self._form(worker, choice, now, now)
 
     def _wake(self) -> None:
-        """Wake who is to look at what waits."""
+        """Wake the worker that should decide on the waiting requests."""
         if len(self._backlog) and (worker := self.router.ring(self._clock())) is not None:
             self.bells[worker].notify()
 
     def _form(self, worker: int, choice: Choice, free_ns: int, now_ns: int, *, full: bool = False) -> Formed:
-        """Take a batch out, and note that the worker begins it."""
+        """Take a batch, and note that the worker begins it."""
         door = self._doors[worker]
         members, dropped = self._pop(choice.take, now_ns, choice.skip)
         self.router.probes += choice.probe
         first = min((member.enqueued_ns for member in members), default=now_ns)
-        # Until now it was not to take them: what they waited for meanwhile was another worker.
+        # Until now these requests were left to a faster worker, so their wait is not for this one.
         opened = now_ns if door.held_ns >= first else max(free_ns, first)
         formed = Formed(members, opened, now_ns, full, len(self._backlog), tuple(dropped))
         door.began(formed)
         return formed
 
     def _has_time(self, worker: int, now_ns: int) -> bool:
-        """Whether the last of those that wait could well be served by a slow worker."""
+        """True if the last waiting request has enough time for a slow worker."""
         last = self._backlog.last()
         takes = self.router.weight(worker) * self.router.pace.expected_ns(1, last.length)
         return not last.expires_ns or last.expires_ns > now_ns + _TIME_TO_TRY * takes
 
 
 class Door:
-    """One worker's place before the queue; reports to the router what it takes and when that ends.
+    """One worker's access to the queue; reports to the router what the worker takes and when that ends.
 
-    :ivar held_ns: when it last left what waited to a faster worker.
+    :ivar held_ns: when it last left waiting requests to a faster worker.
     """
 
     def __init__(self, queue: RoutedQueue, worker: int) -> None:
@@ -183,17 +182,17 @@ class Door:
         return len(self._queue)
 
     def take(self, free_ns: int, patience_s: float | None = None) -> Formed | None:
-        """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`; its last batch ended at ``free_ns``."""
+        """Like :meth:`BatchQueue.take`; the worker's last batch ended at ``free_ns``."""
         return self._queue.take_at(self._worker, free_ns, patience_s)
 
     def take_at_once(self, most: int) -> Formed | None:
-        """As of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`."""
+        """Like :meth:`BatchQueue.take_at_once`."""
         return self._queue.take_between(self._worker, most)
 
     def row_ended(self, slot: int, end_ns: int, *, shared: int, length: int) -> None:
-        """A request that joined others between steps was answered.
+        """A request that joined between steps was answered.
 
-        :param shared: how many rows its steps had, on average; 0 where it was not served in steps.
+        :param shared: average number of rows in its steps; 0 if it was not served in steps.
         """
         with self._queue.locked:
             ticket = self._rows.pop(slot, None)
@@ -202,7 +201,7 @@ class Door:
                 router.ended(self._worker, ticket, end_ns, size=shared, longest=length, total=length * max(shared, 1))
 
     def began(self, formed: Formed) -> None:
-        """It took a batch; with the queue's lock held."""
+        """The worker took a batch. The queue's lock is held."""
         router, worker, now = self._queue.router, self._worker, formed.close_ns
         live = [one for one in formed.members if not one.expires_ns or now <= one.expires_ns]
         if self._stepping:
@@ -213,7 +212,7 @@ class Door:
             self._batch = (router.took(worker, now, size=len(live), longest=longest), len(live), longest, total)
 
     def settle(self, free_ns: int) -> None:
-        """What it took has ended; with the queue's lock held."""
+        """The worker's previous batch has ended. The queue's lock is held."""
         router = self._queue.router
         if self._batch is not None:
             ticket, size, longest, total = self._batch

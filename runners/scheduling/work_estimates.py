@@ -1,8 +1,7 @@
-"""What a request will cost, learned from the batches that a service runs: compute time and memory by length.
+"""Predicts the cost of a request from the batches that a service runs: compute time and memory by length.
 
-Sums of what was seen, older batches weighing less and less, are all that is kept, so that learning from a batch takes
-microseconds. Until enough is known, and where length does not tell, every request is expected to cost the same: an
-order by expected work is then the order of arrival.
+Only decayed sums are kept, so learning from a batch takes microseconds. Until enough is known, and if length does not
+predict the cost, all requests have the same expected cost: an order by expected work is then the order of arrival.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ import statistics
 import threading
 from dataclasses import dataclass
 
-#: A batch weighs half of what a new one does after 64 more of them.
+#: A batch's weight halves over 64 more batches.
 _DECAY = 0.5 ** (1 / 64)
 #: Batches before anything is predicted from length.
 _ENOUGH = 12
-#: A slope counts where it is at least so many of its standard errors from zero.
+#: Minimum ratio of a slope to its standard error.
 _TELLS = 3.0
-#: A time is believed up to so many mean deviations above what was expected: the rest is a pause, not the input's.
+#: A time counts up to this many mean deviations above the expected one: the rest is a pause, not the input's cost.
 _CLIP = 5.0
-#: And to this part of what was expected in any case, so that a service that never varied may become slower.
+#: It counts up to this share above the expected one in any case, so that a constant service can become slower.
 _AT_LEAST = 0.25
-#: And among the first ones, up to so many times their median.
+#: The first times count up to this multiple of their median.
 _COLD = 3.0
 
 
 class _Mean:
-    """A mean in which older values weigh less and less."""
+    """A mean with decaying weights."""
 
     __slots__ = ("_count", "value")
 
@@ -41,7 +40,7 @@ class _Mean:
 
 
 class _Fit:
-    """Time as a straight line in the size of a batch and one more quantity, from decayed sums."""
+    """Time as a linear function of the batch size and one more quantity, from decayed sums."""
 
     __slots__ = ("n", "x", "xx", "xy", "y", "yy", "z", "zx", "zy", "zz")
 
@@ -58,14 +57,14 @@ class _Fit:
         self.zz = keep * self.zz + size * size
 
     def line(self) -> Line:
-        """The line; without a slope where ``x`` tells nothing beyond what the size tells."""
+        """The line; its slope is 0 if ``x`` explains nothing that the size does not."""
         n = max(self.n, 1e-9)
         sxx, syy, szz = self.xx - self.x**2 / n, self.yy - self.y**2 / n, self.zz - self.z**2 / n
         sxy, szx, szy = self.xy - self.x * self.y / n, self.zx - self.z * self.x / n, self.zy - self.z * self.y / n
         by_size = szz > 1e-9 * self.zz
         alone = szy / szz if by_size else 0.0
         flat = Line((self.y - alone * self.z) / n, alone, 0.0, 0.0)
-        # What size does not account for, of x and of y (Frisch and Waugh 1933).
+        # The parts of x and y that the size does not explain (Frisch and Waugh 1933).
         rxx, rxy, ryy = sxx, sxy, syy
         if by_size:
             rxx, rxy, ryy = sxx - szx**2 / szz, sxy - szx * szy / szz, syy - szy**2 / szz
@@ -82,7 +81,7 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``height + each * size + slope * x``; ``explained`` is the share of what size leaves that ``x`` tells."""
+    """``height + each * size + slope * x``; ``explained`` is the share of the rest after size that ``x`` explains."""
 
     height: float
     each: float
@@ -90,18 +89,18 @@ class Line:
     explained: float
 
     def at(self, size: float, x: float) -> float:
-        """The time, never negative."""
+        """The time, at least 0."""
         return max(self.height + self.each * size + self.slope * x, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is learned of a batch.
+    """What the estimate learns from a batch.
 
-    :param longest: the largest bucket length in it; ``total`` the sum of all.
-    :param elements: of all its members' inputs, padding not included.
-    :param compute_ns: how long it computed.
-    :param busy_ns: how long it held its worker, batching and finishing included.
+    :param longest: its largest bucket length; ``total`` is the sum of all.
+    :param elements: total elements of its members' inputs, without padding.
+    :param compute_ns: duration of the compute.
+    :param busy_ns: how long it held its worker, including batching and finishing.
     :param backlog: requests were left waiting when it was formed.
     """
 
@@ -115,10 +114,10 @@ class Batch:
 
 
 class WorkEstimate:
-    """How long requests will compute and how much memory they will need, by bucket length.
+    """Predicts compute time and memory of requests by bucket length.
 
-    A batch takes as long as its longest member decides (token by token) or as all of it padded to that one
-    (matrix products); which of the two tells more is found out. All methods may be called by any thread.
+    A batch's time depends on its longest member (token by token), or on all members padded to that one (matrix
+    products); the better predictor of the two is used. All methods may be called by any thread.
     """
 
     def __init__(self) -> None:
@@ -130,21 +129,22 @@ class WorkEstimate:
         self._deviation, self._beside = _Mean(), _Mean()
         self._memory = self._elements = 0.0
         self.batches = 0
-        #: Compute time of a batch by its size and its longest member, or by its padded length, whichever tells more.
+        #: Compute time of a batch by its size and its longest member, or its padded length if that explains more.
         self.line = Line(0.0, 0.0, 0.0, 0.0)
         self._by_padded = False
 
     def learn(self, batch: Batch) -> None:
-        """Take in a batch."""
         with self._lock:
             self.batches += 1
             if self.batches > _ENOUGH:
-                self._take(batch, self._believed(batch))
+                expected = self.batch_compute_ns(batch.size, batch.longest)
+                reach = max(_CLIP * self._deviation.value, _AT_LEAST * expected)
+                self._take(batch, min(float(batch.compute_ns), expected + reach))
                 return
             self._early.append(batch)
             if self.batches == _ENOUGH:
-                # A service's first batches may have compiled or faulted its memory in: none counts for more than
-                # a few of the others.
+                # The first batches of a service may have compiled, or faulted its memory in: none counts for more
+                # than a few of the others.
                 usual = _COLD * statistics.median(early.compute_ns for early in self._early)
                 for early in self._early:
                     self._take(early, min(float(early.compute_ns), usual))
@@ -170,18 +170,11 @@ class WorkEstimate:
         self._deviation.add(abs(compute_ns - expected))
 
     def batch_compute_ns(self, size: int, longest: int) -> float:
-        """Expected compute time of a batch; 0 before the first dozen."""
+        """Expected compute time of a batch; 0 before the first dozen batches."""
         return self.line.at(size, size * longest if self._by_padded else longest)
 
-    def _believed(self, batch: Batch) -> float:
-        expected = self.batch_compute_ns(batch.size, batch.longest)
-        return min(float(batch.compute_ns), expected + self._reach(expected))
-
-    def _reach(self, expected: float) -> float:
-        return max(_CLIP * self._deviation.value, _AT_LEAST * expected)
-
     def learn_memory(self, elements: int, need_bytes: int) -> None:
-        """Take in what a batch of so many elements, padding included, needed at most."""
+        """Add the peak memory of a batch; ``elements`` includes padding."""
         with self._lock:
             self._memory = _DECAY * self._memory + max(need_bytes, 0)
             self._elements = _DECAY * self._elements + elements
@@ -191,35 +184,35 @@ class WorkEstimate:
         return self.line.at(1, length)
 
     def share(self, length: int) -> float:
-        """Expected compute time over that of a request of typical length; 1 where length does not tell."""
+        """Expected compute time relative to a request of typical length; 1 if length does not predict it."""
         typical = self.compute_ns(self._length.value)
         return self.compute_ns(length) / typical if self.line.slope > 0.0 and typical > 0.0 else 1.0
 
     def memory_bytes(self, elements: int) -> int:
-        """Bytes that a request of so many elements is predicted to need; 0 before the first batch."""
+        """Predicted bytes of a request with so many elements; 0 before the first batch."""
         return int(self._memory / self._elements * elements) if self._elements > 0 else 0
 
     def sparseness(self, length: int, elements: int) -> float:
-        """How many times less a request computes for each byte of its memory than a typical one does."""
+        """How many times less a request computes per byte of its memory than a typical one."""
         work, typical = self.share(length), self._brought.value
         return elements / typical / work if work > 0.0 and typical > 0.0 else 1.0
 
     @property
     def each_ns(self) -> float:
-        """How long a worker is held for each request on average where others wait; 0 before a dozen batches."""
+        """Mean time that a request holds a worker while others wait; 0 before the first dozen batches."""
         return self._pressed.value or self._each.value
 
     @property
     def batch_ns(self) -> float:
-        """How long a batch holds its worker, on average; 0 before the first dozen batches."""
+        """Mean time that a batch holds its worker; 0 before the first dozen batches."""
         return self._busy.value
 
     @property
     def beside_ns(self) -> float:
-        """Of that, what is no compute: batching and finishing."""
+        """The part of ``batch_ns`` that is not compute: batching and finishing."""
         return self._beside.value
 
     @property
     def batch_spread_ns(self) -> float:
-        """The mean deviation of that."""
+        """The mean deviation of ``batch_ns``."""
         return self._spread.value

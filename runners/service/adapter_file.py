@@ -1,4 +1,4 @@
-"""Loading the adapter of a workload from its file, or over a model file."""
+"""Loading the adapter of a workload: the user's class, or latfix's own for a model file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 
 from latfix.adapter_api import Workload
@@ -16,11 +17,11 @@ from latfix.traffic.schedule import Traffic
 
 
 def load_adapter(folder: Path, entry: str) -> Workload:
-    """An instance of the adapter that ``entry`` (``file:Class``) names in ``folder``, or of latfix's own over a model
-    file.
+    """An instance of the adapter ``entry`` (``file:Class``) in ``folder``, or of latfix's own for a model file.
 
-    :raises InputError: the file or class is missing, or it is no :class:`latfix.Workload`; a model file is wrong.
-    :raises RunnerError: the file does not import, or the class does not construct; nothing here runs a model file.
+    :raises InputError: the file or class is missing or is not a :class:`latfix.Workload`; or the model file is
+        invalid.
+    :raises RunnerError: importing the file or constructing the class failed. A model file is not run here.
     """
     if is_model_file(entry):
         from latfix.runners.model_files.file_workload import load_file_workload
@@ -29,14 +30,17 @@ def load_adapter(folder: Path, entry: str) -> Workload:
     module_name, _, class_name = entry.partition(":")
     path = folder / f"{module_name}.py"
     if not path.is_file():
-        raise InputError(f"{folder / 'workload.toml'}: found entry = {entry!r}, but there is no file {path}")
+        raise InputError(
+            f"{folder / 'workload.toml'}: found entry = {entry!r}, but there is no file {path}; expected "
+            'entry = "FILE:CLASS" without .py, where FILE.py lies next to workload.toml'
+        )
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     name = f"latfix_workload_{digest}_{module_name}"
     module = sys.modules.get(name)
     if module is None:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise InputError(f"{path}: found a file that Python cannot load as a module")
+            raise InputError(f"{path}: Python cannot load this file as a module; expected a plain .py file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         if str(folder) not in sys.path:  # so that an adapter can import its neighbors
@@ -45,12 +49,20 @@ def load_adapter(folder: Path, entry: str) -> Workload:
             spec.loader.exec_module(module)
         except USER_ERRORS as error:
             sys.modules.pop(name, None)
-            raise RunnerError(f"{path}: importing it raised {describe(error)}") from error
+            todo = f"; install it, or put it next to {path.name}" if isinstance(error, ImportError) else ""
+            raise RunnerError(f"{raised_at(path, error)}: importing it raised {describe(error)}{todo}") from error
     kind = getattr(module, class_name, None)
     if kind is None:
-        raise InputError(f"{path}: found no class {class_name!r}; expected what entry = {entry!r} names")
+        known = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == name]
+        raise InputError(
+            f"{path}: found no class {class_name!r}, which entry = {entry!r} names; expected one of "
+            f"{', '.join(known) or 'its classes, but it has none'}"
+        )
     if not (isinstance(kind, type) and issubclass(kind, Workload)):
-        raise InputError(f"{path}: found {class_name}, which is not a subclass of latfix.Workload")
+        raise InputError(
+            f"{path}: found {class_name}, which is not a subclass of latfix.Workload; expected "
+            f"class {class_name}(latfix.Workload)"
+        )
     for method in ("load", "prepare", "collate", "finish", "evaluate"):
         written = getattr(kind, method)
         if inspect.iscoroutinefunction(written) or inspect.isgeneratorfunction(written):
@@ -59,16 +71,20 @@ def load_adapter(folder: Path, entry: str) -> Workload:
     try:
         adapter: Workload = kind()
     except USER_ERRORS as error:
-        raise RunnerError(f"{path}: {class_name}() raised {describe(error)}") from error
+        raise RunnerError(f"{raised_at(path, error)}: {class_name}() raised {describe(error)}") from error
     adapter.folder = folder
     return adapter
 
 
-def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
-    """See that a model file takes batches as large as the settings allow; an adapter of the user's own knows itself.
+def raised_at(path: Path, error: BaseException) -> str:
+    """The file, and its line from which an error came."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+    return f"{path}:{lines[-1]}" if lines else str(path)
 
-    :raises InputError: its batch dimension is fixed at less.
-    """
+
+def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
+    """Raise an InputError if a model file takes only smaller batches than the settings allow."""
     from latfix.runners.model_files.file_workload import FileWorkload
 
     if isinstance(adapter, FileWorkload):
@@ -76,10 +92,7 @@ def check_batch_size(adapter: Workload, max_batch_size: int) -> None:
 
 
 def check_inputs(adapter: Workload, traffic: Traffic) -> None:
-    """See that the traffic gives a model file every size that it needs, before anything is replayed.
-
-    :raises InputError: it does not; with the lines to write.
-    """
+    """Raise an InputError, with the lines to write, if the traffic lacks a size that a model file needs."""
     from latfix.runners.model_files.file_workload import FileWorkload
 
     if isinstance(adapter, FileWorkload):

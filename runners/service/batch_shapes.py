@@ -1,4 +1,4 @@
-"""Shapes of the batches that traffic makes: from a sample of its requests, and the extremes of each feature."""
+"""Shapes of the batches that traffic produces, from sampled requests and the extremes of each feature."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from latfix.traffic.schedule import Traffic
 class TrafficShapes:
     """Shapes of all tensors of whole batches.
 
-    :param seen: of each different request alone, and of as many of it as a batch takes.
-    :param middling: prepared inputs of the request in the middle of all, by their size.
-    :param tuned: the shapes of a full batch of that one: when many wait, batches are full.
+    :param seen: for each distinct request, the shapes of a batch of one and of a full batch of it.
+    :param middling: prepared inputs of the request of median size.
+    :param tuned: the shapes of a full batch of that request; batches are full under load.
     """
 
     seen: tuple[Shapes, ...]
@@ -29,13 +29,10 @@ class TrafficShapes:
 
 
 def traffic_shapes(adapter: Workload, traffic: Traffic, most: int) -> TrafficShapes:
-    """See which shapes batches of up to ``most`` requests of the traffic have.
-
-    :raises RunnerError: no request could be prepared, or the adapter's collate failed.
-    """
+    """The shapes of batches of up to ``most`` requests; a RunnerError if none can be prepared or collated."""
     prepared = sorted(prepared_sample(adapter, traffic, extremes=True), key=lambda pair: pair[0])
     if not prepared:
-        raise RunnerError("no request could be prepared to see the shapes of")
+        raise RunnerError("no request could be prepared to determine the shapes of batches")
     different = {tuple(tuple(tensor.shape) for tensor in tensors_of(value)): value for _, value in prepared}
     middling = prepared[len(prepared) // 2][1]
     try:

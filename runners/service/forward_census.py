@@ -1,4 +1,4 @@
-"""What ran in one forward pass: modules, kernels, dtypes and memory layouts. Seen, never concluded from settings."""
+"""What ran in one forward pass: modules, kernels, dtypes, memory layouts. Observed, never derived from settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.model_transforms.precision import kept_modules
 from latfix.runners.model_transforms.precision_support import by_torchao
 
-#: Operators of these libraries are kernels; what else a profile holds is bookkeeping.
+#: Operators of these libraries are kernels; the rest of a profile is bookkeeping.
 _LIBRARIES = ("aten::", "quantized::", "mkldnn::", "onednn::", "torch_ipex::")
 
 
@@ -23,11 +23,11 @@ class Census:
     """One forward pass.
 
     :param modules: leaf modules that ran, by type.
-    :param dtypes: what they answered in; of a graph (TorchScript, torch.export), whose layers are not called, what it
-        answered in itself.
-    :param kept: types of the leaf modules inside of what was to keep its precision, as they ran.
-    :param layouts: four-dimensional answers in memory: ``channels_last``, ``contiguous``, or ``either`` where the
-        shape tells no difference.
+    :param dtypes: dtypes of their outputs; for a graph (TorchScript, torch.export), whose layers are not called as
+        modules, those of its own outputs.
+    :param kept: leaf modules that ran inside modules that were to keep their precision, by type.
+    :param layouts: memory layouts of four-dimensional outputs: ``channels_last``, ``contiguous``, or ``either`` if
+        the shape makes no difference.
     :param kernels: operators of the framework that ran, by name.
     """
 
@@ -39,14 +39,14 @@ class Census:
 
 
 def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, hooks: bool = True) -> Census:
-    """Run ``batch`` once and count what ran, as a request would run it.
+    """Run ``batch`` once, as a request would, and count what ran.
 
     :param keep: names of the modules that were to keep their precision.
-    :param hooks: look at modules, too; a compiled model would be compiled again for it.
+    :param hooks: count modules too; a compiled model would be recompiled for it.
     """
     import torch
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells on standard error that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler logs its start and stop
     modules: Counter[str] = Counter()
     dtypes: Counter[str] = Counter()
     kept: Counter[str] = Counter()
@@ -65,9 +65,9 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
 
     handles = []
     if hooks:
-        # Before hooks that a module has already: they may turn its answer into what its neighbors expect.
+        # Before existing hooks of a module, which may convert its output to what its neighbors expect.
         working = [module for module in instance.model.modules() if does_work(module)]
-        working = [module for module in working if not isinstance(module, torch.jit.ScriptModule)]  # which takes none
+        working = [module for module in working if not isinstance(module, torch.jit.ScriptModule)]  # takes no hooks
         handles = [module.register_forward_hook(note, prepend=True) for module in working]
     try:
         with instance.guard(), instance.working():
@@ -77,7 +77,7 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
     finally:
         for handle in handles:
             handle.remove()
-    if hooks and not dtypes:  # of a graph, whose layers are no modules that are called
+    if hooks and not dtypes:  # a graph, whose layers are not called as modules
         dtypes.update(str(tensor.dtype).removeprefix("torch.") for tensor in tensors_of(answer))
     return Census(
         modules=dict(modules),
@@ -89,13 +89,13 @@ def census(instance: ModelInstance, batch: Any, keep: Collection[str] = (), *, h
 
 
 def weight_kinds(model: Any, keep: Collection[str] = ()) -> dict[str, dict[str, int]]:
-    """What the weights of the model's linear layers are held in, compiled or not: layers by type of their weight.
+    """Types of the weights of the model's linear layers, compiled or not, with the number of layers of each.
 
-    :param keep: names of the modules that were to keep their precision; their layers are counted apart.
+    :param keep: names of the modules that were to keep their precision; their layers are counted separately.
     """
     import torch
 
-    model = getattr(model, "_orig_mod", model)  # behind what the compiler put around it
+    model = getattr(model, "_orig_mod", model)  # inside the compiler's wrapper
     if not isinstance(model, torch.nn.Module):
         return {"weights": {}, "kept_weights": {}}
     exempt = kept_modules(model, keep)
@@ -103,16 +103,14 @@ def weight_kinds(model: Any, keep: Collection[str] = ()) -> dict[str, dict[str, 
     kept: Counter[str] = Counter()
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            (kept if id(module) in exempt else changed)[_weight_kind(module.weight)] += 1
+            weight = module.weight
+            kind = _type_name(type(weight)) if by_torchao(weight) else str(weight.dtype).removeprefix("torch.")
+            (kept if id(module) in exempt else changed)[kind] += 1
     return {"weights": dict(changed), "kept_weights": dict(kept)}
 
 
-def _weight_kind(weight: Any) -> str:
-    return _type_name(type(weight)) if by_torchao(weight) else str(weight.dtype).removeprefix("torch.")
-
-
 def does_work(module: Any) -> bool:
-    """A leaf, or a module of the framework's own whose children only hold its parameters (int8 layers)."""
+    """True for a leaf, or a framework module whose children only hold its parameters (int8 layers)."""
     return not list(module.children()) or ".quantized." in type(module).__module__
 
 

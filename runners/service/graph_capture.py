@@ -1,4 +1,4 @@
-"""Which batches graphs are captured of: the sizes that batches come in, at lengths that the traffic has."""
+"""Which batches to capture as graphs: the sizes of batches, at lengths that the traffic has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from latfix.runners.engine.worker import ModelInstance
     from latfix.runners.service.load import LoadedModels
 
-#: Lengths that graphs are captured at, and how long requests are prepared in search of the longest.
+#: Number of lengths to capture, and how long to prepare requests in search of the longest.
 _LENGTHS = 8
 _SEARCH_S = 2.0
 
@@ -34,11 +34,11 @@ def capture_graphs(
     *,
     pads: bool,
 ) -> None:
-    """Have every worker's model run as captured graphs.
+    """Make every worker's model run as captured graphs.
 
-    :param capturer: of a device.
-    :param pads: batches are made by the default collate, which pads dimension 1.
-    :raises RunnerError: nothing could be prepared, or the model cannot be captured.
+    :param capturer: makes the capturer of a device.
+    :param pads: the default collate makes the batches, which pads dimension 1.
+    :raises RunnerError: no request could be prepared, or the model cannot be captured.
     """
     inputs = shapes_to_capture(models.adapter, traffic)
     if not inputs:
@@ -53,15 +53,15 @@ def capture_graphs(
 
 
 def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEARCH_S) -> list[Any]:
-    """Prepared inputs of some lengths between the shortest and the longest that were found, the shortest first.
+    """Prepared inputs of several lengths from the shortest to the longest found, shortest first.
 
-    A request that is longer than all of them would run without a graph, and be among the slowest: many are looked
-    at for the longest, in a random order.
+    A longer request would run without a graph and be among the slowest. Therefore many requests are searched for the
+    longest, in random order.
     """
-    found = representative(adapter, traffic, _LENGTHS)
+    inputs = representative(adapter, traffic, _LENGTHS)
     order = random.Random(0).sample(range(len(traffic)), len(traffic))
     until = time.perf_counter() + seconds
-    longest = max((elements_of(value) for value in found), default=0)
+    longest = max((elements_of(value) for value in inputs), default=0)
     for position in order:
         if time.perf_counter() > until:
             break
@@ -72,13 +72,13 @@ def shapes_to_capture(adapter: Workload, traffic: Traffic, seconds: float = _SEA
             continue
         if elements > longest:
             longest = elements
-            found.append(value)
-    # Of those that were only the longest for a while, the last is enough.
-    return found[:_LENGTHS] + found[_LENGTHS:][-1:]
+            inputs.append(value)
+    # Of the inputs that were the longest in turn, the last one is enough.
+    return inputs[:_LENGTHS] + inputs[_LENGTHS:][-1:]
 
 
 def _ragged(inputs: Sequence[Any]) -> list[int]:
-    """Which of the flattened inputs differ in dimension 0 from request to request: dimension 1 of a batch."""
+    """Flattened inputs that differ between requests in dimension 0, which is dimension 1 of a batch."""
     flat = [flatten(value)[0] for value in inputs]
     return [
         place
@@ -93,11 +93,11 @@ def _capture(instance: ModelInstance, graphed: GraphedModel, inputs: Sequence[An
         for value in inputs:
             for size in doubling(most):
                 try:
-                    batch = instance.collate([value] * size)  # held until it is copied: its buffers are used again
+                    batch = instance.collate([value] * size)  # held until it is copied: its buffers are reused
                     with instance.working():
                         batches.append(instance.on_device(batch))
                 except USER_ERRORS as error:
                     raise RunnerError(f"cuda_graphs: collating a batch of {size} raised {describe(error)}") from error
-        # In the stream that requests are served in: graphs of one pool share its memory where they share a stream.
+        # In the requests' stream: graphs of one pool share its memory if they share a stream.
         with instance.working():
             graphed.capture(batches)

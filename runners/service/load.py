@@ -1,7 +1,8 @@
-"""Loading model instances and changing them as the settings ask."""
+"""Loading model instances and applying the settings to them."""
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,19 +24,17 @@ from latfix.runners.model_transforms.attention_and_layout import choose_attentio
 from latfix.runners.model_transforms.precision import activation_dtype, in_precision
 from latfix.runners.model_transforms.precision_support import device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled, configure_compiler
-from latfix.runners.service.adapter_file import check_batch_size, load_adapter
+from latfix.runners.service.adapter_file import check_batch_size, load_adapter, raised_at
 from latfix.settings import Precision, RunnerSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from latfix.runners.gpu.cuda_graphs import GraphedModel
     from latfix.runners.service.batch_shapes import TrafficShapes
 
 __all__ = ["LoadedModels", "convert_models", "load_models", "pool_applies", "resolve_device"]
 
-#: What the framework and torchao raise for a model that cannot be changed; torchao asserts, and may be of a version
-#: that lacks what is needed.
+#: Errors of the framework and torchao for a model that cannot be changed. torchao asserts, and an older version may
+#: lack what is needed.
 _CHANGE_ERRORS = (
     RuntimeError,
     TypeError,
@@ -60,17 +59,17 @@ BACKEND_DEVICES = {"onnxruntime": "cpu", "openvino": "cpu", "tensorrt": "cuda"}
 class LoadedModels:
     """Model instances of a service, ready to serve.
 
-    :param instances: one a worker; those of a device share their model where ``shared_model`` is set.
-    :param device: of the first.
+    :param instances: one per worker; those of a device share their model if ``shared_model`` is set.
+    :param device: of the first instance.
     :param pools: buffer pools in use, for their counters.
     :param load_s: seconds that loading took.
     :param tally: counts what replaces the models' own operators.
-    :param graphs: what the compiler was given.
+    :param graphs: the graphs that the compiler received.
     :param relaid: weights that ``memory_format`` laid out anew.
-    :param note: what of the settings is without effect here, in a sentence.
-    :param conversions: how each instance's conversion went; empty until there are inputs to convert with.
+    :param note: a sentence on settings without effect here.
+    :param conversions: the result of each instance's conversion; empty before the first inputs.
     :param outside: batches that an engine was not built for.
-    :param copy_prices: what copies to and from its device were measured to cost; empty until they were.
+    :param copy_prices: measured costs of copies to and from the device; empty before they are measured.
     """
 
     adapter: Workload
@@ -87,53 +86,52 @@ class LoadedModels:
     copy_prices: dict[str, float] = field(default_factory=dict)
 
     def distinct(self) -> list[ModelInstance]:
-        """Instances with a model of their own: one for all where they share it."""
+        """Instances with distinct models: one for all that share a model."""
         seen: dict[int, ModelInstance] = {}
         for instance in self.instances:
             seen.setdefault(id(instance.model), instance)
         return list(seen.values())
 
     def graphed(self) -> list[GraphedModel]:
-        """Models that run as captured graphs, one a worker; none where none was captured."""
+        """Models that run as captured graphs, one per worker; empty if none was captured."""
         if all(instance.accelerator is None for instance in self.instances):
-            return []  # without importing what only devices need
+            return []  # without importing GPU code
         from latfix.runners.gpu.cuda_graphs import GraphedModel
 
         return [instance.model for instance in self.instances if isinstance(instance.model, GraphedModel)]
 
     def graph_facts(self) -> dict[str, Any]:
-        """What became of the batches of all workers' graphs; empty where there are none."""
-        found = self.graphed()
-        if not found:
+        """Counters of all workers' graphs; empty if there are none."""
+        models = self.graphed()
+        if not models:
             return {}
         from latfix.runners.gpu.cuda_graphs import facts_of
 
-        return facts_of(found)
+        return facts_of(models)
 
     def pool_counts(self) -> tuple[int, int]:
-        """Tensors that buffer pools had room for so far, and those that they made room for."""
+        """Tensors that found room in a buffer pool so far, and tensors that needed a new buffer."""
         return sum(pool.hits for pool in self.pools), sum(pool.misses for pool in self.pools)
 
     def settle(self) -> None:
-        """Wait until what was put into streams of the devices has run: others must find it done."""
+        """Wait until everything enqueued on the devices has run, so that other threads find it done."""
         for accelerator in {
             each.accelerator.device: each.accelerator for each in self.instances if each.accelerator
         }.values():
             accelerator.synchronize()
 
     def replace_model(self, old: Any, new: Any) -> None:
-        """Have every instance that runs ``old`` run ``new``."""
         for instance in self.instances:
             if instance.model is old:
                 instance.model = new
 
 
 def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedModels:
-    """Load the workload's model once a worker and apply precision, layout, compilation and pooling.
+    """Load the workload's model for each worker and apply precision, layout, compilation and pooling.
 
-    Workers are spread over the devices of the settings; where they share a model, there is one a device.
+    Workers are spread over the devices of the settings. With a shared model, there is one per device.
 
-    A conversion to another backend needs inputs and comes later: :func:`convert_models`.
+    A conversion to another backend needs inputs and follows in :func:`convert_models`.
 
     :raises RunnerError: the adapter or its model failed.
     :raises InputError: the settings contradict each other.
@@ -161,7 +159,7 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
                 models[device] = adapter, _load_one(adapter, device, settings, loaded)
         assert loaded is not None, "the first worker makes it"
         adapter, model = models[device]
-        dtype = _input_dtype(settings)
+        dtype = activation_dtype(settings.precision) if settings.backend == "torch" else None
         instance = ModelInstance(adapter, model, device, dtype, adapter.collate, set())
         instance.place_on(accelerator_of(device))
         _give_buffers(instance, settings, loaded)
@@ -180,13 +178,12 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
 def convert_models(
     models: LoadedModels, batches: Sequence[Any], settings: RunnerSettings, shapes: TrafficShapes | None = None
 ) -> None:
-    """Have another backend run the models, where the settings ask for it; they are converted once, and an ONNX file
-    is read as it is.
+    """Convert the models to another backend once, if the settings require it. An ONNX file is served unmodified.
 
-    :param batches: of the traffic's own inputs, of several sizes.
-    :param shapes: of the traffic's batches; TensorRT needs them.
+    :param batches: batches of the traffic's inputs, in several sizes.
+    :param shapes: of the traffic's batches; required by TensorRT.
     :raises InputError: the backend is not installed.
-    :raises RunnerError: a model cannot be converted, or answers something else then.
+    :raises RunnerError: a model cannot be converted, or its outputs differ after the conversion.
     """
     if settings.backend == "torch" or models.conversions:
         return
@@ -207,7 +204,7 @@ def convert_models(
 
 
 def _give_buffers(instance: ModelInstance, settings: RunnerSettings, loaded: LoadedModels) -> None:
-    """The buffers that the settings ask for: pinned ones where a device copies from them, else a pool's."""
+    """Set the buffers that the settings require: pinned ones if a device copies from them, else a pool's."""
     if settings.pinned_staging and instance.accelerator is not None:
         pool: BufferPool = (staging := Staging(instance.accelerator))
         instance.staging = staging
@@ -221,11 +218,11 @@ def _give_buffers(instance: ModelInstance, settings: RunnerSettings, loaded: Loa
 
 
 def unused_on_host(settings: RunnerSettings, device: str) -> list[str]:
-    """Settings that need a device beside the host, where the model is on the CPU: a line each, for the record."""
+    """Notes for the record on settings that need a GPU while the model is on the CPU."""
     if device != "cpu":
         return []
-    asked = [name for name in ("pinned_staging", "overlap", "cuda_graphs") if getattr(settings, name)]
-    return [f"{name} needs a GPU: not in effect on the CPU" for name in asked]
+    names = [name for name in ("pinned_staging", "overlap", "cuda_graphs") if getattr(settings, name)]
+    return [f"{name} needs a GPU: not in effect on the CPU" for name in names]
 
 
 def _convert_for_tensorrt(
@@ -235,7 +232,7 @@ def _convert_for_tensorrt(
 
     material = Material(batches=batches, seen=shapes.seen, tuned=shapes.tuned, sources=models.adapter.folder)
     for instance in models.distinct():
-        with on_device(instance.device):  # engines are made and loaded where the current device is
+        with on_device(instance.device):  # engines are built and loaded on the current device
             model, conversion = convert(
                 instance.model, material, settings, instance.device, models.tally, models.outside
             )
@@ -246,62 +243,58 @@ def _convert_for_tensorrt(
 
 
 def pool_applies(adapter: Workload) -> bool:
-    """Whether the adapter batches by the default collate, which a buffer pool can stand in for."""
+    """True if the adapter uses the default collate, which a buffer pool can replace."""
     return type(adapter).collate is Workload.collate
 
 
 def _check_backend(settings: RunnerSettings, device: str) -> None:
     backend = settings.backend
-    said = f"backend = {backend!r}"
+    prefix = f"[runner] backend = {backend!r}"
     if settings.precision not in _BACKEND_PRECISIONS[backend]:
         known = " or ".join(repr(precision) for precision in _BACKEND_PRECISIONS[backend])
-        raise InputError(f"{said}: found precision = {settings.precision!r}; expected {known}")
+        raise InputError(f"{prefix}: found precision = {settings.precision!r}; expected {known}")
     if backend == "torch":
         return
     if device.partition(":")[0] != BACKEND_DEVICES[backend]:
         expected = "the CPU" if BACKEND_DEVICES[backend] == "cpu" else "a CUDA device"
-        raise InputError(f"{said}: found device {device}; expected {expected}; use backend = 'torch'")
+        raise InputError(f"{prefix}: found device {device}; expected {expected}; use backend = 'torch'")
     if backend == "tensorrt" and backend_missing(backend):
-        raise InputError(f"{said}: {backend_missing(backend)}")
+        raise InputError(f"{prefix}: {backend_missing(backend)}")
     if settings.keep_precision and settings.precision != "default":
-        raise InputError(f"{said}: found keep_precision, which only torch knows; expected none")
+        raise InputError(f"{prefix}: found keep_precision, which only backend = 'torch' supports; remove it")
     for name, neutral in (("compile", "off"), ("memory_format", "default"), ("attention", "default")):
         value = getattr(settings, name)
         if value != neutral:
-            raise InputError(f"{said}: found {name} = {value!r}, which only torch knows; expected {neutral!r}")
+            raise InputError(
+                f"{prefix}: found {name} = {value!r}, which only backend = 'torch' supports; expected {neutral!r}"
+            )
 
 
 def _check_precision(settings: RunnerSettings, device: str) -> None:
     if settings.backend != "torch" or settings.precision == "default":
         return
     if reason := unsupported(settings.precision, device, device_capability(device)):
-        raise InputError(f"precision = {settings.precision!r}: found device {device}; {reason}")
-
-
-def _input_dtype(settings: RunnerSettings) -> torch.dtype | None:
-    return activation_dtype(settings.precision) if settings.backend == "torch" else None
+        raise InputError(f"[runner] precision = {settings.precision!r}: found device {device}; {reason}")
 
 
 def load_module(adapter: Workload, device: str) -> Any:
-    """The adapter's model, in eval mode; whatever else can be called becomes a module that calls it.
-
-    :raises RunnerError: ``load`` failed, or returned what cannot be called.
-    """
+    """The adapter's model in eval mode, or a module that calls its callable; a RunnerError if there is neither."""
     import torch
 
     try:
         model = adapter.load(device)
-    except LatfixError:  # of a model file, complete as it is
+    except LatfixError:  # from a model file; the message is complete
         raise
     except USER_ERRORS as error:
-        raise RunnerError(f"{type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
+        where = raised_at(Path(inspect.getfile(type(adapter))), error)
+        raise RunnerError(f"{where}: {type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
     if isinstance(model, torch.nn.Module):
         return model.eval()
     if not callable(model):
-        found = type(model).__name__
+        kind = type(model).__name__
         raise RunnerError(
-            f"{type(adapter).__name__}.load returned {found}; expected a torch.nn.Module, or what is called as one "
-            "(of a library's estimator its predict method)"
+            f"{type(adapter).__name__}.load returned {kind}; expected a torch.nn.Module or another callable "
+            "(for a library's estimator, return its predict method)"
         )
     calling = torch.nn.Module()
     calling.forward = model
@@ -322,4 +315,4 @@ def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: 
         return compiled(model, loaded.tally, loaded.graphs, settings.compile, freezing=freezing)
     except _CHANGE_ERRORS as error:
         what = f"precision = {settings.precision!r}, compile = {settings.compile!r}"
-        raise RunnerError(f"changing the model ({what}) raised {describe(error)}") from error
+        raise RunnerError(f"changing the model ({what}) raised {describe(error)}; try other values") from error

@@ -1,4 +1,4 @@
-"""A loaded service: model instances with the settings applied, warmed up, ready to replay or predict."""
+"""A loaded service: warmed-up model instances with the settings applied, ready to replay or predict."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
-#: Sizes of inputs that a model is converted with, and compared on.
+#: Number of input sizes that a model is converted with and compared on.
 _CONVERTED_SIZES = 4
-#: Sizes of inputs that a compiled model is warmed up on where the settings name no number.
+#: Number of input sizes to warm up a compiled model on, unless the settings set one.
 _COMPILED_SIZES = 4
-#: Sizes of inputs whose batches are profiled on a device.
+#: Number of input sizes whose batches are profiled on a device.
 _PROFILED_SIZES = 4
-#: How long the lookups of embedding tables are watched before the first request.
+#: How long to record lookups of embedding tables before the first request.
 _LEARNING_S = 5.0
-#: How long a batch is kept open whose answers nobody waits for; the longest that settings take.
+#: Batch window for offline predictions: the maximum that settings allow, so that batches fill.
 _UNTIL_FULL_MS = 60_000.0
 
 
@@ -76,10 +76,7 @@ class Service:
         self.process = ProcessSetup(self.settings)
 
     def load(self) -> None:
-        """Load the model instances.
-
-        :raises RunnerError: the adapter or its model failed.
-        """
+        """Load the model instances; a RunnerError if the adapter or its model failed."""
         self.compiles = CompileEvents(self.events)
         self.process.before_load()
         self.models = load_models(self.folder, self.entry, self.settings)
@@ -91,16 +88,16 @@ class Service:
         self.compiles.attach()
 
     def warm_shapes(self, traffic: Traffic) -> None:
-        """Run every model instance on the shapes that traffic will bring, smallest to largest.
+        """Run every model instance on the shapes that the traffic brings, smallest to largest.
 
-        Shapes are those in a sample of the traffic, evenly over their sizes where there are more than the settings
-        name, the smallest and the largest included; each at batch sizes 1, 2, 4, … up to the largest, and at those
-        between where they are few and it does not take long.
+        Shapes come from a sample of the traffic, including the smallest and the largest. If there are more than the
+        settings allow, they are spread evenly over the sizes. Each runs at batch sizes 1, 2, 4, … up to the largest,
+        and at those in between if they are few, while time allows.
 
-        Before that, a model that another backend is to run is converted, with batches of the traffic's inputs.
+        A model for another backend is first converted, with batches of the traffic's inputs.
 
-        :raises InputError: the traffic lacks what the settings or a model file need of it.
-        :raises RunnerError: the model failed on one of them, or cannot be converted.
+        :raises InputError: the traffic lacks a value that the settings or a model file need.
+        :raises RunnerError: the model failed on a shape, or cannot be converted.
         """
         if not len(traffic):
             return
@@ -109,8 +106,8 @@ class Service:
         self._convert(traffic)
         self._learn_rows(traffic)
         self._capture(traffic)
-        # What is not compiled now never is: requests must not wait for a compiler.
-        # Capturing gives the memory back that batches need beside their graphs.
+        # Whatever is not compiled now never will be: requests must not wait for a compiler.
+        # Capturing releases memory that batches need in addition to their graphs.
         made = self.settings.compile != "off" or bool(self.models.graphed())
         wanted = self.settings.warmup_shapes or (_COMPILED_SIZES if made else 0)
         if self.settings.keep_warm_ms and not wanted:
@@ -120,7 +117,7 @@ class Service:
         started = time.perf_counter()
         inputs = self._representative(traffic, wanted)
         self._keep_smallest(inputs)
-        # On a device each worker has streams and buffers of its own, whoever's model it runs.
+        # On a device each worker has its own streams and buffers, even with a shared model.
         on_device = self.models.instances[0].accelerator is not None
         for instance in self.models.instances if on_device else self.models.distinct():
             as_worker(self.settings, partial(self._run_sizes, instance, inputs))
@@ -128,7 +125,7 @@ class Service:
         self.warmup.seconds += time.perf_counter() - started
 
     def _keep_smallest(self, inputs: Sequence[Any]) -> None:
-        """Have workers warm themselves with the first of ``inputs``, which are in the order of their sizes."""
+        """Set the first of ``inputs``, which are sorted by size, as the input that keeps workers warm."""
         for instance in self.models.instances:
             instance.resident = inputs[0] if inputs else None
 
@@ -147,7 +144,7 @@ class Service:
         return representative(self.models.adapter, traffic, wanted)
 
     def _convert(self, traffic: Traffic) -> None:
-        """Have the backend run the models, if it is not torch and does not yet."""
+        """Convert the models unless the backend is torch or they are converted already."""
         if self.settings.backend == "torch" or self.models.conversions:
             return
         inputs = self._representative(traffic, _CONVERTED_SIZES)
@@ -156,14 +153,14 @@ class Service:
         most, adapter = self.settings.max_batch_size, self.models.adapter
         sizes = sorted({1, min(2, most), most})
         try:
-            # Requests that differ: a conversion that mixes the rows of a batch must show.
+            # Distinct requests, so that a conversion that mixes the rows of a batch is detected.
             batches = [
                 adapter.collate([inputs[(k + other) % len(inputs)] for other in range(size)])
                 for k in range(len(inputs))
                 for size in sizes
             ]
             shapes = None
-            if self.settings.backend == "tensorrt":  # an engine is built for shapes: the extremes must be among them
+            if self.settings.backend == "tensorrt":  # an engine is built for a range of shapes
                 shapes = traffic_shapes(adapter, traffic, most)
                 batches.append(adapter.collate([shapes.middling] * most))
         except RunnerError:
@@ -173,7 +170,7 @@ class Service:
         convert_models(self.models, batches, self.settings, shapes)
 
     def _capture(self, traffic: Traffic) -> None:
-        """Have captured graphs run the models, where the settings ask for it and there is a device."""
+        """Capture the models' graphs if the settings require it and there is a device."""
         models = self.models
         if not self.settings.captures or models.instances[0].accelerator is None or models.graphed():
             return
@@ -184,18 +181,18 @@ class Service:
         self.warmup.seconds += time.perf_counter() - started
 
     def _learn_rows(self, traffic: Traffic) -> None:
-        """See which rows of embedding tables a sample of the traffic looks up."""
+        """Record which rows of embedding tables a sample of the traffic looks up."""
         if not any(instance.hot is not None for instance in self.models.instances):
             return
         inputs = [value for _, value in prepared_sample(self.models.adapter, traffic)]
 
         def learn(instance: ModelInstance) -> None:
             hot, until = instance.hot, time.perf_counter() + _LEARNING_S
-            assert hot is not None, "those without were left out"
+            assert hot is not None, "filtered below"
             with instance.guard(), hot.learning():
                 for value in inputs:
                     try:
-                        batch = instance.collate([value])  # held until the device is done with it
+                        batch = instance.collate([value])  # held until the device has read it
                         with instance.working():
                             call_model(hot.model, instance.on_device(batch))
                     except USER_ERRORS:  # a request that fails is reported when it is replayed
@@ -208,9 +205,9 @@ class Service:
                 as_worker(self.settings, partial(learn, instance))
 
     def protect(self) -> None:
-        """After warm-up: no compilation in a request's path from here on; an unseen shape runs uncompiled.
+        """Finish the warm-up: from here on requests trigger no compilation; an unseen shape runs uncompiled.
 
-        Memory is settled last, when all that stays is there.
+        Memory settings are applied last, when everything that stays is allocated.
         """
         self.warmup.compilations = self.compiles.count
         self.warmup.compile_s = self.compiles.total_ns / 1e9
@@ -224,7 +221,7 @@ class Service:
         if self.settings.compile == "off":
             for instance in self.models.distinct():
                 if instance.hot is not None:
-                    instance.hot.watch()  # without traffic to learn from, by the first requests
+                    instance.hot.watch()  # without traffic, learn from the first requests
         self.process.before_requests()
 
     def engine(
@@ -235,16 +232,16 @@ class Service:
         settings: RunnerSettings | None = None,
         given_up: Callable[[int], bool] | None = None,
     ) -> Engine:
-        """A new engine over the loaded instances, with the service's own settings unless others are given.
+        """A new engine over the loaded instances, with the service's own settings by default.
 
-        :raises RunnerError: another backend is to run the models, and no traffic was there to convert them with.
+        :raises RunnerError: another backend must run the models, but they are not converted.
         """
         if self.settings.backend != "torch" and not self.models.conversions:
             raise RunnerError(
-                f"backend = {self.settings.backend!r}: the model is not converted yet; warm_shapes() comes first"
+                f"backend = {self.settings.backend!r}: the model is not converted yet; call warm_shapes() first"
             )
         accelerator = self.models.instances[0].accelerator
-        if accelerator is not None:  # those of the threads before, which have ended
+        if accelerator is not None:  # of threads that have ended
             accelerator.forget_workspaces()
         for instance in self.models.instances:
             instance.calls.reset()
@@ -264,7 +261,7 @@ class Service:
         )
 
     def release(self) -> None:
-        """Give back what the settings changed for the whole process: its collector, the compiler's stance."""
+        """Undo process-wide changes: the garbage collector and the compiler's stance."""
         self.compiles.detach()
         if self.settings.compile != "off":
             import torch
@@ -281,14 +278,14 @@ class Service:
         in_flight: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> list[Outcome]:
-        """Run requests through the engine as fast as it takes them; outcomes in the same order.
+        """Run requests through the engine at full speed; returns the outcomes in the same order.
 
-        Nobody waits for these answers: deadlines and the limit of the queue do not apply, and batches are full, on
-        a busy machine as on an idle one. An answer that hangs on who shares the batch can be compared.
+        No caller waits for these answers, so deadlines and the queue limit do not apply, and batches are always full,
+        on a busy machine too. Answers that depend on the other members of a batch therefore stay comparable.
 
-        :param in_flight: how many to keep inside at once, batches then being as they come; by default two full
-            batches a worker.
-        :param settings: of the engine that are others than the service's.
+        :param in_flight: number of requests to keep inside, batches then forming as requests arrive; by default two
+            full batches per worker.
+        :param settings: overrides for this engine.
         """
         recorder = StageRecorder(len(requests))
         outcomes = [Outcome(Status.ERROR)] * len(requests)
@@ -311,20 +308,20 @@ class Service:
             room.acquire()
             recorder.scheduled_ns[slot] = time.perf_counter_ns()
             engine.submit(slot)
-        engine.shutdown()  # once all are prepared, what waits for company leaves
+        engine.shutdown()  # once all requests are prepared, partial batches leave
         return outcomes
 
     def evidence(self, traffic: Traffic, *, profiled: bool = True) -> dict[str, Any]:
-        """What can be seen of the settings in the loaded service, for ``verify`` of the fixes.
+        """What the loaded service shows of its settings, for ``verify`` of the fixes.
 
-        What batches were is counted by the workers of the last engine, the last replay's where it is asked
-        for after one; modules, kernels, dtypes and layouts are those of one more forward pass.
+        Batch counters are those of the last engine, which after a replay is the replay's. Modules, kernels, dtypes
+        and layouts come from one additional forward pass.
 
-        :param profiled: also what batches do on a device; the profiler stays with the process and slows it down.
+        :param profiled: profile batches on a device too; the profiler stays in the process and slows it down.
         """
         import torch
 
-        found: dict[str, Any] = {
+        evidence: dict[str, Any] = {
             "device": self.models.device,
             "torch": torch.__version__,
             "torch_threads": torch.get_num_threads(),
@@ -339,30 +336,31 @@ class Service:
             "gc_frozen": gc.get_freeze_count(),
             "evaluates": self.models.adapter.has_evaluate(),
             "relaid": self.models.relaid,
-            "compile_parts": self._has_parts(),
+            # The model is a Python loop around parts that it names.
+            "compile_parts": getattr(self.models.instances[0].model, "compile_parts", None) is not None,
             "conversions": self.models.conversions,
             "outside": self.models.outside.to_json(),
             "made_of": asdict(makeup(self.models.instances[0].model, self.models.adapter)),
             **summary(instance.calls for instance in self.models.instances),
         }
         if self.settings.backend == "torch":
-            found["capability"] = device_capability(self.models.device)
-            found |= weight_kinds(self.uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
+            evidence["capability"] = device_capability(self.models.device)
+            evidence |= weight_kinds(self.uncaptured(self.models.instances[0]).model, self.settings.keep_precision)
         if self.settings.compile != "off":
-            found |= compiler_evidence(self.models.graphs)
+            evidence |= compiler_evidence(self.models.graphs)
         if profiled:
-            found |= self.device_profile(traffic)
-        found |= self.models.graph_facts()
+            evidence |= self.device_profile(traffic)
+        evidence |= self.models.graph_facts()
         seen = self._census(traffic)
-        return found if seen is None else found | asdict(seen)
+        return evidence if seen is None else evidence | asdict(seen)
 
     def facts(self, traffic: Traffic) -> dict[str, Any]:
-        """What there is to change in the model: :meth:`evidence`, and what its linear layers take in each precision.
+        """What can be changed in the model: :meth:`evidence`, and the layers' times in each precision.
 
-        ``linear_ms`` and ``few_row_products`` are of a middling request alone; they are left out where the layers are
-        not the model's own any more, or none is there.
+        ``linear_ms`` and ``few_row_products`` are of a request of median size alone. They are missing if the model's
+        layers were replaced, or if there is no request.
         """
-        found = self.evidence(traffic, profiled=False)
+        facts = self.evidence(traffic, profiled=False)
         settings = self.settings
         plain = settings.compile == "off" and settings.backend == "torch" and settings.precision == "default"
         inputs = self._representative(traffic, 1)
@@ -371,23 +369,23 @@ class Service:
             try:
                 with instance.guard():
                     batch = instance.collate(inputs[:1])
-                    found["linear_ms"] = linear_ms(instance.model, batch)
-                    found["few_row_products"] = few_row_products(instance.model, batch)
+                    facts["linear_ms"] = linear_ms(instance.model, batch)
+                    facts["few_row_products"] = few_row_products(instance.model, batch)
             except USER_ERRORS:  # the replay reports the failure with its request
-                return found
-        return found
+                return facts
+        return facts
 
     def device_profile(self, traffic: Traffic, batches: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
-        """What a few batches do on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
+        """Profile a few batches on the device: ``device_profile`` and ``device_waits`` of ``run.json``.
 
-        Profiled one by one, beside everything that is timed. Empty on the CPU.
+        Batches are profiled one by one, outside of anything timed. Empty on the CPU.
 
         :param batches: positions in the schedule; by default, requests of several sizes, alone and in full batches.
         """
         instance = self.uncaptured(self.models.instances[0])
         if instance.accelerator is None:
             return {}
-        found: list[dict[str, Any]] = []
+        profiles: list[dict[str, Any]] = []
         waits: dict[str, None] = {}
         try:
             for inputs in self._profiled(traffic, batches):
@@ -397,14 +395,13 @@ class Service:
                 elements = elements_of(batch)
                 work = profile_batch(instance, batch, size=len(inputs), elements=elements)
                 if work is not None:
-                    found.append(work.to_json())
+                    profiles.append(work.to_json())
         except USER_ERRORS as error:
-            # The replay reports a request that fails; a profiler that does not work is told here.
-            return {"device_profile": found, "device_profile_failure": describe(error)}
-        return {"device_profile": found, "device_waits": list(waits)}
+            # The replay reports a failing request; a failing profiler is reported here.
+            return {"device_profile": profiles, "device_profile_failure": describe(error)}
+        return {"device_profile": profiles, "device_waits": list(waits)}
 
     def _profiled(self, traffic: Traffic, batches: Sequence[Sequence[int]]) -> Iterator[list[Any]]:
-        """Prepared inputs of the batches to profile."""
         adapter = self.models.adapter
         for batch in batches:
             yield [adapter.prepare(traffic.request(position)) for position in batch]
@@ -414,20 +411,16 @@ class Service:
                     yield [value] * size
 
     def uncaptured(self, instance: ModelInstance) -> ModelInstance:
-        """The instance with the model that its graphs were captured of: the same operators, issued one by one."""
+        """The instance with the model that its graphs were captured of: the same operators, launched one by one."""
         graphed = self.models.graphed()
         return replace(instance, model=graphed[0].original) if graphed else instance
-
-    def _has_parts(self) -> bool:
-        """Whether the model is a Python loop around parts of it that it names."""
-        return getattr(self.models.instances[0].model, "compile_parts", None) is not None
 
     def _census(self, traffic: Traffic) -> Census | None:
         inputs = self._representative(traffic, 1)
         if not inputs:
             return None
         instance = self.uncaptured(self.models.instances[0])
-        # Hooks on a compiled model would compile it again, and a converted one has no modules.
+        # Hooks on a compiled model would recompile it, and a converted model has no modules.
         plain = self.settings.compile == "off" and self.settings.backend == "torch"
         try:
             with instance.guard():

@@ -1,4 +1,4 @@
-"""What a model is made of, before any fix: torch's modules, a graph of torch's operators, or another runtime."""
+"""What an unmodified model consists of: torch modules, a graph of torch operators, or another runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latfix.runners.model_files.file_workload import FileWorkload
 
 Kind = Literal["modules", "TorchScript", "torch.export"]
 
-#: Runtimes by the package that their objects are of.
+#: Runtimes by the package of their objects.
 _RUNTIMES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
@@ -27,19 +27,19 @@ _RUNTIMES = {
     "xgboost": "XGBoost",
     "lightgbm": "LightGBM",
 }
-#: How far from a module a runtime is looked for (an attribute is one step away), and at how many objects.
+#: How far from a module to look for a runtime (an attribute is one step away), and how many objects to visit.
 _STEPS, _OBJECTS = 4, 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Makeup:
-    """What a model is made of.
+    """What a model consists of.
 
-    :param kind: torch's modules in Python, or a graph that holds their operators.
-    :param parameters: numbers in the parameters and buffers that torch holds.
-    :param runtime: what runs the operators of a model without any; empty where that is torch, or not known.
-    :param file: the model file that is the workload; empty for an adapter.
-    :param largest_batch: most requests that a call of the file takes; 0 for any number, and for an adapter.
+    :param kind: torch modules in Python, or a graph of their operators.
+    :param parameters: total elements of the parameters and buffers that torch holds.
+    :param runtime: the runtime of a model without any; empty for torch or if unknown.
+    :param file: name of the model file that is the workload; empty for an adapter.
+    :param largest_batch: maximum requests per call of the file; 0 for any number, and for an adapter.
     """
 
     kind: Kind
@@ -50,10 +50,7 @@ class Makeup:
 
 
 def makeup(model: Any, adapter: Workload) -> Makeup:
-    """See :class:`Makeup`; nothing is run for it.
-
-    :param adapter: that loaded it.
-    """
+    """See :class:`Makeup`; ``adapter`` loaded the model. Runs nothing."""
     parameters = sum(int(tensor.numel()) for tensor in (*model.parameters(), *model.buffers()))
     runtime = "" if parameters else _runtime(model)
     file, largest = "", 0
@@ -80,24 +77,24 @@ def _kind(model: Any) -> Kind:
 
 
 def _runtime(model: Any) -> str:
-    """The runtime whose objects the model's modules hold, or their ``forward`` names."""
-    found = list(model.modules())
-    seen = {id(value) for value in found}
+    """The runtime whose objects the model's modules hold or their ``forward`` refers to."""
+    objects = list(model.modules())
+    seen = {id(value) for value in objects}
     for _ in range(_STEPS):
-        reached = [child for value in found for child in _held(value)]
-        found = []
+        reached = [child for value in objects for child in _held(value)]
+        objects = []
         for child in reached:
             if id(child) in seen or len(seen) > _OBJECTS:
                 continue
             if name := _RUNTIMES.get(type(child).__module__.partition(".")[0]):
                 return name
             seen.add(id(child))
-            found.append(child)
+            objects.append(child)
     return ""
 
 
 def _held(value: Any) -> Iterator[Any]:
-    """Objects one step away: attributes, items, and what a function names."""
+    """Objects one step away: attributes, items, and names in a function."""
     import torch
 
     if isinstance(value, torch.nn.Module):

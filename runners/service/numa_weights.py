@@ -1,7 +1,7 @@
-"""A model's weights on the memory node of the worker that computes with them.
+"""Places a model's weights on the memory node of the worker that computes with them.
 
-The kernel puts a page on the node of the core that touches it first. Weights are therefore copied once by a thread on
-the worker's cores; those that were mapped from a file come to lie in memory of the process's own by it.
+The kernel puts a page on the node of the core that touches it first, so a thread on the worker's cores copies the
+weights once. The copy also moves weights mapped from a file into memory of the process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from latfix.settings import RunnerSettings
 
 
 def bring_home(instances: Sequence[ModelInstance], settings: RunnerSettings) -> int:
-    """Copy each instance's weights on its worker's cores; returns the bytes that were copied.
+    """Copy each instance's weights on its worker's cores; returns the number of bytes copied.
 
-    A model that several workers share lies where the first of them runs.
+    A model shared by several workers is placed where the first of them runs.
     """
     done: set[int] = set()
     copied = 0
@@ -31,9 +31,9 @@ def bring_home(instances: Sequence[ModelInstance], settings: RunnerSettings) -> 
 
 
 def copy_weights(model: Any) -> int:
-    """Move parameters and buffers to memory that this thread touches first; returns the bytes copied.
+    """Move parameters and buffers to memory that this thread touches first; returns the number of bytes copied.
 
-    Tensors that shared memory share it afterwards, and the parameters stay the same objects.
+    Tensors that shared memory still share it, and the parameters stay the same objects.
     """
     import torch
 

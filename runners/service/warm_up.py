@@ -1,4 +1,4 @@
-"""Warming up: which shapes traffic brings, in which batches a model runs them, on a thread set up as a worker's."""
+"""Warm-up: which shapes the traffic brings, which batches to run, and a thread set up like a worker's."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from latfix.traffic.schedule import Traffic
 
 T = TypeVar("T")
 
-#: Requests looked at to find the shapes that traffic has, for warming up and for converting.
+#: Requests sampled to find the shapes of the traffic, for warm-up and conversion.
 _SHAPE_SAMPLE = 96
-#: Features whose extremes are looked at.
+#: Maximum number of features whose extremes are added to the sample.
 _MOST_FEATURES = 32
-#: Batches of warm-up up to which every size of a batch is run, not only the powers of two, and how long.
+#: Up to this many warm-up batches, every batch size is run, not only powers of two; and for how long.
 _EVERY_SIZE = 64
 _BETWEEN_S = 5.0
 
 
 @dataclass(slots=True)
 class Warmup:
-    """What warming up did: batches run, shapes seen, seconds, and compilations among them.
+    """What warm-up did: batches run, shapes seen, seconds, and compilations among them.
 
-    :param least_runs: how often what replaces the model's operators ran in a batch, at least; ``None``
-        where no batch was run.
+    :param least_runs: minimum runs per batch of what replaces the model's operators; ``None`` if no batch was run.
     """
 
     batches: int = 0
@@ -53,7 +52,7 @@ class Warmup:
 def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = False) -> list[tuple[int, Any]]:
     """Elements and prepared inputs of a sample of the traffic, in its order.
 
-    :param extremes: also the requests that have the least and the most of a numeric feature.
+    :param extremes: include the requests with the least and the greatest value of each numeric feature.
     """
     picks = np.linspace(0, len(traffic) - 1, min(_SHAPE_SAMPLE, len(traffic))).astype(int)
     picks = np.unique([*picks, *_extremes(traffic)] if extremes else picks).astype(int)
@@ -69,7 +68,7 @@ def prepared_sample(adapter: Workload, traffic: Traffic, *, extremes: bool = Fal
 
 
 def _extremes(traffic: Traffic) -> Iterator[int]:
-    """Places of the requests with the least and the most of each feature that is a number."""
+    """Positions of the requests with the least and the greatest value of each numeric feature."""
     for column in list(traffic.features.values())[:_MOST_FEATURES]:
         if not np.issubdtype(column.dtype, np.number) or np.isnan(column).all():
             continue
@@ -78,7 +77,7 @@ def _extremes(traffic: Traffic) -> Iterator[int]:
 
 
 def representative(adapter: Workload, traffic: Traffic, wanted: int) -> list[Any]:
-    """Prepared inputs of different shapes in a sample of the traffic, evenly over their sizes, smallest first."""
+    """Prepared inputs of distinct shapes from a sample of the traffic, spread evenly over their sizes, ascending."""
     shapes: dict[Any, tuple[int, Any]] = {}
     for elements, value in prepared_sample(adapter, traffic):
         shapes.setdefault(tuple(tuple(tensor.shape) for tensor in tensors_of(value)), (elements, value))
@@ -92,9 +91,9 @@ def representative(adapter: Workload, traffic: Traffic, wanted: int) -> list[Any
 
 
 def sizes_to_run(inputs: Sequence[Any], most: int) -> Iterator[tuple[Any, int]]:
-    """Inputs with the sizes of the batches to run them in.
+    """Pairs of an input and the size of the batch to run it in.
 
-    Sizes are 1, 2, 4, … up to ``most`` for each, then those between where they are few and it does not take long.
+    Sizes are 1, 2, 4, … up to ``most`` for each input, then those in between if they are few, while time allows.
     """
     first = doubling(most)
     yield from product(inputs, first)
@@ -107,12 +106,11 @@ def sizes_to_run(inputs: Sequence[Any], most: int) -> Iterator[tuple[Any, int]]:
 
 
 def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[Any, int], int]:
-    """What runs a batch of so many times the same inputs as requests are run; returns how many, when they are done.
+    """A function that runs a batch of ``size`` copies of an input like a batch of requests; returns how many ran.
 
-    On a device it goes the whole way: through the buffers and streams of the requests, two batches at once where
-    they overlap.
+    On a device, batches pass through the buffers and streams of the requests, two at once if batches overlap.
 
-    :raises RunnerError: what is returned raises it: the model or its collate failed.
+    :raises RunnerError: from the returned function: the model or its collate failed.
     """
     flights = None
     if instance.accelerator is not None:
@@ -132,16 +130,15 @@ def rehearsal(instance: ModelInstance, settings: RunnerSettings) -> Callable[[An
             flights.resolve()
             return at_once
         except USER_ERRORS as error:
-            raise RunnerError(f"warming up with a batch of {size} raised {describe(error)}") from error
+            raise RunnerError(f"warm-up with a batch of {size} raised {describe(error)}") from error
 
     return once
 
 
 def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) -> T:
-    """What ``work`` returns on a fresh thread that is set up as that of the worker with this number.
+    """Run ``work`` on a fresh thread that is set up like that of the worker with this number.
 
-    Threads of the framework are counted for each thread that uses them, and a compiled graph is compiled again where
-    the number differs.
+    The framework counts its threads per calling thread, and a compiled graph is recompiled if the number differs.
     """
 
     def run() -> T:
@@ -153,10 +150,6 @@ def as_worker(settings: RunnerSettings, work: Callable[[], T], number: int = 0) 
 
 
 def doubling(most: int) -> list[int]:
-    """1, 2, 4, … and the largest."""
-    sizes = [1]
-    while sizes[-1] * 2 <= most:
-        sizes.append(sizes[-1] * 2)
-    if sizes[-1] != most:
-        sizes.append(most)
-    return sizes
+    """1, 2, 4, … and ``most``."""
+    sizes = [1 << k for k in range(most.bit_length())]
+    return sizes if sizes[-1] == most else [*sizes, most]

@@ -1,4 +1,4 @@
-"""``latfix diagnose`` whole: a real runner process, and a folder that keeps the contract."""
+"""``latfix diagnose`` end to end: a real runner process, and a folder that keeps the contract."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ N = 60
 
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Run:
-    """A workload that prints, changes folder, reads stdin and fails here and there; odd ids and features."""
+    """A workload that prints, changes its folder, reads stdin and fails at times; unusual ids and features."""
     base = tmp_path_factory.mktemp("with a space")
     rows = [
         {
@@ -138,7 +138,7 @@ def test_requests_have_the_columns_of_the_contract(loud: Run) -> None:
     assert len(set(table.column_names)) == len(table.column_names)
     rows = table.to_pylist()
     measured = [row for row in rows if not row["warmup"]]
-    # Features whose names are taken are there under a prefix; the others under their own.
+    # Features whose names are taken get a prefix; others keep their names.
     assert [row["value"] for row in measured] == list(range(N))
     assert [row["feature.latency_ns"] for row in measured] == [3 * k for k in range(N)]
     assert [row["feature.batch_id"] for row in measured] == [f"b{k}" for k in range(N)]
@@ -151,7 +151,7 @@ def test_stages_tile_the_latency_exactly(loud: Run) -> None:
     stages = np.sum([table.column(f"{stage}_ns").to_numpy() for stage in STAGES], axis=0)
     assert np.array_equal(stages, table.column("latency_ns").to_numpy())
     assert all((table.column(f"{stage}_ns").to_numpy() >= 0).all() for stage in STAGES)
-    assert not table.column("h2d_ns").to_numpy().any(), "nothing is copied on the CPU"
+    assert not table.column("h2d_ns").to_numpy().any(), "the CPU has no copies"
     assert not table.column("d2h_ns").to_numpy().any()
 
 
@@ -206,7 +206,7 @@ def test_events_are_of_known_kinds_and_errors_among_them(loud: Run) -> None:
 def test_samples_hold_the_probes(loud: Run) -> None:
     series = set(loud.table("samples").column("series").to_pylist())
     assert {"process.rss_bytes", "host.cpu_busy_ns", "runner.in_flight", "poll.process_ns"} <= series
-    assert "other.all.spent_ns" in series, "who else had the cores"
+    assert "other.all.spent_ns" in series, "other processes on the cores"
     assert loud.meta()["probes"]["nvml"].startswith("NVML: ")
 
 
@@ -245,12 +245,12 @@ def test_the_report_is_of_this_run(loud: Run, cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("report", loud.folder, "--out", tmp_path / "again", "--json", "-")
     assert code == 0
     again = json.loads(out)
-    assert again.pop("source") | {"path": ""} == loud.document["source"] | {"path": ""}, "as it was called"
+    assert again.pop("source") | {"path": ""} == loud.document["source"] | {"path": ""}, "the path is as given"
     assert again == {key: each for key, each in loud.document.items() if key != "source"}, "the same record"
 
 
 def test_gates_turn_it_into_an_exit_code(loud: Run, cli: Cli) -> None:
-    known = loud.document["trustworthy"]  # where the machine kept the replayer from its times, no gate is judged
+    known = loud.document["trustworthy"]  # if the machine delayed the replayer, no gate is evaluated
     assert cli("report", loud.folder, "--gate", "p50<60s")[0] == (0 if known else 3)
     assert cli("report", loud.folder, "--gate", "p50<1us")[0] == (1 if known else 3)
 
@@ -294,7 +294,7 @@ def test_a_slow_model_does_not_delay_the_sending(overloaded: Run) -> None:
 def test_latency_counts_from_the_scheduled_arrival(overloaded: Run) -> None:
     table = overloaded.table("requests")
     arrival, latency = (table.column(name).to_numpy() for name in ("arrival_ns", "latency_ns"))
-    # One after the other at 30 ms each: the k-th ends after k + 1 of them, whenever it was sent.
+    # One after the other at 30 ms each: the k-th ends after k + 1 of them, regardless of its send time.
     ends = arrival + latency
     assert (np.diff(ends) >= 29_000_000).all()
     assert latency[-1] >= 60 * 30_000_000 - arrival[-1]
@@ -308,9 +308,7 @@ def test_the_summary_is_for_people(overloaded: Run) -> None:
     assert "loading the model" in overloaded.err
 
 
-def test_deadlines_and_a_full_queue_are_counted_apart(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_deadlines_and_a_full_queue_count_apart(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     rows = [{"arrival_s": k * 0.002, **({"deadline_ms": 40} if k % 2 else {})} for k in range(40)]
     folder = write_workload(tmp_path / "w", adapter=SLOW, traffic=rows, runner={"max_queue": 8})
 

@@ -1,4 +1,4 @@
-"""Models that die, and traffic at the edges: one line, the right exit code, and a folder that can be read."""
+"""Models that die, and traffic at the edges: one line, the right exit code, and a readable folder."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _one_line(err: str) -> str:
     return lines[0]
 
 
-#: The 31st request comes after more than two flushes, so that something has been recorded by then.
+#: The 31st request comes after more than two flushes, so something is recorded by then.
 DEATHS = {
     "exit 0": ("os._exit(0)", "exit code 0"),
-    # Whether its end or the silence of its pipes is seen first, it has failed.
+    # It fails, whether its end or its silent pipes are noticed first.
     "closed pipes": ("os.closerange(3, 64)", "pipe|exit code 1 "),
     "interpreter lock": ("__import__('ctypes').PyDLL(None).sleep(600)", "one holds the interpreter lock"),
 }
@@ -81,7 +81,8 @@ def test_a_model_process_that_dies(
     folder = write_workload(
         tmp_path / "w", adapter=_adapter(forward=statement), traffic=_rows(60, 0.05), runner=runner
     )
-    monkeypatch.setattr(runner_process, "STALL_S", 3.0)
+    monkeypatch.setattr(runner_process, "STALL_S", 2.0)
+    monkeypatch.setattr(runner_process, "_EXIT_TIMEOUT_S", 1.0)
 
     code, out, err = cli("diagnose", folder, "--out", tmp_path / "run")
 
@@ -99,10 +100,10 @@ def test_a_model_process_that_dies(
     assert document["requests"]["ok"] == record.counts()["ok"]
 
 
-def test_a_forked_process_that_outlives_the_model_holds_nothing_up(
+def test_a_fork_that_outlives_the_model_blocks_nothing(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
-    # The fork inherits the pipes, so that their end does not say that the runner is gone.
+    # The fork inherits the pipes, so their end does not show the runner's death.
     forked = "if os.fork() == 0: time.sleep(60); os._exit(0)"
     source = _adapter(load=forked, forward="os._exit(9)")
     folder = write_workload(tmp_path / "w", adapter=source, traffic=_rows(60, 0.02))
@@ -130,7 +131,7 @@ def test_a_workload_that_does_not_load(
     assert RunRecord.load(tmp_path / "run").counts()["ok"] == 0
 
 
-def test_where_every_request_fails_the_first_reason_is_said(
+def test_if_all_requests_fail_the_first_reason_counts(
     tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     source = _adapter(prepare="raise LookupError('the store is away \\ud800')")
@@ -185,9 +186,7 @@ def test_options_change_the_schedule_of_a_workload_whose_folder_cannot_be_writte
     assert record.meta.seed == 7
 
 
-def test_limits_of_file_size_fail_with_one_line_and_keep_what_was_recorded(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_file_size_limits_are_one_line_and_keep_the_record(tmp_path: Path, write_workload: WriteWorkload) -> None:
     # A limit on the size of files stands in for a full disk: writes beyond it fail with EFBIG. Standard
     # output and error are pipes, which it does not touch.
     resource = pytest.importorskip("resource")
@@ -211,7 +210,7 @@ def test_limits_of_file_size_fail_with_one_line_and_keep_what_was_recorded(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 24 MB, where this test may mount one."""
+    """A disk of 24 MB, if this test may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.geteuid() != 0 or shutil.which("mount") is None:
@@ -225,7 +224,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_disk_that_is_full_from_the_start(
+def test_a_disk_full_from_the_start(
     small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     folder = write_workload(tmp_path / "w")
@@ -246,10 +245,10 @@ def fill_disk():
 """
 
 
-def test_a_disk_that_fills_up_during_the_run(
+def test_a_disk_full_during_the_run(
     small_disk: Path, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
-    # The 31st request takes all the room that is left, after more than one flush.
+    # The 31st request fills the disk, after more than one flush.
     source = _adapter(forward="fill_disk()") + FILL.format(filler=str(small_disk / "filler"))
     folder = write_workload(tmp_path / "w", adapter=source, traffic=_rows(200, 0.03))
 

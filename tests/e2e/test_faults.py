@@ -1,4 +1,4 @@
-"""A service in which nearly everything goes wrong once: each fault is one request's, and the run goes on."""
+"""A service with many faults: each affects one request, and the run continues."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Faulty(Workload):
     def prepare(self, request):
         return torch.full((2,), float(request.id))
 """
-#: What the requests that cannot be answered say.
+#: Messages of the requests that cannot be answered.
 ERRORS = {10: "IndexError", 11: "SystemExit", 12: "", 14: "MemoryError"}
 LOG_BYTES = 1 << 20
 
@@ -78,7 +78,7 @@ LOG_BYTES = 1 << 20
 def faulty(
     tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli
 ) -> tuple[Path, tuple[int, str, str]]:
-    """The folder of the run, and what the command answered."""
+    """The run's folder, and the command's result."""
     base = tmp_path_factory.mktemp("faults")
     rows = [{"arrival_s": k * 0.03, "id": str(k)} for k in range(40)]
     workload = write_workload(base / "w", adapter=ADAPTER.replace("CHILD", str(base / "child")), traffic=rows)
@@ -88,9 +88,7 @@ def faulty(
     return base, answer
 
 
-def test_each_fault_is_one_requests_and_all_others_are_answered(
-    faulty: tuple[Path, tuple[int, str, str]],
-) -> None:
+def test_each_fault_is_one_requests_and_all_others_are_answered(faulty: tuple[Path, tuple[int, str, str]]) -> None:
     base, (code, _, err) = faulty
     assert code == 0, err
     rows = {row["id"]: row for row in pq.read_table(base / "run" / "requests.parquet").to_pylist()}
@@ -106,14 +104,14 @@ def test_a_step_of_the_clock_changes_no_latency(faulty: tuple[Path, tuple[int, s
     assert np.array_equal(sum(record.requests[f"{stage}_ns"] for stage in STAGES), latency)
 
 
-def test_what_a_model_prints_is_kept_in_part(faulty: tuple[Path, tuple[int, str, str]]) -> None:
+def test_the_output_of_a_model_is_kept_in_part(faulty: tuple[Path, tuple[int, str, str]]) -> None:
     log = faulty[0] / "run" / "runner.log"
     assert log.stat().st_size < 2 * LOG_BYTES
     assert log.read_bytes().startswith(b"latfix: ")
     assert "ZeroDivisionError" in log.read_text(), "the end is kept"
 
 
-def test_what_a_model_forked_ends_with_the_run(faulty: tuple[Path, tuple[int, str, str]]) -> None:
+def test_processes_forked_by_a_model_end_with_the_run(faulty: tuple[Path, tuple[int, str, str]]) -> None:
     state = Path(f"/proc/{(faulty[0] / 'child').read_text()}/stat")
     deadline = time.monotonic() + 10
     while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted at random moments: what was recorded is kept, and nothing stays behind."""
+"""Runs that are killed or interrupted at random moments: the record is kept, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ pytestmark = pytest.mark.slow
 Cli = Callable[..., tuple[int, str, str]]
 WriteWorkload = Callable[..., Path]
 
-#: Whoever starts the tests in the background has them, and what they start, ignore Ctrl-C.
+#: Tests started in the background ignore Ctrl-C, and so do their children.
 PROGRAM = """
 import signal, sys
 from latfix.cli.app import main
+from latfix.runners.replay import runner_process
+if "--impatient" in sys.argv:
+    sys.argv.remove("--impatient")
+    runner_process._EXIT_TIMEOUT_S = 1.0
+    runner_process.RunnerProcess.wait_for_end.__defaults__ = (2.0,)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(main())
 """
-#: Says on the side what the service has answered, and when, whatever becomes of latfix's own record.
+#: Logs the service's answers and their times independently of latfix's own record.
 ADAPTER = """
 import os
 import time
@@ -54,7 +59,7 @@ SCHEDULED = 6000
 
 
 class Started:
-    """``latfix diagnose`` in a process of its own, and the runner under it."""
+    """``latfix diagnose`` in its own process, and its runner."""
 
     def __init__(self, workload: Path, folder: Path, *options: str) -> None:
         self.workload = workload
@@ -71,7 +76,7 @@ class Started:
         return []
 
     def wait_for_answers(self, count: int) -> None:
-        """Until so many requests have been answered."""
+        """Wait until a number of requests have been answered."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if self.parent.poll() is not None:
@@ -106,7 +111,7 @@ def start(tmp_path: Path, write_workload: WriteWorkload) -> Iterator[Callable[..
 
 
 def _gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has reaped yet has."""
+    """True if a process has ended, including a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -138,7 +143,7 @@ def _document(cli: Cli, *arguments: object) -> dict[str, Any]:
 def test_a_killed_run_is_kept_but_for_its_last_second(
     victim: str, start: Callable[[], Started], cli: Cli, tmp_path: Path
 ) -> None:
-    # GIVEN a run that is some way into its traffic
+    # GIVEN a run in the middle of its traffic
     run = start()
     chance = random.Random(victim)
     run.wait_for_answers(300)
@@ -151,12 +156,12 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
     _kill({"runner": runners, "latfix": [run.parent.pid]}[victim])
     _, err = run.parent.communicate(timeout=60)
 
-    # THEN nothing stays behind, and whoever lives says so in one line
+    # THEN no process stays behind, and the surviving process reports it in one line
     _await_gone(runners)
     if victim == "runner":
         assert run.parent.returncode == 4
         assert "killed by SIGKILL" in err.splitlines()[-1] and "Traceback" not in err
-    # AND every answer that is a second old is in the record, which says what it is
+    # AND every answer that is a second old is in the record, which shows its state
     record = RunRecord.load(run.folder)
     answered = record.measured & (record.requests["status"] == Status.OK)
     kept = {record.traffic.ids[k] for k in record.requests["index"][answered].tolist()}
@@ -174,7 +179,7 @@ def test_a_killed_run_is_kept_but_for_its_last_second(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_before_the_first_answer_it_is_still_readable_or_says_why_not(
+def test_killed_before_the_first_answer_it_is_readable_or_has_a_reason(
     seed: int, start: Callable[[], Started], cli: Cli, tmp_path: Path
 ) -> None:
     run = start()
@@ -214,12 +219,12 @@ def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_pa
     record = RunRecord.load(run.folder)
     assert record.meta.state == "interrupted" and record.partial
     kept = {record.traffic.ids[k] for k in record.requests["index"][record.measured].tolist()}
-    assert not run.answered_before(interrupted_at) - kept, "in order: not even the last second is lost"
+    assert not run.answered_before(interrupted_at) - kept, "an orderly end loses nothing"
     assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]
 
 
-def test_ctrl_c_while_the_model_loads(start: Callable[[], Started]) -> None:
-    run = start()
+def test_ctrl_c_while_the_model_loads(start: Callable[..., Started]) -> None:
+    run = start("--impatient")
     adapter = run.workload / "adapter.py"
     adapter.write_text(ADAPTER.replace("return torch.nn.Identity()", "time.sleep(60)"))
     deadline = time.monotonic() + 60
@@ -237,11 +242,11 @@ def test_ctrl_c_while_the_model_loads(start: Callable[[], Started]) -> None:
     assert RunRecord.load(run.folder).counts()["ok"] == 0
 
 
-def test_ctrl_c_at_a_model_that_hangs(start: Callable[[], Started]) -> None:
-    run = start()
+def test_ctrl_c_at_a_model_that_hangs(start: Callable[..., Started]) -> None:
+    run = start("--impatient")
     run.wait_for_answers(300)
     runners = run.children()
-    os.kill(runners[0], signal.SIGSTOP)  # as deaf as a model that never lets go of the interpreter
+    os.kill(runners[0], signal.SIGSTOP)  # like a model that never releases the interpreter lock
 
     os.kill(run.parent.pid, signal.SIGINT)
     _, err = run.parent.communicate(timeout=90)

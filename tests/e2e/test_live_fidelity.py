@@ -1,4 +1,4 @@
-"""A live runner serves as a replay measures: the same arrivals through both, in turns."""
+"""A live runner serves like a replay: the same arrivals through both, in turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEADY = (
         return output
 """
 )
-#: What two arms that do the same may differ by beyond chance.
+#: How much two equal arms may differ beyond chance.
 NEAR = 0.10
 
 
@@ -44,10 +44,10 @@ def _agrees(ratio: RatioEstimate) -> bool:
     return ratio.lo <= 1 + NEAR and ratio.hi >= 1 - NEAR and 0.8 <= ratio.value <= 1.25
 
 
-def test_the_same_arrivals_take_as_long(
+def test_equal_arrivals_take_equally_long(
     script: ModuleType, write_workload: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Pairs that fill a batch. A busy machine may hold one arm up for a whole round, but not each time."""
+    """Pairs that fill a batch. A busy machine may delay one arm for a whole round, but not in every round."""
     traffic = [{"arrival_s": 0.015 * (k // 2) + 0.0005 * (k % 2), "value": k} for k in range(120)]
     folder = write_workload(
         tmp_path / "w", adapter=STEADY, traffic=traffic, runner={"max_batch_size": 2, "batch_window_ms": 5.0}

@@ -1,4 +1,4 @@
-"""``latfix optimize`` whole: real runner processes, a planted cause, and the files that it leaves."""
+"""``latfix optimize`` end to end: real runner processes, a planted cause, and the files written."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Optimized:
 
 
 def children() -> set[str]:
-    """Runner processes that this one has."""
+    """The runner processes of this process."""
     tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
     return {pid for task in tasks for pid in (task / "children").read_text().split()}
 
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkload, cli: Cli) -> Optimized:
-    """A batch window of 80 ms that light traffic never fills, under gates that pass, fail, and look at causes.
+    """A batch window of 80 ms that light traffic never fills, with gates that pass, fail, and check causes.
 
-    It is about p95: eight requests of a replay lie beyond it, one beyond p99, which a pause of the machine decides.
+    It uses p95: a replay has eight requests beyond it, but only one beyond p99, which any pause would decide.
     """
     base = tmp_path_factory.mktemp("optimize")
     workload = write_workload(base / "w", adapter=STEADY, traffic=traffic(REQUESTS), runner=WINDOW)
@@ -75,7 +75,7 @@ def test_standard_output_is_the_document_and_nothing_else(windowed: Optimized) -
 
 
 def too_busy(document: dict[str, Any]) -> None:
-    """Skip where the machine kept the replayer itself from its times: then latfix rightly proves nothing."""
+    """Skip if the machine delayed the replayer itself: latfix then rightly proves nothing."""
     late = [note for note in document["notes"] if "was too late" in note]
     if late:
         assert document["verdict"] == "inconclusive"
@@ -104,7 +104,7 @@ def test_gates_are_judged_and_a_failed_one_is_the_exit_code(windowed: Optimized)
     assert windowed.code == 1
     assert gates["p95<=baseline*0.7"]["passed"] is True
     assert gates["p50<0.001ms"]["passed"] is False
-    # Looked up in the diagnosis of the replay with the fixes, where no window is left.
+    # From the diagnosis of the replay with the fixes, which has no window left.
     assert gates["cause:batching.window<20%"]["value"] < 0.2
     assert "FAILED" in windowed.err and "passed" in windowed.err
 
@@ -145,7 +145,7 @@ def test_the_folder_holds_reports_and_records(windowed: Optimized) -> None:
     final = {path.name for path in (windowed.folder / "final").iterdir()}
     pairs = len(final) // 2
     assert final == {f"{arm}-{k + 1}" for arm in ("before", "after") for k in range(pairs)}
-    assert 1 <= rounds <= pairs, "a round that was held up from outside is not counted"
+    assert 1 <= rounds <= pairs, "a round delayed from outside is not counted"
     settings = {
         arm: json.loads((windowed.folder / "final" / f"{arm}-1" / "run.json").read_text())
         for arm in ("before", "after")
@@ -173,7 +173,7 @@ def test_the_plan_replays_with_the_fixes(windowed: Optimized, cli: Cli, tmp_path
 
 
 def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
-    """One passes, and one that takes two sides is open; that is its own exit code. It goes on from a plan."""
+    """One gate passes and a two-sided one is open, which has its own exit code. The run continues from a plan."""
     workload = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic(80, 0.8), runner=WINDOW)
     plan = tmp_path / "plan.toml"
     write_plan(Plan(workload="w", fixes=(PlannedFix(id="batch.window", settings={"batch_window_ms": 0.0}),)), plan)
@@ -186,16 +186,16 @@ def test_gates_where_nothing_fits_the_budget(tmp_path: Path, write_workload: Wri
     assert reasons["batch.window"] == "there is no batch window"
     meta = json.loads((tmp_path / "o" / "baseline" / "run.json").read_text())
     assert meta["settings"]["batch_window_ms"] == 0.0
-    assert document["verdict"] == "inconclusive", "nothing was tried: that tells nothing of the service"
+    assert document["verdict"] == "inconclusive", "nothing was tried, so there is no result"
     assert re.search(r"Not tried: \d+ fixes \(\d+ no time left: a larger --budget tries them", " ".join(out.split()))
     if late := [note for note in document["notes"] if "was too late" in note]:
-        pytest.skip(late[0])  # then latfix rightly judges nothing
+        pytest.skip(late[0])  # latfix then rightly evaluates nothing
     assert [gate["passed"] for gate in document["gates"]] == [True, None]
     assert code == 3, (out, err)
 
 
 def test_a_plan_that_others_went_before_holds_them_too(tmp_path: Path) -> None:
-    """What was in the settings already is part of what was measured."""
+    """Settings that were in place already are part of the baseline."""
     started = (
         PlannedFix(id="batch.window", settings={"batch_window_ms": 0.0}, reason="earlier"),
         PlannedFix(id="fuse.compile", settings={"compile": "dynamic", "warmup_shapes": 8}, reason="earlier"),

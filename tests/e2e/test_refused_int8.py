@@ -1,4 +1,4 @@
-"""``latfix optimize`` on a model whose int8 costs too much accuracy: refused with figures, and the search goes on."""
+"""``latfix optimize`` on a model whose int8 costs too much accuracy: it is refused, and the search continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WriteWorkload = Callable[..., Path]
 
 #: A FRAGILE layer multiplies its first input, which is always zero, by weights hundreds of times as large as the
 #: others. int8 has one scale for the whole layer: all other weights become zero, and the layer a constant. The last
-#: linear one tells the classes' centers apart, by wide margins; every tenth label is wrong, so the score is not 1.
+#: linear one separates the classes' centers by wide margins; every tenth label is wrong, so the score is not 1.
 #: Most of the time passes outside of the layers: leaving some of them out gains next to nothing, and the search ends
 #: with that, not with minutes of proof.
 ADAPTER = """
@@ -39,7 +39,7 @@ class Block(torch.nn.Module):
         with torch.no_grad():
             self.linear.weight.copy_(random(seed, WIDTH, WIDTH) * (2 / WIDTH) ** 0.5)
             self.linear.bias.zero_()
-            self.linear.weight[0] = 0.0  # and so the first input of the next one
+            self.linear.weight[0] = 0.0  # makes the next layer's first input zero
             if fragile:
                 self.linear.weight[1:, 0] = 100.0
 
@@ -80,7 +80,7 @@ WHOLE, PART = "quantize.int8_dynamic", "quantize.int8_excluded"
 
 
 def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tuple[int, ...]) -> dict[str, Any]:
-    """The document; what was told while it ran is under ``told``."""
+    """The document; progress messages are under ``progress``."""
     rows = [{"arrival_s": 0.015 * k, "value": k} for k in range(70)]
     adapter = ADAPTER.replace("FRAGILE_LAYERS", repr(fragile))
     workload = write_workload(
@@ -97,12 +97,10 @@ def optimized(folder: Path, write_workload: WriteWorkload, cli: Cli, fragile: tu
             pytest.skip(f"{step['fix']} is no candidate on this machine now: {step['reason']}")
     if not document["layers"]:
         pytest.skip("this machine is too slow now to measure layers within the budget")
-    return document | {"told": " ".join(err.split())}
+    return document | {"progress": " ".join(err.split())}
 
 
-def test_the_layer_that_accuracy_hangs_on_is_named_and_left_out(
-    tmp_path: Path, write_workload: WriteWorkload, cli: Cli
-) -> None:
+def test_the_critical_layer_is_named_and_left_out(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     document = optimized(tmp_path, write_workload, cli, (2,))
     whole, part = document["steps"]
     assert whole["status"] == "rejected" and whole["ratio"] == {}, "refused before it was replayed"
@@ -110,17 +108,17 @@ def test_the_layer_that_accuracy_hangs_on_is_named_and_left_out(
     assert figures, whole["reason"]
     before, after, limit = (float(figure) for figure in figures.groups())
     assert before == pytest.approx(0.9) and limit == pytest.approx(before - 0.01) and after < 0.5
-    assert whole["reason"] in document["told"], "told while it runs"
+    assert whole["reason"] in document["progress"], "reported while it runs"
     # Measured: of all layers, the fragile one's effect on the answers is the largest by far.
     layers = {name: layer for layer in document["layers"]["layers"] for name in layer["names"]}
     assert max(layers, key=lambda name: float(layers[name]["effect"])) == "2.linear"
     assert "2.linear" in document["layers"]["keep"] and layers["2.linear"]["kept"]
     kept = part["settings"]["keep_precision"]
     assert kept == list(document["layers"]["keep"]) and len(kept) < len(layers)
-    assert part["accuracy"] is None or part["accuracy"] >= limit, "scored where it is worth a replay"
-    # Replayed, and seen to run as they were; whether that is faster is this machine's business.
+    assert part["accuracy"] is None or part["accuracy"] >= limit, "scored if it is worth a replay"
+    # Replayed and verified; the speed depends on this machine.
     assert part["status"] in ("kept", "no_gain", "undecided", "rejected"), part
-    if part["ratio"]:  # not where measuring the compute had told that it is no faster
+    if part["ratio"]:  # not if the measured compute showed that it is no faster
         assert f"ran as they were: {', '.join(kept)}" in part["verified"]
     planned = [fix.id for fix in read_plan(tmp_path / "o" / "plan.toml").fixes]
     assert WHOLE not in planned

@@ -1,4 +1,4 @@
-"""The buffer pool: the same batches as the default collate, from memory that is already there."""
+"""The buffer pool: the same batches as the default collate, from preallocated memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_equal_to_the_default_collate_batch_after_batch(batches: list[list[Any]]
         torch.testing.assert_close(pool.collate(batch), default_collate(batch), rtol=0, atol=0)
 
 
-def test_a_buffer_is_reused_and_old_contents_do_not_shine_through() -> None:
+def test_a_buffer_is_reused_without_old_contents() -> None:
     pool = BufferPool()
     first = pool.collate([torch.ones(8), torch.ones(8)])
     where = first.data_ptr()
@@ -68,7 +68,7 @@ def test_a_bucket_holds_what_falls_into_it_and_wastes_less_than_half(elements: i
     assert bucket_elements(bucket) == bucket
 
 
-def test_what_fits_into_a_bucket_needs_no_new_buffer() -> None:
+def test_a_batch_that_fits_a_bucket_needs_no_new_buffer() -> None:
     pool = BufferPool()
     for size, hits, misses in ((100, 0, 1), (120, 1, 1), (3, 2, 1), (129, 2, 2), (100, 3, 2)):
         pool.collate([torch.ones(size)])
@@ -100,11 +100,11 @@ def test_an_answer_that_lies_in_the_pool_is_copied_out() -> None:
     del batch
     pool.collate([torch.zeros(3), torch.zeros(3)])
     assert kept["same"].eq(1).all() and kept["view"][0].eq(1).all() and kept["text"] == "plain"
-    assert pool.held == 0, "nothing lies in the batch's buffer any more"
+    assert pool.held == 0, "no view of the batch's buffer is left"
 
 
 class Keeping(torch.nn.Module):
-    """Keeps every input, or a view of it, and returns it."""
+    """Keeps every input or a view of it, and returns the input."""
 
     def __init__(self, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Keeping(torch.nn.Module):
     ids=["itself", "a view", "another shape", "as NumPy", "nested"],
 )
 def test_a_model_may_keep_its_inputs(keep: Callable[[torch.Tensor], Any], mode: Any) -> None:
-    """The buffer is taken again only when nobody holds it any more."""
+    """A buffer is reused only when no view of it is held."""
     pool, model = BufferPool(), Keeping(keep)
     with mode():
         for value in (1.0, 2.0, 3.0):
@@ -136,7 +136,7 @@ def test_a_model_may_keep_its_inputs(keep: Callable[[torch.Tensor], Any], mode: 
     model.kept.clear()
     del found, kept
     pool.collate([torch.zeros(4)])
-    assert pool.misses == misses, "and then it is taken again"
+    assert pool.misses == misses, "released buffers are reused"
 
 
 def test_a_model_that_keeps_everything_does_not_make_the_pool_grow_without_bound() -> None:
@@ -165,7 +165,7 @@ def test_answers_are_written_into_buffers_of_their_own_unless_their_caller_keeps
     assert pool.answer_hits == hits + 1
 
 
-def test_a_large_answer_is_handed_on_as_it_is_unless_it_is_the_input() -> None:
+def test_a_large_answer_is_not_copied_unless_it_is_the_input() -> None:
     pool = BufferPool()
     large = torch.ones(LARGEST_ANSWER // 4 + 1)
     assert pool.release(large) is large

@@ -1,4 +1,4 @@
-"""What stands in for a model's operators is counted where it runs."""
+"""Runs of what replaces a model's operators are counted in their thread."""
 
 from __future__ import annotations
 

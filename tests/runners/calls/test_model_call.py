@@ -1,7 +1,8 @@
-"""Loading adapters, splitting outputs, and what errors look like."""
+"""Loading adapters, calling models, splitting outputs, and their errors."""
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.errors import InputError, RunnerError
-from latfix.runners.calls.model_call import call_model, describe, split_output
+from latfix.runners.calls.model_call import SameFailure, call_model, describe, split_output
 from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
 from latfix.runners.service.adapter_file import load_adapter
 
@@ -42,14 +43,18 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
         ("class A: pass", InputError, "not a subclass of latfix.Workload"),
         ("A = 3", InputError, "not a subclass"),
         ("A = None", InputError, "found no class 'A'"),
-        ("B = 3", InputError, "found no class 'A'"),
+        ("class B: pass", InputError, "found no class 'A', which entry = 'adapter:A' names; expected one of B"),
         (
             "from latfix import Workload\nclass A(Workload):\n    async def finish(self, o, r): return o",
             InputError,
             "A.finish, which is async or yields",
         ),
-        ("raise ValueError('no weights')", RunnerError, "ValueError: no weights"),
-        ("import no_such_module_at_all", RunnerError, "ModuleNotFoundError"),
+        ("raise ValueError('no weights')", RunnerError, "adapter.py:1: importing it raised ValueError: no weights"),
+        (
+            "import no_such_module_at_all",
+            RunnerError,
+            "ModuleNotFoundError.*; install it, or put it next to",
+        ),
         ("raise SystemExit(3)", RunnerError, "SystemExit: 3"),
         ("def f(:", RunnerError, "SyntaxError"),
         (
@@ -60,7 +65,7 @@ def test_an_adapter_knows_its_folder_and_may_import_neighbors(tmp_path: Path) ->
         ("class P(BaseException): pass\nraise P('panic')", RunnerError, "P: panic"),
     ],
 )
-def test_what_does_not_load_says_why(tmp_path: Path, source: str, kind: type[Exception], found: str) -> None:
+def test_an_adapter_that_fails_has_a_reason(tmp_path: Path, source: str, kind: type[Exception], found: str) -> None:
     with pytest.raises(kind, match=found) as caught:
         _adapter(tmp_path, source)
     assert "\n" not in str(caught.value)
@@ -101,14 +106,14 @@ def test_an_output_without_the_batch_is_refused(output: object) -> None:
     with pytest.raises(ValueError, match="the model returned"):
         split_output(output, 2)
     with pytest.raises(ValueError, match="the model returned a list of 3 for a batch of 4"):
-        split_output([1, 2, 3], 4)  # a list is as good as a tensor: asking for tensors would mislead its writer
+        split_output([1, 2, 3], 4)  # lists are valid outputs, so the message must not require tensors
 
 
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [(torch.tensor(2.0), 2.0), ((1.0, 2.0), 3.0), ([1.0, 2.0], 3.0), ({"a": 1.0, "b": 4.0}, 5.0)],
 )
-def test_a_model_is_called_as_the_contract_says(inputs: Any, expected: float) -> None:
+def test_a_model_is_called_by_the_contract(inputs: Any, expected: float) -> None:
     def model(a: Any, b: Any = 0.0) -> Any:
         return a + b
 
@@ -120,7 +125,7 @@ def test_tensors_are_found_and_moved_in_any_nesting() -> None:
     assert [tensor.numel() for tensor in tensors_of(value)] == [2, 3, 1]
     moved = move(value, "cpu", torch.bfloat16)
     assert moved["a"].dtype == torch.bfloat16
-    assert moved["b"][0].dtype == torch.int64, "whole numbers stay whole numbers"
+    assert moved["b"][0].dtype == torch.int64, "integers stay integers"
     assert moved["b"][1][1] == "text"
 
 
@@ -148,3 +153,27 @@ class _Unprintable(Exception):
 def test_an_error_is_one_line_that_any_file_can_hold(error: BaseException, shown: str) -> None:
     assert describe(error) == shown
     assert len(describe(ValueError("x" * 100_000))) < 400
+
+
+SECOND = 1_000_000_000
+
+
+def failed(messages: list[str], every_ns: int = SECOND // 20) -> tuple[SameFailure, int]:
+    failure = SameFailure()
+    for message, now in zip(messages, count(0, every_ns), strict=False):
+        failure.add(message, now)
+    return failure, len(messages) * every_ns
+
+
+def test_failures_that_differ_by_numbers_alone_are_alike() -> None:
+    failure, now = failed([f"ValueError: request {k} of a1b2-{k}c has 3 rows" for k in range(60)])
+    assert "after 60 requests" in failure.given_up(60, now)
+    assert failure.given_up(60, now).endswith("request 0 of a1b2-0c has 3 rows")
+    assert not failure.given_up(61, now), "one of them did not fail"
+
+
+def test_few_or_different_or_quick_failures_do_not_end_a_replay() -> None:
+    assert not failed(["x"] * 49)[0].given_up(49, 60 * SECOND)
+    assert not failed(["x"] * 30 + ["y"] * 30)[0].given_up(60, 60 * SECOND)
+    quick, now = failed(["x"] * 60, 1000)
+    assert not quick.given_up(60, now)

@@ -1,4 +1,4 @@
-"""An engine in this process over models of the test's own, and what became of its requests."""
+"""An engine in this process over a test's models, and the outcomes of its requests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from latfix.stages import STAGES
 
 
 class Numbers(Workload):
-    """Prepares a request's number, as often as its feature ``length`` says."""
+    """Prepares a request's number, repeated ``length`` times."""
 
     def prepare(self, request: Request) -> Any:
         return torch.full((int(request.features.get("length", 1)),), float(request.id))
 
 
 def requests_of(lengths: int | Sequence[int], **more: Any) -> list[Request]:
-    """Requests numbered from 0: so many, or one of each length."""
+    """Requests numbered from 0: a number of them, or one per length."""
     lengths = [1] * lengths if isinstance(lengths, int) else lengths
     return [Request(id=str(k), arrival_s=0.0, features={"length": n}, **more) for k, n in enumerate(lengths)]
 
@@ -41,8 +41,8 @@ def instance_of(model: Any, device: str = "cpu", adapter: Workload | None = None
 class Served:
     """A started engine.
 
-    :param model: called with a batch, by every worker; or one for each worker.
-    :param instances: in place of those made of ``model``.
+    :param model: called with a batch by every worker; or a list with one per worker.
+    :param instances: replace those made from ``model``.
     :param place: changes each model instance before the engine is made.
     :param more: of :class:`Engine`.
     :ivar order: slots in the order in which they ended.
@@ -90,7 +90,7 @@ class Served:
         self.order.append(slot)
 
     def send(self, *slots: int, gap_s: float = 0.0, wait: bool = False) -> None:
-        """Hand requests over, apart by ``gap_s``, or each when the one before has ended."""
+        """Hand requests over with gaps of ``gap_s``, or each after the previous one has ended."""
         for slot in slots:
             self.recorder.scheduled_ns[slot] = time.perf_counter_ns()
             self.engine.submit(slot)
@@ -100,7 +100,7 @@ class Served:
                 assert self.engine.drain(timeout_s=20)
 
     def end(self) -> tuple[Any, Any]:
-        """Rows of all requests and batches, when all have ended; their stages tile."""
+        """Wait for all requests; returns rows of requests and batches, whose stages must tile."""
         assert self.engine.drain(timeout_s=60), "requests never ended"
         self.series = self.engine.load()
         self.engine.shutdown()
@@ -114,12 +114,12 @@ class Served:
         return self.rows, self.batches
 
     def statuses(self) -> list[str]:
-        """By slot, how each ended."""
+        """How each request ended, by slot."""
         return [self.outcomes[slot].status.name.lower() for slot in sorted(self.outcomes)]
 
 
 class Gate:
-    """A model that holds up request ``number`` until :meth:`served_behind` lets it go.
+    """A model that blocks request ``number`` until :meth:`served_behind` releases it.
 
     :param ms: how long a batch takes.
     """
@@ -136,19 +136,19 @@ class Gate:
         return x[:, :1]
 
     def served_behind(
-        self, served: Served, *slots: int, wait_s: float = 0.05, meanwhile: Callable[[], None] = lambda: None
+        self, served: Served, *slots: int, wait_s: float = 0.05, before_release: Callable[[], None] = lambda: None
     ) -> tuple[Any, Any]:
-        """Have requests wait behind the one that is held up, each for ``wait_s``; then serve all to the end."""
+        """Let requests wait behind the blocked one, each for ``wait_s``; then serve all."""
         served.send(self.number)
         assert self.reached.wait(20)
         served.send(*slots, gap_s=wait_s)
-        meanwhile()
+        before_release()
         self.go.set()
         return served.end()
 
 
 def serve(requests: Sequence[Request], model: Any = lambda x: x, *, gap_s: float = 0.0, **more: Any) -> Served:
-    """Requests sent at once, or ``gap_s`` apart, and served to the end."""
+    """Send requests at once, or ``gap_s`` apart, and serve all."""
     served = Served(requests, model, **more)
     served.send(*range(len(requests)), gap_s=gap_s)
     served.end()

@@ -25,11 +25,11 @@ Hook = Callable[[Any], Any]
 
 
 class Panic(BaseException):
-    """As native libraries raise: no ``Exception``."""
+    """Like the errors of native libraries: not an ``Exception``."""
 
 
 class Adapter(Numbers):
-    """``bad`` requests fail where the test says."""
+    """Requests fail in the hooks that a test passes."""
 
     def __init__(
         self, *, prepare: Hook | None = None, finish: Hook | None = None, collate: Hook = lambda _: None
@@ -58,8 +58,8 @@ def _served(requests: Sequence[Request], *, together: bool = True, **more: Any) 
 
 
 @pytest.mark.parametrize("error", [OSError("no such library"), Panic("no device")], ids=["error", "panic"])
-def test_a_worker_that_cannot_be_set_up_is_told_and_nothing_is_left_running(error: BaseException) -> None:
-    """Otherwise the requests of its engine would wait for ever."""
+def test_a_worker_that_cannot_be_set_up_raises_and_leaves_no_thread(error: BaseException) -> None:
+    """Otherwise the engine's requests would wait forever."""
 
     def fail() -> None:
         raise error
@@ -139,7 +139,7 @@ def test_a_failed_batch_is_marked_and_its_members_run_one_by_one() -> None:
 
 
 def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
-    """After an error for want of memory it would otherwise find as little as before."""
+    """After an out-of-memory error, a retry would otherwise find as little memory as before."""
     made: list[weakref.ref[torch.Tensor]] = []
     alive: list[bool] = []
 
@@ -147,7 +147,7 @@ def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
         activations = x * 2
         if len(x) > 1:
             made.append(weakref.ref(activations))
-            raise MemoryError("all of it is taken")
+            raise MemoryError("out of memory")
         alive.append(made[0]() is not None)
         return activations
 
@@ -168,7 +168,7 @@ def test_the_memory_of_a_failed_batch_is_free_when_its_members_run() -> None:
     ],
 )
 def test_a_model_that_returns_nonsense_for_a_batch(wrong: Hook) -> None:
-    # It goes wrong whenever request 1 is inside, alone or not.
+    # It fails for every batch with request 1.
     def model(x: torch.Tensor) -> Any:
         return wrong(torch.cat([x, x, x])) if (x == 1).any() else x
 
@@ -180,7 +180,7 @@ def test_a_model_that_returns_nonsense_for_a_batch(wrong: Hook) -> None:
 @pytest.mark.parametrize(
     "nonsense", [None, 3, "text", object(), [], torch.ones(2, 2), {"x": torch.ones(1)}], ids=repr
 )
-def test_a_prepare_that_returns_nonsense_hurts_nobody_else(nonsense: object) -> None:
+def test_a_prepare_that_returns_nonsense_affects_no_other_request(nonsense: object) -> None:
     def prepare(request: Request) -> Any:
         return nonsense if request.id == "1" else torch.tensor([float(request.id)])
 
@@ -248,7 +248,7 @@ def test_spans_belong_to_their_request_and_stage() -> None:
                 time.sleep(0.004)
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        with span("inside the model"):  # not declared for: it must not become part of anybody's finish
+        with span("inside the model"):  # not of a stage with spans: it must not count for any request's finish
             time.sleep(0.004)
         return x
 
@@ -270,8 +270,8 @@ def test_padding_is_counted() -> None:
     assert batch["first_shape"] == 1
 
 
-def test_what_the_rest_of_the_process_did_stands_beside_each_unit() -> None:
-    """Another thread runs while prepare, the model and finish sleep: its time is in the process's, not in theirs."""
+def test_the_rest_of_the_process_is_recorded_with_each_unit() -> None:
+    """Another thread runs while prepare, the model and finish sleep: its time counts for the process only."""
     stop = threading.Event()
 
     def nap(_: Any) -> torch.Tensor:
@@ -297,7 +297,7 @@ def test_what_the_rest_of_the_process_did_stands_beside_each_unit() -> None:
     assert (batches["collate_process_cpu_ns"] >= 0).all()
 
 
-def test_what_waking_up_waited_for_a_core_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_core_at_wake_up_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {"latfix-prepare-0": 12_345, "latfix-worker-0": 67_890}
 
     def wake(counters: ThreadCounters) -> tuple[Account, int]:
@@ -328,12 +328,12 @@ def test_memory_that_a_unit_maps_is_in_its_own_columns() -> None:
     assert mapped["prepare"].argmax() == 2 and mapped["prepare"][2] >= 60
     assert mapped["finish"].argmax() == 3 and mapped["finish"][3] >= 30
     assert served.rows["prepare_resident_bytes"][2] >= 0.5 * 4 * (16 << 20)
-    assert not served.rows["prepare_mapped_bytes"][:2].any(), "nothing was faulted in: nothing is read"
+    assert not served.rows["prepare_mapped_bytes"][:2].any(), "without faults the counters are not read"
     assert sum(tensor.numel() for tensor in held) == 24 << 20
 
 
 def test_the_account_of_finish_starts_where_compute_ends() -> None:
-    """Cutting the batch's output up is work of the first member's finish, in its wall time and its account."""
+    """Splitting the batch's output belongs to the first member's finish, in its time and its counters."""
 
     class Slow(torch.Tensor):
         def unbind(self, dim: int = 0) -> Any:

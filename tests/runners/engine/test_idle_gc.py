@@ -1,4 +1,4 @@
-"""Collection out of the requests' way: frozen, off, done when idle, and in any case before garbage has no bound."""
+"""Garbage collection off the request path: when idle, and in any case before garbage exceeds a bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.runners.engine.idle_gc import IdleCollector
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[IdleCollector]:
-    """With bounds that a test reaches quickly."""
+    """A collector with small bounds."""
     for name, value in (
         ("IDLE_OBJECTS", 200),
         ("FORCED_OBJECTS", 2_000),
@@ -31,7 +31,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[IdleCollector]:
 
 
 class Node:
-    """Keeps itself alive, until a collector comes."""
+    """A reference cycle: lives until a collection."""
 
     alive = 0
 
@@ -50,7 +50,7 @@ def test_young_objects_are_collected_when_idle_and_otherwise_only_when_many(coll
     collector.between_batches(idle=True)
     assert (collector.done.young, collector.done.forced) == (1, 0)
     collector.between_batches(idle=True)
-    assert (collector.done.young, collector.done.forced) == (1, 0), "nothing new to look at"
+    assert (collector.done.young, collector.done.forced) == (1, 0), "no new objects"
     held += [[k] for k in range(2_500)]
     collector.between_batches(idle=False)
     assert (collector.done.young, collector.done.forced) == (1, 1)
@@ -58,10 +58,10 @@ def test_young_objects_are_collected_when_idle_and_otherwise_only_when_many(coll
     del held
 
 
-def test_what_survives_is_collected_in_full_when_idle(collector: IdleCollector) -> None:
+def test_survivors_are_collected_in_full_when_idle(collector: IdleCollector) -> None:
     held: list[Any] = []
     while not collector.done.full:
-        assert len(held) < 50_000, "it never came"
+        assert len(held) < 50_000, "no full collection"
         held += [[k] for k in range(500)]
         collector.between_batches(idle=True)
     assert collector.done.full == 1 and collector.done.full_forced == 0
@@ -69,14 +69,14 @@ def test_what_survives_is_collected_in_full_when_idle(collector: IdleCollector) 
 
 
 def test_old_garbage_is_found_although_it_is_never_idle(collector: IdleCollector) -> None:
-    """Cycles that outlived a young collection are seen by a full one only, which the automatic collector would do."""
+    """Cycles that survived a young collection are found only by a full one."""
     Node.alive = 0
     held: list[Any] = []
     most = 0
     for _ in range(60):
         held = [Node() for _ in range(1_000)]
         fillers = [[k] for k in range(1_500)]
-        collector.between_batches(idle=False)  # they are alive now, and outlive this one
+        collector.between_batches(idle=False)  # alive now, so they survive this collection
         del fillers
         most = max(most, Node.alive)
     assert collector.done.full_forced >= 1 and collector.done.full == 0
@@ -86,7 +86,7 @@ def test_old_garbage_is_found_although_it_is_never_idle(collector: IdleCollector
 
 
 def test_a_heap_that_grows_for_good_is_not_walked_ever_more_often(collector: IdleCollector) -> None:
-    """As Python's own rule: a full collection when a quarter of what is alive came anew."""
+    """Like Python's own rule: a full collection once the survivors reach a quarter of the living objects."""
     held: list[Any] = []
     for _ in range(400):
         held += [[k] for k in range(500)]
@@ -106,7 +106,7 @@ def test_objects_that_died_by_themselves_do_not_put_a_full_collection_off(collec
         held = [[k] for k in range(500)]
         collector.between_batches(idle=True)
         del held
-    assert collector.done.full >= fulls + 2, "what was alive is counted, not what ever came"
+    assert collector.done.full >= fulls + 2, "living objects count, not all that were created"
 
 
 def test_only_one_thread_collects(collector: IdleCollector) -> None:
@@ -129,7 +129,7 @@ def test_installed_it_freezes_and_switches_the_automatic_one_off(collector: Idle
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_removed_it_leaves_things_as_they_were(enabled: bool) -> None:
-    """A program that has switched the automatic collector off finds it so."""
+    """A program that disabled the automatic collector finds it disabled."""
     collector = IdleCollector()
     if not enabled:
         gc.disable()

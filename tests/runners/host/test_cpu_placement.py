@@ -1,4 +1,4 @@
-"""Where threads are put: apart where there are cores for it, and nowhere at all where there are not."""
+"""Placement of threads: on separate cores if there are enough, otherwise none."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ def test_workers_never_share_a_core_and_have_no_fewer_than_one(
         return
     taken = [core for cores in found.workers for core in cores]
     assert len(taken) == len(set(taken)) and set(taken) <= set(machine.cores)
-    assert len({core % 100 for core in taken}) == len(taken), "each on a physical core of its own"
+    assert len({core % 100 for core in taken}) == len(taken), "each on its own physical core"
     assert all(cores and (not threads or len(cores) <= threads) for cores in found.workers)
     assert not set(found.aside) & set(taken)
     assert all(cores == found.aside for cores in found.prepare)
     if sum(sizes) > workers:
-        assert found.aside, "a core is left for everything else"
+        assert found.aside, "a core is free for other threads"
 
 
-def test_one_worker_on_two_cores_leaves_the_first_to_everything_else() -> None:
+def test_one_worker_on_two_cores_leaves_the_first_to_other_threads() -> None:
     found = place(topology((0, 1)), "workers", workers=1, prepare=2, threads=0)
     assert (found.workers, found.prepare, found.aside) == (((1,),), ((0,), (0,)), (0,))
 
 
-def test_as_many_workers_as_cores_leave_none_and_pin_nobody_else() -> None:
+def test_as_many_workers_as_cores_pin_no_other_thread() -> None:
     found = place(topology((0, 1)), "workers", workers=2, prepare=1, threads=0)
     assert sorted(found.workers) == [(0,), (1,)]
     assert found.prepare == ((),) and found.aside == ()
 
 
-def test_the_second_threads_of_cores_are_left_to_everything_else() -> None:
+def test_the_second_threads_of_cores_are_left_to_other_threads() -> None:
     found = place(topology((0, 1), threads=2), "workers", workers=2, prepare=1, threads=0)
     assert sorted(found.workers) == [(0,), (1,)] and found.aside == (100, 101)
     one = place(topology((0, 1), threads=2), "workers", workers=1, prepare=1, threads=0)
@@ -82,16 +82,16 @@ def test_a_worker_lies_within_one_cache_where_it_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "cores", "says"),
+    ("workers", "cores", "expected"),
     [
         (3, (0, 1), "3 worker(s) on 2 core(s)"),
         (1, (0,), "1 worker(s) on 1 core(s)"),
         (1, None, "this system has no processor affinity"),
     ],
 )
-def test_too_few_cores_are_an_obstacle_with_figures(workers: int, cores: tuple[int, ...] | None, says: str) -> None:
+def test_too_few_cores_are_an_obstacle(workers: int, cores: tuple[int, ...] | None, expected: str) -> None:
     machine = topology() if cores is None else topology(cores)
-    assert says in place(machine, "workers", workers=workers, prepare=1, threads=1).obstacle
+    assert expected in place(machine, "workers", workers=workers, prepare=1, threads=1).obstacle
 
 
 def test_locality_spreads_workers_and_takes_their_prepare_threads_along() -> None:
@@ -102,7 +102,7 @@ def test_locality_spreads_workers_and_takes_their_prepare_threads_along() -> Non
     assert sorted(four.workers) == [(0, 1), (2, 3), (4, 5), (4, 5)] and four.aside == ()
 
 
-def test_locality_on_one_domain_is_told() -> None:
+def test_locality_on_one_domain_is_an_obstacle() -> None:
     found = place(topology((0, 1, 2)), "locality", workers=2, prepare=1, threads=0)
     assert "cores 0-2 share one memory node" in found.obstacle
     assert found.workers == ((), ())
@@ -115,45 +115,45 @@ def test_the_domain_of_cores() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
-    """What the system is asked for; nothing is changed."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+    """The system calls made; nothing is changed."""
     calls: list[tuple[str, object]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: calls.append(("cores", tuple(sorted(cores)))))
     monkeypatch.setattr(os, "setpriority", lambda *to: calls.append(("nice", to[2])))
     return calls
 
 
-def test_each_thread_takes_its_own_place(asked: list[tuple[str, object]]) -> None:
+def test_each_thread_takes_its_own_place(calls: list[tuple[str, object]]) -> None:
     places = Places(RunnerSettings(pin="workers", nice=-5), topology((0, 1, 2)))
     assert places.worker(0) == 2
     assert places.prepare(0) == 1
-    assert asked == [("cores", (1, 2)), ("nice", -5), ("cores", (0,)), ("nice", -5)]
+    assert calls == [("cores", (1, 2)), ("nice", -5), ("cores", (0,)), ("nice", -5)]
     assert places.notes == []
 
 
-def test_operators_get_no_more_threads_than_cores_or_settings(asked: list[tuple[str, object]]) -> None:
+def test_operators_get_no_more_threads_than_cores_or_settings(calls: list[tuple[str, object]]) -> None:
     assert Places(RunnerSettings(pin="workers", intra_op_threads=1), topology((0, 1, 2))).worker(0) == 1
     assert Places(RunnerSettings(pin="workers"), topology((0, 1, 2))).worker(0) == 2
-    assert Places(RunnerSettings(), topology((0, 1, 2))).worker(0) == 0, "as many as the framework likes"
-    assert ("nice", 0) not in asked
+    assert Places(RunnerSettings(), topology((0, 1, 2))).worker(0) == 0, "the framework decides"
+    assert ("nice", 0) not in calls
 
 
-def test_off_changes_nothing(asked: list[tuple[str, object]]) -> None:
+def test_off_changes_nothing(calls: list[tuple[str, object]]) -> None:
     places = Places(RunnerSettings())
     places.worker(0), places.prepare(0)
     with places.aside():
         pass
-    assert asked == [] and places.notes == []
+    assert calls == [] and places.notes == []
 
 
-def test_what_cannot_be_placed_is_noted_once(asked: list[tuple[str, object]]) -> None:
+def test_an_impossible_placement_is_noted_once(calls: list[tuple[str, object]]) -> None:
     places = Places(RunnerSettings(pin="workers", workers=3), topology((0, 1)))
     places.worker(0), places.worker(1)
-    assert asked == []
+    assert calls == []
     assert places.notes == ["pin = workers: 3 worker(s) on 2 core(s): a worker cannot have a core to itself"]
 
 
-def test_what_the_system_refuses_is_noted_and_the_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_placement_is_noted_and_the_thread_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -183,7 +183,7 @@ def test_coming_back_to_cores_that_are_gone_is_no_error(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no processor affinity")
 def test_a_thread_really_moves_and_comes_back() -> None:
-    """On the last core that there is: it works with one, too."""
+    """Uses the last core, so one core is enough."""
     usable = sorted(os.sched_getaffinity(0))
     places = Places(RunnerSettings(), None)
 
@@ -203,7 +203,7 @@ def test_a_thread_really_moves_and_comes_back() -> None:
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_denormals_are_flushed_on_every_thread_of_an_operator(flush: bool) -> None:
-    """Threads that are started for it take the setting over; the thread that asked nothing keeps its own."""
+    """Threads started for the operator inherit the setting; other threads keep their own."""
     tiny = torch.full((1 << 20,), 1e-39)
 
     def lost() -> int:

@@ -12,7 +12,7 @@ from latfix.runners.host.kernel_files import System
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max", 8), ("1600000", 8), ("250000", 2), ("50000", 1)])
-def test_a_quota_below_the_affinity_counts(
+def test_a_quota_below_affinity_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)

@@ -1,4 +1,4 @@
-"""Cores and what they share, read from a tree like the kernel's."""
+"""Cores and the caches and nodes that they share, read from a tree like the kernel's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_cache_of_the_highest_level_counts(sysfs: WriteSysfs) -> None:
     assert last_level_cache_bytes(0, sysfs(nodes={}, siblings={}, caches={0: "0"}, size="32768K")) == 32 << 20
     root = sysfs(nodes={}, siblings={}, caches={3: "3"}, size="8M")
     assert last_level_cache_bytes(3, root) == 8 << 20
-    assert last_level_cache_bytes(7, root) == 0, "it is not told"
+    assert last_level_cache_bytes(7, root) == 0, "it is not reported"
 
 
 def test_this_machine_has_the_cores_that_it_has() -> None:

@@ -1,4 +1,4 @@
-"""Allocators to preload: found where they are, and not believed before they are mapped."""
+"""Allocators to preload: where they are found, and which one is in use."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def library(folder: Path, name: str, head: bytes = ELF) -> Path:
     return folder / name
 
 
-def test_what_the_loader_knows_is_named_without_a_path(tmp_path: Path) -> None:
-    """So that the plan works on a machine that has it elsewhere."""
+def test_a_library_known_to_the_loader_is_named_without_a_path(tmp_path: Path) -> None:
+    """So the plan works on a machine with the library in another folder."""
     file = library(tmp_path / "lib", "libjemalloc.so.2")
     cache = tmp_path / "ld.so.cache"
     cache.write_bytes(b"glibc-ld.so.cache1.1\0libjemalloc.so.2\0" + str(file).encode() + b"\0")
     assert preload_name(JEMALLOC, [], cache) == "libjemalloc.so.2"
     file.unlink()
-    assert preload_name(JEMALLOC, [tmp_path], cache) == "", "the loader remembers it, and it is gone"
+    assert preload_name(JEMALLOC, [tmp_path], cache) == "", "the loader's cache names a deleted file"
 
 
 def test_elsewhere_its_path_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_elsewhere_its_path_is_needed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("head", [b"", b"INPUT(libjemalloc.so.2)", b"\x7fELF\x01"])
-def test_what_is_no_library_of_this_machine_is_passed_over(tmp_path: Path, head: bytes) -> None:
+def test_a_file_that_is_no_library_of_this_machine_is_skipped(tmp_path: Path, head: bytes) -> None:
     library(tmp_path / "lib", "libjemalloc.so.2", head)
     assert preload_name(JEMALLOC, [tmp_path / "lib"], tmp_path / "no-cache") == ""
 
@@ -50,8 +50,8 @@ def test_what_is_no_library_of_this_machine_is_passed_over(tmp_path: Path, head:
     ("malloc", "name"),
     [(0x7F00, "jemalloc"), (0x7F15, "tcmalloc"), (0x7F2F, "libc"), (0x9000, "libc"), (0x8000, "libc")],
 )
-def test_the_allocator_is_told_by_where_malloc_is(malloc: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries of other allocators are mapped as well, and serve only the package that brought them."""
+def test_the_allocator_is_found_by_mallocs_address(malloc: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other allocators' libraries are mapped too, but only for the package that needs them."""
     monkeypatch.setattr("platform.libc_ver", lambda: ("libc", "1"))
     line = "{} r-xp 00000000 fe:00 12  /usr/lib/x86_64-linux-gnu/{}"
     maps = [

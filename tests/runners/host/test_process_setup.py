@@ -1,4 +1,4 @@
-"""What settings ask of a whole process: its environment, prefaulted and locked memory, huge pages, and refusals."""
+"""Process-wide settings: environment, prefaulted and locked memory, huge pages, and refusals."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_tunables_are_merged_one_by_one() -> None:
     inherited = {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.arena_max=8:glibc.malloc.mmap_max=9"}
     wanted = RunnerSettings(prefault_mb=64, env={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=7"})
     found = read_tunables(process_environment(wanted, inherited)["GLIBC_TUNABLES"])
-    assert found["glibc.malloc.check"] == "1", "what nobody else sets is kept"
-    assert found["glibc.malloc.arena_max"] == "1", "what prefaulting rests on goes before what was inherited"
-    assert found["glibc.malloc.mmap_max"] == "7", "and the settings' own word before all"
+    assert found["glibc.malloc.check"] == "1", "other inherited values are kept"
+    assert found["glibc.malloc.arena_max"] == "1", "values that prefaulting needs override inherited ones"
+    assert found["glibc.malloc.mmap_max"] == "7", "the settings' own values take precedence"
     assert found["glibc.malloc.trim_threshold"] == "8589934592"
 
 
@@ -92,7 +92,7 @@ print(json.dumps({"kept": setup.kept_bytes, "touched": setup.prefaulted_bytes, "
 
 @pytest.fixture
 def run() -> Run:
-    """Sets a process of its own up by the settings and returns what it says."""
+    """Applies the settings in a new process and returns its output."""
 
     def start(body: str = "", after: str = "", **values: Any) -> dict[str, Any]:
         wanted = RunnerSettings(**values)
@@ -129,13 +129,13 @@ more = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
 
 @linux
 @glibc
-def test_what_was_prefaulted_stays_and_needs_no_fault_later(run: Run) -> None:
+def test_prefaulted_memory_stays_and_causes_no_later_fault(run: Run) -> None:
     with_it, without = run(after=BLOCKS, prefault_mb=32), run(after=BLOCKS)
     assert with_it["notes"] == []
     assert with_it["touched"] == 32 << 20
     assert with_it["kept"] > 0.9 * with_it["touched"]
     assert without["touched"] == without["kept"] == 0
-    # Three times 24 MiB: without, each block is mapped anew.
+    # Three times 24 MiB: without it, each block is mapped anew.
     assert without["faults"] > 3000
     assert with_it["faults"] < 0.1 * without["faults"]
 
@@ -150,13 +150,13 @@ def test_other_threads_use_what_was_prefaulted(run: Run) -> None:
     assert found["faults"] < 1000
 
 
-def test_more_than_there_is_is_not_taken_and_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_available_memory_is_not_touched_and_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_setup, "available_bytes", lambda: 100 << 20)
     setup = ProcessSetup(RunnerSettings(prefault_mb=90))
     setup.before_requests()
     setup.before_requests()
     assert setup.prefaulted_bytes == setup.kept_bytes == 0
-    assert setup.notes == ["prefault_mb: 90 MiB asked for and 100 MiB available; nothing was touched"]
+    assert setup.notes == ["prefault_mb: 90 MiB requested, 100 MiB available; nothing was touched"]
 
 
 @linux
@@ -185,7 +185,7 @@ def test_memory_is_locked_where_it_may_be(run: Run) -> None:
 
 @linux
 def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it every later allocation would fail, the model's among them."""
+    """Beyond it every later allocation would fail, including the model's."""
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: 1 << 20)
     monkeypatch.setattr(ProcessSetup, "_call", lambda *_, **__: pytest.fail("locked"))
     setup = ProcessSetup(RunnerSettings(lock_memory=True))
@@ -194,7 +194,7 @@ def test_a_limit_that_allocations_would_run_into_is_not_locked_against(monkeypat
 
 
 @linux
-def test_a_refusal_of_the_system_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_system_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
         def __getattr__(self, name: str) -> Callable[..., int]:
             return lambda *_: -1
@@ -214,7 +214,7 @@ def test_a_refusal_of_the_system_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 @linux
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel has no autogroups")
 def test_the_group_of_a_process_that_leads_its_session_gets_the_priority(run: Run) -> None:
-    """Lowering the own priority is always permitted."""
+    """A process may always lower its own priority."""
     after = "from latfix.runners.host.process_setup import autogroup_nice\nmore = {'group': autogroup_nice()}"
     found = run(after=after, nice=5)
     assert found["group"] == 5 and found["notes"] == []
@@ -232,7 +232,7 @@ def test_the_session_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch, tm
     assert "does not lead its session" in setup.notes[0]
 
 
-def test_elsewhere_it_says_that_there_is_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_note_that_it_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(process_setup, "lockable_bytes", lambda: None)
     setup = ProcessSetup(RunnerSettings(lock_memory=True, huge_pages="always"))
@@ -278,7 +278,7 @@ def test_without_the_capability_the_limit_decides(monkeypatch: pytest.MonkeyPatc
 
 
 @linux
-def test_what_is_available_is_less_than_what_there_is() -> None:
+def test_available_memory_is_less_than_all_memory() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < available_bytes() < total
     assert 0 < status_bytes("VmRSS") <= status_bytes("VmHWM")

@@ -1,4 +1,4 @@
-"""What settings want in the environment, and whether this process was started with it."""
+"""Variables that settings require, and the check that this process was started with them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENV = {"OMP_WAIT_POLICY": "PASSIVE", "GLIBC_TUNABLES": TUNABLES}
 
 @pytest.fixture
 def started_with(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """The environment that this process is made to have been started with; a test fills it."""
+    """The pretended environment at process start; a test fills it."""
     start: dict[str, str] = {}
     monkeypatch.setattr(environment, "environment_at_start", lambda: start)
     monkeypatch.setattr(environment, "_warned", set())
@@ -42,7 +42,7 @@ def _settings(**env: str) -> RunnerSettings:
     return RunnerSettings(env=env)
 
 
-def test_what_the_process_started_with_is_in_effect(started_with: dict[str, str]) -> None:
+def test_the_environment_at_process_start_is_in_effect(started_with: dict[str, str]) -> None:
     started_with.update(ENV, OTHER="x")
     found = check_environment(_settings(**ENV))
     assert {variable.name for variable in found} == set(ENV)
@@ -52,9 +52,7 @@ def test_what_the_process_started_with_is_in_effect(started_with: dict[str, str]
         assert warn_unless_in_effect(_settings(**ENV)) == found
 
 
-def test_what_it_started_without_or_otherwise_is_not(
-    started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_different_variable_is_not_in_effect(started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     started_with.update(OMP_WAIT_POLICY="ACTIVE")
     monkeypatch.setenv("LATFIX_TEST_LATE", "1")
     found = {v.name: v for v in check_environment(_settings(**ENV, LATFIX_TEST_LATE="1"))}
@@ -100,10 +98,10 @@ def test_blanks_between_libraries_are_colons(started_with: dict[str, str]) -> No
         (variable,) = check_environment(_settings(LD_PRELOAD=wanted))
         assert variable.in_effect, variable.why_not
     (variable,) = check_environment(_settings(LD_PRELOAD=second))
-    assert not variable.in_effect, "of two allocators the first one counts"
+    assert not variable.in_effect, "the first of two allocators counts"
 
 
-def test_the_warning_comes_once_and_has_the_line_to_start_with(
+def test_the_warning_comes_once_with_the_command(
     started_with: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/uvicorn", "service:app"])
@@ -128,10 +126,10 @@ FORKED = ["python", "-c", "from multiprocessing.spawn import spawn_main", "--mul
 @pytest.mark.parametrize(
     ("argv", "orig", "command"),
     [
-        (["-c"], ["python", "-c", "import x"], ["COMMAND"]),  # which no shell could start again
+        (["-c"], ["python", "-c", "import x"], ["COMMAND"]),  # cannot be started again from a shell
         ([""], ["python"], ["COMMAND"]),
         (["service.py"], FORKED, ["COMMAND"]),
-        (GUNICORN[1:], GUNICORN, GUNICORN),  # an option of the program is none of Python's
+        (GUNICORN[1:], GUNICORN, GUNICORN),  # the program's own option, not Python's
     ],
 )
 def test_the_command_that_started_this_program(
@@ -142,17 +140,15 @@ def test_the_command_that_started_this_program(
     assert own_command() == command
 
 
-def test_the_environment_at_the_start_is_not_what_was_set_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_environment_at_start_ignores_later_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LATFIX_TEST_LATE", "1")
     found = environment_at_start()
     assert "LATFIX_TEST_LATE" not in found and found["PATH"]
     monkeypatch.setattr(environment, "_AT_START", tmp_path / "environ")
     (tmp_path / "environ").write_bytes(b"gunicorn: worker [service=app]\0\0\0")
-    assert environment_at_start() is os.environ, "a title was written over it: the present one counts"
+    assert environment_at_start() is os.environ, "a process title overwrote it: the current environment counts"
     path = f"PATH={os.environ['PATH']}"
-    apart = "GLIBC_TUNABLES=glibc.malloc.mmap_max=0\0glibc.malloc.top_pad=6"  # as the C library takes them
+    apart = "GLIBC_TUNABLES=glibc.malloc.mmap_max=0\0glibc.malloc.top_pad=6"  # as split by the C library
     (tmp_path / "environ").write_text(f"{path}\0{apart}\0B=glibc.x=1\0")
     together = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.top_pad=6", "B": "glibc.x=1"}
     assert environment_at_start() == {"PATH": os.environ["PATH"], **together}
@@ -208,14 +204,14 @@ def test_without_a_command_the_line_is_printed(plan: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         ([], "usage:"),
         (["/nowhere/plan.toml"], "latfix: /nowhere/plan.toml: found no such file; expected a plan"),
         (["PLAN", "/nowhere/uvicorn"], "latfix: /nowhere/uvicorn: cannot be started (No such file or directory)"),
     ],
 )
-def test_what_cannot_be_launched_is_one_line(plan: Path, arguments: list[str], says: str) -> None:
+def test_a_command_that_cannot_be_launched_is_one_line(plan: Path, arguments: list[str], expected: str) -> None:
     done = _launch(*(plan if argument == "PLAN" else argument for argument in arguments))
     assert done.returncode == EXIT_INPUT
-    assert done.stderr.startswith(says) and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(expected) and len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Services with planted faults, each in a process of its own on loopback."""
+"""Services with planted faults, each in its own process on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Planted:
 
 @pytest.fixture
 def planted() -> Iterator[Callable[[str], Planted]]:
-    """Start a service with a fault; it is gone after the test."""
+    """Start a service with a fault; it ends after the test."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(fault: str) -> Planted:

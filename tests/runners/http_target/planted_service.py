@@ -1,6 +1,6 @@
-"""A small HTTP service with a fault that is known: ``python planted_service.py FAULT``; it prints its port.
+"""A small HTTP service with a known fault: ``python planted_service.py FAULT``; it prints its port.
 
-Faults are planted by the service itself, so that a test knows what a diagnosis from outside has to find.
+Faults are planted by the service itself, so a test knows what an outside diagnosis must find.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COUNTED = {"requests": 0, "waited_s": 0.0}
 
 
 def busy(seconds: float) -> None:
-    """Compute for so long, by this process's own clock of its work."""
+    """Compute for this much CPU time."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
@@ -39,7 +39,7 @@ async def answer(write: Write, document: Any, status: str = "200 OK") -> None:
 
 
 def in_a_thread(work: Callable[[], None]) -> Callable[[Any, Write], Awaitable[None]]:
-    """As frameworks serve plain functions: by threads of a pool, behind an event loop."""
+    """Like frameworks serve plain functions: in a thread pool behind an event loop."""
 
     async def served(_body: Any, write: Write) -> None:
         await asyncio.get_running_loop().run_in_executor(POOL, work)
@@ -49,7 +49,7 @@ def in_a_thread(work: Callable[[], None]) -> Callable[[Any, Write], Awaitable[No
 
 
 def behind_a_lock() -> None:
-    """Half of the requests share a lock in the middle of their work."""
+    """Half of the requests share a lock during their work."""
     time.sleep(0.005)
     if RANDOM.random() < 0.5:
         with ONE_LOCK:
@@ -59,7 +59,7 @@ def behind_a_lock() -> None:
 
 
 def computing_python() -> None:
-    """One in ten computes for long, in Python: it shares the interpreter with the others."""
+    """One request in ten computes long in Python, and holds the interpreter lock."""
     end = time.thread_time() + (0.06 if RANDOM.random() < 0.1 else 0.006)
     while time.thread_time() < end:
         pass
@@ -71,13 +71,13 @@ async def steady(_body: Any, write: Write) -> None:
 
 
 async def dependency(_body: Any, write: Write) -> None:
-    """Many at once; one in thirty waits for something slow."""
+    """Many at once; one in thirty waits for a slow dependency."""
     await asyncio.sleep(0.004 + (0.12 if RANDOM.random() < 0.033 else 0.0))
     await answer(write, {"ok": 1})
 
 
 async def blocking_dependency(_body: Any, write: Write) -> None:
-    """One at a time; some wait for something slow, and all behind them."""
+    """One at a time; some wait for a slow dependency and delay all others."""
     busy(0.003)
     if RANDOM.random() < 0.02:
         time.sleep(0.1)
@@ -98,7 +98,7 @@ async def sleeping(_body: Any, write: Write) -> None:
 
 
 async def sized(body: Any, write: Write) -> None:
-    """As long as the request says."""
+    """For as long as the request requires."""
     await asyncio.sleep(0.002 + 0.0001 * body["tokens"])
     await answer(write, {"ok": 1})
 
@@ -117,7 +117,7 @@ KSERVE: Any = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape"
 
 
 async def kserve(body: Any, write: Write) -> None:
-    """A model of two inputs behind KServe v2; anything that is not theirs is refused."""
+    """A model of two inputs behind KServe v2; other inputs are refused."""
     given = {one["name"]: one for one in body["inputs"]}
     for wanted in KSERVE["inputs"]:
         one = given.pop(wanted["name"], {})
@@ -139,7 +139,7 @@ async def unstable(_body: Any, write: Write) -> None:
 
 
 async def stream(body: Any, write: Write) -> None:
-    """Tokens at a steady pace; a long prompt holds up everybody's, as a prefill in a shared batch does."""
+    """Tokens at a steady pace; a long prompt delays all others', as a prefill in a shared batch does."""
     prompt = len(str(body["messages"][0]["content"]).split())
     if prompt > 100:
         time.sleep(0.2)
@@ -178,7 +178,7 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
 
 
 async def stand_still() -> None:
-    """What a collection in the event loop's thread looks like from outside."""
+    """Simulates a garbage collection in the event loop's thread."""
     while True:
         await asyncio.sleep(0.6 + 0.5 * RANDOM.random())
         time.sleep(0.15)

@@ -1,4 +1,4 @@
-"""Bodies are filled in as JSON: no value can leave its place."""
+"""Bodies are filled in as JSON: no value can escape its placeholder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def filled(template: str, one: Request) -> Any:
 
 
 @given(JSON)
-def test_a_place_of_its_own_takes_any_value_as_it_is(value: Any) -> None:
+def test_a_whole_placeholder_takes_any_value(value: Any) -> None:
     assert filled('{"a": "{payload}", "b": [1, "{payload}"]}', request(value)) == {"a": value, "b": [1, value]}
 
 
@@ -55,7 +55,7 @@ def test_places_reach_into_payloads_and_braces_can_be_written() -> None:
         ('{"a": "}"}', "a brace without a name"),
     ],
 )
-def test_what_is_no_template_is_refused_in_a_line(template: str, found: str) -> None:
+def test_an_invalid_template_is_a_one_line_error(template: str, found: str) -> None:
     with pytest.raises(InputError, match=found) as refused:
         read_template(template)
     assert "\n" not in refused.value.message

@@ -1,4 +1,4 @@
-"""gRPC: what is sent is what Triton's own client would send, and a real server's answers are read."""
+"""gRPC: requests equal those of Triton's own client, and a real server's answers are read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "negative: \N{LATIN SMALL LETTER E WITH ACUTE}")
         if values[0] > 900:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        if len(values) > 1000:  # more than what a call's window of HTTP/2 holds, both ways
+        if len(values) > 1000:  # exceeds a call's HTTP/2 window in both directions
             return service_pb2.ModelInferResponse(id=request.id, raw_output_contents=[bytes(3 << 20)])
         return service_pb2.ModelInferResponse(id=request.id, raw_output_contents=[values.sum().tobytes()])
 
@@ -99,16 +99,16 @@ def test_a_request_is_what_the_protocol_s_own_parser_reads() -> None:
     assert raw[2] == b"\x02\0\0\0" + "é".encode() + b"\0\0\0\0"
     assert raw[3] == np.array([0x3F80, 0xC000], "<u2").tobytes() and raw[4] == b"\x01\0\x01"
     assert [one.name for one in found.outputs] == ["y"]
-    told = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in found.parameters.items()}
-    assert told == {"sequence_id": -7, "start": False, "name": "a", "scale": 0.5}
+    parameters = {name: getattr(one, one.WhichOneof("parameter_choice")) for name, one in found.parameters.items()}
+    assert parameters == {"sequence_id": -7, "start": False, "name": "a", "scale": 0.5}
     assert found.inputs[1].parameters["k"].int64_param == 1
 
 
-def test_what_a_model_tells_of_its_inputs_is_read() -> None:
-    told = service_pb2.ModelMetadataResponse(name="m", versions=["1"], platform="onnx")
-    told.inputs.add(name="x", datatype="FP32", shape=[-1, 4])
-    told.outputs.add(name="y", datatype="FP32", shape=[-1])
-    read = read_metadata(told.SerializeToString())
+def test_the_metadata_of_a_models_inputs_is_read() -> None:
+    response = service_pb2.ModelMetadataResponse(name="m", versions=["1"], platform="onnx")
+    response.inputs.add(name="x", datatype="FP32", shape=[-1, 4])
+    response.outputs.add(name="y", datatype="FP32", shape=[-1])
+    read = read_metadata(response.SerializeToString())
     assert read == {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}
     assert read_metadata(b"\x22\xff") == {}
 
@@ -117,13 +117,13 @@ def test_what_a_model_tells_of_its_inputs_is_read() -> None:
     ("document", "found"),
     [
         ("[1]", "without a list of inputs"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"inputs": [{"name": "x", "datatype": "FP12", "shape": [1], "data": [1]}]}', "datatype 'FP12'"),
-        ('{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [300]}]}', "no INT8"),
+        ('{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [300]}]}', "not INT8"),
         ('{"inputs": [], "parameters": {"a": [1]}}', "parameter a"),
     ],
 )
-def test_what_cannot_be_sent_is_said_in_a_line(document: str, found: str) -> None:
+def test_a_document_that_cannot_be_sent_is_a_one_line_error(document: str, found: str) -> None:
     with pytest.raises(InputError, match=found):
         infer_request(PATH, document.encode())
 

@@ -14,6 +14,7 @@ import pytest
 from latfix.cli.app import main
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.http_target import http_session
 from tests.runners.http_target.conftest import Planted
 
 Plant = Callable[[str], Planted]
@@ -38,14 +39,14 @@ def diagnose(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any], RunRecor
 @pytest.mark.slow
 def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: Path, planted: Plant) -> None:
     service = planted("dependency")
-    traffic = write_traffic(tmp_path / "t.jsonl", 400, 0.03, payload={"x": 1})
+    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={"x": 1})
     words = (service.at(), "--traffic", str(traffic), "--slowest", "2")
     code, found, record = diagnose(tmp_path, *words, "--pid", str(service.pid))
     assert code == 0
     assert found["source"] == {"kind": "http", "path": service.at(), "unit": "request"}
     by_cause = {cause["cause"]: cause["tail_ms"] for cause in found["causes"]}
     assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
-    # On a crowded machine waiting for a core may be as large; a service that is idle is taken for nothing else.
+    # On a crowded machine waiting for a core may be as large; an idle service has no other cause.
     others = {name: ms for name, ms in by_cause.items() if name not in ("host.contention", "observer")}
     assert max(others, key=lambda name: others[name]) == "external.dependency"
     assert found["stages_ms"]["queue"]["mean"] is None
@@ -66,7 +67,7 @@ def test_a_slow_dependency_is_named_from_outside_and_two_runs_compare(tmp_path: 
 @pytest.mark.slow
 def test_streams_have_a_first_token_and_gaps(tmp_path: Path, planted: Plant) -> None:
     service = planted("stream")
-    traffic = write_traffic(tmp_path / "t.jsonl", 30, 0.1, output_tokens=6, input_tokens=10)
+    traffic = write_traffic(tmp_path / "t.jsonl", 30, 0.05, output_tokens=6, input_tokens=10)
     address = service.at("/v1/chat/completions")
     code, found, record = diagnose(
         tmp_path, address, "--traffic", str(traffic), "--slo", "ttft<60s", "--slo", "gap<0.001ms"
@@ -84,13 +85,13 @@ def test_streams_have_a_first_token_and_gaps(tmp_path: Path, planted: Plant) -> 
 def test_errors_and_timeouts_are_counted_with_how_long_they_waited(tmp_path: Path, planted: Plant) -> None:
     service = planted("unstable")
     traffic = write_traffic(tmp_path / "t.jsonl", 70, 0.03, payload={})
-    _, found, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--timeout", "2")
+    _, found, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--timeout", "0.5")
     counts = found["requests"]
     assert counts["error"] >= 14
     assert counts["timeout"] >= 1
     assert sum(counts[name] for name in ("ok", "error", "timeout", "shed")) == 70
     waited = record.requests["latency_ns"][record.requests["status"] == 2]
-    assert (waited >= 2_000_000_000).all()
+    assert (waited >= 500_000_000).all()
     assert any("HTTP 500" in message for message in record.errors.values())
 
 
@@ -112,7 +113,7 @@ def test_secrets_stay_out_of_the_record(tmp_path: Path, planted: Plant, monkeypa
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["http://127.0.0.1:{closed}/x"], "nobody who listens"),
+        (["http://127.0.0.1:{closed}/x"], "found no service on"),
         (["http://no-such-host.invalid/x"], "no host"),
         (["grpc://127.0.0.1:8001"], "found no model"),
         (["http://127.0.0.1:{closed}/x", "--body", "{{oops"], "no JSON"),
@@ -124,10 +125,10 @@ def test_secrets_stay_out_of_the_record(tmp_path: Path, planted: Plant, monkeypa
         (["recommender", "--pid", "1"], "--pid"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line_and_code_2(
+def test_an_invalid_command_is_one_line_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], found: str
 ) -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody answers there
+    with socket.socket() as taken:  # bound but not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         traffic = write_traffic(tmp_path / "t.jsonl", 3, 0.01, payload={})
         filled = [word.format(closed=taken.getsockname()[1]) for word in words]
@@ -138,19 +139,28 @@ def test_what_cannot_be_measured_is_one_line_and_code_2(
 
 
 @pytest.mark.slow
-def test_a_route_that_is_not_there_ends_the_replay_early(
-    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("fault", "code", "reason"),
+    [
+        ("refusing", EXIT_INPUT, "HTTP 404 Not Found"),
+        ("broken", EXIT_RUNNER, 'HTTP 500 Internal Server Error: {"error": "no weights for '),
+    ],
+)
+def test_a_service_that_fails_on_every_request_ends_the_replay_early(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str], fault: str, code: int, reason: str
 ) -> None:
-    service = planted("refusing")
     traffic = write_traffic(tmp_path / "t.jsonl", 3000, 0.01, payload={})
     out = tmp_path / "run"
-    assert main(["diagnose", service.at(), "--traffic", str(traffic), "--out", str(out)]) == EXIT_INPUT
-    assert "HTTP 404 Not Found" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["diagnose", planted(fault).at(), "--traffic", str(traffic), "--out", str(out)]) == code
+    assert reason in capsys.readouterr().err.splitlines()[-1]
     assert len(RunRecord.load(out).requests["index"]) < 1000
 
 
 @pytest.mark.slow
-def test_tls_that_is_none_is_said_so(tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_tls(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_session, "_CONNECT_S", 0.5)
     service = planted("steady")
     traffic = write_traffic(tmp_path / "t.jsonl", 3, 0.01, payload={})
     address = service.at().replace("http:", "https:")
@@ -159,24 +169,10 @@ def test_tls_that_is_none_is_said_so(tmp_path: Path, planted: Plant, capsys: pyt
 
 
 @pytest.mark.slow
-def test_a_service_that_fails_on_every_request_ends_the_replay_early(
-    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service = planted("broken")
-    traffic = write_traffic(tmp_path / "t.jsonl", 3000, 0.01, payload={})
-    out = tmp_path / "run"
-    assert main(["diagnose", service.at(), "--traffic", str(traffic), "--out", str(out)]) == EXIT_RUNNER
-    assert 'HTTP 500 Internal Server Error: {"error": "no weights for ' in capsys.readouterr().err.splitlines()[-1]
-    assert len(RunRecord.load(out).requests["index"]) < 1000
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "cause"), [("lock", "service.lock"), ("interpreter", "python.gil")])
-def test_threads_that_wait_for_each_other_are_told_from_outside(
-    tmp_path: Path, planted: Plant, fault: str, cause: str
-) -> None:
+def test_waits_between_threads_are_seen_from_outside(tmp_path: Path, planted: Plant, fault: str, cause: str) -> None:
     service = planted(fault)
-    traffic = write_traffic(tmp_path / "t.jsonl", 500, 0.03, payload={})
+    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.03, payload={})
     _, found, _ = diagnose(tmp_path, service.at(), "--traffic", str(traffic), "--pid", str(service.pid))
     by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
     assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
@@ -196,9 +192,9 @@ def test_threads_that_wait_for_each_other_are_told_from_outside(
         ({"payload": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}}, EXIT_INPUT),
     ],
 )
-def test_tensors_for_kserve_are_made_by_the_model_s_metadata(
+def test_kserve_tensors_follow_the_metadata(
     tmp_path: Path, planted: Plant, fields: dict[str, Any], code: int
 ) -> None:
-    traffic = write_traffic(tmp_path / "t.jsonl", 60, 0.02, **fields)
+    traffic = write_traffic(tmp_path / "t.jsonl", 20, 0.02, **fields)
     address = planted("kserve").at("/v2/models/m/infer")
     assert main(["diagnose", address, "--traffic", str(traffic), "--out", str(tmp_path / "run")]) == code

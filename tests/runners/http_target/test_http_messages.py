@@ -1,4 +1,4 @@
-"""Answers are read the same however they are cut."""
+"""Answers are parsed the same for any split of the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
 
 
 @given(st.sampled_from([PLAIN, CHUNKED, CONTINUED]), st.lists(st.integers(1, 20), min_size=1, max_size=60))
-def test_an_answer_is_whole_at_its_last_byte_and_not_before(answer: bytes, cuts: list[int]) -> None:
+def test_an_answer_is_complete_at_its_last_byte_and_not_before(answer: bytes, cuts: list[int]) -> None:
     reader, at, done = AnswerReader(), 0, False
     for cut in [*cuts, len(answer)]:
         piece = answer[at : at + cut]
@@ -33,7 +33,7 @@ def test_an_answer_is_whole_at_its_last_byte_and_not_before(answer: bytes, cuts:
     assert (reader.status, reader.body, reader.keep, reader.received) == (200, BODY, True, len(answer))
 
 
-def test_a_connection_is_kept_as_the_server_says() -> None:
+def test_a_connection_is_kept_as_the_server_allows() -> None:
     for head, keep in ((b"Connection: close", False), (b"Connection: keep-alive", True), (b"X: y", True)):
         reader = AnswerReader()
         assert reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + head + b"\r\n\r\n", 1)
@@ -45,7 +45,7 @@ def test_a_connection_is_kept_as_the_server_says() -> None:
 
 
 @pytest.mark.parametrize("data", [b"SSH-2.0-x\r\n\r\n", b"\x15\x03\x01", b"HTTP/1.1 abc\r\n\r\n"])
-def test_what_is_no_http_is_said_to_be_none(data: bytes) -> None:
+def test_an_answer_that_is_not_http_is_an_error(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="HTTP/1"):
         AnswerReader().feed(data, 1)
 
@@ -105,9 +105,7 @@ def test_parts_of_a_stream_are_those_with_output() -> None:
     ids=["ollama", "messages", "responses"],
 )
 @pytest.mark.parametrize("kind", ["application/x-ndjson; charset=utf-8", "text/event-stream"])
-def test_other_servers_streams_are_read(
-    events: list[dict[str, object]], parts: list[int], tokens: int, kind: str
-) -> None:
+def test_streams_of_other_servers(events: list[dict[str, object]], parts: list[int], tokens: int, kind: str) -> None:
     reader, prefix = AnswerReader(), b"" if "json" in kind else b"data: "
     reader.feed(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode(), 0)
     for k, event in enumerate(events):
@@ -149,7 +147,7 @@ def test_bad_headers_are_refused_without_their_values(option: str) -> None:
         parse_headers([option], parse_address("http://h/"), {})
 
 
-def test_protocols_are_told_by_the_path() -> None:
+def test_protocols_are_recognized_by_the_path() -> None:
     paths = ("/v1/chat/completions", "/v1/completions", "/v2/models/m/infer", "/predict")
     assert [protocol_of(path) for path in paths] == ["chat", "completions", "kserve", "json"]
     assert [models_path(path) for path in paths] == ["/v1/models", "/v1/models", "/v2/models/m", None]

@@ -1,4 +1,4 @@
-"""Replays over HTTP against servers of a few lines, each on a thread: what becomes of answers of every form."""
+"""Replays over HTTP against servers of a few lines, each on a thread: outcomes of all forms of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 
 
 def _read(sock: socket.socket) -> tuple[bytes, int]:
-    """The head of the next request, and how much of its body is still to come."""
+    """The head of the next request, and the missing length of its body."""
     data = b""
     while b"\r\n\r\n" not in data:
         if not (more := sock.recv(1 << 16)):
@@ -45,9 +45,9 @@ def replayed(
     gap_ns: int = 0,
     timeout_ns: int = 3_000_000_000,
 ) -> tuple[Any, list[str]]:
-    """Rows of the requests in order, and what is said of those that failed.
+    """Rows of the requests in order, and the messages of those that failed.
 
-    :param serve: one connection, and its number.
+    :param serve: serves a connection; called with its number.
     """
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -60,7 +60,7 @@ def replayed(
             threading.Thread(target=hold, args=(sock, number), daemon=True).start()
 
     def hold(sock: socket.socket, number: int) -> None:
-        with sock, contextlib.suppress(ConnectionError):  # whoever has given a request up resets its connection
+        with sock, contextlib.suppress(ConnectionError):  # a client that gave up resets its connection
             serve(sock, number)
 
     threading.Thread(target=accept, daemon=True).start()
@@ -100,10 +100,10 @@ def _answering(answer: bytes) -> Callable[[socket.socket, int], None]:
 
 def test_an_answer_before_the_request_was_sent_takes_no_other_request_with_it(tmp_path: Path) -> None:
     def serve(sock: socket.socket, _: int) -> None:
-        while (asked := _read(sock))[0]:
+        while (received := _read(sock))[0]:
             sock.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
             time.sleep(0.4)
-            left = asked[1]
+            left = received[1]
             while left > 0 and (more := sock.recv(min(left, 1 << 20))):
                 left -= len(more)
 
@@ -129,7 +129,7 @@ def test_streams_of_every_form_have_their_parts(tmp_path: Path, coding: bytes, b
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         (
             b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /predict/?key=secret\r\nContent-Length: 0\r\n\r\n",
@@ -142,15 +142,15 @@ def test_streams_of_every_form_have_their_parts(tmp_path: Path, coding: bytes, b
         ),
         (
             STREAM + b'\r\ndata: {"object": "error", "message": "too long", "code": 400}\n\n',
-            "the stream told an error: too long",
+            "the stream reported an error: too long",
         ),
     ],
     ids=["redirect", "gzip", "error object"],
 )
-def test_what_went_wrong_is_told(tmp_path: Path, answer: bytes, said: str) -> None:
+def test_an_error_answer_is_described(tmp_path: Path, answer: bytes, expected: str) -> None:
     rows, (error,) = replayed(tmp_path, _answering(answer), [b"{}"])
     assert rows["status"].tolist() == [Status.ERROR]
-    assert said in error
+    assert expected in error
     assert "secret" not in error
 
 
@@ -172,5 +172,5 @@ def test_a_timeout_holds_however_dense_the_traffic(tmp_path: Path, late_s: float
     rows, _ = replayed(tmp_path, serve, [b"{}"] * 1500, gap_ns=400_000, timeout_ns=100_000_000)
     over.set()
     assert rows["status"][0] == Status.TIMEOUT
-    assert rows["latency_ns"][0] < 1499 * 400_000, "it is not held until there is nothing else to do"
+    assert rows["latency_ns"][0] < 1499 * 400_000, "answers are read between sends, not only at the end"
     assert (rows["status"] == Status.OK).any()

@@ -34,7 +34,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, *_: object) -> None:
-        """Not into the tests' output."""
+        """Keeps errors out of the tests' output."""
 
 
 def _https(stack: ExitStack) -> str:
@@ -71,13 +71,13 @@ def test_a_service_over_tls_is_trusted_by_its_certificate_alone(
     traffic = tmp_path / "t.jsonl"
     lines = [{"arrival_s": 0.02 * k, "payload": {"x": [[1.0, 2, 3, 4]]}} for k in range(30)]
     traffic.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = ["diagnose", address, "--traffic", str(traffic)]
-    assert main([*asked, "--out", str(tmp_path / "a")]) == 2
+    command = ["diagnose", address, "--traffic", str(traffic)]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 2
     assert "certificate is not trusted" in capsys.readouterr().err
-    assert main([*asked, "--cacert", str(CERTIFICATE), "--out", str(tmp_path / "b")]) == 0
+    assert main([*command, "--cacert", str(CERTIFICATE), "--out", str(tmp_path / "b")]) == 0
     record = RunRecord.load(tmp_path / "b")
     assert record.counts()["ok"] == 30
     rows = record.requests
     opened = rows["new_connection"] == 1
     assert 0 < opened.sum() < 15
-    assert rows["prepare_ns"][opened].min() > rows["prepare_ns"][~opened].min()  # the handshake is there
+    assert rows["prepare_ns"][opened].min() > rows["prepare_ns"][~opened].min()  # it includes the handshake

@@ -1,4 +1,4 @@
-"""Live runners over a small workload whose stages do what a request's payload says."""
+"""Live runners over a small workload whose stages follow a request's payload."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def make_runner(write_hooked: Callable[..., Path]) -> Iterator[MakeRunner]:
 
 
 class Hold:
-    """Something that a request runs into and stays in until it is let go."""
+    """Blocks a request until it is released."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -76,7 +76,7 @@ class Hold:
 
     def __call__(self) -> None:
         self.entered.set()
-        assert self._go.wait(20), "nobody let it go"
+        assert self._go.wait(20), "it was never released"
 
     def let_go(self) -> None:
         self._go.set()
@@ -84,7 +84,7 @@ class Hold:
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    """A :class:`Hold`, let go at the latest when the test is over."""
+    """A :class:`Hold`, released at the end of the test at the latest."""
     made = Hold()
     yield made
     made.let_go()

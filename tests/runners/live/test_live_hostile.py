@@ -1,4 +1,4 @@
-"""What one caller does must not end the service for the others."""
+"""No caller can end the service for the others."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def in_a_thread(runner: Runner, request: Any) -> Any:
 
 
 def in_a_loop(runner: Runner, request: Any) -> Any:
-    async def ask() -> Any:
+    async def call() -> Any:
         return await runner.infer(request)
 
-    return asyncio.run(ask())
+    return asyncio.run(call())
 
 
 @pytest.mark.parametrize("batch_key", ["", "n"])
@@ -46,26 +46,24 @@ def in_a_loop(runner: Runner, request: Any) -> Any:
         (Request(id="x", arrival_s=0.0, features=None), False),  # type: ignore[arg-type]
     ],
 )
-def test_no_request_ends_the_engines_threads(
-    make_runner: MakeRunner, hostile: Any, served: bool, batch_key: str
-) -> None:
-    """A deadline or a length that no clock or column can hold: a thread that took it at its word would die of it."""
+def test_no_request_ends_the_engine(make_runner: MakeRunner, hostile: Any, served: bool, batch_key: str) -> None:
+    """A deadline or length that no clock or column can hold would kill a thread that used it unchecked."""
     traffic = [{"arrival_s": 0.01 * k, "value": k, "n": k} for k in range(4)]
     runner = make_runner(traffic=traffic, batch_key=batch_key)
     ways: tuple[Ask, ...] = (submitted, in_a_thread, in_a_loop)
-    for ask in ways:
+    for call in ways:
         if served:
-            assert ask(runner, hostile) == 2.0
+            assert call(runner, hostile) == 2.0
         else:
             with pytest.raises(InputError, match=r"^request: "):
-                ask(runner, hostile)
+                call(runner, hostile)
     assert runner.infer_sync({"value": 2}) == 4.0
     assert runner.serving and not runner._engine.ended_threads()
 
 
 @pytest.mark.parametrize("value", [1, -1])
 def test_a_callback_that_exits_ends_no_thread(make_runner: MakeRunner, hold: Any, value: int) -> None:
-    """Callbacks of a future run on the thread that answers it; of -1 the model raises."""
+    """Callbacks of a future run on the answering thread; the model raises for -1."""
     runner = make_runner()
     first = runner.submit({"value": value, "payload": {"prepare": hold}})
     assert hold.entered.wait(10)
@@ -82,15 +80,15 @@ def test_a_callback_that_exits_ends_no_thread(make_runner: MakeRunner, hold: Any
     assert runner.serving and not runner._engine.ended_threads()
 
 
-def test_a_callback_that_exits_keeps_nobody_from_being_told_of_the_end(make_runner: MakeRunner, hold: Any) -> None:
+def test_a_callback_that_exits_does_not_keep_other_callers_waiting(make_runner: MakeRunner, hold: Any) -> None:
     runner = make_runner()
-    asked = [runner.submit({"value": k, "payload": {"finish": hold}}) for k in range(3)]
+    futures = [runner.submit({"value": k, "payload": {"finish": hold}}) for k in range(3)]
     assert hold.entered.wait(10)
 
     def leave(_: concurrent.futures.Future[Any]) -> None:
         raise SystemExit("the caller's own")
 
-    asked[0].add_done_callback(leave)
+    futures[0].add_done_callback(leave)
     threading.Timer(0.5, hold.let_go).start()
     runner.close(timeout_s=0.05)
-    assert all(future.done() for future in asked)
+    assert all(future.done() for future in futures)

@@ -1,7 +1,8 @@
-"""``load_runner(record=...)``: a record that reads as a run's, while the service runs and later."""
+"""``load_runner(record=...)``: a record that reads like a run's, during and after the service."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -14,11 +15,13 @@ import pytest
 
 import latfix
 from latfix.errors import InputError
+from latfix.profilers.probes import stage_recorder
 from latfix.profilers.probes.stage_recorder import SegmentWriter
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.run_record.live_record import live_parts, load_live
 from latfix.run_record.run_record import RunRecord
+from latfix.runners.live import live_record
 
 MakeRunner = Callable[..., latfix.Runner]
 
@@ -31,7 +34,7 @@ def _serve(runner: latfix.Runner, count: int, payload: Callable[[int], Any] = la
             assert k % 50 == 0
 
 
-def test_every_request_is_there_with_what_it_asked_for(make_runner: MakeRunner, tmp_path: Path) -> None:
+def test_every_request_is_recorded_with_its_features(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(load={"record": tmp_path / "log"}, warmup_requests=0)
     _serve(runner, 200)
     runner.close()
@@ -47,7 +50,7 @@ def test_every_request_is_there_with_what_it_asked_for(make_runner: MakeRunner, 
     assert "process.rss_bytes" in set(record.samples["series"])
 
 
-def test_a_full_disk_ends_the_record_with_a_word_and_not_the_service(
+def test_a_full_disk_ends_the_record_with_a_warning_and_not_the_service(
     make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: SegmentWriter) -> None:
@@ -61,22 +64,20 @@ def test_a_full_disk_ends_the_record_with_a_word_and_not_the_service(
     _serve(runner, 20)
     runner.close()
     assert runner.stats().requests["ok"] == 19
-    assert caplog.messages == [f"{tmp_path / 'log'}: latfix cannot record there any more (No space left on device)"]
+    assert caplog.messages == [f"{tmp_path / 'log'}: latfix stopped recording there (No space left on device)"]
 
 
 def test_it_is_read_while_the_service_runs(make_runner: MakeRunner, tmp_path: Path) -> None:
     runner = make_runner(load={"record": tmp_path / "log"})
     _serve(runner, 20)
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and (
-        not live_parts(tmp_path / "log") or not any((tmp_path / "log").glob("*/segments/requests.bin"))
-    ):
-        time.sleep(0.05)
-    time.sleep(1.5)
-    found = diagnose_recording(tmp_path / "log", ReadOptions())
+    found = None
+    while found is None or found.requests["ok"] != 19:
+        assert time.monotonic() < deadline
+        with contextlib.suppress(InputError):  # nothing is on the disk yet
+            found = diagnose_recording(tmp_path / "log", ReadOptions())
     assert found.source is not None
     assert found.source.kind == "live"
-    assert found.requests["ok"] == 19
     assert runner.serving
 
 
@@ -96,7 +97,11 @@ def test_a_slow_dependency_is_named_from_the_record(make_runner: MakeRunner, tmp
 
 
 @pytest.mark.slow
-def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: MakeRunner, tmp_path: Path) -> None:
+def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(
+    make_runner: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_record, "_LOOK_S", 0.1)
+    monkeypatch.setattr(stage_recorder, "FLUSH_INTERVAL_S", 0.05)
     folder = tmp_path / "log"
     (run := folder / "2026-11-01-run" / "segments").mkdir(parents=True)
     (run.parent / "run.json").write_text("{}")
@@ -106,16 +111,16 @@ def test_the_disk_stays_within_its_bound_and_the_latest_is_kept(make_runner: Mak
         futures = [runner.submit({"value": 1, "number": number + k}) for k in range(400)]
         number += 400
         wait(futures)
-        time.sleep(1.1)
+        time.sleep(0.25)
     runner.close()
     parts = live_parts(folder)
     assert len(parts) > 1
     record = load_live(folder)
     assert len(record.traffic) < number
     assert record.traffic.features["number"].max() == number - 1
-    assert run.exists(), "a run that lies beside the parts is nobody's to remove"
+    assert run.exists(), "a run next to the parts is never removed"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4e6
-    late = load_live(folder, last_s=1.0)
+    late = load_live(folder, last_s=0.3)
     assert 0 < len(late.traffic) < len(record.traffic)
 
 
@@ -132,6 +137,6 @@ def test_warm_up_is_not_in_it(make_runner: MakeRunner, tmp_path: Path) -> None:
     ("arguments", "words"),
     [({"record": "/proc/nowhere"}, "cannot record there"), ({"record": "log", "record_mb": 0}, "record_mb")],
 )
-def test_what_cannot_be_recorded_is_refused(make_runner: MakeRunner, arguments: dict[str, Any], words: str) -> None:
+def test_an_unwritable_record_is_refused(make_runner: MakeRunner, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make_runner(load=arguments)

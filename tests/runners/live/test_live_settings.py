@@ -1,4 +1,4 @@
-"""Whatever a plan sets, a live runner serves with it: rows are used again, answers are right, threads end."""
+"""A live runner serves with every setting: rows are reused, answers are right, threads end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latfix.stages import STAGES
 
 MakeRunner = Callable[..., Runner]
 
-#: Works in steps, one for each unit of ``steps``; answers the request's number so many times.
+#: Works in ``steps`` steps; answers the request's number multiplied by them.
 STEPPED = """
 from tests.runners.scheduling.counting_model import Counter, Stepping
 
@@ -38,15 +38,15 @@ EVERY: list[dict[str, Any]] = [
 
 
 def _serve(runner: Runner) -> None:
-    """Four callers at once, several times round the ring; some of their requests fail."""
+    """Four callers at once, several rounds of the ring; some of their requests fail."""
 
-    def ask(k: int) -> Any:
+    def infer(k: int) -> Any:
         if k % 25 == 24:
             return str(runner.submit({"value": -1, "id": f"bad{k}"}).exception(20))
         return runner.infer_sync({"value": k % 7})
 
     with ThreadPoolExecutor(4) as callers:
-        answers = list(callers.map(ask, range(200)))
+        answers = list(callers.map(infer, range(200)))
     for k, answer in enumerate(answers):
         assert f"bad{k}" in answer if k % 25 == 24 else answer == 2.0 * (k % 7), (k, answer)
     rows = runner.recent()

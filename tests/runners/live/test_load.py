@@ -1,4 +1,4 @@
-"""``load_runner``: which settings it runs with, what it warms up, what it says took effect, and what it refuses."""
+"""``load_runner``: the settings in use, warm-up, evidence, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from latfix.runners.host.start_environment import EnvironmentWarning
 MakeRunner = Callable[..., Runner]
 WriteHooked = Callable[..., Path]
 
-#: Notes in a file of its folder what it was asked to prepare.
+#: Writes the requests that it prepares to a file in its folder.
 NOTING = """
 import torch
 from latfix import Request, Workload
@@ -56,16 +56,16 @@ def _plan(path: Path, workload: str = "w", **settings: Any) -> Path:
 
 def test_the_plan_comes_over_the_workload_and_overrides_over_both(make_runner: MakeRunner, tmp_path: Path) -> None:
     path = _plan(tmp_path / "plan.toml", max_batch_size=4, prepare_threads=2, keep_precision=[""])
-    asked = {"max_batch_size": 8, "batch_window_ms": 3.0, "workers": 1}
+    given = {"max_batch_size": 8, "batch_window_ms": 3.0, "workers": 1}
     for plan in (path, str(path), tmp_path, read_plan(path)):
-        runner = make_runner(**asked, load={"plan": plan, "settings": {"batch_window_ms": 1, "device": "cpu"}})
+        runner = make_runner(**given, load={"plan": plan, "settings": {"batch_window_ms": 1, "device": "cpu"}})
         chosen = runner.settings
         assert (chosen.max_batch_size, chosen.prepare_threads, chosen.workers) == (4, 2, 1)
         assert (chosen.batch_window_ms, chosen.keep_precision) == (1.0, ("",))
         assert runner.plan == read_plan(path)
         assert runner.infer_sync({"value": 1}) == 2.0
-        assert len(runner.evidence()["threads"]["prepare"]) == 2, "the settings are those that run"
-    unplanned = make_runner(**asked)
+        assert len(runner.evidence()["threads"]["prepare"]) == 2, "the settings are in use"
+    unplanned = make_runner(**given)
     assert unplanned.plan is None and unplanned.settings.max_batch_size == 8
 
 
@@ -76,7 +76,7 @@ def test_a_plan_of_another_workload_is_pointed_out(make_runner: MakeRunner, tmp_
 
 
 @pytest.mark.parametrize(
-    ("load", "says"),
+    ("load", "expected"),
     [
         ({"plan": "/nowhere/plan.toml"}, "found no such file; expected a plan"),
         ({"plan": "x" * 300}, "found a path that cannot be read (File name too long)"),
@@ -95,23 +95,23 @@ def test_a_plan_of_another_workload_is_pointed_out(make_runner: MakeRunner, tmp_
         ({"traffic": "/nowhere/traffic.jsonl"}, "found no such file; expected recorded traffic"),
     ],
 )
-def test_wrong_arguments_are_one_clear_line(make_runner: MakeRunner, load: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=re.escape(says)) as caught:
+def test_wrong_arguments_are_one_clear_line(make_runner: MakeRunner, load: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=re.escape(expected)) as caught:
         make_runner(load=load)
     assert "\n" not in caught.value.message
     with pytest.raises(InputError, match="found no such folder or sample"):
         load_runner("no-such-workload")
 
 
-def test_what_loading_left_is_collected_before_there_are_requests(make_runner: MakeRunner) -> None:
-    """In a service it was seen to be walked for 0.27 s at the fourth hundred of requests a second."""
+def test_garbage_of_loading_is_collected_before_requests(make_runner: MakeRunner) -> None:
+    """In a service, this garbage caused a pause of 0.27 s at 400 requests per second."""
     collected: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "stop":
             collected.append(info["generation"])
 
-    gc.disable()  # those that come by chance
+    gc.disable()  # no other collections
     gc.callbacks.append(note)
     try:
         runner = make_runner()
@@ -140,13 +140,13 @@ def test_warming_up_runs_shapes_and_first_requests_of_the_traffic(write_hooked: 
         evidence = runner.evidence()
         assert evidence["warmup_shapes"] >= 1 and evidence["warmup_batches"] >= 3
         expected = [f"t{k % 30}" for k in range(32)]
-        assert "\n".join(expected) in (folder / "prepared.txt").read_text(), "one after the other, round and round"
-        assert runner.stats().requests["ok"] == 0, "warming up is no request of anybody's"
+        assert "\n".join(expected) in (folder / "prepared.txt").read_text(), "cyclically, one by one"
+        assert runner.stats().requests["ok"] == 0, "warm-up requests are not counted"
         assert runner._service.models.instances[0].seen
 
 
 def test_warming_up_is_done_by_the_threads_that_serve(write_hooked: WriteHooked) -> None:
-    """As before a replay: what a thread does for the first time it has done, and nothing of it is counted."""
+    """As before a replay: one-time work of the threads is done, and none of it is counted."""
     adapter = NOTING.replace('f"{request.id}\\n"', 'f"{threading.get_native_id()} {request.deadline_ms}\\n"')
     folder = write_hooked(
         adapter="import threading\n" + adapter,
@@ -159,7 +159,7 @@ def test_warming_up_is_done_by_the_threads_that_serve(write_hooked: WriteHooked)
         evidence, stats = runner.evidence(), runner.stats()
         serving = {str(native) for native in evidence["threads"]["prepare"]}
         assert [thread in serving for thread, _ in prepared[-5:]] == [True] * 5
-        assert all(float(limit) > 1e9 for _, limit in prepared[-5:]), "nobody waits for these"
+        assert all(float(limit) > 1e9 for _, limit in prepared[-5:]), "no caller waits for these"
         assert (stats.window, sum(stats.requests.values()), len(runner.recent())) == (0, 0, 0)
         assert evidence["pool_hits"] == evidence["pool_misses"] == 0
         assert runner._engine.in_flight == 0
@@ -182,7 +182,7 @@ def test_a_service_that_answers_nothing_at_warm_up_does_not_start(write_hooked: 
     folder = write_hooked(adapter=NOTING, traffic=bad, warmup_requests=3, gc="freeze")
     with pytest.raises(RunnerError, match="none of 3 requests succeeded; request t0: prepare raised ValueError: bad"):
         load_runner(folder)
-    assert gc.isenabled() and gc.get_freeze_count() == 0, "nothing is left behind"
+    assert gc.isenabled() and gc.get_freeze_count() == 0, "the process is restored"
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
     partly = write_hooked(adapter=NOTING, traffic=[{**TRAFFIC[0], "bad": 1}, *TRAFFIC[1:]], warmup_requests=3)
     load_runner(partly).close()
@@ -204,13 +204,13 @@ def test_the_evidence_is_what_verify_looks_at(write_hooked: WriteHooked) -> None
     folder = write_hooked(adapter=NOTING, traffic=TRAFFIC, max_batch_size=4)
     change = {"precision": "int8_dynamic", "buffer_pool": True}
     with load_runner(folder, settings=change) as planned, load_runner(folder) as plain:
-        asked = [runner.infer_sync({"half": 1}) for runner in (planned, plain, planned)]
-        assert asked[0] == asked[2] != asked[1]
+        given = [runner.infer_sync({"half": 1}) for runner in (planned, plain, planned)]
+        assert given[0] == given[2] != given[1]
         quantized, usual = planned.evidence(), plain.evidence()
     assert any("quantized" in name for name in quantized["modules"])
     assert not any("quantized" in name for name in usual["modules"])
     assert quantized["pool_hits"] + quantized["pool_misses"] == 2 and usual["pool_hits"] == 0
-    assert quantized["torch_threads"] == 1 == usual["torch_threads"], "of the runner, whoever asks"
+    assert quantized["torch_threads"] == 1 == usual["torch_threads"], "of the runner, not of the calling thread"
     assert quantized["compilations_in_run"] == 0
 
 
@@ -229,10 +229,10 @@ def test_environment_that_is_not_in_effect_is_warned_of_and_in_the_evidence(
     path = _plan(tmp_path / "plan.toml", env={"MALLOC_CONF": "", "OMP_WAIT_POLICY": "ACTIVE"})
     with pytest.warns(EnvironmentWarning, match="MALLOC_CONF: the process started without it") as caught:
         runner = make_runner(load={"plan": path})
-    assert caught[0].filename == __file__.replace("test_load", "conftest"), "it points to who called load_runner"
+    assert caught[0].filename == __file__.replace("test_load", "conftest"), "it points to the caller of load_runner"
     assert len(caught) == 1 and "OMP_WAIT_POLICY:" not in str(caught[0].message)
-    said = runner.evidence()["environment"]
-    assert {name: entry["in_effect"] for name, entry in said.items()} == {
+    reported = runner.evidence()["environment"]
+    assert {name: entry["in_effect"] for name, entry in reported.items()} == {
         "MALLOC_CONF": False,
         "OMP_WAIT_POLICY": True,
     }
@@ -258,7 +258,7 @@ def test_importing_latfix_stays_light() -> None:
 
 @pytest.mark.slow
 def test_a_program_that_ends_with_a_runner_open_ends_in_order(write_hooked: WriteHooked) -> None:
-    """One thread is waiting for an answer that the model still computes while the interpreter goes down."""
+    """A thread waits for an answer that the model still computes while the interpreter exits."""
     folder = write_hooked(
         adapter="""
         import time

@@ -1,4 +1,4 @@
-"""A mapping becomes the request that the same line of recorded traffic would be."""
+"""A mapping becomes the same request as the equal line of recorded traffic."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_mapping_is_read_as_the_same_line_of_traffic(row: dict[str, Any], nest
     assert live.id == row.get("id", "live-0")
 
 
-def test_a_request_is_taken_as_it_is() -> None:
+def test_a_request_is_used_unmodified() -> None:
     request = Request(id="r", arrival_s=3.0, features={"tokens": 4})
     assert _reader(**MAPPING).read(request, 5) is request
 
@@ -79,7 +79,7 @@ def test_a_payload_may_be_any_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "says"),
+    ("given_", "expected"),
     [
         ([], "found a list; expected a latfix.Request or a mapping"),
         ({"id": 1.5}, "id: found 1.5; expected a text or a whole number"),
@@ -97,15 +97,15 @@ def test_a_payload_may_be_any_object() -> None:
         ({"features": {"": 1}}, "found feature name ''"),
     ],
 )
-def test_what_no_traffic_could_hold_is_one_clear_line(given_: Any, says: str) -> None:
+def test_invalid_values_are_one_clear_line(given_: Any, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         _reader().read(given_, 0)
-    assert caught.value.message.startswith("request: ") and says in caught.value.message
+    assert caught.value.message.startswith("request: ") and expected in caught.value.message
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "expected"),
     [
         ({"priority": "urgent"}, "priority: found 'urgent'; expected high, normal or low"),
         ({"priority": None}, "priority: found None"),
@@ -116,34 +116,34 @@ def test_what_no_traffic_could_hold_is_one_clear_line(given_: Any, says: str) ->
         ({"features": None}, "features: found None; expected a mapping of features by name"),
     ],
 )
-def test_a_request_of_the_callers_own_making_is_looked_at_too(wrong: dict[str, Any], says: str) -> None:
-    """The engine's threads take its fields for what they are said to be, and serve everybody else too."""
+def test_a_request_made_by_the_caller_is_checked_too(wrong: dict[str, Any], expected: str) -> None:
+    """The engine's threads rely on the types of its fields, and serve all other callers too."""
     with pytest.raises(InputError) as caught:
         _reader().read(Request(**{"id": "r", "arrival_s": 0.0, **wrong}), 0)
-    assert caught.value.message.startswith("request: ") and says in caught.value.message
+    assert caught.value.message.startswith("request: ") and expected in caught.value.message
 
 
 @pytest.mark.parametrize("limit_ms", [1e13, 1e305, 10**200, "1e300"])
-def test_a_deadline_beyond_all_clocks_is_one_that_nobody_will_see(limit_ms: Any) -> None:
-    asked = Request(id="r", arrival_s=0.0, deadline_ms=limit_ms)
-    for read in (_reader().read({"deadline_ms": limit_ms}, 0), _reader().read(asked, 0)):
+def test_a_deadline_beyond_all_clocks_is_clipped(limit_ms: Any) -> None:
+    request = Request(id="r", arrival_s=0.0, deadline_ms=limit_ms)
+    for read in (_reader().read({"deadline_ms": limit_ms}, 0), _reader().read(request, 0)):
         assert read.deadline_ms == LONGEST_MS
 
 
 @pytest.mark.parametrize(
-    ("features", "says"),
+    ("features", "expected"),
     [
         ({}, "tokens: found no feature a"),
         ({"a": "text"}, "tokens: found feature a is text"),
         ({"a": None}, "tokens: found no feature a"),
     ],
 )
-def test_what_the_workload_derives_must_be_derivable(features: dict[str, Any], says: str) -> None:
+def test_derived_features_must_be_derivable(features: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         _reader(**MAPPING).read(features, 0)
-    assert says in caught.value.message
+    assert expected in caught.value.message
 
 
-def test_what_is_no_finite_number_is_refused() -> None:
+def test_a_feature_that_is_not_finite_is_refused() -> None:
     with pytest.raises(InputError, match="share: found"):
         _reader(share="1 / a").read({"a": 0}, 0)

@@ -1,4 +1,4 @@
-"""A runner in a user's own program: answers, errors, room, cancellation, deadlines, and the end in every case."""
+"""A runner in a user's own program: answers, errors, capacity, cancellation, deadlines, and every way to end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ENDED = {"ok", "error", "timeout", "shed", "cancelled"}
 
 
 def settle(what: Callable[[], bool]) -> None:
-    """Wait until something that other threads do is done."""
+    """Wait until a condition set by other threads holds."""
     end = time.monotonic() + 10
     while not what():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.002)
 
 
@@ -44,7 +44,7 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")}
 
 
-def test_answers_come_back_to_whoever_asked(make_runner: MakeRunner) -> None:
+def test_answers_come_back_to_their_callers(make_runner: MakeRunner) -> None:
     runner = make_runner(max_batch_size=4)
     assert runner.infer_sync({"value": 4}) == 8.0
     assert runner.infer_sync({"features": {"value": 5}}) == 10.0
@@ -59,33 +59,33 @@ def test_answers_come_back_to_whoever_asked(make_runner: MakeRunner) -> None:
 
 
 def test_requests_that_come_together_are_batched(make_runner: MakeRunner) -> None:
-    """The same engine as in a replay: eight that come within the window leave in one batch."""
+    """The same engine as in a replay: eight requests within the window form one batch."""
     runner = make_runner(max_batch_size=8, batch_window_ms=500.0)
-    asked = [runner.submit({"value": k}) for k in range(8)]
+    futures = [runner.submit({"value": k}) for k in range(8)]
 
-    assert [future.result(10) for future in asked] == [2.0 * k for k in range(8)]
+    assert [future.result(10) for future in futures] == [2.0 * k for k in range(8)]
     rows = runner.recent()
     assert len(rows) == 8 and len(set(rows["batch_id"])) == 1
     assert isinstance(runner._engine, Engine)
 
 
 @pytest.mark.parametrize(
-    ("request_", "says"),
+    ("request_", "expected"),
     [
         ({"value": 1, "payload": {"prepare": lambda: 1 / 0}}, "prepare raised ZeroDivisionError"),
         ({"value": -1}, "the model raised ValueError: negative"),
         ({"value": 1, "payload": {"finish": lambda: [].pop()}}, "finish raised IndexError"),
     ],
 )
-def test_a_request_that_fails_says_where(make_runner: MakeRunner, request_: dict[str, Any], says: str) -> None:
+def test_a_failed_request_names_its_stage(make_runner: MakeRunner, request_: dict[str, Any], expected: str) -> None:
     runner = make_runner(max_batch_size=4)
-    with pytest.raises(latfix.RequestFailed, match=says) as caught:
+    with pytest.raises(latfix.RequestFailed, match=expected) as caught:
         runner.infer_sync({**request_, "id": "mine"})
     assert caught.value.request_id == "mine" and "mine" in caught.value.message
-    with pytest.raises(latfix.RequestFailed, match=says):
+    with pytest.raises(latfix.RequestFailed, match=expected):
         asyncio.run(runner.infer(request_))
 
-    assert runner.infer_sync({"value": 1}) == 2.0, "and nobody else is hurt"
+    assert runner.infer_sync({"value": 1}) == 2.0, "no other request is affected"
     assert runner.stats().requests["error"] == 2
 
 
@@ -98,7 +98,7 @@ def test_errors_are_one_tree() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "value", [("value", 1)], {"value": object()}, {"priority": "urgent"}])
-def test_what_is_no_request_is_refused_before_it_enters(make_runner: MakeRunner, wrong: Any) -> None:
+def test_an_invalid_request_is_refused_before_it_enters(make_runner: MakeRunner, wrong: Any) -> None:
     runner = make_runner()
     with pytest.raises(InputError, match="request: "):
         runner.infer_sync(wrong)
@@ -123,8 +123,8 @@ def test_many_more_requests_than_rows_from_threads_and_event_loops_at_once(
         return asyncio.run(all_of_them())
 
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        asked = {1000 * k: pool.submit(thread if k < 3 else loop, 1000 * k) for k in range(5)}
-    for start, answers in asked.items():
+        futures = {1000 * k: pool.submit(thread if k < 3 else loop, 1000 * k) for k in range(5)}
+    for start, answers in futures.items():
         assert answers.result() == [2.0 * (start + k) for k in range(len(answers.result()))]
     stats = runner.stats()
     assert stats.requests["ok"] == 3 * 150 + 2 * 200 == sum(stats.requests.values())
@@ -141,7 +141,7 @@ def test_memory_does_not_grow(make_runner: MakeRunner, monkeypatch: pytest.Monke
     monkeypatch.setattr(live_load, "_EVENTS", 20)
     runner = make_runner(load={"slots": 4}, max_batch_size=2)
 
-    def ask(n: int) -> None:
+    def infer(n: int) -> None:
         for k in range(n):
             if k % 10:
                 runner.infer_sync({"value": k, "id": f"a request of {k}"})
@@ -151,15 +151,15 @@ def test_memory_does_not_grow(make_runner: MakeRunner, monkeypatch: pytest.Monke
 
     tracemalloc.start()
     try:
-        ask(1000)  # every row of the rings was in use, and what Python keeps for reuse is there
+        infer(1000)  # fills every row of the rings, and Python's free lists
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
-        ask(1000)
+        infer(1000)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    # Less than the smallest object for each and its place in a container: what stays is of no request.
+    # Less than the smallest object per request and its place in a container, so no request leaves anything.
     assert grown < 1000 * 32, f"{grown} bytes stayed of 1000 requests"
 
 
@@ -199,7 +199,7 @@ def test_where_all_rows_are_in_use_the_next_is_shed(make_runner: MakeRunner, hol
     hold.let_go()
 
     assert (first.result(10), second.result(10)) == (2.0, 4.0)
-    assert runner.infer_sync({"value": 3}) == 6.0, "there is room again"
+    assert runner.infer_sync({"value": 3}) == 6.0, "capacity is free again"
     assert runner.stats().requests == {**dict.fromkeys(ENDED, 0), "ok": 3, "shed": 2}
 
 
@@ -219,7 +219,7 @@ def test_where_all_rows_are_in_use_the_next_waits_in_line_if_it_may(make_runner:
 def test_a_line_whose_requests_all_end_at_once_does_not_pile_up_calls(
     make_runner: MakeRunner, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two thousand in line whom admission refuses, one from within the other's end: the stack must not hold them."""
+    """Admission refuses two thousand in line, each from within the previous end: the stack must not grow."""
     runner = make_runner(load={"slots": 1, "when_full": "wait"})
     first = runner.submit({"value": 0, "payload": {"finish": hold}})
     assert hold.entered.wait(10)
@@ -250,17 +250,17 @@ def test_the_services_own_limit_decides_before_the_rows_do(make_runner: MakeRunn
     assert [future.result(10) for future in held] == [0.0, 2.0, 4.0]
 
 
-def test_who_is_cancelled_in_the_queue_never_reaches_the_model(make_runner: MakeRunner, hold: Any) -> None:
+def test_a_request_cancelled_in_the_queue_never_reaches_the_model(make_runner: MakeRunner, hold: Any) -> None:
     runner = make_runner()
     served: list[str] = []
 
-    async def ask(name: str, **hooks: Any) -> Any:
+    async def infer(name: str, **hooks: Any) -> Any:
         return await runner.infer({"value": 1, "payload": {"finish": lambda: served.append(name), **hooks}})
 
     async def scenario() -> None:
-        first = asyncio.create_task(ask("first", finish=hold))
+        first = asyncio.create_task(infer("first", finish=hold))
         await asyncio.to_thread(hold.entered.wait, 10)
-        second, third = asyncio.create_task(ask("second")), asyncio.create_task(ask("third"))
+        second, third = asyncio.create_task(infer("second")), asyncio.create_task(infer("third"))
         while runner.stats().queued < 2:
             await asyncio.sleep(0.002)
         second.cancel()
@@ -275,7 +275,7 @@ def test_who_is_cancelled_in_the_queue_never_reaches_the_model(make_runner: Make
     assert runner.stats().requests == {**dict.fromkeys(ENDED, 0), "ok": 2, "cancelled": 1}
 
 
-def test_who_is_cancelled_before_prepare_is_not_prepared(make_runner: MakeRunner, hold: Any) -> None:
+def test_a_request_cancelled_before_prepare_is_not_prepared(make_runner: MakeRunner, hold: Any) -> None:
     runner = make_runner()
     prepared: list[int] = []
     first = runner.submit({"value": 1, "payload": {"prepare": hold}})
@@ -290,13 +290,13 @@ def test_who_is_cancelled_before_prepare_is_not_prepared(make_runner: MakeRunner
     assert runner.stats().requests["cancelled"] == 1
 
 
-def test_who_is_cancelled_in_line_leaves_it(make_runner: MakeRunner, hold: Any) -> None:
+def test_a_request_cancelled_in_line_leaves_it(make_runner: MakeRunner, hold: Any) -> None:
     runner = make_runner(load={"slots": 1, "when_full": "wait"})
     first = runner.submit({"value": 1, "payload": {"finish": hold}})
     waiting = [runner.submit({"value": k}) for k in range(5)]
     assert waiting[1].cancel() and waiting[3].cancel()
 
-    assert runner.stats().waiting == 3, "a line of those who have gone would grow without end"
+    assert runner.stats().waiting == 3, "otherwise a line of cancelled requests would grow without end"
     hold.let_go()
     assert [waiting[k].result(10) for k in (0, 2, 4)] == [0.0, 4.0, 8.0]
     assert first.result(10) == 2.0
@@ -304,7 +304,7 @@ def test_who_is_cancelled_in_line_leaves_it(make_runner: MakeRunner, hold: Any) 
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_nobody_waits_beyond_a_deadline_whatever_the_engine_is_stuck_in(
+def test_no_caller_waits_beyond_its_deadline_for_a_stuck_engine(
     make_runner: MakeRunner, hold: Any, own: bool
 ) -> None:
     runner = make_runner(load={"settings": {} if own else {"timeout_ms": 30.0}})
@@ -316,7 +316,7 @@ def test_nobody_waits_beyond_a_deadline_whatever_the_engine_is_stuck_in(
         runner.infer_sync({"value": 2, **deadline})
     with pytest.raises(latfix.RequestTimedOut, match="deadline"):
         asyncio.run(runner.infer({"value": 2, **deadline}))
-    assert not stuck.done(), "the engine was still in it"
+    assert not stuck.done(), "the engine was still stuck"
     hold.let_go()
 
     assert stuck.result(10) == 2.0
@@ -324,9 +324,9 @@ def test_nobody_waits_beyond_a_deadline_whatever_the_engine_is_stuck_in(
     assert runner.stats().requests == {**dict.fromkeys(ENDED, 0), "ok": 1, "timeout": 2}
 
 
-def test_closing_lets_those_inside_finish_and_nobody_in(make_runner: MakeRunner, hold: Any) -> None:
+def test_closing_lets_requests_inside_finish_and_admits_none(make_runner: MakeRunner, hold: Any) -> None:
     runner = make_runner(load={"slots": 2, "when_full": "wait"}, workers=2, prepare_threads=2)
-    asked = [runner.submit({"value": k, "payload": {"finish": hold}}) for k in range(5)]
+    futures = [runner.submit({"value": k, "payload": {"finish": hold}}) for k in range(5)]
     assert hold.entered.wait(10) and runner.serving
     closing = threading.Thread(target=runner.close)
     closing.start()
@@ -336,7 +336,7 @@ def test_closing_lets_those_inside_finish_and_nobody_in(make_runner: MakeRunner,
         runner.infer_sync({"value": 1})
     hold.let_go()
     closing.join(10)
-    assert [future.result(0) for future in asked] == [2.0 * k for k in range(5)]
+    assert [future.result(0) for future in futures] == [2.0 * k for k in range(5)]
     assert not threads()
     runner.close()
 
@@ -373,7 +373,9 @@ def test_it_is_a_context_manager_of_both_kinds(make_runner: MakeRunner) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("role", ["worker", "prepare"])
-def test_a_dead_thread_hangs_nobody(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+def test_callers_of_a_dead_thread_get_an_error(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
     kind, method = (Worker, "_serve") if role == "worker" else (Engine, "_prepare")
 
     def die(*_: Any) -> None:
@@ -382,9 +384,9 @@ def test_a_dead_thread_hangs_nobody(make_runner: MakeRunner, monkeypatch: pytest
     runner = make_runner(load={"slots": 2, "when_full": "wait"})
     assert runner.infer_sync({"value": 1}) == 2.0
     monkeypatch.setattr(kind, method, die)
-    asked = [runner.submit({"value": k}) for k in range(5)]
+    futures = [runner.submit({"value": k}) for k in range(5)]
 
-    for future in asked:
+    for future in futures:
         assert isinstance(future.exception(10), latfix.RunnerClosed)
     with pytest.raises(latfix.RunnerClosed, match=f"latfix-{role}-0 of the runner died"):
         runner.infer_sync({"value": 1})
@@ -393,28 +395,26 @@ def test_a_dead_thread_hangs_nobody(make_runner: MakeRunner, monkeypatch: pytest
     assert not threads()
 
 
-def test_a_fork_is_told_that_the_threads_stayed_behind(make_runner: MakeRunner) -> None:
+def test_a_fork_gets_an_error(make_runner: MakeRunner) -> None:
     runner = make_runner()
     child = os.fork()
     if not child:
-        signal.alarm(10)  # who waits for threads that are not there waits for ever
+        signal.alarm(10)  # a wait for missing threads would never end
         code = 1
         try:
-            if runner.serving:  # a health check asks it
+            if runner.serving:  # as a health check would
                 os._exit(3)
             runner.infer_sync({"value": 1})
         except latfix.RunnerClosed as error:
             runner.close()
-            code = 0 if "forked" in error.message else 2
+            code = 0 if "fork" in error.message else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert runner.infer_sync({"value": 1}) == 2.0
 
 
-def test_stats_are_of_the_latest_requests_and_add_up(
-    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stats_cover_the_latest_requests_and_add_up(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "WINDOW", 16)
     runner = make_runner(max_batch_size=2)
     empty = runner.stats()
@@ -432,7 +432,7 @@ def test_stats_are_of_the_latest_requests_and_add_up(
     assert (np.diff(rows["arrival_ns"]) > 0).all() and (rows["batch_id"] >= 0).all()
 
 
-def test_a_frozen_collector_still_collects_while_nobody_asks_and_is_given_back(make_runner: MakeRunner) -> None:
+def test_a_frozen_collector_still_collects_without_requests_and_is_restored(make_runner: MakeRunner) -> None:
     assert gc.isenabled()
     runner = make_runner(gc="freeze")
     try:
@@ -451,7 +451,7 @@ def test_a_frozen_collector_still_collects_while_nobody_asks_and_is_given_back(m
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
-def test_a_caller_in_a_loop_that_has_ended_hurts_nobody(make_runner: MakeRunner, hold: Any) -> None:
+def test_a_caller_in_an_ended_loop_affects_no_other(make_runner: MakeRunner, hold: Any) -> None:
     runner = make_runner()
 
     async def leave() -> None:

@@ -1,4 +1,4 @@
-"""What hangs is told with its thread, its batch and its stack, and what was in flight is in the record."""
+"""Hanging work is reported with its thread, batch and stack, and requests in flight are recorded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _ago(seconds: float) -> int:
     return time.perf_counter_ns() - int(seconds * 1e9)
 
 
-def test_a_batch_that_hangs_is_told_once_and_then_beyond_its_limit(hanging: threading.Thread) -> None:
+def test_a_hanging_batch_is_reported_once_and_exceeds_its_limit(hanging: threading.Thread) -> None:
     recorder = StageRecorder(8)
     recorder.batch_done(_open_batch(recorder, _ago(400)), _ago(390))
     stuck = _open_batch(recorder, _ago(20))
@@ -85,7 +85,7 @@ def test_a_prepare_that_hangs(hanging: threading.Thread) -> None:
     assert beyond and fresh is not None and "prepare thread 0 has been in prepare of request 5" in fresh.words
 
 
-def test_what_is_in_flight_at_the_end_is_recorded_once() -> None:
+def test_requests_in_flight_at_the_end_are_recorded_once() -> None:
     recorder = StageRecorder(4)
     recorder.scheduled_ns[:] = [100, 200, 300, 400]
     for slot in range(3):
@@ -93,7 +93,7 @@ def test_what_is_in_flight_at_the_end_is_recorded_once() -> None:
     recorder.enqueued[1] = 250
     recorder.request_done(0, Status.OK, 180)
     assert recorder.cut(1000) == 2
-    recorder.request_done(1, Status.OK, 2000)  # its worker woke up too late
+    recorder.request_done(1, Status.OK, 2000)  # its worker woke too late
     rows = recorder.drain_requests()
     assert rows.dtype == REQUEST_DTYPE and sorted(rows["index"].tolist()) == [0, 1, 2]
     cut = rows[rows["status"] == Status.UNFINISHED]

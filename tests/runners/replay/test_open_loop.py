@@ -1,4 +1,4 @@
-"""The open-loop replayer: never early, late at once, and the schedule stays."""
+"""The open-loop replayer: never early, late calls at once, and an unshifted schedule."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from latfix.runners.replay.open_loop import LEAST_SPIN_NS, replay
 
 
 class SimulatedClock:
-    """Moves only when it is read or slept by.
+    """Moves only by readings and sleeps.
 
-    :param late_ns: by which a sleep oversleeps; ``stop_ns`` when the event that is waited for is set.
+    :param late_ns: how much a sleep oversleeps; ``stop_ns`` when the awaited event is set.
     """
 
     def __init__(self, late_ns: int = 0, stop_ns: int = 1 << 62) -> None:
         self.now, self.late_ns, self.stop_ns = 0, late_ns, stop_ns
 
     def ns(self) -> int:
-        self.now += 50  # what a reading takes
+        self.now += 50  # cost of a reading
         return self.now
 
     def sleep(self, seconds: float, /) -> None:
@@ -46,10 +46,8 @@ class SimulatedClock:
     takes=st.integers(0, 3_000_000),
     late_ns=st.integers(0, 400_000),
 )
-def test_calls_are_in_order_never_early_and_late_ones_are_made_at_once(
-    gaps: list[int], takes: int, late_ns: int
-) -> None:
-    """The schedule is not moved: a call is due at its own time, or when the one before it has returned."""
+def test_calls_are_in_order_never_early_and_late_ones_immediate(gaps: list[int], takes: int, late_ns: int) -> None:
+    """The schedule does not shift: a call is due at its own time, or when the previous one has returned."""
     clock, scheduled = SimulatedClock(late_ns), np.cumsum(np.array(gaps, dtype=np.int64)).tolist()
     at: list[int] = []
 
@@ -61,7 +59,7 @@ def test_calls_are_in_order_never_early_and_late_ones_are_made_at_once(
     returned = 0
     for began, due in zip(at, scheduled, strict=True):
         ready = max(due, returned)
-        # Oversleeping is made good by spinning, as far as that goes.
+        # Spinning absorbs oversleeping within its bounds.
         assert due <= began and ready <= began <= ready + max(late_ns - LEAST_SPIN_NS, 0) + 1_000
         returned = began + takes
 
@@ -80,8 +78,8 @@ def test_stop_ends_a_long_wait() -> None:
     assert 5 * 10**9 <= clock.now < 5.2 * 10**9
     stop = threading.Event()
     threading.Timer(0.05, stop.set).start()
-    assert replay([0, 1 << 62], lambda _: None, stop) == 1, "by the machine's clock, too"
-    assert replay([0] * 5, lambda _: pytest.fail("sent"), stop) == 0, "nothing is sent once it is set"
+    assert replay([0, 1 << 62], lambda _: None, stop) == 1, "also on the machine's clock"
+    assert replay([0] * 5, lambda _: pytest.fail("sent"), stop) == 0, "nothing is sent after the stop"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timer slack is Linux's")

@@ -1,4 +1,4 @@
-"""What ends a replay at once and says why: a thread of the service that dies, requests that all fail alike."""
+"""A replay ends early with a reason if a thread of the service dies, or if all requests fail alike."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from latfix.runners.replay.recorded_replay import ThreadDeaths
 def test_a_dead_worker_stops_the_replay_and_a_thread_of_user_code_does_not(
     name: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", told.append)
+    reported: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
     stop, hook = threading.Event(), threading.excepthook
     with ThreadDeaths(stop) as deaths:
         deaths.check()
         thread = threading.Thread(target=int, args=("half a sentence",), name=name)
         thread.start()
         thread.join()
-        assert stop.is_set() is ends and len(told) == 1
+        assert stop.is_set() is ends and len(reported) == 1
         with pytest.raises(RunnerError, match=f"{name} .*ValueError.*half a sentence") if ends else nullcontext():
             deaths.check()
-    assert threading.excepthook is hook, "the next replay of this process does not stack its own on it"
+    assert threading.excepthook is hook, "hooks of later replays do not stack"
 
 
 _BROKEN = """
@@ -47,9 +47,7 @@ class Broken(Workload):
 
 
 @pytest.mark.slow
-def test_a_model_that_raises_on_every_request_ends_the_replay_early(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_always_raises_ends_the_replay_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = tmp_path / "w", tmp_path / "run"
     folder.mkdir()
     (folder / "workload.py").write_text(_BROKEN)

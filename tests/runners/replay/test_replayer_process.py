@@ -1,4 +1,4 @@
-"""The replayer's own process: it keeps the schedule whatever this interpreter does, and never outlives it."""
+"""The replayer's own process keeps the schedule while this interpreter is busy, and never outlives it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MS = 1_000_000
 
 
 def _due(*after_ms: float) -> npt.NDArray[np.int64]:
-    """Times from a moment in which the process has begun."""
+    """Times that start when the process is ready."""
     return time.perf_counter_ns() + np.array([round((100 + ms) * _MS) for ms in after_ms], dtype=np.int64)
 
 
@@ -46,13 +46,13 @@ def test_requests_arrive_in_order_never_early() -> None:
     assert [at for _, at, _ in taken] == list(replayer.arrived)
     assert (np.array(replayer.arrived) >= due).all()
     assert 0 < replayer.cpu_ns < 60 * 1000 * _MS
-    # Only of those that were taken in late it is asked what the thread waited for a core.
+    # The thread's wait for a core is read only for requests that were taken in late.
     assert {runq for *_, runq in taken} <= {0, 7}
 
 
 @pytest.mark.alone
 def test_requests_arrive_while_the_interpreter_lock_is_held() -> None:
-    """Nobody here can take them in for 300 ms; they have arrived all the same, each at its time."""
+    """This process cannot take them in for 300 ms, but each arrives on time."""
     hold = ctypes.PyDLL(None).usleep  # unlike CDLL, it keeps the lock
     with ReplayerProcess(10) as replayer:
         replayer.ready()
@@ -61,7 +61,7 @@ def test_requests_arrive_while_the_interpreter_lock_is_held() -> None:
         _, taken = _taken(replayer, threading.Event(), lambda k: hold(300_000) if k == 0 else None)
         late = np.array(replayer.arrived) - due
     assert late.max() < 50 * _MS
-    assert [runq for *_, runq in taken][1] == taken[0][2], "one wake-up took all of them in"
+    assert [runq for *_, runq in taken][1] == taken[0][2], "one wake-up took in all of them"
 
 
 def test_stop_ends_a_long_wait_and_the_process() -> None:
@@ -72,8 +72,8 @@ def test_stop_ends_a_long_wait_and_the_process() -> None:
         assert _taken(replayer, stop, lambda _: stop.set())[0] == 1
 
 
-def test_what_arrived_and_was_not_taken_in_counts_as_sent() -> None:
-    """A run that is cut short says of those that they were in flight."""
+def test_requests_that_arrived_but_were_not_taken_in_count_as_sent() -> None:
+    """A run that is cut short reports them as in flight."""
     stop = threading.Event()
 
     def hold_up(_: int) -> None:
@@ -96,7 +96,7 @@ def test_a_replayer_that_dies_ends_the_run_with_a_line() -> None:
             _taken(replayer, threading.Event(), lambda _: os.kill(replayer.pid, signal.SIGKILL))
 
 
-def test_it_is_gone_at_the_end_whatever_happened() -> None:
+def test_the_process_ends_in_any_case() -> None:
     with pytest.raises(RuntimeError), ReplayerProcess(1) as replayer:
         raise RuntimeError
     with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a run says of itself: threads, memory, idle work; in this process, and in one that was set up for it."""
+"""A run's facts: threads, memory, idle work; in this process, and in one that was set up for it."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def traffic(n: int = 12) -> Traffic:
 
 @pytest.fixture
 def serve(folder: Path) -> Iterator[Serve]:
-    """Loads the service in a thread of this process, serves its traffic once, and returns what the run says."""
+    """Loads the service in a thread of this process, serves its traffic once, and returns the run's facts."""
     services: list[Service] = []
 
     def run(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
-        with ThreadPoolExecutor(1) as thread:  # which may lose priority by it, and does not get it back
+        with ThreadPoolExecutor(1) as thread:  # it may permanently lose priority
             return thread.submit(lambda: serve_once(idle_s, **values)).result()
 
     def serve_once(idle_s: float = 0.0, **values: Any) -> tuple[Service, dict[str, Any]]:
@@ -99,7 +99,7 @@ def serve(folder: Path) -> Iterator[Serve]:
 
 
 def lower_priority() -> int:
-    """A nice value that any user may give itself."""
+    """A nice value that any user may set."""
     return min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)
 
 
@@ -131,7 +131,7 @@ def test_a_plain_run_shows_its_threads_and_its_memory(serve: Serve) -> None:
 
 @linux
 def test_the_environment_is_that_of_the_start(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set later is not seen by who reads it before ``main``, and a run must not say that it was."""
+    """Allocators read variables before ``main``; a run must not report one that was set later."""
     started = environment_at_start()
     for name in ("OMP_WAIT_POLICY", "LD_PRELOAD"):
         monkeypatch.setenv(name, "too-late")
@@ -143,7 +143,7 @@ def test_the_environment_is_that_of_the_start(serve: Serve, monkeypatch: pytest.
 
 @linux
 def test_threads_take_the_places_that_they_are_given(serve: Serve) -> None:
-    """On one core there is none to give, and the run says so."""
+    """On one core no placement is possible, and the run reports it."""
     lower = lower_priority()
     _, found = serve(pin="workers", nice=lower)
     threads, cores = found["placement"], allowed_cores()
@@ -159,7 +159,7 @@ def test_threads_take_the_places_that_they_are_given(serve: Serve) -> None:
 @linux
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="one core is one domain")
 def test_workers_and_their_memory_keep_to_their_domains(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if each of two cores were a memory node of its own."""
+    """Pretends that each of two cores is a memory node."""
     one, two = allowed_cores()[:2]
     machine = Topology(
         cores=(one, two),
@@ -190,7 +190,7 @@ def test_idle_work_is_in_the_record(serve: Serve) -> None:
     assert done["runs"] > 0 and done["elements"] == 5 and done["failure"] == ""
     assert done["longest_ns"] > 0 and done["rows"] >= 3
     known = found["embeddings"]
-    # Row 3 is in every request four times at least; the others share the rest.
+    # Every request has row 3 at least four times; other rows share the rest.
     assert known["hot_rows"] == 3 and 0.6 < known["hot_share"] <= 1 and known["lookups"] >= 48
     assert service.models.instances[0].resident is not None
 
@@ -206,7 +206,7 @@ def test_rows_are_learned_from_the_first_requests_where_there_is_no_traffic(fold
     service.release()
 
 
-def test_what_the_collector_and_the_pool_did_is_in_the_record(serve: Serve) -> None:
+def test_collector_and_pool_counters_are_in_the_record(serve: Serve) -> None:
     service, found = serve(gc="freeze", buffer_pool=True)
     assert found["collections"]["frozen"] > 0
     assert found["pool_answers"]["hits"] > 0 and found["pool_answers"]["bytes"] > 0
@@ -248,7 +248,7 @@ def test_copied_weights_are_elsewhere_and_the_same() -> None:
         copied = copy_weights(model)
         assert torch.equal(model(inputs)[0], before)
     assert model[0].weight.data_ptr() != where and model[0].weight is model[1].weight
-    assert model.first[4].data_ptr() == model.second[0].data_ptr(), "views of one storage still are"
+    assert model.first[4].data_ptr() == model.second[0].data_ptr(), "views of one storage still share it"
     assert copied == model_bytes([model])
     assert copy_weights("no module") == 0
 
@@ -276,7 +276,7 @@ def test_memory_by_node_leaves_files_out(tmp_path: Path) -> None:
 
 @linux
 @pytest.mark.slow
-def test_a_runner_process_applies_it_all_and_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_runner_process_applies_and_records_all_settings(folder: Path, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "keep_warm_ms": 4.0,
         "hot_rows": 3,

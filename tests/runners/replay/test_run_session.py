@@ -38,7 +38,7 @@ def released() -> Iterator[None]:
 
 
 def _at_once(what: object, *arguments: object) -> list[object]:
-    """What so many calls at the same moment answer; a refusal is its message."""
+    """Results of simultaneous calls; a refusal is returned as its message."""
     start = threading.Barrier(AT_ONCE)
 
     def call() -> object:
@@ -53,7 +53,7 @@ def _at_once(what: object, *arguments: object) -> list[object]:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["empty", "new"])
-def test_of_all_who_want_a_folder_one_gets_it(tmp_path: Path, there: bool) -> None:
+def test_only_one_process_gets_a_folder(tmp_path: Path, there: bool) -> None:
     for k in range(20):
         folder = tmp_path / str(k)
         if there:
@@ -64,10 +64,8 @@ def test_of_all_who_want_a_folder_one_gets_it(tmp_path: Path, there: bool) -> No
         assert answers.count(refused) == AT_ONCE - 1
 
 
-def test_a_folder_that_was_filled_since_it_was_looked_at_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN another process that has written and ended between the look and the claim
+def test_a_folder_filled_since_the_check_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN another process that has written and ended between the check and the claim
     (tmp_path / "run.json").write_text("{}")
     looks = iter([[], [tmp_path / "run.json", tmp_path / claims.CLAIM]])
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(next(looks)))
@@ -118,7 +116,7 @@ def test_no_run_joins_the_segments_of_another(tmp_path: Path, write_workload: ob
     assert RunRecord.load(folder).samples["value"].tolist() == [2.0]
 
 
-def test_a_window_of_a_search_that_was_killed_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_window_of_a_killed_search_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "000-base").mkdir()
     (tmp_path / "000-base-2").mkdir()
     assert new_folder(tmp_path / "000-base") == tmp_path / "000-base-3"
@@ -136,11 +134,11 @@ time.sleep(600)
 
 
 def test_one_command_at_a_time_goes_on_in_a_folder(tmp_path: Path) -> None:
-    # GIVEN a command that is at work in a folder
+    # GIVEN a command that works in a folder
     with subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
-        # WHEN others want to go on there THEN none may, until it is killed, and then one
-        refused = f"{tmp_path}: found another latfix at work in it; wait for its end, or end it first"
+        # WHEN others try to continue there THEN none may until it is killed, and then exactly one
+        refused = f"{tmp_path}: found another latfix at work in it; wait until it ends, or end it first"
         assert _at_once(reopen_folder, tmp_path) == [refused] * AT_ONCE
         holder.kill()
     assert (tmp_path / claims.CLAIM).exists()

@@ -1,4 +1,4 @@
-"""Messages between latfix and its runner, and a runner process that starts, answers and goes."""
+"""Messages between latfix and its runner, and the life of a runner process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _JSON = st.recursive(
 @given(
     messages=st.lists(st.dictionaries(st.text(max_size=8), _JSON, max_size=4), max_size=5), chunk=st.integers(1, 40)
 )
-def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, object]], chunk: int) -> None:
+def test_messages_are_reassembled_from_any_chunks(messages: list[dict[str, object]], chunk: int) -> None:
     read, write = os.pipe()
     whole_read, whole_write = os.pipe()
     writer, reader = LineWriter(whole_write), LineReader(read)
@@ -85,9 +85,7 @@ class Plain(Workload):
 
 
 @pytest.mark.slow
-def test_it_starts_says_what_it_is_and_goes_with_what_user_code_left_behind(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_it_starts_reports_itself_and_ends_with_its_children(tmp_path: Path, write_workload: WriteWorkload) -> None:
     workload = write_workload(tmp_path / "w", adapter=FORKING)
     descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with _process(workload, tmp_path / "log", env={"LATFIX_TEST": "1"}) as process:
@@ -101,16 +99,16 @@ def test_it_starts_says_what_it_is_and_goes_with_what_user_code_left_behind(
         assert ready["default_collate"] is True and ready["evaluates"] is False
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert b"LATFIX_TEST=1" in environment
-        # Nothing is timed after a profile, and tearing CUPTI down may crash beside captured graphs.
+        # Nothing is timed after a profile, and tearing CUPTI down may crash with captured graphs.
         assert not any(variable.startswith(b"TEARDOWN_CUPTI") for variable in environment)
-        # Stopped it does nothing, and continued it still answers.
+        # A stopped process does nothing; after it continues, it still answers.
         process.pause()
         process.resume()
         process.close()
         process.close()
     assert not Path(f"/proc/{pid}").exists()
     assert len(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
-    # The child would take its time from the service that is measured next.
+    # The child would take resources from the service that is measured next.
     state = Path(f"/proc/{child}/stat")
     deadline = time.monotonic() + 10
     while state.exists() and " Z " not in state.read_text() and time.monotonic() < deadline:
@@ -119,9 +117,7 @@ def test_it_starts_says_what_it_is_and_goes_with_what_user_code_left_behind(
 
 
 @pytest.mark.slow
-def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
+def test_a_run_records_unit_costs_and_the_cost_of_probes(tmp_path: Path, write_workload: WriteWorkload) -> None:
     spec = load_spec(str(write_workload(tmp_path / "w")))
     replay = Replay(spec=spec, traffic=load_traffic(spec, TrafficOptions()), settings=spec.settings)
     record = run(tmp_path / "run", replay)
@@ -138,21 +134,21 @@ def test_a_run_records_the_machines_unit_costs_and_what_its_probes_cost(
     assert (record.requests["prepare_process_cpu_ns"] > 0).all()
 
 
-def test_the_end_of_a_command_that_was_given_up_is_nobody_s_answer(tmp_path: Path) -> None:
-    """A profile that took too long ends while the next command is waited for."""
+def test_the_end_of_an_abandoned_command_is_skipped(tmp_path: Path) -> None:
+    """A profile that took too long ends while the next command runs."""
     process = RunnerProcess(tmp_path, "adapter:Plain", RunnerSettings(), tmp_path / "log")
     process._reader, process._process = mock.Mock(ended=False), mock.Mock()
     process._writer = mock.Mock()
-    process._heard.extend(
+    process._unread.extend(
         [
             {"event": "done", "do": "device_profile", "profile": {}},
             {"event": "status", "done": 1},
             {"event": "done", "do": "evaluate", "score": 0.5},
         ]
     )
-    told: list[Any] = []
-    assert process.command("evaluate", on_event=told.append)["score"] == 0.5
-    assert [event["event"] for event in told] == ["status"]
+    events: list[Any] = []
+    assert process.command("evaluate", on_event=events.append)["score"] == 0.5
+    assert [event["event"] for event in events] == ["status"]
 
 
 @pytest.mark.slow
@@ -166,29 +162,37 @@ def test_an_interrupt_right_after_the_start_is_not_forgotten(tmp_path: Path, wri
     with RunnerProcess(spec.folder, spec.entry, spec.settings, folder.path / "runner.log") as process:
         process.start()
         assert process._writer is not None
-        for _ in range(2):  # the second one finds the process as ready as the first
-            # WHEN it is interrupted before it can have begun
+        for _ in range(2):  # the second replay finds the process ready too
+            # WHEN it is interrupted right after it started
             process._writer.send({"do": "replay", "folder": str(folder.path), "first": True})
             process.interrupt()
-            # THEN it ends all the same
+            # THEN it still ends
             assert process.wait_for_end(timeout_s=60)["state"] == "interrupted"
 
 
 @pytest.mark.parametrize(
-    ("python", "log", "says"),
+    ("python", "log", "reason"),
     [("no such python", "log", "could not be started"), ("", "no folder/log", "No such file or directory")],
 )
 def test_a_process_that_cannot_be_started(
-    tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch, python: str, log: str, says: str
+    tmp_path: Path,
+    write_workload: WriteWorkload,
+    monkeypatch: pytest.MonkeyPatch,
+    python: str,
+    log: str,
+    reason: str,
 ) -> None:
     if python:
         monkeypatch.setattr(sys, "executable", str(tmp_path / python))
-    with _process(write_workload(tmp_path / "w"), tmp_path / log) as process, pytest.raises(RunnerError, match=says):
+    with (
+        _process(write_workload(tmp_path / "w"), tmp_path / log) as process,
+        pytest.raises(RunnerError, match=reason),
+    ):
         process.start()
 
 
-def test_what_a_runner_imports_has_no_part_in_deciding() -> None:
-    """It starts in half a second, and everything that it loads lies in the measured process's memory."""
+def test_a_runner_imports_no_module_that_decides() -> None:
+    """It must start quickly, and all that it loads occupies the measured process's memory."""
     look = "import sys, latfix.runners.replay.runner_main; print([n for n in sys.modules if n.startswith('latfix')])"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     for part in ("forecast", "attribution", "profilers.causes", "runners.fixes", "runners.optimize", "reports"):

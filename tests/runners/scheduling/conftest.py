@@ -23,7 +23,7 @@ Offer = Callable[..., list[Offered]]
 
 @pytest.fixture(scope="session")
 def offer() -> Offer:
-    """Requests with exponential gaps; ``rates`` are pairs of seconds and requests a second, one after the other."""
+    """Requests with exponential gaps; ``rates`` are consecutive pairs of seconds and requests per second."""
 
     def make(
         *rates: tuple[float, float],
@@ -60,7 +60,7 @@ Recorded = Callable[..., RunRecord]
 
 @pytest.fixture(scope="session")
 def recorded() -> Recorded:
-    """The record of a simulated run: what the service's recorder would have written of it."""
+    """The record of a simulated run, as the service's recorder would write it."""
 
     def make(
         traffic: Sequence[Offered],
@@ -72,7 +72,7 @@ def recorded() -> Recorded:
         **meta: Any,
     ) -> RunRecord:
         """
-        :param pauses: by request, run-queue delay in nanoseconds that is in its batch's service already.
+        :param pauses: by request, run-queue delay in nanoseconds that its batch's service time includes.
         """
         n, m = len(traffic), len(run.batches)
         rows: Columns = zeros(REQUEST_DTYPE, n)

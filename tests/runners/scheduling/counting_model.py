@@ -1,4 +1,4 @@
-"""A model that works in steps: it adds up each request's number, as often as the request says."""
+"""A model that works in steps: it sums each request's number over its steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.request import Request
 
 
 class Stepping(Workload):
-    """Each request's tensor is its number and how many steps it takes; five where it does not say."""
+    """Each request's tensor is its number and its number of steps, by default five."""
 
     def prepare(self, request: Request) -> torch.Tensor:
         return torch.tensor([float(request.id), float(request.features.get("steps", 5))])
@@ -26,7 +26,7 @@ class Stepping(Workload):
 
 @dataclass
 class Row:
-    """A request under way."""
+    """A request in service."""
 
     number: float
     left: int
@@ -34,7 +34,7 @@ class Row:
 
 
 class Counter(torch.nn.Module):
-    """Adds a request's number to its sum once a step; ``forward`` does the same at once.
+    """Adds a request's number to its sum once per step; ``forward`` does all steps at once.
 
     :ivar together: the numbers of each step's requests.
     :ivar gate: called in each step.

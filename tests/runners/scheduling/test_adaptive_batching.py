@@ -1,4 +1,4 @@
-"""The controller of batches on simulated time: load steps, square waves, costs that fall and rise with the size."""
+"""The controller of batches on simulated time: load steps, square waves, falling and rising costs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SIZES, WINDOWS_MS = (1, 2, 4, 8, 16), (10, 30, 100)
 
 
 def helps(size: int) -> float:
-    """Milliseconds of a batch: sixteen take as long as two and a half one by one."""
+    """Milliseconds of a batch: sixteen requests cost as much as two and a half single ones."""
     return 10.0 + 0.5 * size
 
 
 def harms(size: int) -> float:
-    """Padding, say: a batch takes longer than its members one by one."""
+    """For example padding: a batch takes longer than its members one by one."""
     return float(6.0 * size**1.4)
 
 
@@ -36,7 +36,7 @@ def turns(size: int) -> float:
 
 @dataclass
 class Followed:
-    """A run with the controller, and what it set over time (seconds)."""
+    """A run with the controller, and its settings over time (seconds)."""
 
     run: Simulated
     at: list[float] = field(default_factory=list)
@@ -78,8 +78,8 @@ def _follow(
     controller = BatchController(
         most=16, least_window_ns=10 * MS, most_window_ns=100 * MS, target_ns=int(target_ms * MS)
     )
-    nobody = np.zeros(0, dtype=np.int64)
-    seen = Followed(run=Simulated(nobody, nobody, nobody))
+    nothing = np.zeros(0, dtype=np.int64)
+    seen = Followed(run=Simulated(nothing, nothing, nothing))
 
     def observe(batch: SimulatedBatch, _inside: int) -> None:
         arrivals = [traffic[slot].arrival_ns for slot in batch.members]
@@ -165,7 +165,7 @@ def test_under_a_steady_load_it_settles(offer: Offer, cost: Cost, rate: float) -
 
 
 def test_a_window_grows_only_where_workers_are_busy_and_latency_allows(offer: Offer) -> None:
-    # GIVEN a worker that is busy nearly all the time, batches that help, and much room below the target
+    # GIVEN a worker that is busy nearly all the time, batches that help, and latency far below the target
     busy = _follow(offer((20.0, 500.0), seed=15), helps, target_ms=600.0)
     assert max(busy.window_ms) > 12.0
     strict = _follow(offer((20.0, 500.0), seed=15), helps, target_ms=15.0)
@@ -182,7 +182,7 @@ def test_a_window_grows_only_where_workers_are_busy_and_latency_allows(offer: Of
     ids=["slower", "harm"],
 )
 def test_it_learns_anew_where_the_service_changes(offer: Offer, later: Cost, load: float, near: float) -> None:
-    """Costs from before and after a change beside each other would tell of the change, not of the size."""
+    """A comparison of costs from before and after a change would show the change, not the effect of the size."""
     traffic = offer((60.0, load), seed=3)
     change = (20.0, later)
     seen = _follow(traffic, helps, change=change)
@@ -191,24 +191,24 @@ def test_it_learns_anew_where_the_service_changes(offer: Offer, later: Cost, loa
 
 
 def test_batches_shrink_when_latency_starts_to_rise(offer: Offer) -> None:
-    # GIVEN large batches that paid, and do not any more from 20 s on
+    # GIVEN large batches that paid, until 20 s
     traffic = offer((20.0, 350.0), (40.0, 100.0), seed=3)
     seen = _follow(traffic, helps, change=(20.0, harms))
     end, size = np.array(seen.at), np.array(seen.size)
     assert size[end < 20.0][-1] == 16
-    # THEN they have begun to shrink within some batches, and are at a quarter before those are fifty
+    # THEN they start to shrink within some batches, and reach a quarter before fifty
     after = np.flatnonzero(end >= 20.0)
     assert (size[after[:24]] < 16).any() and (size[after[:50]] <= 4).any()
     assert _p95_ms(seen.run, 35.0) < 60.0
 
 
 def test_a_target_out_of_reach_neither_winds_up_nor_stops_service(offer: Offer) -> None:
-    # GIVEN more than the service can do at any size, then a quiet time
+    # GIVEN an overload at any size, then a quiet phase
     traffic = offer((10.0, 1200.0), (40.0, 20.0), seed=17)
     seen = _follow(traffic, helps, target_ms=1.0)
-    # THEN batches are as large as they may be under load, where that serves most
+    # THEN batches are as large as allowed under load, which serves most requests
     assert np.median(seen.late(seen.size, 5.0, 10.0)) >= 12
-    # AND every bound held, and what came after is served as if nothing had been
+    # AND every bound held, and later requests are served as before
     assert min(seen.size) >= 1 and max(seen.size) <= 16
     assert min(seen.window_ms) >= 10.0 and max(seen.window_ms) <= 100.0
     quiet = _p95_ms(seen.run, 40.0)

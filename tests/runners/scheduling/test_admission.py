@@ -1,4 +1,4 @@
-"""Admission on simulated time: a limit that follows latency, deadlines that cannot be met, and honest counts."""
+"""Admission on simulated time: a limit that follows latency, deadlines that cannot be met, and correct counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 4
 
 
 def service(members: Sequence[Offered]) -> int:
-    """Four at once take twice as long as one: 200 a second at most."""
+    """Four at once take twice as long as one: at most 200 per second."""
     return int((6.67 + 3.33 * len(members)) * MS)
 
 
@@ -42,7 +42,7 @@ def test_under_overload_those_let_in_are_served_quickly_and_no_capacity_is_lost(
     limit = ConcurrencyLimit(least=2 * SIZE)
     run = _limited(traffic, limit)
     answered = len(run.latency_ns())
-    assert answered + len(run.refused) == len(traffic), "everybody is served or counted"
+    assert answered + len(run.refused) == len(traffic), "every request is served or counted"
     assert limit.shed == len(run.refused) > 0.3 * len(traffic)
     assert answered / 40.0 > 0.95 * 200.0
     assert _p99_ms(run) < 250.0
@@ -104,17 +104,17 @@ def _in_time(run: Simulated, traffic: list[Offered]) -> int:
 def test_shedding_by_deadline_answers_more_in_time_than_serving_everybody(offer: Offer) -> None:
     traffic = offer((30.0, 320.0), seed=7, deadline_ms=150.0)
     run, check = _by_deadline(traffic)
-    everybody = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
+    unlimited = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
     assert _in_time(run, traffic) > 0.9 * 200 * 30
-    assert _in_time(everybody, traffic) < 0.1 * _in_time(run, traffic)
-    # Nearly all that were let in are in time, and whoever was not is counted.
+    assert _in_time(unlimited, traffic) < 0.1 * _in_time(run, traffic)
+    # Nearly all admitted requests are in time, and the others are counted.
     served = int(np.count_nonzero(run.end_ns >= 0))
     assert _in_time(run, traffic) > 0.9 * served
     assert check.refused == len(run.refused) and check.dropped == len(run.dropped)
     assert served + check.refused + check.dropped == len(traffic)
 
 
-def test_who_has_no_deadline_is_never_shed(offer: Offer) -> None:
+def test_a_request_without_a_deadline_is_never_shed(offer: Offer) -> None:
     traffic = offer((10.0, 400.0), seed=8, deadline_ms=100.0)
     traffic = [replace(one, expires_ns=0) if k % 3 == 0 else one for k, one in enumerate(traffic)]
     run, _ = _by_deadline(traffic)
@@ -124,9 +124,9 @@ def test_who_has_no_deadline_is_never_shed(offer: Offer) -> None:
 def test_a_load_that_fits_is_not_shed_by_deadline(offer: Offer) -> None:
     traffic = offer((60.0, 90.0), seed=9, deadline_ms=200.0)
     run, _ = _by_deadline(traffic)
-    everybody = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
+    unlimited = SimulatedQueue(service=service, limits=FixedLimits(SIZE, 0)).run(traffic)
     assert len(run.refused) + len(run.dropped) <= 0.01 * len(traffic)
-    assert _in_time(run, traffic) >= _in_time(everybody, traffic) - 0.01 * len(traffic)
+    assert _in_time(run, traffic) >= _in_time(unlimited, traffic) - 0.01 * len(traffic)
 
 
 def test_an_estimate_that_is_far_too_high_is_put_right(offer: Offer) -> None:
@@ -145,4 +145,4 @@ def test_an_empty_service_always_tries() -> None:
         estimate.learn(Batch(1, 1, 1, 1, 50 * MS, 50 * MS))
     check = DeadlineCheck(estimate, workers=1)
     assert check.refuses(0, 10 * MS, 3) and not check.refuses(0, 10 * MS, 0)
-    assert not check.hopeless(20 * MS, 10 * MS), "late already: that is a timeout"
+    assert not check.hopeless(20 * MS, 10 * MS), "already late, which is a timeout"

@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 def _pushed(backlog: Backlog, *items: tuple[int, int, float]) -> Backlog:
-    """Requests given as class, moment and share."""
+    """Requests as class, time and share."""
     for slot, (rank, at, share) in enumerate(items):
         backlog.push(rank=rank, slot=slot, enqueued_ns=at, share=share)
     return backlog
@@ -31,13 +31,13 @@ def _order(backlog: Backlog) -> list[int]:
 
 def test_a_request_gains_a_class_each_interval() -> None:
     ageing = Ordering(ageing_ns=100)
-    # A low request at 0 is passed by what comes before 200 and is high, or before 100 and is normal.
+    # A low request at 0 is overtaken by high requests before 200 and normal ones before 100.
     backlog = _pushed(Backlog(ordering=ageing), (2, 0, 1), (0, 199, 1), (0, 201, 1), (1, 99, 1), (1, 101, 1))
     assert _order(backlog) == [1, 3, 0, 2, 4]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2000)), min_size=2, max_size=30), st.integers(1, 500))
-def test_after_two_intervals_nobody_who_comes_later_goes_first(items: list[tuple[int, int]], ageing: int) -> None:
+def test_after_two_intervals_no_later_request_goes_first(items: list[tuple[int, int]], ageing: int) -> None:
     backlog = _pushed(Backlog(ordering=Ordering(ageing_ns=ageing)), *((rank, at, 1) for rank, at in items))
     for first, then in itertools.combinations(_order(backlog), 2):
         (rank_first, at_first), (rank_then, at_then) = items[first], items[then]
@@ -45,13 +45,13 @@ def test_after_two_intervals_nobody_who_comes_later_goes_first(items: list[tuple
 
 
 @pytest.mark.parametrize("schedule", ["shortest", "work_per_byte"])
-def test_work_decides_within_a_class_and_nobody_is_passed_for_long(schedule: Schedule) -> None:
+def test_work_decides_within_a_class_and_no_request_is_passed_for_long(schedule: Schedule) -> None:
     strict = _pushed(
         Backlog(ordering=Ordering(schedule=schedule)), (1, 0, 3.0), (1, 1, 0.5), (0, 2, 9.0), (1, 3, 0.5)
     )
     assert _order(strict) == [2, 1, 3, 0]
     aged = Backlog(ordering=Ordering(schedule=schedule, ageing_ns=100))
-    # The longest counts as having come MOST_SHARES intervals later, however long it is.
+    # The longest request counts as MOST_SHARES intervals later, regardless of its length.
     _pushed(aged, (0, 0, 50.0), (0, 399, 0.0), (0, 401, 0.0), (0, 350, 1.0))
     assert MOST_SHARES == 4.0
     assert _order(aged) == [1, 0, 2, 3]
@@ -71,7 +71,7 @@ def test_a_batch_stays_within_its_memory_and_the_large_one_is_next() -> None:
     batches = []
     while len(backlog):
         batches.append([item.slot for item in backlog.pop(8)[0]])
-    # Padded to its largest: three of 30 fit, with one of 20 a fourth would make 120.
+    # Padded to the largest: three of 30 fit, but a fourth of 20 would make 120.
     assert batches == [[0, 2, 3], [1], [4, 6], [5]]
     alike = Backlog(by_length=True, memory_limit=100)
     for slot in range(5):
@@ -80,7 +80,7 @@ def test_a_batch_stays_within_its_memory_and_the_large_one_is_next() -> None:
 
 
 @pytest.mark.parametrize("by_length", [False, True])
-def test_what_is_doomed_is_dropped(by_length: bool) -> None:
+def test_doomed_requests_are_dropped(by_length: bool) -> None:
     backlog = Backlog(by_length=by_length)
     for slot in range(6):
         backlog.push(rank=1, slot=slot, enqueued_ns=slot, length=10)
@@ -130,12 +130,12 @@ def _served(traffic: Sequence[Offered], ordering: Ordering, each_ms: float = 10.
 
 
 def test_low_never_starves_under_permanent_overload_by_high(offer: Callable[..., list[Offered]]) -> None:
-    # GIVEN high requests that alone are more than the service can do, and a few low ones, all the time
+    # GIVEN constant overload by high requests alone, and a few low ones
     traffic = offer((40, 115.0), ranks=(0.92, 0.0, 0.08), seed=3)
     ageing = Ordering(ageing_ns=500 * MS)
     strict, aged = _served(traffic, Ordering()), _served(traffic, ageing)
-    # THEN without ageing low requests wait for the end; with it they wait for little more than what comes within two
-    # intervals, beyond what a queue in order of arrival has them wait
+    # THEN without ageing low requests wait until the end; with it they wait little more than two intervals' arrivals
+    # beyond their wait in order of arrival
     in_order = _served([replace(one, rank=1) for one in traffic], Ordering())
     waited_in_order = in_order.taken_ns - in_order.arrival_ns
     low = np.array([one.rank == 2 for one in traffic])
@@ -143,13 +143,13 @@ def test_low_never_starves_under_permanent_overload_by_high(offer: Callable[...,
     assert (strict.taken_ns[low & early] >= max(one.arrival_ns for one in traffic)).any()
     over = (aged.taken_ns - aged.arrival_ns)[low] - waited_in_order[low]
     assert over.max() <= 1.5 * 2 * 500 * MS
-    # AND high ones keep an advantage
+    # AND high requests keep an advantage
     waited = aged.taken_ns - aged.arrival_ns
     assert np.median(waited[[one.rank == 0 for one in traffic]]) < np.median(waited[low]) - 300 * MS
 
 
 def test_shortest_first_serves_the_many_without_ruining_the_tail(offer: Callable[..., list[Offered]]) -> None:
-    # GIVEN one request in ten as long as ten others, at 85 % of what the service can do
+    # GIVEN one request in ten that is ten times as long, at 85 % load
     def lengths(rng: np.random.Generator, n: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.where(rng.random(n) < 0.1, 10, 1).astype(np.int64)
 
@@ -161,7 +161,7 @@ def test_shortest_first_serves_the_many_without_ruining_the_tail(offer: Callable
     aged = _served(traffic, Ordering(schedule="shortest", ageing_ns=60 * MS)).latency_ns()
     assert strict.mean() < 0.75 * in_order.mean()
     assert aged.mean() < 0.9 * in_order.mean()
-    # THEN ageing bounds what the long ones pay for it
+    # THEN ageing bounds the extra wait of the long ones
     assert aged.max() <= in_order.max() + MOST_SHARES * 60 * MS + 200 * MS
     assert np.percentile(aged, 99) < 1.05 * np.percentile(in_order, 99)
     assert np.percentile(strict, 99.5) > np.percentile(aged, 99.5)

@@ -1,4 +1,4 @@
-"""The batcher on a clock of its own: when a batch closes, and who is in it."""
+"""The batcher on a simulated clock: when a batch closes, and its members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.runners.scheduling.batch_queue import BatchQueue, Formed
 
 
 class Clock:
-    """Stands still unless told otherwise; ``step`` moves it at each reading."""
+    """Stands still unless it is moved; ``step`` moves it at each reading."""
 
     def __init__(self, now: int = 0, step: int = 0) -> None:
         self.now = now
@@ -47,7 +47,7 @@ def test_a_full_batch_leaves_at_once() -> None:
 
 
 def test_the_window_counts_from_the_oldest_request() -> None:
-    # GIVEN the oldest was enqueued at 100 and the window is 1,000, on a clock that moves 1 at each reading
+    # GIVEN the oldest was enqueued at 100 and the window is 1,000, on a clock that moves by 1 per reading
     clock = Clock(now=1_099, step=1)
     queue = BatchQueue(max_batch_size=8, window_ns=1_000, clock=clock)
     _put(queue, 0, at=100)
@@ -107,7 +107,7 @@ def test_two_workers_never_form_at_once() -> None:
             time.sleep(0.001)
         wait(results, 50, FIRST_COMPLETED)
         queue.close()
-        # THEN one worker has them all, and the other waited for its turn
+        # THEN one worker gets all of them, and the other waits for its turn
         formed = [found for result in results if (found := result.result(50)) is not None]
     assert [_slots(one) for one in formed] == [[0, 1, 2]]
 
@@ -136,7 +136,7 @@ def test_every_request_leaves_once(requests: list[tuple[int, int]], most: int, b
             for member in batch[1:]:
                 longer, shorter = max(member.length, head.length), min(member.length, head.length)
                 assert longer <= LENGTH_RATIO * shorter or longer - shorter <= LENGTH_SLACK
-    # Nobody with a lower class leaves before the head of a higher one that waited.
+    # No request of a lower class leaves before a waiting head of a higher one.
     heads = [batch[0].rank for batch in batches]
     assert heads == sorted(heads)
 

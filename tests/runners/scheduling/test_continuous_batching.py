@@ -1,4 +1,4 @@
-"""Continuous batching: who joins and leaves when, what is recorded of it, and what happens when a step fails."""
+"""Continuous batching: when requests join and leave, what is recorded, and what happens if a step fails."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_short_answer_does_not_wait_for_a_long_one() -> None:
     rows, batches = served.end()
     _answers(served)
     assert served.order[-1] == 0, "the long one ends last"
-    # THEN the others joined it while it was under way, at most four at once, and each in a row of its own
+    # THEN the others joined it in service, at most four at once, each in its own row
     assert [0.0, 1.0, 2.0, 3.0] in model.together and max(map(len, model.together)) == 4
     assert len(set(rows["batch_id"].tolist())) == 5
     assert batches["size"].max() <= 4 and (batches["retried"] == 0).all()
@@ -114,9 +114,9 @@ def test_the_state_of_rows_that_failed_is_free_when_they_run_alone(where: str) -
 
     def fails(now: str, _numbers: Sequence[float]) -> None:
         if now == where:
-            raise MemoryError("all of it is taken")
+            raise MemoryError("out of memory")
         if now == "forward":
-            mine = states[-1:] if where == "join" else states  # those of before go on
+            mine = states[-1:] if where == "join" else states  # earlier states continue
             alive.append(any(row() is not None for rows in mine for row in rows))
 
     model.start, model.fails = started, fails  # type: ignore[method-assign]
@@ -148,7 +148,7 @@ def test_steps_that_fail_or_answer_nonsense_leave_whole_batches(hook: str, does:
 
 
 def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
-    """With the automatic collector off, a worker that is never without requests must let the other one have a go."""
+    """With the automatic collector off, a worker that always has requests must still collect garbage."""
     times: list[tuple[bool, int]] = []
 
     class Watching(IdleCollector):
@@ -158,7 +158,7 @@ def test_garbage_is_seen_to_while_requests_keep_coming() -> None:
     served = _served([30] + [2] * 6, Counter(ms=0.2), collector=Watching())
     served.send(*range(7))
     served.end()
-    # Before the first answer, between two of them, and after the last: not only when nobody was left.
+    # Before the first answer, between two of them, and after the last: not only at the end.
     assert (False, 0) in times and times[-1] == (True, 7)
     assert sum(not idle for idle, _ in times) >= 25
 
@@ -169,7 +169,7 @@ def test_a_model_without_steps_is_refused() -> None:
         _served([1], lambda x: x)
 
 
-def test_the_fix_sees_the_protocol_and_who_joined() -> None:
+def test_the_fix_sees_the_protocol_and_joined_requests() -> None:
     records = []
     for batching in ("continuous", "fixed"):
         served = _served([12, 3, 8, 1, 2, 6] * 5, Counter(ms=0.5), batching=batching)

@@ -1,4 +1,4 @@
-"""The diagnosis of runs whose policy it cannot replay: every nanosecond booked, little of it unexplained."""
+"""The diagnosis of runs whose policy it cannot replay: every nanosecond attributed, few unexplained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _run(traffic: list[Offered], backlog: Backlog, limits: Limits, pauses: dict[
 
 
 def _controlled(traffic: list[Offered]) -> tuple[Limits, dict[str, Any]]:
-    """The controller of batches, and what shows it each batch."""
+    """The batch controller, and the function that shows it each batch."""
     controller = BatchController(most=4, least_window_ns=2 * MS, most_window_ns=50 * MS, target_ns=60 * MS)
 
     def observe(batch: SimulatedBatch, _inside: int) -> None:
@@ -90,7 +90,7 @@ def test_pauses_are_named_and_nothing_swells(offer: Offer, recorded: Recorded, c
 
 
 def test_a_moved_window_is_the_windows_doing(offer: Offer, recorded: Recorded) -> None:
-    # GIVEN a service that held every batch for 30 ms though its settings name another window
+    # GIVEN a service that held every batch for 30 ms although its settings have another window
     traffic = offer((20.0, 12.0), lengths=_lengths, seed=6)
     run = _run(traffic, Backlog(), FixedLimits(4, 30 * MS), {})
     found = diagnose(recorded(traffic, run, RunnerSettings(**ADAPTIVE)), bootstrap=20)

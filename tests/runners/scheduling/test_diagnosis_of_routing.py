@@ -1,5 +1,5 @@
-"""What the diagnosis makes of a service that routes by weight: sums stay exact, and a wait for a better replica is no
-worker's lag and no timer's."""
+"""The diagnosis of a service that routes by weight: sums stay exact, and a wait for a better replica is not
+attributed to a worker's lag or a timer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _as_simulated(run: Routed) -> Simulated:
 
 @pytest.fixture(scope="module")
 def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
-    """A run of two workers, the second of which takes ``slower`` times as long; one request in sixty is held up."""
+    """A run of two workers, the second of which takes ``slower`` times as long; one request in sixty pauses."""
 
     @functools.cache
     def make(slower: float, most: int = 1, window_ms: int = 0) -> RunRecord:
@@ -73,7 +73,7 @@ def routed(offer: Offer, recorded: Recorded) -> Callable[..., RunRecord]:
 
 
 @pytest.mark.parametrize(("slower", "most", "window_ms"), [(1.0, 1, 0), (3.0, 1, 0), (3.0, 4, 8)])
-def test_sums_are_exact_and_pauses_are_named(
+def test_exact_sums_and_named_pauses(
     routed: Callable[..., RunRecord], slower: float, most: int, window_ms: int
 ) -> None:
     record = routed(slower, most, window_ms)
@@ -81,19 +81,19 @@ def test_sums_are_exact_and_pauses_are_named(
     assert seen.setup.recorded
     pulled = replace(record.meta, settings=replace(record.meta.settings, routing="pull"))
     assert not gather(replace(record, meta=pulled)).setup.recorded, "pulling is replayed as a policy"
-    assert seen.units["lag"].wall.max() == 0 or window_ms, "nobody but the router kept a worker from taking a request"
+    assert seen.units["lag"].wall.max() == 0 or window_ms, "only the router kept a worker from taking a request"
     found = diagnose(record, bootstrap=20)
     assert found.ledger.conservation_error_ns() == 0
     share = {cause.cause: cause.tail_share for cause in found.causes}
     assert abs(share.get("unexplained", 0.0)) < 0.25
-    assert share["host.contention"] > 0.2, "beside it only what the slow worker took longer"
+    assert share["host.contention"] > 0.2, "the rest is the slow worker's longer time"
     own = {cause.cause: cause.own_ms for cause in found.causes}
     assert own.get("batching.window", 0.0) < window_ms + 1.0
     assert [row.worker for row in found.workers] == [0, 1]
     assert sum(row.requests for row in found.workers) == len(record.requests["index"])
 
 
-def test_shares_of_the_tail_are_by_who_served_it(routed: Callable[..., RunRecord]) -> None:
+def test_shares_of_the_tail_are_by_serving_worker(routed: Callable[..., RunRecord]) -> None:
     record = routed(3.0)
     rows = worker_rows(record, 99.0)
     latency = record.requests["latency_ns"]

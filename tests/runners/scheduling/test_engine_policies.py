@@ -1,4 +1,4 @@
-"""The engine with each policy switched on: who is served first, who is turned away, what is told of it."""
+"""The engine with each policy: which requests are served first, which are refused, and what is recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 
 
 def slowly(ms: Callable[[torch.Tensor], float]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A model that holds nobody up and takes its time."""
+    """A slow model that blocks no request."""
     return Gate(-1, ms)
 
 
@@ -56,7 +56,7 @@ def test_a_limit_sheds_at_once_and_counts() -> None:
     shed = [slot for slot, outcome in served.outcomes.items() if outcome.status.name == "SHED"]
     gate.go.set()
     rows, _ = served.end()
-    # Two batches of one inside at least, and twice that to begin with.
+    # The minimum is two batches of one inside; the limit starts at twice that.
     assert shed == list(range(4, 12))
     assert served.statuses() == ["ok"] * 4 + ["shed"] * 8
     assert served.series["runner.shed_at_limit"] == 8 and served.series["runner.concurrency_limit"] == 4
@@ -69,7 +69,7 @@ def test_deadlines_that_cannot_be_met_are_shed_on_arrival_and_in_the_queue() -> 
     requests += [
         Request(id=str(16 + k), arrival_s=0.0, deadline_ms=limit) for k, limit in enumerate((None, 15.0, 500))
     ]
-    # What comes at once has to wait for 16 and 18 at 20 ms each: 17 cannot be in time.
+    # Request 17 waits for 16 and 18 at 20 ms each, so it cannot be in time.
     served = Served(requests, slowly(lambda _: 20), admission="deadline")
     served.send(*range(16), wait=True)
     served.send(16, 17, 18)
@@ -89,7 +89,7 @@ def test_the_queue_drops_what_can_no_longer_be_in_time() -> None:
         for _ in range(50):
             served.engine.steering.estimate.learn(Batch(1, 1, 1, 1, 10_000_000_000, 10_000_000_000))
 
-    rows, _ = gate.served_behind(served, 1, 2, meanwhile=learn)  # nothing is known of the service when 1 is let in
+    rows, _ = gate.served_behind(served, 1, 2, before_release=learn)
     assert served.statuses() == ["ok", "shed", "ok"]
     assert served.series["runner.dropped_by_deadline"] == 1
     assert rows["queue_ns"][1] > 30_000_000 and rows["batch_id"][1] == -1
@@ -118,7 +118,7 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
     served.send(*range(200))
     served.end()
     sizes = np.bincount(served.batches["size"], minlength=9)
-    assert sizes[1] >= 8 and sizes[2] > 0, "it begins with one, and tries more where requests are left behind"
+    assert sizes[1] >= 8 and sizes[2] > 0, "it starts with one, and grows while requests are left behind"
     assert sizes[1] > 4 * sizes[2:].sum() and sizes[8] == 0
     assert served.series["runner.batch_limit"] < 8
     assert served.series["runner.window_ms"] == 0.0
@@ -127,7 +127,7 @@ def test_the_controller_moves_the_limits_that_the_queue_goes_by() -> None:
 
 def test_memory_that_batches_need_limits_them() -> None:
     def touched(x: torch.Tensor) -> float:
-        """A quarter of a megabyte for each element while it runs, all of it touched."""
+        """A quarter of a megabyte for each element while it runs, and touches it."""
         return 0.0 * float(torch.ones(x.numel() << 16)[0])
 
     gate = Gate(24, touched)
@@ -137,7 +137,7 @@ def test_memory_that_batches_need_limits_them() -> None:
     assert served.engine.steering is not None and served.engine.steering.peak is not None
     if not served.engine.steering.peak.available:
         served.end()
-        pytest.skip("this system tells no high-water mark")
+        pytest.skip("this system reports no high-water mark")
     served.send(*range(24), wait=True)
     gate.served_behind(served, *range(25, 33), wait_s=0.01)
     assert served.series["runner.bytes_per_element"] > 1e5
@@ -146,8 +146,8 @@ def test_memory_that_batches_need_limits_them() -> None:
     assert served.statuses() == ["ok"] * 33
 
 
-def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
-    """A program hands over requests of its own making, which nothing has checked."""
+def test_a_request_of_nonsense_ends_and_affects_no_other() -> None:
+    """A program's own requests are not validated."""
     nonsense: list[dict[str, Any]] = [
         {"features": {"length": 1, "tokens": float("nan")}},
         {"features": {"length": 1, "tokens": float("inf")}},
@@ -165,13 +165,13 @@ def test_a_request_that_holds_nonsense_ends_and_harms_nobody() -> None:
     assert served.outcomes[5].error == "priority is 'urgent'; expected high, normal or low"
 
 
-def test_what_is_dropped_is_told_why() -> None:
+def test_a_dropped_request_has_a_reason() -> None:
     gate = Gate()
     requests = [Request(id=str(k), arrival_s=0.0, deadline_ms=60_000.0) for k in range(3)]
     served = Served(requests, gate, more={"given_up": lambda slot: slot == 1})
     gate.served_behind(served, 1, 2)
     assert served.statuses() == ["ok", "shed", "ok"]
-    assert served.outcomes[1].error == "shed: nobody waits for it"
+    assert served.outcomes[1].error == "shed: its caller no longer waits"
 
 
 def test_policies_that_contradict_each_other_are_refused() -> None:
@@ -185,7 +185,7 @@ def test_policies_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_key_that_the_traffic_does_not_have_is_refused() -> None:
-    """Requests would silently go by the size of their inputs."""
+    """Otherwise requests would silently be ordered by the size of their inputs."""
     features = {"tokens": np.array([3.0, np.nan]), "user": np.array(["x", "y"], dtype=object)}
     traffic = Traffic.plain(np.arange(2), features=features)
     check_key(RunnerSettings(), traffic)
@@ -196,7 +196,7 @@ def test_a_key_that_the_traffic_does_not_have_is_refused() -> None:
 
 
 def test_warming_up_has_the_threads_of_a_worker() -> None:
-    """A graph is compiled for a number of threads: four asked for and one core given are one on every thread."""
+    """A graph is compiled for a number of threads: with four requested on one core, every thread uses one."""
     found: list[int] = []
     for number, cores in ((4, 1), (4, 0), (0, 1)):
         settings = RunnerSettings(intra_op_threads=number)

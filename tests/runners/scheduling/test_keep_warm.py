@@ -1,4 +1,4 @@
-"""Idle workers that stay warm: they run an input of their own, and never instead of a request."""
+"""Idle workers stay warm: they run an input of their own, never in place of a request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
     assert time.monotonic() - started >= SOON_S
     put(queue, 3)
     assert members(door(queue, 1).take(0, NEVER_S)) == [3]
-    # A request that comes wakes it, and the end ends it.
+    # A new request wakes it, and closing ends it.
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(door(queue).take, 0, NEVER_S)
         put(queue, 5)
@@ -69,8 +69,8 @@ def test_a_worker_with_patience_comes_back_with_nothing_or_a_batch(queue: BatchQ
     assert door(queue).take(0, NEVER_S) is None
 
 
-def test_one_who_waits_for_its_turn_is_idle_too() -> None:
-    """Only one worker stands before the queue; the other would otherwise go cold behind it."""
+def test_a_worker_that_waits_for_its_turn_is_idle_too() -> None:
+    """Only one worker waits at the queue; the other would otherwise go cold."""
     queue = BatchQueue(max_batch_size=4, window_ns=0)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(queue.take, 0, NEVER_S)
@@ -85,7 +85,7 @@ def test_the_smallest_input_is_kept_and_is_a_copy() -> None:
     resident.learn(torch.zeros(0))
     resident.learn("text")
     resident.once()
-    assert resident.done == Residence(), "what has no elements is no input"
+    assert resident.done == Residence(), "an input without elements is ignored"
     for size in (5, 3, 4):
         value = torch.full((size,), float(size))
         resident.learn({"x": value, "y": (value,)})
@@ -121,7 +121,7 @@ def test_an_input_that_fails_is_never_run_again(error: BaseException) -> None:
     assert resident.done.runs == 0 and resident.done.failure.startswith(type(error).__name__)
 
 
-def test_what_all_workers_did_is_added_up() -> None:
+def test_the_counters_of_all_workers_are_summed() -> None:
     first, second = Residence(2, 30, 20, 4, 1, 5), Residence(1, 50, 50, 3, failure="ValueError: no")
     assert summed([first, second]) == Residence(3, 80, 50, 4, 1, 5, failure="ValueError: no")
     assert summed([]) == Residence()
@@ -132,7 +132,7 @@ Start = Callable[..., Served]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts an engine over a model; ends it with the test."""
+    """Starts an engine over a model; it ends with the test."""
     started: list[Served] = []
 
     def begin(model: Any, sizes: list[int], **values: Any) -> Served:
@@ -151,7 +151,7 @@ def runs(engine: Engine) -> int:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.005)
 
 
@@ -169,7 +169,7 @@ def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_eve
 
     served = start(model, [5, 2, 7], keep_warm_ms=5.0)
     time.sleep(0.05)
-    assert runs(served.engine) == 0, "before the first request it knows no input"
+    assert runs(served.engine) == 0, "no input is known before the first request"
     for slot in range(3):
         served.send(slot, wait=True)
         until_more(served.engine)
@@ -177,7 +177,7 @@ def test_idle_workers_run_the_smallest_input_seen_and_requests_are_served_as_eve
     assert [served.outcomes[k].output.tolist() for k in range(3)] == [[0.0] * 5, [2.0] * 2, [4.0] * 7]
     assert (1, 2) in shapes
     assert shapes.count((1, 7)) == 1, "an input larger than the smallest is not run again"
-    assert len(served.recorder.drain_batches()) == 3, "what nobody asked for is in no record"
+    assert len(served.recorder.drain_batches()) == 3, "warm-keeping runs are not recorded"
 
 
 def test_all_workers_stay_warm(start: Start) -> None:
@@ -188,8 +188,8 @@ def test_all_workers_stay_warm(start: Start) -> None:
     served.send(0, wait=True)
 
 
-def test_nothing_is_run_beside_a_request(start: Start) -> None:
-    """It would take a core, or the interpreter, from the one that is computed."""
+def test_nothing_runs_while_a_request_is_inside(start: Start) -> None:
+    """It would take a core or the interpreter lock from the request."""
     slow, ran = threading.Event(), list[int]()
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -203,7 +203,7 @@ def test_nothing_is_run_beside_a_request(start: Start) -> None:
     until(lambda: runs(served.engine) > 0)
     served.send(1)
     until(lambda: 9 in ran)
-    time.sleep(0.01)  # one that had begun before may end
+    time.sleep(0.01)  # a run that started before may end
     before = runs(served.engine)
     time.sleep(0.05)
     assert runs(served.engine) == before
@@ -213,7 +213,7 @@ def test_nothing_is_run_beside_a_request(start: Start) -> None:
 
 
 def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
-    """Pool threads and heaps belong to a thread; warm-up ran on another."""
+    """Pool threads and heaps are per thread, and warm-up ran on another one."""
     threads: list[int] = []
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -227,11 +227,11 @@ def test_a_worker_warms_its_own_thread_before_its_first_request() -> None:
         keeper = Keeper(settings, instance, 0)
         keeper.settle(ThreadCounters())
         assert len(threads) == expected
-        assert keeper.resident.done.runs == 0, "that is not what is done while idle"
+        assert keeper.resident.done.runs == 0, "runs at the start do not count as idle runs"
 
 
 def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
-    """A sampler that read the allocator meanwhile would wait for the driver with the interpreter's lock."""
+    """A sampler that read the allocator then would wait for the driver while holding the interpreter lock."""
     asides: list[int] = []
 
     class Memory(Inside):

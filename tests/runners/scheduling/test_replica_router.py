@@ -1,4 +1,4 @@
-"""Routing by weight on simulated time: who takes what, who is left alone, and who recovers."""
+"""Routing by weight on simulated time: which worker takes what, is left out, or recovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Factor = Callable[[int], float]
 
 
 def _traffic(load: float, n: int, seed: int, capacity: float) -> list[Offered]:
-    """Memoryless arrivals at ``load`` times ``capacity`` fast workers' worth of work, of varying size."""
+    """Poisson arrivals at ``load`` times the capacity of ``capacity`` fast workers, of varying size."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(BASE / (load * capacity), n)).astype(np.int64)
     size = np.maximum(100 * rng.lognormal(-0.02, 0.2, n), 1).astype(np.int64)
@@ -58,7 +58,7 @@ FAST, SLOW = _always(1.0), _always(3.0)
     ("factors", "gain"), [((FAST, FAST, FAST, SLOW), 0.85), ((FAST, _always(8.0)), 0.85), ((FAST, SLOW), 1.0)]
 )
 def test_a_slow_replica_is_routed_around_and_p99_falls(factors: tuple[Factor, ...], gain: float) -> None:
-    """Of three seeds, the geometric mean of weighted p99 over pull's, at 0.6 of what the workers can do together."""
+    """Geometric mean over three seeds of the weighted p99 divided by pull's, at 0.6 of the workers' capacity."""
     capacity = sum(1.0 / factor(0) for factor in factors)
     ratios = []
     for seed in range(3):
@@ -80,7 +80,7 @@ def test_equal_replicas_are_served_as_by_pulling(load: float, workers: int) -> N
 
 
 def test_near_capacity_it_does_no_worse() -> None:
-    """A slow worker that is left idle is capacity lost: under load it takes nearly all that it did."""
+    """An idle slow worker is lost capacity: under load it takes nearly as much as with pull."""
     ratios = []
     for seed in range(3):
         traffic = _traffic(0.92, 4000, seed, 4 / 3)
@@ -90,14 +90,14 @@ def test_near_capacity_it_does_no_worse() -> None:
 
 
 def test_a_replica_that_recovers_is_used_again() -> None:
-    # GIVEN a worker that is slow for a part of the run, under a light load, where there is little need of it
+    # GIVEN a worker that is slow for a part of the run, under a light load, when it is hardly needed
     n = 6000
     traffic = _traffic(0.3, n, 3, 2.0)
     begin, end = traffic[n // 6].arrival_ns, traffic[n // 2].arrival_ns
     run = _serve(traffic, (FAST, lambda now: 5.0 if begin <= now < end else 1.0), weighted=True)
     at = np.array([one.arrival_ns for one in traffic])
     own = run.worker == 1
-    # THEN it is seen to be slow after a few batches, and has its share again some hundred batches after it is not
+    # THEN it is recognized as slow after a few batches, and regains its share some hundred batches after recovery
     slow_for = at[(at >= begin) & own]
     assert len(slow_for)
     middle = (at > (begin + end) / 2) & (at < end)
@@ -110,7 +110,7 @@ def test_a_replica_that_recovers_is_used_again() -> None:
 
 
 def test_trials_of_a_slow_replica_are_few() -> None:
-    """One request in two hundred, where nothing else brings it any: below what shows in a p99."""
+    """One request in two hundred if it gets no others: too few to affect p99."""
     traffic = _traffic(0.2, 8000, 5, 1.0)
     run = _serve(traffic, (FAST, _always(10.0)), weighted=True)
     assert 0 < run.shares(2)[1] < 0.0085
@@ -118,12 +118,12 @@ def test_trials_of_a_slow_replica_are_few() -> None:
     assert max(len(batch.members) for batch in own) == 1
 
 
-def test_the_death_of_the_only_fast_worker_leaves_nobody_waiting() -> None:
+def test_the_death_of_the_only_fast_worker_leaves_no_request_waiting() -> None:
     traffic = _traffic(0.5, 2000, 2, 1.0)
     dead = traffic[1000].arrival_ns
     run = _serve(traffic, (FAST, _always(1.5)), weighted=True, dead={0: dead})
     lost = np.flatnonzero(run.end_ns < 0)
-    assert len(lost) <= 1, "what it held, and nothing else"
+    assert len(lost) <= 1, "its own batch only"
     after = run.latency_ns()[-500:]
     alone = _serve(traffic, (_always(1.5),), weighted=False).latency_ns()[-500:]
     assert np.median(after) < 1.2 * np.median(alone)
@@ -137,7 +137,7 @@ def test_the_death_of_the_only_fast_worker_leaves_nobody_waiting() -> None:
     window=st.sampled_from([0, 3, 30]),
     ranks=st.lists(st.integers(0, 2), min_size=1, max_size=5),
 )
-def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_long(
+def test_every_request_is_served_once_and_none_waits_long_while_a_worker_is_idle(
     gaps: list[int], factors: list[float], most: int, window: int, ranks: list[int]
 ) -> None:
     at = np.cumsum(np.array(gaps, dtype=np.int64) * MS // 2)
@@ -154,18 +154,18 @@ def test_everybody_is_served_once_and_nobody_waits_beside_an_idle_worker_for_lon
     run = routed.run(traffic)
     members = [slot for batch in run.batches for slot in batch.members]
     assert sorted(members) == list(range(len(traffic))), "each once"
-    # No two batches of a worker at a time.
+    # A worker has one batch at a time.
     for worker in range(len(factors)):
         own = [batch for batch in run.batches if batch.worker == worker]
         assert all(a.end_ns <= b.formed.close_ns for a, b in pairwise(own))
-    # Whatever the queue looked like: in the end nobody was left to others for longer than all of the others' work.
+    # In every case, no request waited for other workers longer than all of their work.
     slowest = BASE * max(factors) * (0.5 + 0.5 * most)
     backlog = slowest * (len(traffic) / most + 2) + window * MS
     assert run.latency_ns().max(initial=0) <= 2 * backlog
 
 
 def test_classes_keep_their_order_on_every_worker() -> None:
-    """What a slow worker takes comes from behind: the highest class is served by the fast one."""
+    """A slow worker takes from the end of the queue, so the fast one serves the highest class."""
     rng = np.random.default_rng(0)
     rank = rng.integers(0, 3, 3000)
     traffic = [replace(one, rank=int(r)) for one, r in zip(_traffic(0.8, 3000, 4, 4 / 3), rank, strict=True)]
@@ -184,7 +184,7 @@ def test_a_trial_is_not_made_with_a_request_that_could_not_stand_it() -> None:
     assert seen[0] > 0 and seen[1] == 0
 
 
-def test_what_is_doomed_is_dropped_on_a_slow_worker_too() -> None:
+def test_doomed_requests_are_dropped_on_a_slow_worker_too() -> None:
     traffic = _traffic(0.9, 500, 5, 4 / 3)
     dropped: list[int] = []
 
@@ -203,10 +203,8 @@ def test_what_is_doomed_is_dropped_on_a_slow_worker_too() -> None:
     faster=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=4),
     batches=st.integers(1, 12),
 )
-def test_what_is_left_to_faster_ones_is_what_they_end_sooner(
-    mine: int, faster: list[tuple[int, int]], batches: int
-) -> None:
-    """Against laying the batches out one by one."""
+def test_faster_workers_get_what_they_finish_sooner(mine: int, faster: list[tuple[int, int]], batches: int) -> None:
+    """Compared with scheduling the batches one by one."""
     free = [list(one) for one in faster]
     ends = []
     for _ in range(batches):
@@ -226,23 +224,23 @@ def _batch(router: Router, worker: int, ms: int, now: int = 0) -> int:
     return now + ms * MS
 
 
-def test_shifts_are_told_when_they_begin_and_when_they_end() -> None:
-    told: list[Shift] = []
-    router = Router(2, on_shift=told.append)
+def test_shifts_are_reported_at_their_begin_and_end() -> None:
+    found: list[Shift] = []
+    router = Router(2, on_shift=found.append)
     now = 0
     for rounds, second_ms, shifts in ((20, 10, 0), (12, 40, 1), (12, 10, 2), (12, 40, 3)):
         for _ in range(rounds):
             for worker, ms in ((0, 10), (1, second_ms)):
                 now = _batch(router, worker, ms, now)
-        assert len(told) == shifts
+        assert len(found) == shifts
         assert (router.series()["runner.worker_1.weight"] == 1.0) == (second_ms == 10)
-    assert {shift.worker for shift in told} == {1} and told[0].until_ns == 0
-    assert told[1].since_ns == told[0].since_ns < told[1].until_ns and 3.0 < told[1].weight < 5.0
+    assert {shift.worker for shift in found} == {1} and found[0].until_ns == 0
+    assert found[1].since_ns == found[0].since_ns < found[1].until_ns and 3.0 < found[1].weight < 5.0
     router.close(now)
-    assert len(told) == 4 and told[3].until_ns == now, "slow to the end"
+    assert len(found) == 4 and found[3].until_ns == now, "slow to the end"
 
 
-def test_what_others_take_of_a_device_counts_until_batches_tell() -> None:
+def test_the_share_of_other_processes_counts_until_the_next_batch() -> None:
     router = Router(2)
     router.note_others(1, 0.5, 10)
     assert (router.weight(0), router.weight(1)) == (1.0, 2.0)
@@ -250,7 +248,7 @@ def test_what_others_take_of_a_device_counts_until_batches_tell() -> None:
     router.ended(1, ticket, 30, size=1, longest=1, total=1)
     assert router.weight(1) == 1.0, "its own batch is newer"
     router.note_others(1, 7.0, 40)
-    assert router.weight(1) == pytest.approx(10.0), "never all of it"
+    assert router.weight(1) == pytest.approx(10.0), "never the whole device"
 
 
 def test_of_equals_the_one_that_stood_longest_is_woken() -> None:

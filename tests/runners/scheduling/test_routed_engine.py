@@ -32,7 +32,7 @@ def sleeping(ms: float) -> Callable[[Any], Any]:
 
 
 def _served(models: Sequence[Any], requests: Sequence[Request], **settings: Any) -> Served:
-    """An engine whose replicas take different times."""
+    """An engine with replicas of different speed."""
     return Served(requests, list(models), workers=len(models), **{"routing": "weighted", **settings})
 
 
@@ -54,11 +54,9 @@ def test_a_replica_that_takes_longer_is_given_less(settings: dict[str, Any]) -> 
     assert all(outcome.status == Status.OK for outcome in served.outcomes.values()) and len(served.outcomes) == n
     if not settings:
         held = batches["close_ns"] - batches["open_ns"]
-        assert np.percentile(held, 90) < 3_000_000, (
-            "waiting for a better replica is in the queue: nothing holds a batch"
-        )
+        assert np.percentile(held, 90) < 3_000_000, "a wait for a better replica counts as queueing: no batch is held"
     later = batches[len(batches) // 3 :]
-    assert (later["worker"] == 1).mean() < 0.08, "pulled, it would have one in eight and more"
+    assert (later["worker"] == 1).mean() < 0.08, "with pull it would have at least one in eight"
     assert load["runner.worker_0.weight"] == 1.0 and load["runner.worker_1.weight"] > 3.0
     notes = [json.loads(line)[6] for line in served.events.drain(0).splitlines()]
     slow = [note for note in notes if note.get("worker") == 1]
@@ -73,7 +71,7 @@ def test_the_only_fast_worker_dies_and_the_slow_one_serves_on() -> None:
     served.send(*range(60), gap_s=0.005)
     assert served.engine.drain(timeout_s=20)
     assert served.engine.load()["runner.worker_1.weight"] > 2.0
-    # WHEN the fast one dies with a batch in its hands
+    # WHEN the fast one dies while serving a batch
     answer = served.engine._on_done
     fatal = threading.Event()
     fatal.set()
@@ -92,7 +90,7 @@ def test_the_only_fast_worker_dies_and_the_slow_one_serves_on() -> None:
     dead = served.engine.ended_threads()
     assert len(dead) == 1, "one of the two took it"
     fatal.clear()
-    # THEN the other one serves what comes, and the end is an end
+    # THEN the other one serves new requests, and the engine can end
     served.send(*range(61, n), gap_s=0.001)
     until = time.monotonic() + 20
     while len(served.outcomes) < n and time.monotonic() < until:
@@ -113,7 +111,7 @@ def test_shutdown_gives_out_what_waits_and_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_one_worker_has_nobody_to_route_to() -> None:
+def test_one_worker_needs_no_routing() -> None:
     served = _served([sleeping(0)], _requests(4))
     assert not isinstance(served.engine.queue, RoutedQueue)
     served.send(*range(4))
@@ -121,7 +119,7 @@ def test_one_worker_has_nobody_to_route_to() -> None:
 
 
 def test_places_of_a_slow_replica_are_left_free() -> None:
-    """Batched continuously, each place of a worker is one to route to."""
+    """With continuous batching, requests are routed to each place of a worker."""
     n = 150
     models = [Counter(1.0), Counter(12.0)]
     served = _served(models, _requests(n), adapter=Stepping(), batching="continuous", max_batch_size=4)
@@ -135,12 +133,12 @@ def test_places_of_a_slow_replica_are_left_free() -> None:
 
 
 def test_a_worker_that_dies_before_the_queue_wakes_another() -> None:
-    """Whoever asks whether a request is hopeless may fail; the request is not lost for it."""
-    asked = threading.Event()
+    """The check for hopeless requests may fail; the request is not lost."""
+    checked = threading.Event()
 
     def doomed(_item: Any, _now: int) -> bool:
-        if not asked.is_set():
-            asked.set()
+        if not checked.is_set():
+            checked.set()
             raise AssertionError("dies")
         return False
 

@@ -1,4 +1,4 @@
-"""The fixes of batching, order and admission: when they apply, what they compute, and that their evidence tells."""
+"""The fixes of batching, order and admission: when they apply, what they compute, and what verifies them."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def _queue(settings: RunnerSettings) -> SimulatedQueue:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def traffic(offer: Offer) -> list[Offered]:
-    """Classes, lengths that differ, deadlines, and more of it than fits for a while."""
+    """Classes, lengths that differ, deadlines, and a phase of overload."""
     made = offer(
         (10.0, 60.0), (5.0, 170.0), (15.0, 60.0), ranks=(0.3, 0.4, 0.3), lengths=_lengths, seed=2, deadline_ms=600.0
     )
     return [replace(one, share=one.length / 100.0) for one in made]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def baseline(traffic: list[Offered], recorded: Recorded) -> RunRecord:
     record = recorded(traffic, _queue(BEFORE).run(traffic), BEFORE)
     grown = np.zeros(len(record.batches["size"]), dtype=np.int64)
@@ -82,7 +82,7 @@ def baseline(traffic: list[Offered], recorded: Recorded) -> RunRecord:
 
 
 def _context(record: RunRecord, settings: RunnerSettings = BEFORE) -> Context:
-    undiagnosed = cast(Diagnosis, None)  # these fixes look at the record alone
+    undiagnosed = cast(Diagnosis, None)  # these fixes use only the record
     return Context(settings=settings, record=record, diagnosis=undiagnosed, default_collate=True, cores=2)
 
 
@@ -117,13 +117,11 @@ def _calm(offer: Offer, recorded: Recorded, **more: Any) -> RunRecord:
     ],
     ids=lambda value: value.id if isinstance(value, Fix) else None,
 )
-def test_a_fix_says_why_it_does_not_apply(fix: Fix, words: str, offer: Offer, recorded: Recorded) -> None:
+def test_a_fix_reports_why_it_does_not_apply(fix: Fix, words: str, offer: Offer, recorded: Recorded) -> None:
     assert words in fix.obstacle(_context(_calm(offer, recorded)))
 
 
-def test_more_reasons_with_their_figures(
-    baseline: RunRecord, traffic: list[Offered], offer: Offer, recorded: Recorded
-) -> None:
+def test_reasons_have_figures(baseline: RunRecord, traffic: list[Offered], offer: Offer, recorded: Recorded) -> None:
     single = _context(baseline, replace(BEFORE, max_batch_size=1))
     assert "one by one" in batch_adaptive.FIX.obstacle(single)
     assert "one by one" in schedule_memory_aware.FIX.obstacle(single)
@@ -131,7 +129,7 @@ def test_more_reasons_with_their_figures(
     assert "no class waits much longer" in schedule_priority.FIX.obstacle(_context(calm))
     late = _calm(offer, recorded, deadline_ms=5_000.0)
     assert "only 0 of" in admit_shed.FIX.obstacle(_context(late))
-    # Where nobody was lost, whatever a limit sheds would be a loss.
+    # If no request was lost, every request that a limit sheds would be a loss.
     slow = offer((10.0, 60.0), (5.0, 170.0), lengths=_lengths, seed=2)
     slow_run = recorded(slow, _queue(BEFORE).run(slow), BEFORE)
     assert float(np.percentile(slow_run.requests["latency_ns"], 99)) > 500 * MS
@@ -142,8 +140,9 @@ def test_more_reasons_with_their_figures(
     rng = np.random.default_rng(0)
     same.requests["bucket_length"] = same.requests["input_elements"] = rng.integers(1, 500, len(traffic))
     assert "length tells only" in schedule_shortest_expected.FIX.obstacle(_context(same))
-    baseline.batches["compute_resident_bytes"][:] = 0
-    assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(baseline))
+    no_growth = {"compute_resident_bytes": np.zeros_like(baseline.batches["compute_resident_bytes"])}
+    flat = replace(baseline, batches={**baseline.batches, **no_growth})
+    assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(flat))
 
 
 def test_memory_and_continuous_batches_exclude_each_other(baseline: RunRecord) -> None:
@@ -155,17 +154,17 @@ def test_memory_and_continuous_batches_exclude_each_other(baseline: RunRecord) -
     assert "64 MB" in batch_continuous.FIX.obstacle(_context(steps, replace(BEFORE, memory_limit_mb=64)))
 
 
-def test_lengths_that_no_feature_tells_are_those_of_the_inputs(baseline: RunRecord) -> None:
-    """As the engine has it: a request without the feature goes by its inputs, not by nothing."""
+def test_without_the_feature_lengths_are_those_of_the_inputs(baseline: RunRecord) -> None:
+    """As in the engine: a request without the feature is ordered by its inputs."""
     column = np.full(len(baseline.traffic.ids), 7.0)
     column[3] = np.nan
-    told = replace(baseline, traffic=replace(baseline.traffic, features={"tokens": column}))
-    found = batch_bucket._by_key(told, "tokens").requests["bucket_length"]
-    assert found[2] == 7 and found[3] == told.requests["input_elements"][3] > 0
+    partial = replace(baseline, traffic=replace(baseline.traffic, features={"tokens": column}))
+    found = batch_bucket._by_key(partial, "tokens").requests["bucket_length"]
+    assert found[2] == 7 and found[3] == partial.requests["input_elements"][3] > 0
 
 
 def test_places_of_continuous_batches_are_no_workers(baseline: RunRecord) -> None:
-    """Eight places of one worker beside sixteen of two: one busy worker more, however many places were in use."""
+    """Eight places of one worker against sixteen of two: one more busy worker, however many places were used."""
 
     def run(workers: int, places: Sequence[int]) -> RunRecord:
         settings = {"batching": "continuous", "max_batch_size": 8, "workers": workers}
@@ -191,9 +190,7 @@ def test_values_come_from_the_record(baseline: RunRecord) -> None:
     assert 0.2 * median <= ageing <= 32.1 * median
 
 
-def test_the_ageing_that_is_chosen_is_near_the_best_of_those_tried(
-    traffic: list[Offered], baseline: RunRecord
-) -> None:
+def test_the_chosen_ageing_is_near_the_best_of_those_tried(traffic: list[Offered], baseline: RunRecord) -> None:
     def p99(ageing_ms: float) -> float:
         run = _queue(replace(BEFORE, schedule="shortest", ageing_ms=ageing_ms)).run(traffic)
         return float(np.percentile(run.latency_ns(), 99))
@@ -214,12 +211,12 @@ def _applied(fix: Fix, traffic: list[Offered], baseline: RunRecord, recorded: Re
 
 
 @pytest.mark.parametrize("fix", [schedule_priority.FIX, schedule_shortest_expected.FIX], ids=lambda fix: fix.id)
-def test_orders_are_verified_by_who_overtook_whom(
+def test_orders_are_verified_by_overtaking_requests(
     fix: Fix, traffic: list[Offered], baseline: RunRecord, recorded: Recorded
 ) -> None:
     changed = _applied(fix, traffic, baseline, recorded)
     assert _verified(fix, changed, baseline).effective
-    idle = replace(baseline, meta=changed.meta)  # the settings say so and the run does not
+    idle = replace(baseline, meta=changed.meta)  # only the settings show it, the run does not
     refuted = _verified(fix, idle, baseline)
     assert not refuted.effective and "without" in refuted.evidence
 
@@ -237,13 +234,13 @@ def test_overtaking_is_counted_by_hand() -> None:
     )
     seen = overtaking(waits)
     assert (seen.lower_first, seen.same_class, seen.shorter) == (2, 1, 1)
-    # By length, whoever came later than others of its batch may be there for its likeness: 2 is not looked at.
+    # By length, a later request may be in a batch for its similar length, so request 2 is not checked.
     seen = overtaking(waits, by_length=True)
     assert (seen.lower_first, seen.same_class, seen.shorter) == (1, 1, 1)
 
 
-def test_the_shortest_first_is_seen_beside_batches_by_length(offer: Offer, recorded: Recorded) -> None:
-    """Tried together, as gentle fixes are: likeness overtakes too, and must not be held against the order."""
+def test_shortest_first_is_verified_with_batches_by_length(offer: Offer, recorded: Recorded) -> None:
+    """Gentle fixes are tried together: overtaking by similar length must not count against the order."""
     few = np.array([10, 20, 40, 200])
     traffic = offer((3.0, 60.0), (2.0, 250.0), (10.0, 60.0), lengths=lambda rng, n: rng.choice(few, n), seed=8)
     traffic = [replace(one, share=one.length / 70.0) for one in traffic]
@@ -255,7 +252,7 @@ def test_the_shortest_first_is_seen_beside_batches_by_length(offer: Offer, recor
     plain = overtaking(Waits.of(both))
     assert plain.shorter < 0.9 * plain.same_class
     assert _verified(schedule_shortest_expected.FIX, both, baseline).effective
-    # Batches by length alone do not pass for it.
+    # Batches by length alone do not verify it.
     queue = _queue(BEFORE)
     queue.backlog = Backlog(by_length=True)
     like = recorded(traffic, queue.run(traffic), settings)
@@ -268,7 +265,7 @@ def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord, rec
     still = {"runner.batch_limit": [4.0, 4.0], "runner.window_ms": [20.0, 20.0]}
 
     def run(series: dict[str, list[float]]) -> RunRecord:
-        return replace(baseline, samples=_of_nobody(recorded, series=series).samples)
+        return replace(baseline, samples=_empty_run(recorded, series=series).samples)
 
     assert settings.max_batch_size == 4 and settings.batch_window_ms == 20.0
     assert "from 2 to 4" in _verified(fix, run(moved), baseline).evidence
@@ -285,7 +282,7 @@ def test_the_controller_is_verified_by_what_it_reported(baseline: RunRecord, rec
     ],
     ids=lambda value: value.id if isinstance(value, Fix) else None,
 )
-def test_what_was_shed_is_said_beside_what_was_lost_without(
+def test_shed_requests_are_compared_with_requests_lost_before(
     fix: Fix, series: dict[str, list[float]], traffic: list[Offered], baseline: RunRecord, recorded: Recorded
 ) -> None:
     settings = BEFORE.with_overrides(fix.change(_context(baseline)))
@@ -297,12 +294,12 @@ def test_what_was_shed_is_said_beside_what_was_lost_without(
     assert 0 < counts["shed"] <= lost < total == len(traffic)
     assert found.effective
     assert f"{counts['shed']} of {total} requests" in found.evidence and "without: 0 of" in found.evidence
-    nobody = recorded(traffic, _queue(BEFORE).run(traffic), settings, series=series)
-    assert not _verified(fix, nobody, baseline).effective
-    assert not _verified(fix, baseline, baseline).effective, "no policy of the kind was there"
+    nothing = recorded(traffic, _queue(BEFORE).run(traffic), settings, series=series)
+    assert not _verified(fix, nothing, baseline).effective
+    assert not _verified(fix, baseline, baseline).effective, "there was no such policy"
 
 
-def test_memory_is_verified_by_the_batches_that_ran(
+def test_memory_is_verified_by_actual_batches(
     traffic: list[Offered], baseline: RunRecord, recorded: Recorded
 ) -> None:
     fix = schedule_memory_aware.FIX
@@ -323,18 +320,18 @@ def test_memory_is_verified_by_the_batches_that_ran(
     assert not _verified(fix, unlimited, baseline).effective
 
 
-def test_what_a_record_teaches_is_what_its_service_does(baseline: RunRecord) -> None:
+def test_estimates_from_a_record_match_its_service(baseline: RunRecord) -> None:
     estimate = learned(baseline)
     assert estimate.line.explained > 0.5
     one = Offered(arrival_ns=0, length=400)
     assert estimate.batch_compute_ns(1, 400) == pytest.approx(_service([one]), rel=0.3)
 
 
-def _of_nobody(recorded: Recorded, **more: Any) -> RunRecord:
-    nobody = np.zeros(0, dtype=np.int64)
-    return recorded([], Simulated(nobody, nobody, nobody), BEFORE, **more)
+def _empty_run(recorded: Recorded, **more: Any) -> RunRecord:
+    nothing = np.zeros(0, dtype=np.int64)
+    return recorded([], Simulated(nothing, nothing, nothing), BEFORE, **more)
 
 
 def test_a_run_without_requests_hinders_nothing(recorded: Recorded) -> None:
-    empty = _context(_of_nobody(recorded))
+    empty = _context(_empty_run(recorded))
     assert all(fix.obstacle(empty) for fix in FIXES)

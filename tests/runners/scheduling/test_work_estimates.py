@@ -1,4 +1,4 @@
-"""What the engine learns of its batches: slopes where there are some, order of arrival where there is none."""
+"""Estimates from batches: slopes if there are any, otherwise order of arrival."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_under_a_backlog_requests_cost_what_they_cost_then() -> None:
 
 def test_memory_is_by_element() -> None:
     estimate = WorkEstimate()
-    assert estimate.memory_bytes(100) == 0, "nothing is predicted before anything was measured"
+    assert estimate.memory_bytes(100) == 0, "no prediction before a measurement"
     for elements in (100, 300, 200) * 30:
         estimate.learn_memory(elements, 40 * elements)
     assert estimate.memory_bytes(50) == pytest.approx(2000, rel=0.01)
@@ -89,7 +89,7 @@ def test_memory_is_by_element() -> None:
 def test_sparse_requests_do_little_work_for_their_memory() -> None:
     estimate = WorkEstimate()
     for length in (10, 50, 90) * 40:
-        # Twenty elements each, whatever they compute: the longer does more for the same memory.
+        # Twenty elements each, regardless of their compute: the longer one computes more for the same memory.
         compute = length * MS
         estimate.learn(Batch(1, length, length, 20, compute, compute))
     assert estimate.sparseness(90, 20) < estimate.sparseness(50, 20) < estimate.sparseness(10, 20)

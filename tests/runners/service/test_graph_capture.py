@@ -1,9 +1,9 @@
-"""Graphs for a service: which batches they are captured of, and that requests are answered by them.
+"""Graphs for a service: the captured batches, and requests that run as graphs.
 
-The device is one in name: it computes at once, so that a fake capture can record what the model does.
+The device is a fake: it computes at once, so that a fake capture can record the model's calls.
 """
 
-# ruff: noqa: ARG002 - most of what such a device is told is nothing to it
+# ruff: noqa: ARG002 - the fake device ignores most arguments
 from __future__ import annotations
 
 import contextlib
@@ -94,7 +94,7 @@ class PlainAccelerator:
 
 
 class Adapter(Workload):
-    """Requests of as many items as their payload says."""
+    """Requests with as many items as their payload's number."""
 
     def prepare(self, request: Request) -> Any:
         generator = torch.Generator().manual_seed(int(request.id))
@@ -115,7 +115,7 @@ def _models(settings: RunnerSettings) -> LoadedModels:
 
 
 def test_graphs_are_captured_in_the_stream_that_serves() -> None:
-    """Sharing a pool, graphs share its memory only where they share a stream."""
+    """Graphs of one pool share its memory only if they share a stream."""
     settings = RunnerSettings(max_batch_size=2, cuda_graphs=True, workers=2)
     models = _models(settings)
     seen: list[Any] = []
@@ -133,7 +133,7 @@ def test_graphs_are_captured_in_the_stream_that_serves() -> None:
 
 
 def test_the_longest_of_many_is_among_what_is_captured() -> None:
-    """A sample of a hundred would hardly hold it, and its batches would be the slowest of all."""
+    """A sample of a hundred would probably miss it, and its batches would be the slowest."""
     lengths = [3 + k % 17 for k in range(3000)]
     lengths[1234] = 60
     found = [len(value["ids"]) for value in shapes_to_capture(Adapter(), _traffic(lengths), seconds=20.0)]
@@ -183,7 +183,7 @@ def test_a_batch_without_a_graph_is_marked() -> None:
     assert models.graph_facts()["graph_misses"] == {"no graph of 1x9, 1x3": 1}
 
 
-def test_on_the_cpu_the_setting_does_nothing_and_the_record_says_so(tmp_path: Path) -> None:
+def test_on_the_cpu_the_setting_has_no_effect_and_is_noted(tmp_path: Path) -> None:
     (tmp_path / "adapter.py").write_text(
         "import torch\nfrom latfix import Workload\n"
         "class Plain(Workload):\n"

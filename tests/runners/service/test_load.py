@@ -1,4 +1,4 @@
-"""What the settings make of a model, and whether the service can tell a change from none."""
+"""Loading models with settings, and the evidence of what the settings changed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Small(Workload):
         outputs = predict([Request(id=str(k), arrival_s=0.0, features={"value": k}) for k in range(8)])
         return sum(float(output.float().abs().sum()) for output in outputs)
 """
-#: Its work is in a parameter of its own: there is no linear layer to quantize.
+#: A model with a plain parameter: it has no linear layer to quantize.
 NO_LINEAR = """
 import torch
 from latfix import Request, Workload
@@ -69,7 +69,7 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.full((4,), float(request.features["value"]))
 """
-#: Convolutions, as images are looked at.
+#: Convolutions over images.
 IMAGES = """
 import torch
 from latfix import Workload
@@ -82,7 +82,7 @@ class Plain(Workload):
     def prepare(self, request):
         return torch.full((3, 9, 9), float(request.features["value"]))
 """
-#: One attention over as many tokens as the request's value says, and two more.
+#: One attention over as many tokens as the request's value plus two tokens.
 ATTENTION = """
 import torch
 from latfix import Workload
@@ -135,7 +135,7 @@ def loaded(folder: Path, **values: Any) -> Service:
 
 
 def effective(fix: str, service: Service) -> tuple[bool, str]:
-    """What the fix's own verification makes of the service's evidence."""
+    """The result of the fix's own verification on the service's evidence."""
     record = build_record(traffic=traffic(), settings=service.settings, compilations_in_run=0)
     found = BY_ID[fix].verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))
     return found.effective, found.evidence
@@ -175,14 +175,14 @@ def test_precision_changes_the_score_a_little(linear: Path) -> None:
     assert scores == pytest.approx([scores[0]] * 3, rel=0.1)
 
 
-def test_agreement_tells_another_model_from_the_same(no_linear: Path, tmp_path: Path) -> None:
+def test_agreement_distinguishes_another_model(no_linear: Path, tmp_path: Path) -> None:
     service = loaded(no_linear)
     assert evaluate(service, traffic(), None, save=tmp_path / "outputs.npz").samples == 12
     assert evaluate(service, traffic(), tmp_path / "outputs.npz").score == 1.0
     with torch.no_grad():
         service.models.instances[0].model.weight[:, 0] = 9.0
     changed = evaluate(service, traffic(), tmp_path / "outputs.npz")
-    # All rows were equal, so that the first entry was the largest already, until it is not the first.
+    # All rows are equal, so the first entry is the largest until the original changes.
     assert changed.kind == "agreement: scores" and changed.samples == 12
     with torch.no_grad():
         service.models.instances[0].model.weight[:, 3] = 99.0
@@ -223,7 +223,7 @@ def test_pools_are_one_a_worker_and_only_for_the_default_collate(
 
 def test_warm_up_runs_every_size_up_to_the_largest_batch(linear: Path) -> None:
     service = loaded(linear, warmup_shapes=3, max_batch_size=6)
-    # One input size, though three are asked for at most; every size of a batch, because they are few.
+    # One input size, though up to three are requested; every size of a batch, because they are few.
     assert service.warmup.shapes == 1 and service.warmup.batches == 6
     assert {key[0][0] for key in service.models.instances[0].seen} == {1, 2, 3, 4, 5, 6}
     assert effective("warmup.shapes", service)[0]
@@ -234,18 +234,18 @@ REFUSING = "    def to(self, *a):\n        raise RuntimeError('fixed\\nweights')
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "precision", "says"),
+    ("old", "new", "precision", "expected"),
     [
         ("    def forward(self, x):", REFUSING, "bf16", r"precision = 'bf16'.*RuntimeError: fixed weights"),
         ("return Matrix()", "return 3", "default", r"Plain.load returned int; expected a torch.nn.Module"),
     ],
     ids=["a change that it cannot take", "no module"],
 )
-def test_a_model_that_cannot_be_used_is_told(
-    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, precision: str, says: str
+def test_a_model_that_cannot_be_used_is_an_error(
+    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, precision: str, expected: str
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=NO_LINEAR.replace(old, new))
-    with pytest.raises(RunnerError, match=says):
+    with pytest.raises(RunnerError, match=expected):
         load_models(folder, "adapter:Plain", settings(precision=precision))
 
 
@@ -265,7 +265,7 @@ class Plain(Workload):
 """
 
 
-def test_what_can_be_called_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_any_callable_is_a_model_and_arrays_are_inputs(tmp_path: Path, write_workload: WriteWorkload) -> None:
     folder = write_workload(tmp_path / "w", adapter=CALLED)
     service = Service(folder, "adapter:Plain", settings(max_batch_size=2))
     service.load()
@@ -298,7 +298,7 @@ def test_a_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_wraps_the_model_or_the_parts_that_it_names(
     linear: Path, tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiling itself takes many seconds; what is handed to the compiler, and how, is seen without."""
+    """Compiling takes many seconds, so only the calls of the compiler are checked."""
     given: list[tuple[Any, dict[str, Any]]] = []
 
     def compiled(what: Any, **how: Any) -> Any:
@@ -327,7 +327,7 @@ def test_compiling_wraps_the_model_or_the_parts_that_it_names(
 
 
 def test_a_compiled_model_is_not_looked_into(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks would make it compile again."""
+    """Hooks would cause a recompilation."""
     monkeypatch.setattr(torch, "compile", lambda what, **_: what)
     service = loaded(linear, compile="dynamic")
     service.predict([traffic().request(k) for k in range(3)])
@@ -366,7 +366,7 @@ def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -
     assert (
         "0 packed int8 products"
         in effective("quantize.int8_weight_only", loaded(many, precision="int8_weight_only"))[1]
-    ), "what the fix foresees is what its verification would find"
+    ), "the fix's prediction matches its verification"
     assert not effective("quantize.int8_weight_only", loaded(folder))[0]
     assert not effective("quantize.int8_weight_only", loaded(folder, precision="int8_dynamic"))[0]
     assert not effective("quantize.int8_weight_only", loaded(folder, precision="bf16"))[0]
@@ -378,7 +378,7 @@ def test_weights_alone_are_int8(tmp_path: Path, write_workload: WriteWorkload) -
 
 
 def test_batches_run_in_inference_mode_from_warm_up_on(linear: Path) -> None:
-    """The pool's buffers are made in the mode that writes to them later, also when the service is looked at."""
+    """The pool's buffers are made in the mode that writes to them later, also while evidence is gathered."""
     service = loaded(linear, inference_mode=True, buffer_pool=True, warmup_shapes=2, max_batch_size=2)
     outcomes = service.predict([traffic().request(k) for k in range(5)])
     assert [outcome.error for outcome in outcomes] == [""] * 5
