@@ -20,7 +20,7 @@ from latfix.runners.answers.named_outputs import Answer, outputs_of
 from latfix.runners.answers.own_variation import OwnAnswers, own_variation
 from latfix.runners.answers.raw_deviation import deviation_of
 from latfix.runners.backend_comparison.candidates import Candidate
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, split_output
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output
 from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import student_t
@@ -104,7 +104,7 @@ def one_pass_s(candidate: Candidate, inputs: Sequence[Any]) -> float:
             _timed(candidate.model, inputs)
             return _timed(candidate.model, inputs) / 1e9
     except USER_ERRORS as error:
-        raise RunnerError(f"the model raised {describe(error)}") from error
+        raise RunnerError(model_error(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _compare_all(ready: Sequence[Candidate], work: Work, served: Mapping[str, Se
             if isinstance(error, KeyboardInterrupt):
                 raise
             if first is None:
-                raise RunnerError(f"the model raised {describe(error)}") from error
+                raise RunnerError(model_error(error)) from error
             one.failure = f"running it raised {describe(error)}"
             continue
         if first is None:

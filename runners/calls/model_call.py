@@ -18,6 +18,12 @@ _REQUESTS, _SPAN_NS = 50, 1_000_000_000
 #: The parts of a message that vary between requests: numbers, and what looks like an id.
 _VARYING = re.compile(r"[0-9a-fA-F-]*\d[0-9a-fA-F-]*")
 
+#: What to do about a TypeError, by a part of its message.
+_HINTS = {
+    "keyword argument": "; a dict from prepare or collate is passed to the model as keyword arguments",
+    "numpy.ndarray": "; return tensors from prepare (torch.from_numpy), this model takes no NumPy arrays",
+}
+
 
 def describe(error: BaseException) -> str:
     """An exception as one line: type and message, clipped to fit a table."""
@@ -28,6 +34,13 @@ def describe(error: BaseException) -> str:
         return name
     text = " ".join(text.encode("utf-8", "replace").decode().split())
     return f"{name}: {clipped(text, 300)}" if text else name
+
+
+def model_error(error: BaseException) -> str:
+    """The model's exception as one line, with a hint for common mistakes in the adapter."""
+    text = describe(error)
+    hint = next((hint for part, hint in _HINTS.items() if isinstance(error, TypeError) and part in text), "")
+    return f"the model raised {text}{hint}"
 
 
 def call_model(model: Any, inputs: Any) -> Any:

@@ -16,7 +16,7 @@ from latfix.profilers.probes.batch_delays import Delays
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters, difference
 from latfix.runners.calls.buffer_pool import BufferPool
 from latfix.runners.calls.call_counters import Calls
-from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, split_output
+from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output
 from latfix.runners.calls.tensor_tree import elements_and_length, map_tensors, move, tensors_of
 from latfix.runners.gpu.accelerator import Accelerator
 from latfix.runners.gpu.async_batches import Collated, Flight, Flights
@@ -335,7 +335,7 @@ class Worker:
         except CollateError as error:
             return f"collate raised {error}"
         except USER_ERRORS as error:
-            return f"the model raised {describe(error)}"
+            return model_error(error)
 
     def _open(self, members: list[Waiting], open_ns: int, close_ns: int, free_ns: int, *, retried: bool) -> int:
         recorder = self._engine.recorder

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latfix.errors import InputError, RunnerError
-from latfix.runners.calls.model_call import SameFailure, call_model, describe, split_output
+from latfix.runners.calls.model_call import SameFailure, call_model, describe, model_error, split_output
 from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
 from latfix.runners.service.adapter_file import load_adapter
 
@@ -177,3 +177,18 @@ def test_few_or_different_or_quick_failures_do_not_end_a_replay() -> None:
     assert not failed(["x"] * 30 + ["y"] * 30)[0].given_up(60, 60 * SECOND)
     quick, now = failed(["x"] * 60, 1000)
     assert not quick.given_up(60, now)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "hint"),
+    [
+        ({"start": torch.ones(1, 2)}, "passed to the model as keyword arguments"),
+        (np.ones((1, 2), np.float32), "return tensors from prepare"),
+        (torch.ones(1, 3), ""),
+    ],
+)
+def test_a_common_mistake_of_an_adapter_gets_a_hint(inputs: Any, hint: str) -> None:
+    with pytest.raises((TypeError, RuntimeError)) as raised:
+        call_model(torch.nn.Linear(2, 1), inputs)
+    message = model_error(raised.value)
+    assert message.startswith("the model raised ") and hint in message and bool(hint) == (";" in message)
