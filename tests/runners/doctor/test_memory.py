@@ -1,4 +1,4 @@
-"""Settings of memory that cost latency are found, and none where they are as they should be."""
+"""Each memory setting that costs latency is found, and nothing is found on a well-configured machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "files", "said", "change"),
+    ("identity", "files", "text", "change"),
     [
         (
             "memory.room",
@@ -74,11 +74,11 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
     ],
 )
 def test_what_costs_is_found(
-    make_system: MakeSystem, identity: str, files: dict[str, str], said: str, change: str
+    make_system: MakeSystem, identity: str, files: dict[str, str], text: str, change: str
 ) -> None:
     found = _found(make_system, files)
     assert [finding.id for finding in found.values() if finding.state == "costs"] == [identity]
-    assert said in found[identity].found
+    assert text in found[identity].found
     assert change in found[identity].change
     assert found[identity].costs
 
@@ -92,7 +92,7 @@ def test_no_limit_of_version_1_is_none(make_system: MakeSystem) -> None:
     assert "control group" not in _found(make_system, files)["memory.room"].found
 
 
-def test_a_system_that_tells_nothing_is_unknown(make_system: MakeSystem) -> None:
+def test_a_system_without_kernel_files_is_unknown(make_system: MakeSystem) -> None:
     states = {finding.id: finding.state for finding in memory(make_system({}))}
     assert "costs" not in states.values()
     for name in ("room", "pressure", "huge_pages"):
