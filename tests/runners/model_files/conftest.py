@@ -40,17 +40,17 @@ class Encoder(torch.nn.Module):
 
 @pytest.fixture
 def quick_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """No processes only to see how long loading takes; returns the backends for which one would be started."""
-    asked: list[str] = []
+    """Replaces the processes that measure loading; returns the backends whose loading was to be measured."""
+    requested: list[str] = []
 
     def load(file: Path, backend: str, inputs: Sequence[str], threads: int) -> float:
         assert file.is_file() and threads >= 1, inputs
-        asked.append(backend)
+        requested.append(backend)
         return 0.5
 
     monkeypatch.setattr(candidates, "first_load_s", load)
     monkeypatch.setattr(loading, "first_load_s", load)
-    return asked
+    return requested
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def save_exported(files: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def exported_file(encoder: torch.nn.Module, save_exported: Callable[..., Path]) -> Path:
-    """The encoder as ``.pt2``, its batch and its length free, the length up to 64."""
+    """The encoder as ``.pt2`` with dynamic batch and length, the length up to 64."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=64)
     sizes = {0: batch, 1: length}
     # One tensor given twice would be exported as one input.
@@ -130,7 +130,7 @@ def _column(values: Sequence[Any]) -> Any:
 
 @pytest.fixture
 def opened() -> Callable[..., OpenedModel]:
-    """A model as its backend would describe it: for each input its dimensions, a number or a symbol each."""
+    """Makes a model as a backend would open it; each dimension is a number or a symbol."""
 
     def make(
         inputs: Mapping[str, Sequence[int | str | Axis] | None],
@@ -171,8 +171,8 @@ def _axis(given: int | str | Axis) -> Axis:
 def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[Any] = (), opset: int = 17) -> Path:
     """An ONNX file.
 
-    :param nodes: operator, inputs and outputs of each, and its attributes.
-    :param inputs: by name, each a type and a shape; ``outputs`` likewise.
+    :param nodes: for each, operator, inputs, outputs, and its attributes.
+    :param inputs: type and shape by name; ``outputs`` likewise.
     """
     from onnx import helper
 
@@ -186,7 +186,7 @@ def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[
 
 
 def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
-    """The file's answers to requests, as a service gives them; none may fail."""
+    """A service's answers from the file; none may fail."""
     service = Service(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=1, **values))
     service.load()
     outcomes = service.predict(requests)

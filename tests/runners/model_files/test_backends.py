@@ -1,4 +1,4 @@
-"""Model files of each kind: read, served alone and in batches, and refused where they are wrong."""
+"""Model files of each kind: read, served alone and in batches, and refused if they are wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
 
 
-def test_an_exported_program_tells_its_inputs(exported_file: Path) -> None:
+def test_inputs_of_an_exported_program(exported_file: Path) -> None:
     tokens, mask = open_model(exported_file).inputs
     assert (tokens.name, tokens.dtype, tokens.rows) == ("tokens", "int64", 50)
     assert (mask.name, mask.dtype, mask.rows) == ("attention_mask", "int64", None)
@@ -144,7 +144,7 @@ def test_a_program_with_a_damaged_part(exported_file: Path, tmp_path: Path, repl
     assert "\n" not in caught.value.message
 
 
-def test_torchscript_tells_names_only(script_file: Path) -> None:
+def test_torchscript_states_names_only(script_file: Path) -> None:
     assert open_model(script_file).inputs == (
         TensorInput(name="tokens", dtype=None, axes=None),
         TensorInput(name="attention_mask", dtype=None, axes=None),
@@ -192,7 +192,7 @@ def test_torchscript_with_other_than_tensors(tmp_path: Path) -> None:
     assert [given.name for given in open_model(tmp_path / "Defaulted.pt").inputs] == ["x"]
 
 
-def test_torchscript_says_why_it_failed(tmp_path: Path) -> None:
+def test_an_error_of_torchscript_is_reduced_to_its_reason(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2).eval()), tmp_path / "model.pt")

@@ -1,4 +1,4 @@
-"""ONNX files: their inputs, threads, and what ONNX Runtime refuses."""
+"""ONNX files: their inputs, threads, and files that ONNX Runtime rejects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def weights() -> torch.Tensor:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Writes the mean of embeddings over real tokens, with these dimensions and this version of the operators."""
+    """Writes a model that averages embeddings over real tokens, with the given dimensions and opset."""
 
     def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17) -> Path:
         make_tensor, kinds = onnx.helper.make_tensor, onnx.TensorProto
@@ -67,7 +67,7 @@ def settings(**values: Any) -> RunnerSettings:
     return RunnerSettings(device="cpu", intra_op_threads=1, **values)
 
 
-def test_a_file_tells_its_inputs(build: Build) -> None:
+def test_inputs_of_a_file(build: Build) -> None:
     tokens, mask = open_model(build()).inputs
     assert (tokens.name, tokens.dtype, tokens.rows) == ("tokens", "int32", ROWS)
     assert (mask.name, mask.dtype, mask.rows) == ("mask", "float32", None)
@@ -110,7 +110,7 @@ def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, r
 
 
 def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path, request_of: MakeRequest) -> None:
-    """Boxes that were found, as many as there are."""
+    """Such as a variable number of boxes."""
     float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     file = written(
         tmp_path / "m.onnx",
@@ -148,7 +148,7 @@ def test_a_fixed_batch_dimension(build: Build) -> None:
 
 def test_precision_and_device_are_fixed_in_the_file(build: Build) -> None:
     file = build()
-    with pytest.raises(RunnerError, match="holds its precision in the file"):
+    with pytest.raises(RunnerError, match="fixes its precision and device"):
         load_models(file.parent, file.name, settings(precision="bf16"))
     model = load_models(file.parent, file.name, settings()).instances[0].model
     copied = copy.deepcopy(model)
@@ -206,7 +206,7 @@ def test_the_smallest_table_by_rows_limits_what_is_looked_up(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("quick_loads")
-def test_openvino_runs_the_file_as_it_is(build: Build, request_of: MakeRequest, tmp_path: Path) -> None:
+def test_openvino_runs_the_file_itself(build: Build, request_of: MakeRequest, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     adapter = load_adapter(build().parent, "model.onnx")
     model = adapter.load("cpu")
@@ -219,7 +219,7 @@ def test_openvino_runs_the_file_as_it_is(build: Build, request_of: MakeRequest, 
     assert torch.allclose(first, model(*batch), atol=1e-5)
     kept = first.clone()
     found["OpenVINO"].model(*(tensor[:1] for tensor in batch))
-    assert torch.equal(first, kept), "a later answer does not take the place of an earlier one"
+    assert torch.equal(first, kept), "a later answer does not overwrite an earlier one"
 
 
 def test_outputs_are_called_as_the_file_calls_them(build: Build) -> None:
@@ -228,6 +228,6 @@ def test_outputs_are_called_as_the_file_calls_them(build: Build) -> None:
     (file.parent / "workload.toml").write_text(
         '[workload]\nname = "w"\nmodel = "model.onnx"\ntraffic = "t.jsonl"\n[outputs]\nmeen = { kind = "vectors" }\n'
     )
-    said = r"workload.toml:6: found output 'meen'; expected one of model.onnx's: mean; did you mean 'mean'"
-    with pytest.raises(InputError, match=said):
+    message = r"workload.toml:6: found output 'meen'; expected one of model.onnx's: mean; did you mean 'mean'"
+    with pytest.raises(InputError, match=message):
         load_adapter(file.parent, file.name)
