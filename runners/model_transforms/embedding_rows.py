@@ -33,7 +33,7 @@ _AT_ONCE = 1 << 20
 
 @dataclass(slots=True)
 class _Table:
-    """One table, and for each call the rows that were looked up and how often. A counter per row would be too large."""
+    """One table, and by call the rows that were looked up and how often. A counter per row would be too large."""
 
     module: Any
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)

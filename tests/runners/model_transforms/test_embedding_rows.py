@@ -42,7 +42,7 @@ def test_the_most_used_rows_of_all_tables_are_chosen_once() -> None:
     model = Model()
     hot = learned(model, 3)
     assert (hot.tables, hot.lookups, hot.rows) == (2, 15, 3)
-    chosen = {len(part.weight): sorted(part.rows.tolist()) for part in hot._parts}
+    chosen = {len(weight): sorted(rows.tolist()) for weight, rows in hot._parts}
     # Row 1 of the items was looked up ten times, row 7 of the users twice, all others once.
     assert chosen[40][0] == 1 and 7 in chosen[100]
     assert hot.share == pytest.approx(13 / 15)

@@ -1,6 +1,6 @@
-"""Compiled models: graphs count themselves, and what runs uncompiled is not taken for compiled.
+"""Compiled models: graphs count themselves, and uncompiled runs are not counted as compiled.
 
-The compiler behind dynamo takes many seconds and is left out; that dynamo calls what it was given is what matters.
+The compiler behind dynamo takes many seconds and is replaced: only dynamo's calls of its result matter here.
 """
 
 from __future__ import annotations
