@@ -1,9 +1,9 @@
 """A simulated asynchronous device made of threads: a GPU's timing without a GPU.
 
 Each stream is a thread that runs enqueued work in order, after the call has returned. Copies and operators take the
-time that the test sets, by the device's own clock. A tensor on the device has its shape at once and its numbers later:
-numbers read too early are missing, and host memory that is reused too early is copied with its new content. Copies
-from memory that is not pinned block the host, as does reading a number on the host.
+time that the test sets, by the device's own clock. A tensor on the device has its shape at once and its numbers
+later: numbers read too early are missing, and host memory that is reused too early is copied with its new content.
+Copies from memory that is not pinned block the host, as does reading a number on the host.
 """
 
 from __future__ import annotations
