@@ -135,41 +135,28 @@ def linear(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorklo
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_adapter_s_model_is_converted_where_that_works(
-    linear: Path, tmp_path: Path, quick_loads: list[str]
-) -> None:
+def test_an_adapter_s_model_is_converted_each_time(linear: Path, tmp_path: Path, quick_loads: list[str]) -> None:
+    """With a cached file, a second run would show another time for the conversion."""
     adapter = load_adapter(linear, "adapter:Small")
     model = adapter.load("cpu").eval()
     batches = [torch.randn(size, 8) for size in (1, 2, 4)]
     own = Candidate(backend="eager torch", model=model)
-    found = {one.backend: one for one in candidates(adapter, own, batches, tmp_path)}
-    assert list(found) == list(BACKENDS)
-    run = [one for one in found.values() if one.backend != "eager torch" and not one.missing]
-    assert {"torch.export", "TorchScript"} <= {one.backend for one in run}, found
-    assert [one.backend for one in run] == quick_loads
-    for one in run:
-        assert one.convert_s is not None and one.convert_s > 0
-        with torch.no_grad():
-            for batch in (*batches, torch.randn(7, 8)):
-                assert torch.allclose(one.model(batch), model(batch), atol=1e-5), one.backend
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_conversion_is_not_cached_and_timed_separately_from_loading(
-    linear: Path, tmp_path: Path, quick_loads: list[str]
-) -> None:
-    """With a cached file, a second run would show another table."""
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    adapter = load_adapter(linear, "adapter:Small")
-    own = Candidate(backend="eager torch", model=adapter.load("cpu").eval())
     for _ in range(2):
-        found = {one.backend: one for one in candidates(adapter, own, [torch.randn(k, 8) for k in (1, 2)], tmp_path)}
+        quick_loads.clear()
+        found = {one.backend: one for one in candidates(adapter, own, batches, tmp_path)}
+        assert list(found) == list(BACKENDS)
+        run = [one for one in found.values() if one.backend != "eager torch" and not one.missing]
+        assert {"torch.export", "TorchScript"} <= {one.backend for one in run}, found
+        assert [one.backend for one in run] == quick_loads
+        for one in run:
+            assert one.convert_s is not None and one.convert_s > 0
+            with torch.no_grad():
+                for batch in (*batches, torch.randn(7, 8)):
+                    assert torch.allclose(one.model(batch), model(batch), atol=1e-5), one.backend
         runtime, vino = found["ONNX Runtime"], found["OpenVINO"]
-        assert runtime.convert_s is not None and runtime.convert_s > 0.02, "exported, not cached"
-        assert vino.missing or vino.convert_s == runtime.convert_s, "both read the same file"
-    assert "ONNX Runtime" in quick_loads
+        if not runtime.missing:
+            assert runtime.convert_s is not None and runtime.convert_s > 0.02, "exported, not cached"
+            assert vino.missing or vino.convert_s == runtime.convert_s, "both read the same file"
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.runners.backends.replaced_model import export_program
+from latfix.runners.calls.tensor_tree import flatten
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
@@ -27,6 +29,25 @@ PADDED = padded_service.PADDED.replace("EACH", "torch.cumsum(x, 1)")
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Any]:
+    """Exported programs by the sizes of their inputs."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def exported_once(programs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports the model once for each kind of sizes: all tests of this file have the same model."""
+
+    def export(model: torch.nn.Module, example: Any, dynamic: Any) -> Any:
+        key = repr(([tuple(tensor.shape) for tensor in flatten(example)[0]], dynamic))
+        if key not in programs:
+            programs[key] = export_program(model, example, dynamic)
+        return programs[key]
+
+    monkeypatch.setattr("latfix.runners.backends.tensorrt.program.export_program", export)
 
 
 @pytest.fixture
