@@ -133,7 +133,7 @@ class FileWorkload(Workload):
         for given in self.layout.inputs:
             if given.name in carried:
                 shape = carried[given.name]
-                sizes.update({size.symbol: shape[k] for k, size in enumerate(given.sizes or ()) if size.symbol})
+                sizes.update({axis.symbol: shape[k] for k, axis in enumerate(given.axes or ()) if axis.symbol})
         needed, known = wanted(self.layout, self._symbols, request.payload), numbers(request.features)
         bound = self._bound.get((needed, known))
         if bound is None:
@@ -186,25 +186,25 @@ class CutPaddedFileWorkload(CutFileWorkload, PaddedFileWorkload):
 
 
 def _shape(given: InputLayout, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    if given.sizes is None or given.dtype is None:
+    if given.axes is None or given.dtype is None:
         raise ValueError(
             f"input {given.name!r}: the file states neither shape nor dtype; expected the tensor in the payload, or "
             "shape and dtype in [inputs]"
         )
     shape = []
-    for size in given.sizes:
-        if size.fixed is not None:
-            shape.append(size.fixed)
-        elif size.derived is not None:
-            shape.append(int(size.derived.evaluate(sizes)))
+    for axis in given.axes:
+        if axis.size is not None:
+            shape.append(axis.size)
+        elif axis.derived is not None:
+            shape.append(int(axis.derived.evaluate(sizes)))
         else:
-            shape.append(sizes[size.symbol])
+            shape.append(sizes[axis.symbol])
     return tuple(shape)
 
 
 def _default_collate_pads(layout: Layout) -> bool:
     return all(
-        given.pad == 0 and given.sizes is not None and all(size.fixed is not None for size in given.sizes[1:])
+        given.pad == 0 and given.axes is not None and all(axis.size is not None for axis in given.axes[1:])
         for given in layout.inputs
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latfix.config.model_input_rules import BATCH, FLOATS, WHOLE, InputRule, is_batch
@@ -21,29 +21,11 @@ LENGTH_NAME = re.compile(r"len|tok|seq|size|time|frame|step|word|char|item|sampl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """One dimension of an input of one request.
-
-    :param fixed: its size, if it never changes.
-    :param symbol: name of a size that varies; an expression if ``derived`` is set.
-    :param derived: computes the size from other symbols.
-    :param least: the smallest size that the model takes.
-    :param most: the largest; ``None`` for no limit.
-    """
-
-    fixed: int | None = None
-    symbol: str = ""
-    derived: Expression | None = None
-    least: int = 1
-    most: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputLayout:
     """One input of a model, for one request.
 
     :param dtype: torch's name; ``None`` if only the payload determines it.
-    :param sizes: its dimensions without the batch; ``None`` if only the payload determines them.
+    :param axes: its dimensions without the batch; ``None`` if only the payload determines them.
     :param batch_axis: position of the batch dimension; ``None`` if it has none.
     :param rows: rows of the table that its values index, if known.
     :param low: lower end of a uniform distribution of values; ``None`` for the default of its kind.
@@ -53,7 +35,7 @@ class InputLayout:
 
     name: str
     dtype: str | None
-    sizes: tuple[Size, ...] | None
+    axes: tuple[Axis, ...] | None
     batch_axis: int | None
     rows: int | None = None
     low: float | None = None
@@ -85,13 +67,13 @@ class Layout:
             return 1
         return self.fixed_batch or self.most_batch or None
 
-    def symbols(self) -> dict[str, list[Size]]:
+    def symbols(self) -> dict[str, list[Axis]]:
         """Variable dimensions by symbol, without derived ones."""
-        found: dict[str, list[Size]] = {}
+        found: dict[str, list[Axis]] = {}
         for given in self.inputs:
-            for size in given.sizes or ():
-                if size.fixed is None and size.derived is None:
-                    found.setdefault(size.symbol, []).append(size)
+            for axis in given.axes or ():
+                if axis.size is None and axis.derived is None:
+                    found.setdefault(axis.symbol, []).append(axis)
         return found
 
 
@@ -146,13 +128,12 @@ def _input_layout(
         raise InputError(f"{rule.where}: found {given.name} of {rule.dtype}; {model.file.name} takes {given.dtype}")
     dtype = given.dtype or rule.dtype
     check_values(given.name, dtype, given.rows, rule)
-    sizes = None
     if axes is not None:
-        sizes = tuple(_size(axis, symbols, expressions) for k, axis in enumerate(axes) if k != batch_axis)
+        axes = tuple(_resolved(axis, symbols, expressions) for k, axis in enumerate(axes) if k != batch_axis)
     return InputLayout(
         name=given.name,
         dtype=dtype,
-        sizes=sizes,
+        axes=axes,
         batch_axis=batch_axis,
         rows=given.rows,
         low=rule.low,
@@ -249,14 +230,13 @@ def _contradiction(size: int | Expression, axis: Axis) -> tuple[str, str] | None
     if isinstance(size, Expression):
         fixed = axis.size is not None and not is_batch(size)
         return (repr(size.source), f"fixes it at {axis.size}") if fixed else None
-    limits = out_of_range(size, axis.size, axis.least, axis.most)
+    limits = out_of_range(size, axis)
     return (str(size), f"takes {limits}") if limits else None
 
 
-def out_of_range(found: int, fixed: int | None, least: int, most: int | None) -> str:
+def out_of_range(found: int, axis: Axis) -> str:
     """The sizes that a dimension takes, if ``found`` is none of them; empty if it is."""
-    if fixed is not None:
-        least, most = fixed, fixed
+    least, most = (axis.least, axis.most) if axis.size is None else (axis.size, axis.size)
     if found >= least and (most is None or found <= most):
         return ""
     return str(least) if least == most else f"{least} or more" if most is None else f"{least} to {most}"
@@ -324,14 +304,12 @@ def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule
 # The sizes of all other dimensions.
 
 
-def _size(axis: Axis, symbols: set[str], expressions: Mapping[str, Expression]) -> Size:
-    if axis.size is not None:
-        return Size(fixed=axis.size)
+def _resolved(axis: Axis, symbols: set[str], expressions: Mapping[str, Expression]) -> Axis:
     given = expressions.get(axis.symbol)
-    if given is not None and given.source.isdecimal() and not _is_used(axis.symbol, symbols):
-        return Size(fixed=int(given.source))
-    derived = None if given is not None else _derived(axis.symbol, symbols)
-    return Size(symbol=axis.symbol, derived=derived, least=axis.least, most=axis.most)
+    if axis.size is not None or given is None:
+        return axis if axis.size is not None else replace(axis, derived=_derived(axis.symbol, symbols))
+    fixed = given.source.isdecimal() and not _is_used(axis.symbol, symbols)
+    return Axis(size=int(given.source)) if fixed else axis
 
 
 def _is_used(symbol: str, symbols: set[str]) -> bool:

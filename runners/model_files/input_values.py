@@ -71,11 +71,11 @@ def _kind(given: InputLayout, *, has_length: bool) -> str:
         return "integers"
     if _MASK.search(given.name):
         return "zeros" if marks_padding(given.name, given.dtype) else "ones"
-    if has_length and all(size.fixed == 1 for size in given.sizes or ()) and _LENGTHS.search(given.name):
+    if has_length and all(axis.size == 1 for axis in given.axes or ()) and _LENGTHS.search(given.name):
         return "length"
     if _SEGMENTS.search(given.name):
         return "zeros"
-    return "positions" if given.sizes and _POSITIONS.search(given.name) else "integers"
+    return "positions" if given.axes and _POSITIONS.search(given.name) else "integers"
 
 
 def value_range(given: InputLayout) -> tuple[float, float]:
@@ -92,12 +92,12 @@ def describe(given: InputLayout, bound: Mapping[str, Expression], fixed_batch: i
 
     :param bound: expressions for the sizes of its dimensions, by symbol.
     """
-    if given.dtype is None or given.sizes is None:
+    if given.dtype is None or given.axes is None:
         return f"{given.name}: from the payload"
     words = []
-    for size in given.sizes:
-        expression = bound.get(size.symbol)
-        words.append(str(size.fixed) if size.fixed is not None else expression.source if expression else size.symbol)
+    for axis in given.axes:
+        expression = bound.get(axis.symbol)
+        words.append(str(axis.size) if axis.size is not None else expression.source if expression else axis.symbol)
     if given.batch_axis is not None:
         words.insert(given.batch_axis, str(fixed_batch) if fixed_batch else BATCH)
     (low, high), kind = value_range(given), _kind(given, has_length=len(bound) == 1)
@@ -141,12 +141,12 @@ def check_shape(given: InputLayout, shape: Sequence[int]) -> None:
 
     :raises ValueError: the number of dimensions is wrong, or a size is out of range.
     """
-    if given.sizes is None:
+    if given.axes is None:
         return
-    if len(shape) != len(given.sizes):
+    if len(shape) != len(given.axes):
         raise ValueError(
-            f"payload {given.name!r} has {len(shape)} dimensions; expected {len(given.sizes)}, without the batch's"
+            f"payload {given.name!r} has {len(shape)} dimensions; expected {len(given.axes)}, without the batch's"
         )
-    for k, (found, size) in enumerate(zip(shape, given.sizes, strict=True)):
-        if limits := out_of_range(found, size.fixed, size.least, size.most):
+    for k, (found, axis) in enumerate(zip(shape, given.axes, strict=True)):
+        if limits := out_of_range(found, axis):
             raise ValueError(f"payload {given.name!r} is {found} long in dimension {k}; the model takes {limits}")

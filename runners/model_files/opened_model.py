@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from latfix.traffic.feature_expressions import Expression
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -20,12 +22,14 @@ class Axis:
         expression over the symbols of other dimensions.
     :param least: the smallest size that the file takes.
     :param most: the largest; ``None`` for no limit.
+    :param derived: the symbol as an expression, once the layout is known.
     """
 
     size: int | None = None
     symbol: str = ""
     least: int = 1
     most: int | None = None
+    derived: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

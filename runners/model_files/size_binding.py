@@ -11,7 +11,8 @@ from latfix.config.model_input_rules import BATCH
 from latfix.config.workload_toml import SPEC_FILE
 from latfix.errors import InputError
 from latfix.request import FeatureValue
-from latfix.runners.model_files.input_layout import LENGTH_NAME, InputLayout, Layout, Size
+from latfix.runners.model_files.input_layout import LENGTH_NAME, InputLayout, Layout
+from latfix.runners.model_files.opened_model import Axis
 from latfix.traffic.feature_expressions import Expression
 from latfix.traffic.schedule import Traffic
 
@@ -66,15 +67,15 @@ def _unknown(layout: Layout, expression: Expression, name: str, numeric: Collect
 
 def _unbound(layout: Layout, left: Collection[str], numeric: Collection[str]) -> str:
     places = [
-        f"{given.name}[{_axis(given, k)}] ({size.symbol})"
+        f"{given.name}[{_position(given, k)}] ({axis.symbol})"
         for given in layout.inputs
-        for k, size in enumerate(given.sizes or ())
-        if size.symbol in left
+        for k, axis in enumerate(given.axes or ())
+        if axis.symbol in left
     ]
     lines = ", ".join(
         f"{given.name} = {{ shape = {_written(given, layout, left)} }}"
         for given in layout.inputs
-        if any(size.symbol in left for size in given.sizes or ())
+        if any(axis.symbol in left for axis in given.axes or ())
     )
     return (
         f"{layout.file}: found variable dimensions and no feature for them: {', '.join(places)}; numeric features of "
@@ -82,20 +83,20 @@ def _unbound(layout: Layout, left: Collection[str], numeric: Collection[str]) ->
     )
 
 
-def _axis(given: InputLayout, place: int) -> int:
+def _position(given: InputLayout, place: int) -> int:
     return place + 1 if given.batch_axis is not None and given.batch_axis <= place else place
 
 
 def _written(given: InputLayout, layout: Layout, left: Collection[str]) -> str:
-    def word(size: Size) -> str:
-        if size.fixed is not None:
-            return str(size.fixed)
-        known = layout.expressions.get(size.symbol)
+    def word(axis: Axis) -> str:
+        if axis.size is not None:
+            return str(axis.size)
+        known = layout.expressions.get(axis.symbol)
         if known is not None:
             return f'"{known.source}"'
-        return '"FEATURE"' if size.symbol in left else f'"{size.symbol}"'
+        return '"FEATURE"' if axis.symbol in left else f'"{axis.symbol}"'
 
-    words = [word(size) for size in given.sizes or ()]
+    words = [word(axis) for axis in given.axes or ()]
     if given.batch_axis is not None:
         words.insert(given.batch_axis, f'"{BATCH}"')
     return f"[{', '.join(words)}]"
@@ -110,10 +111,10 @@ def numbers(features: Mapping[str, FeatureValue]) -> tuple[str, ...]:
     return tuple(name for name, value in features.items() if not isinstance(value, str))
 
 
-def measure(symbol: str, expression: Expression, features: Mapping[str, FeatureValue], sizes: list[Size]) -> int:
+def measure(symbol: str, expression: Expression, features: Mapping[str, FeatureValue], axes: list[Axis]) -> int:
     """The size of a dimension for a request, rounded up, at least 1.
 
-    :param sizes: the dimensions with that symbol.
+    :param axes: the dimensions with that symbol.
     :raises SizeError: the model does not take the size.
     :raises ValueError: a feature is missing or text, or the size is not finite.
     """
@@ -121,7 +122,7 @@ def measure(symbol: str, expression: Expression, features: Mapping[str, FeatureV
         size = max(math.ceil(expression.evaluate(features)), 1)
     except KeyError as error:
         raise ValueError(f"the request has no feature {error.args[0]!r}, which sets {symbol}") from error
-    least, most = _limits(sizes)
+    least, most = _limits(axes)
     if size < least:
         raise SizeError(f"{expression.source} is {size}; the model takes {least} or more")
     if most is not None and size > most:
@@ -131,10 +132,9 @@ def measure(symbol: str, expression: Expression, features: Mapping[str, FeatureV
     return size
 
 
-def _limits(sizes: list[Size]) -> tuple[int, int | None]:
-    return max(size.least for size in sizes), min(
-        (size.most for size in sizes if size.most is not None), default=None
-    )
+def _limits(axes: list[Axis]) -> tuple[int, int | None]:
+    limits = [axis.most for axis in axes if axis.most is not None]
+    return max(axis.least for axis in axes), min(limits, default=None)
 
 
 class SizeError(ValueError):
@@ -149,7 +149,7 @@ def check_traffic(layout: Layout, traffic: Traffic) -> None:
     :raises InputError: a size is missing or out of range; the message has the lines to write.
     """
     symbols = layout.symbols()
-    unknown = [given for given in layout.inputs if given.sizes is None or given.dtype is None]
+    unknown = [given for given in layout.inputs if given.axes is None or given.dtype is None]
     for k, payload in enumerate(traffic.payloads):
         lacking = [given for given in unknown if not isinstance(payload, dict) or given.name not in payload]
         if lacking:
@@ -163,16 +163,16 @@ def check_traffic(layout: Layout, traffic: Traffic) -> None:
             _check_symbol(layout, traffic, symbol, symbols[symbol], rows, expression)
 
 
-def wanted(layout: Layout, symbols: Mapping[str, list[Size]], payload: Any) -> tuple[str, ...]:
+def wanted(layout: Layout, symbols: Mapping[str, list[Axis]], payload: Any) -> tuple[str, ...]:
     """The symbols that no tensor in a request's payload determines."""
     if not isinstance(payload, dict):
         return tuple(symbols)
-    known = {size.symbol for given in layout.inputs if given.name in payload for size in given.sizes or ()}
+    known = {axis.symbol for given in layout.inputs if given.name in payload for axis in given.axes or ()}
     return tuple(symbol for symbol in symbols if symbol not in known)
 
 
 def _check_symbol(
-    layout: Layout, traffic: Traffic, symbol: str, sizes: list[Size], rows: list[int], expression: Expression
+    layout: Layout, traffic: Traffic, symbol: str, axes: list[Axis], rows: list[int], expression: Expression
 ) -> None:
     # Python's numbers, as in requests: NumPy's wrap around, and only warn of a division by zero.
     columns = {name: traffic.features[name].tolist() for name in expression.names}
@@ -186,15 +186,15 @@ def _check_symbol(
             name: value for name, value in zip(columns, values, strict=True) if value is not None and value == value
         }
         try:
-            measure(symbol, expression, present, sizes)
+            measure(symbol, expression, present, axes)
         except ValueError as error:
-            advice = _clamped(sizes, expression) if isinstance(error, SizeError) else ""
+            advice = _clamped(axes, expression) if isinstance(error, SizeError) else ""
             raise InputError(f"{layout.file}: request {traffic.ids[k]!r}: found {error}{advice}") from error
 
 
-def _clamped(sizes: list[Size], expression: Expression) -> str:
+def _clamped(axes: list[Axis], expression: Expression) -> str:
     """Advice that clamps an expression to the model's limits."""
-    least, most = _limits(sizes)
+    least, most = _limits(axes)
     clamped = expression.source
     if least > 1:
         clamped = f"max({clamped}, {least})"
@@ -207,7 +207,7 @@ def _undescribed(layout: Layout, lacking: Sequence[InputLayout], request: str) -
     names = " and ".join(repr(given.name) for given in lacking)
     lacks = " and ".join(
         what
-        for what, known in (("shape", [each.sizes for each in lacking]), ("dtype", [each.dtype for each in lacking]))
+        for what, known in (("shape", [each.axes for each in lacking]), ("dtype", [each.dtype for each in lacking]))
         if None in known
     )
     lines = ", ".join(

@@ -63,7 +63,7 @@ def quantize_layers(layers: Iterable[torch.nn.Linear], precision: Precision, cap
     config = _config(precision, capability)
     for layer in layers:
         # These configurations change the layer object itself, so every module that refers to it is changed.
-        quantize_(layer, config, filter_fn=lambda module, name: True)
+        quantize_(layer, config, filter_fn=lambda *_: True)
         if not by_torchao(layer.weight):
             sizes = f"{layer.in_features} × {layer.out_features}"
             raise RuntimeError(f"torchao did not change a linear layer of {sizes}")

@@ -25,7 +25,7 @@ def rules(text: str = "") -> dict[str, InputRule]:
 
 def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:
     return {
-        given.name: (given.batch_axis, [size.fixed or size.symbol for size in given.sizes or ()])
+        given.name: (given.batch_axis, [axis.size or axis.symbol for axis in given.axes or ()])
         for given in layout.inputs
     }
 
@@ -102,7 +102,7 @@ def test_dimensions_of_one_symbol_share_their_expression(opened: Opened) -> None
     layout = lay_out(model, rules('x = { shape = ["batch", "length"] }'))
     assert list(layout.symbols()) == ["s1"]
     assert layout.expressions["s1"].source == "length"
-    derived = layout.inputs[2].sizes
+    derived = layout.inputs[2].axes
     assert derived is not None and derived[0].derived is not None and derived[0].derived.evaluate({"s1": 5}) == 10
     with pytest.raises(InputError, match="as long as one of another input"):
         lay_out(model, rules('x = { shape = ["batch", "length"] }\nmask = { shape = ["batch", "other"] }'))
