@@ -55,7 +55,7 @@ def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
     """All measures, in the order of the report."""
     named = [(cause, case) for case in cases for cause in _judged(case)]
     present = [(cause, case) for case in cases for cause in case.present]
-    quiet = [case for case in cases if case.group == "quiet"]
+    alarms = share(bool(case.alarms) for case in cases if case.group == "quiet")
     held = [held for case in cases if case.group != "unlisted" for held in case.held.values()]
     return (
         _at_least("top1_single", "largest cause right, one injected", _tops(cases, "single"), TOP1),
@@ -64,7 +64,7 @@ def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
         _at_least("recall", "there and named (recall)", share(c in k.named for c, k in present), RECALL),
         _request_errors(cases),
         _coverage(share(held)),
-        _alarms(share(bool(case.alarms) for case in quiet)),
+        _of_cases("false_alarms", "false alarms in quiet runs", alarms, "≤ 5 %", lambda value: value <= MOST_ALARMS),
         _unlisted(cases),
         _conservation(cases),
     )
@@ -127,11 +127,6 @@ def _at_least(id: str, words: str, found: Share, bar: float) -> Measure:
     return _of_cases(id, words, found, f"≥ {100 * bar:g} %", lambda value: value >= bar)
 
 
-def _alarms(found: Share) -> Measure:
-    words = "false alarms in quiet runs"
-    return _of_cases("false_alarms", words, found, "≤ 5 %", lambda value: value <= MOST_ALARMS)
-
-
 def _coverage(found: Share) -> Measure:
     """Coverage of intervals; too high a coverage is not judged for few intervals."""
     low, high = COVERAGE
@@ -156,15 +151,15 @@ def _request_errors(cases: Sequence[CaseScore]) -> Measure:
 def _unlisted(cases: Sequence[CaseScore]) -> Measure:
     found = [case.unexplained for case in cases if case.unexplained is not None]
     value = statistics.fmean(found) if found else None
-    bar = f"≥ {100 * UNEXPLAINED_SHARE:g} %"
-    words = "unlisted left unexplained"
+    bar, words = f"≥ {100 * UNEXPLAINED_SHARE:g} %", "unlisted left unexplained"
     return _measure("unlisted", words, bar, len(found), value, lambda mean: mean >= UNEXPLAINED_SHARE)
 
 
 def _conservation(cases: Sequence[CaseScore]) -> Measure:
     worst = max((float(case.conservation_ns) for case in cases), default=None)
-    words = "largest gap of a ledger"
-    return _measure("conservation", words, "0 ns", len(cases), worst, lambda gap: gap == 0, unit="ns")
+    return _measure(
+        "conservation", "largest gap of a ledger", "0 ns", len(cases), worst, lambda gap: gap == 0, unit="ns"
+    )
 
 
 def weak_causes(causes: Sequence[CauseScore]) -> list[str]:

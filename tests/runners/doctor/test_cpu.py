@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.cpu import processor
-from latfix.runners.host.kernel_files import System
+from tests.runners.doctor.conftest import MakeSystem
 
-MakeSystem = Callable[[Mapping[str, str]], System]
 _CPU = "/sys/devices/system/cpu"
 _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 _SWITCHED_OFF = {"name": "C6", "latency": "133", "disable": "1"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ from latfix.profilers.gpu.nvml_api import NOT_SUPPORTED, NvmlRefused
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.gpu import gpu
 from latfix.runners.host.kernel_files import System
+from tests.runners.doctor.conftest import MakeSystem
 
-MakeSystem = Callable[[Mapping[str, str]], System]
 Answers = Mapping[tuple[Any, ...], Any]
 
 _TORCH = {"built_for_cuda": "13.0", "cuda": True, "devices": []}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.memory import memory
-from latfix.runners.host.kernel_files import System
+from tests.runners.doctor.conftest import MakeSystem
 
-MakeSystem = Callable[[Mapping[str, str]], System]
 _THP = "/sys/kernel/mm/transparent_hugepage"
 _GIB = 1 << 20  # in kB
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from latfix.config.model_input_rules import InputRule, parse_inputs
+from latfix.files.toml_reader import TomlFile
 from latfix.request import Request
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
@@ -21,6 +24,16 @@ from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
+Opened = Callable[..., OpenedModel]
+MakeRequest = Callable[..., Request]
+MakeTraffic = Callable[..., Traffic]
+Save = Callable[..., Path]
+
+
+def rules(text: str = "") -> dict[str, InputRule]:
+    """``[inputs]`` with these lines."""
+    text = f"[inputs]\n{text}\n"
+    return parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
 
 
 class Encoder(torch.nn.Module):
@@ -66,7 +79,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def save_exported(files: Path) -> Callable[..., Path]:
+def save_exported(files: Path) -> Save:
     """Saves a module as an exported program."""
 
     def save(module: torch.nn.Module, args: Any, name: str = "model", **more: Any) -> Path:
@@ -80,7 +93,7 @@ def save_exported(files: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def exported_file(encoder: torch.nn.Module, save_exported: Callable[..., Path]) -> Path:
+def exported_file(encoder: torch.nn.Module, save_exported: Save) -> Path:
     """The encoder as ``.pt2`` with dynamic batch and length, the length up to 64."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=64)
     sizes = {0: batch, 1: length}
@@ -99,7 +112,7 @@ def script_file(encoder: torch.nn.Module, files: Path) -> Path:
 
 
 @pytest.fixture
-def request_of() -> Callable[..., Request]:
+def request_of() -> MakeRequest:
     """Makes a request."""
 
     def make(name: str = "a", payload: Any = None, **features: float | str) -> Request:
@@ -109,7 +122,7 @@ def request_of() -> Callable[..., Request]:
 
 
 @pytest.fixture
-def traffic_of() -> Callable[..., Traffic]:
+def traffic_of() -> MakeTraffic:
     """Makes traffic with these features and payloads."""
 
     def make(payloads: Sequence[Any] | None = None, **features: Sequence[Any]) -> Traffic:
@@ -129,7 +142,7 @@ def _column(values: Sequence[Any]) -> Any:
 
 
 @pytest.fixture
-def opened() -> Callable[..., OpenedModel]:
+def opened() -> Opened:
     """Makes a model as a backend would open it; each dimension is a number or a symbol."""
 
     def make(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ from latfix.runners.model_files.opened_model import TensorInput
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
-from tests.runners.model_files.conftest import served
-
-MakeRequest = Callable[..., Request]
-Save = Callable[..., Path]
+from tests.runners.model_files.conftest import MakeRequest, Save, served
 
 
 def settings(**values: Any) -> RunnerSettings:

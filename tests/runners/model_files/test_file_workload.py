@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from latfix.adapter_api import Workload
-from latfix.config.model_input_rules import parse_inputs
 from latfix.errors import InputError
-from latfix.files.toml_reader import TomlFile
-from latfix.request import Request
 from latfix.runners.calls.model_call import split_output
 from latfix.runners.model_files.file_workload import FileWorkload, PaddedFileWorkload, _default_collate_pads
 from latfix.runners.model_files.input_layout import lay_out
@@ -23,16 +17,11 @@ from latfix.runners.model_files.input_values import value_range
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.runners.service.adapter_file import check_batch_size
 from latfix.runners.service.load import pool_applies
-from latfix.traffic.schedule import Traffic
-
-Opened = Callable[..., OpenedModel]
-MakeRequest = Callable[..., Request]
+from tests.runners.model_files.conftest import MakeRequest, MakeTraffic, Opened, rules
 
 
 def adapter(model: OpenedModel, text: str = "") -> FileWorkload:
-    text = f"[inputs]\n{text}\n"
-    rules = parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
-    layout = lay_out(model, rules)
+    layout = lay_out(model, rules(text))
     return (FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload)(model, layout)
 
 
@@ -210,7 +199,7 @@ def test_inputs_without_a_batch_dimension(opened: Opened, request_of: MakeReques
     assert torch.allclose(second.load("cpu")(second.collate(values))[1], values[1].sum(0))
 
 
-def test_inputs_are_described_in_one_line_each(opened: Opened, traffic_of: Callable[..., Traffic]) -> None:
+def test_inputs_are_described_in_one_line_each(opened: Opened, traffic_of: MakeTraffic) -> None:
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "flags")
     model = adapter(opened(dict.fromkeys(names, ("batch", "s1", 4)), dtype="int64", rows=7), "flags = { high = 3 }")
     lines = model.describe_inputs(traffic_of(length=[3]))

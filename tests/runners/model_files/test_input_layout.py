@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from latfix.config.model_input_rules import InputRule, parse_inputs
 from latfix.errors import InputError
-from latfix.files.toml_reader import TomlFile
 from latfix.runners.model_files.input_layout import Layout, lay_out
-from latfix.runners.model_files.opened_model import Axis, OpenedModel
-
-Opened = Callable[..., OpenedModel]
-
-
-def rules(text: str = "") -> dict[str, InputRule]:
-    text = f"[inputs]\n{text}\n"
-    return parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
+from latfix.runners.model_files.opened_model import Axis
+from tests.runners.model_files.conftest import Opened, rules
 
 
 def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:

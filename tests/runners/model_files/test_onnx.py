@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
-from latfix.request import Request
 from latfix.runners.backend_comparison.candidates import Candidate, candidates
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
@@ -19,12 +18,11 @@ from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
-from tests.runners.model_files.conftest import served, written
+from tests.runners.model_files.conftest import MakeRequest, served, written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-MakeRequest = Callable[..., Request]
 Build = Callable[..., Path]
 ROWS, WIDTH = 40, 4
 

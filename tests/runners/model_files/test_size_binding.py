@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from latfix.config.model_input_rules import parse_inputs
 from latfix.errors import InputError
-from latfix.files.toml_reader import TomlFile
 from latfix.runners.model_files.input_layout import Layout, lay_out
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.runners.model_files.size_binding import bind, check_traffic
-from latfix.traffic.schedule import Traffic
-
-Opened = Callable[..., OpenedModel]
-MakeTraffic = Callable[..., Traffic]
+from tests.runners.model_files.conftest import MakeTraffic, Opened, rules
 
 
 def ruled(model: OpenedModel, text: str = "") -> Layout:
-    text = f"[inputs]\n{text}\n"
-    return lay_out(model, parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text)))
+    return lay_out(model, rules(text))
 
 
 @pytest.mark.parametrize(
