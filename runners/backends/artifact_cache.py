@@ -19,9 +19,9 @@ _KEPT = 24
 
 def cache_folder(kind: str) -> Path:
     """A writable folder for ``kind`` in the user's cache folder, or else in the temporary folder."""
-    # Relative without a home: expanduser leaves "~" then.
-    homes = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
-    for root in (*filter(Path.is_absolute, homes), Path(tempfile.gettempdir()) / f"latfix-{os.getuid()}"):
+    home = os.environ.get("XDG_CACHE_HOME") or ""
+    roots = [Path(home)] if Path(home).is_absolute() else []
+    for root in (*roots, *_home_cache(), Path(tempfile.gettempdir()) / f"latfix-{os.getuid()}"):
         folder = root / "latfix" / kind
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -30,6 +30,13 @@ def cache_folder(kind: str) -> Path:
         except OSError:
             continue
     return Path(tempfile.mkdtemp(prefix=f"latfix-{kind}-"))
+
+
+def _home_cache() -> list[Path]:
+    try:
+        return [Path.home() / ".cache"]
+    except RuntimeError:  # the user has no home
+        return []
 
 
 def model_digest(model: torch.nn.Module, sources: Path, *more: str) -> str:

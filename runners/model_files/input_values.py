@@ -55,7 +55,7 @@ def draw(
         case "positions":
             return torch.arange(shape[-1]).expand(*shape).to(dtype).contiguous()
         case kind:
-            return torch.full(shape, {"zeros": 0, "ones": 1, "length": length}[kind], dtype=dtype)
+            return torch.full(shape, {"zeros": 0, "ones": 1, "length": length or 0}[kind], dtype=dtype)
 
 
 def _kind(given: InputLayout, *, has_length: bool) -> str:

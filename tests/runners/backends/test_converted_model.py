@@ -16,7 +16,7 @@ import torch
 from latfix.errors import InputError, RunnerError
 from latfix.runners.backends import artifact_cache as cache
 from latfix.runners.backends import converted_model as converted
-from latfix.runners.backends.onnx_export import Exported
+from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
@@ -120,7 +120,6 @@ def test_inputs_in_another_order_run_on_the_original(
 @pytest.fixture
 def cached_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh export takes the file of an earlier one, for tests in which the file is not the point."""
-    export = converted.export
 
     def reused(*arguments: Any, fresh: bool) -> Exported:
         return replace(export(*arguments), cached=not fresh)
