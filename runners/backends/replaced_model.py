@@ -50,7 +50,6 @@ class ReplacedModel(torch.nn.Module):
         self._missed = missed
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's outputs."""
         tensors = self._tensors(kwargs if kwargs else args)
         if tensors is None:
             return self._original[0](*args, **kwargs)
@@ -77,7 +76,6 @@ class FlatModel(torch.nn.Module):
         self._shape = shape
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The model's outputs, flattened."""
         return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])
 
 

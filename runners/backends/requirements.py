@@ -27,7 +27,7 @@ _GAIN: dict[str, str] = {
     "tensorrt": "it may compute in 0.7 of the time; a guess, not measured",
 }
 #: Why a TorchScript module cannot be exported.
-SCRIPTED = "torch.export takes Python modules, not TorchScript; use the model that the file was made from"
+SCRIPTED = "torch.export takes Python modules, not TorchScript; give the model that it was made from"
 _CHECK_DRIVER = "check the NVIDIA driver (nvidia-smi), then "
 
 

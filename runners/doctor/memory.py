@@ -19,7 +19,6 @@ _PRESSURE_SHARE = 0.01
 
 
 def memory(system: System) -> Iterator[Finding]:
-    """Findings about memory."""
     yield _room(system)
     yield _pressure(system)
     yield _swap(system)

@@ -17,7 +17,6 @@ _LITTLE_LOCKED = 64 << 20
 
 
 def limits() -> Iterator[Finding]:
-    """Findings about permissions and probes."""
     yield from _files()
     yield _priority()
     yield _locking()

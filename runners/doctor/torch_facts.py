@@ -29,7 +29,6 @@ def torch_facts() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the facts."""
     import torch
 
     found: dict[str, Any] = {

@@ -75,7 +75,6 @@ class Bucket:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Shapes of its inputs."""
         return tuple(tuple(tensor.shape) for tensor in self.inputs)
 
 
@@ -178,7 +177,6 @@ class GraphedModel(torch.nn.Module):
         self.facts.capture_s += time.perf_counter() - started
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The original's outputs."""
         inputs = kwargs if kwargs else args
         try:
             tensors, names = flatten(inputs)

@@ -41,7 +41,6 @@ class EventPool:
         self.grown = 0
 
     def take(self) -> list[Event]:
-        """A free set."""
         try:
             return self._free.popleft()
         except IndexError:

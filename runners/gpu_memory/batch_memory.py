@@ -64,7 +64,6 @@ class PeakMemory:
         return self._in_use, self._held_most
 
     def close(self) -> None:
-        """Close the file descriptor."""
         if self._reset_fd >= 0:
             os.close(self._reset_fd)
             self._reset_fd = -1

@@ -41,7 +41,6 @@ class _Table:
 
     @property
     def calls(self) -> int:
-        """Number of counted calls."""
         return len(self.rows)
 
     def counted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -85,7 +84,6 @@ class HotRows:
 
     @property
     def tables(self) -> int:
-        """Number of embedding tables in the model."""
         return len(self._tables)
 
     @contextmanager

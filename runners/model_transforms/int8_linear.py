@@ -52,5 +52,4 @@ class Int8WeightLinear(torch.nn.Module):
         return product.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Sizes, as in :class:`torch.nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}"

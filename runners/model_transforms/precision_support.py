@@ -50,7 +50,7 @@ def unsupported(precision: Precision, device: str, capability: Capability | None
     """
     if device == "cpu":
         if precision == "fp16":
-            return "half precision is for GPUs only; on a CPU it is emulated, unlike bf16"
+            return "half precision is computed on GPUs only; on a CPU it is emulated, unlike bf16"
         return "its products need a GPU of compute capability 8.9 or later" if precision == "fp8_dynamic" else ""
     least = _LEAST.get(precision)
     if least is not None and capability is not None and capability < least:

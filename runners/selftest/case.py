@@ -112,7 +112,6 @@ class Draft:
             self.kinds[kind] = max(self.kinds[kind], 1.3 * length)
 
     def traffic(self) -> Traffic:
-        """The schedule of the draft."""
         n = len(self)
         arrival = np.rint(np.cumsum(self.gaps) * 1e9).astype(np.int64)
         return Traffic(

@@ -52,7 +52,6 @@ QUICK: tuple[tuple[tuple[str, ...], Intensity], ...] = (
 
 
 def group_of(recipes: Sequence[str]) -> Group:
-    """The group of a combination of recipes."""
     if len(recipes) > 1:
         return "mixed"
     cause = RECIPES[recipes[0]].cause
@@ -62,7 +61,6 @@ def group_of(recipes: Sequence[str]) -> Group:
 
 
 def make_case(recipes: Sequence[str], intensity: Intensity, seed: int, seconds: float) -> Case:
-    """A case with its group."""
     return Case(recipes=tuple(recipes), group=group_of(recipes), intensity=intensity, seed=seed, seconds=seconds)
 
 
@@ -114,7 +112,6 @@ def not_injectable() -> dict[str, str]:
 
 
 def estimate_s(cases: Sequence[Case]) -> float:
-    """Estimated duration of the cases in seconds."""
     return sum(case.seconds + OVERHEAD_S for case in cases)
 
 
@@ -141,5 +138,4 @@ def _injected(name: str) -> str:
 
 
 def by_group(cases: Sequence[Case]) -> Mapping[Group, int]:
-    """Number of cases by group."""
     return Counter(case.group for case in cases)

@@ -68,12 +68,10 @@ class Kept:
 
     @property
     def record(self) -> Path:
-        """The run's folder."""
         return self.folder / RECORD
 
     @property
     def log(self) -> Path:
-        """The injectors' log."""
         return self.folder / LOG_FILE
 
 

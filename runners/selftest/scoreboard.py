@@ -32,7 +32,6 @@ def make_scoreboard(
     typical_ms: float,
     seconds: float,
 ) -> Scoreboard:
-    """Summarize the cases."""
     counted = [case for case in cases if case.counted]
     causes = cause_scores(counted)
     measures = measure_all(counted)

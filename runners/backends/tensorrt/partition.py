@@ -50,7 +50,6 @@ class Partition:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Partition:
-        """The inverse of :meth:`to_json`."""
         return Partition(**{name: document[name] for name in ("engines", "inside", "outside")})
 
 
@@ -116,7 +115,6 @@ class _Sizes(logging.Handler):
         self.found: list[int] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Collect the sizes in a message."""
         self.found += [int(size) for size in _ENGINE_SIZE.findall(record.getMessage())]
 
 

@@ -50,7 +50,6 @@ class ShapeProfile:
         return [f"({', '.join(map(str, extents))})" for extents in self.inputs]
 
     def least(self) -> Shapes:
-        """The smallest shapes."""
         return tuple(tuple(extent.least for extent in extents) for extents in self.inputs)
 
     def tuned(self) -> Shapes:
@@ -58,7 +57,6 @@ class ShapeProfile:
         return tuple(tuple(extent.tuned for extent in extents) for extents in self.inputs)
 
     def most(self) -> Shapes:
-        """The largest shapes."""
         return tuple(tuple(extent.most for extent in extents) for extents in self.inputs)
 
 

@@ -83,5 +83,4 @@ class EngineModule(SealedModule):
         self._engine = engine
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """The output, or a tuple of them."""
         return alone_or_tuple(self._engine.run(tensors))

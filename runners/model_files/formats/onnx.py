@@ -137,7 +137,6 @@ class GraphModule(SealedModule):
 
     @property
     def version(self) -> str:
-        """Version of the runtime."""
         return self._graph.version
 
     def precisions(self) -> dict[str, int]:

@@ -70,7 +70,6 @@ class PythonWork:
         self._steps = round(self._STEPS * ms * 1e6 / best)
 
     def __call__(self) -> None:
-        """Run it once."""
         for _ in range(self._steps):
             pass
 

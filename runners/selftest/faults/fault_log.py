@@ -103,14 +103,12 @@ class FaultLog:
         return cls(Path(name) if name else None)
 
     def add(self, fault: Fault) -> None:
-        """Write one line."""
         if self._fd >= 0:
             row = asdict(fault)
             row["ms"] = row.pop("ns") / 1e6
             os.write(self._fd, (json.dumps(row) + "\n").encode())
 
     def note(self, cause: str, kind: str, done: Done, *, where: str = "outside", request: str = "") -> None:
-        """Write an injection."""
         self.add(Fault(cause=cause, kind=kind, where=where, request=request, **asdict(done)))
 
     def close(self) -> None:

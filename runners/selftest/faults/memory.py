@@ -62,7 +62,6 @@ class Heap:
         return address
 
     def free(self, address: int) -> None:
-        """Free a block."""
         self._c.free(address)
 
     def trim(self) -> None:

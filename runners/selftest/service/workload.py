@@ -60,7 +60,6 @@ class Options:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Options:
-        """Read the variables that are set."""
         values: dict[str, Any] = {}
         for each in fields(cls):
             text = environment.get(PREFIX + each.name.upper())
