@@ -51,6 +51,29 @@ class Encoder(torch.nn.Module):
         return scores
 
 
+class Counted(torch.nn.Module):
+    """A model with an input that is no tensor."""
+
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n
+
+
+def scripted(module: torch.nn.Module, file: Path) -> Path:
+    """Saves a module as TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), file)
+    return file
+
+
+def traced(module: torch.nn.Module, example: torch.Tensor, file: Path) -> Path:
+    """Saves a module as TorchScript, traced on an example."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.trace(module, example), file)  # type: ignore[no-untyped-call]
+    return file
+
+
 @pytest.fixture
 def quick_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces the processes that measure loading; returns the backends whose loading was to be measured."""
@@ -105,10 +128,7 @@ def exported_file(encoder: torch.nn.Module, save_exported: Save) -> Path:
 @pytest.fixture(scope="session")
 def script_file(encoder: torch.nn.Module, files: Path) -> Path:
     """The encoder as TorchScript."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(encoder), files / "encoder.pt")
-    return files / "encoder.pt"
+    return scripted(encoder, files / "encoder.pt")
 
 
 @pytest.fixture

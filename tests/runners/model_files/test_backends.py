@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from latfix.runners.model_files.opened_model import TensorInput
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
-from tests.runners.model_files.conftest import MakeRequest, Save, served
+from tests.runners.model_files.conftest import Counted, MakeRequest, Save, scripted, served
 
 
 def settings(**values: Any) -> RunnerSettings:
@@ -85,10 +84,6 @@ def test_a_program_stays_in_the_mode_that_it_was_saved_in(exported_file: Path) -
 
 
 def test_what_is_no_tensor_is_refused(save_exported: Save) -> None:
-    class Counted(torch.nn.Module):
-        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
-            return x * n
-
     size = torch.export.Dim.DYNAMIC
     file = save_exported(Counted(), (torch.ones(2), 3), "counted", dynamic_shapes=(None, size))
     with pytest.raises(InputError, match="input 'n', which is no tensor"):
@@ -171,28 +166,17 @@ def test_torchscript_serves_what_the_payload_carries(
 
 
 def test_torchscript_with_other_than_tensors(tmp_path: Path) -> None:
-    class Counted(torch.nn.Module):
-        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
-            return x * n
-
     class Defaulted(torch.nn.Module):
         def forward(self, x: torch.Tensor, n: int = 2) -> torch.Tensor:
             return x * n
 
-    for kind in (Counted, Defaulted):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.jit.save(torch.jit.script(kind()), tmp_path / f"{kind.__name__}.pt")
     with pytest.raises(InputError, match="forward with n: int"):
-        open_model(tmp_path / "Counted.pt")
-    assert [given.name for given in open_model(tmp_path / "Defaulted.pt").inputs] == ["x"]
+        open_model(scripted(Counted(), tmp_path / "counted.pt"))
+    assert [given.name for given in open_model(scripted(Defaulted(), tmp_path / "defaulted.pt")).inputs] == ["x"]
 
 
 def test_an_error_of_torchscript_is_reduced_to_its_reason(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2).eval()), tmp_path / "model.pt")
-    module = open_model(tmp_path / "model.pt").load("cpu")
+    module = open_model(scripted(torch.nn.Linear(4, 2).eval(), tmp_path / "model.pt")).load("cpu")
     with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied"):
         module(torch.ones(1, 5))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.runners.model_files.conftest import traced
 
 _CLASSES = 6
 Write = Callable[..., Path]
@@ -51,10 +51,7 @@ def write(tmp_path: Path) -> Write:
     def make(outputs: str = "") -> Path:
         folder = tmp_path / f"reader-{len(outputs)}"
         folder.mkdir()
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            traced = torch.jit.trace(Reader().eval(), torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
-            torch.jit.save(traced, folder / "model.pt")
+        traced(Reader().eval(), torch.zeros(2, 40, 8), folder / "model.pt")
         (folder / "traffic.jsonl").write_text('{"arrival_s": 0.0, "width": 40}\n')
         (folder / "workload.toml").write_text(
             '[workload]\nname = "reader"\nmodel = "model.pt"\ntraffic = "traffic.jsonl"\n'
@@ -148,10 +145,7 @@ def test_outputs_with_the_steps_first_are_split_along_the_batch(write: Write) ->
     shapes = '0 = { shape = ["width", "batch", 6] }\n1 = { shape = ["batch", 6] }\n'
     folder = write(f"[outputs]\n{shapes}")
     model = Recurrent().eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        traced = torch.jit.trace(model, torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, folder / "model.pt")
+    traced(model, torch.zeros(2, 40, 8), folder / "model.pt")
     adapter: Any = load_adapter(folder, "model.pt")
     requests = [Request(id=str(k), arrival_s=0.0, features={"width": width}) for k, width in enumerate((4, 3, 2, 1))]
     with torch.no_grad():
