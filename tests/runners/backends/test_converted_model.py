@@ -55,7 +55,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorklo
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, backend: str) -> None:
+def test_the_same_answers_at_every_size_and_verified(padded: Path, backend: str) -> None:
     plain, other = loaded(padded), loaded(padded, backend=backend, workers=2)
     requests = [traffic().request(k) for k in (0, 11, 3, 7, 7, 1)]
     for a, b in zip(plain.predict(requests), other.predict(requests), strict=True):

@@ -28,7 +28,7 @@ _local = threading.local()
 class Speeds:
     """Durations on the device in seconds.
 
-    :param operator: each operator; ``per_element`` for each element of its output beside that.
+    :param operator: each operator; ``per_element`` in addition, for each element of its output.
     :param issue: that the host takes to put an operator into a stream.
     :param byte: of a copy; ``pageable`` times as much where the memory is not pinned.
     """
@@ -230,7 +230,7 @@ class SimulatedAccelerator:
         return DeviceTensor.make(like, slot, self)
 
     def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        assert isinstance(there, DeviceTensor), "it does not lie on the device"
+        assert isinstance(there, DeviceTensor), "it is not on the device"
         self.downloads.append(into is not None)
         size = there.numel() * there.element_size() * self.speeds.byte * (1 if into is not None else 2)
         host = torch.empty(there.shape, dtype=there.dtype) if into is None else into.view(there.shape)

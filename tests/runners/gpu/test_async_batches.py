@@ -191,7 +191,7 @@ def test_the_memory_of_a_batch_that_failed_is_free_when_its_members_run(overlap:
         if len(rows) > 1:
             activations = rows + 1
             made.append(weakref.ref(activations))
-            raise MemoryError(f"no room beside {tuple(activations.shape)}")
+            raise MemoryError(f"no room for {tuple(activations.shape)}")
         alive.append(any(each() is not None for each in made))
 
     served = Flown(12, model=Model(refuse), overlap=overlap)

@@ -99,7 +99,7 @@ def test_the_origin_is_kept_from_being_used_again() -> None:
     assert kept == [True, False, False, True, False, False, True, False]
 
 
-def test_bounds_only_tighten_by_what_is_seen() -> None:
+def test_bounds_only_tighten_by_observations() -> None:
     offset = Offset(drift=0.0)
     offset.observe(100, 50, 60, 150)
     assert offset.at(150) == (70, 40)

@@ -68,7 +68,7 @@ def test_no_buffer_is_used_again_before_its_copy_is_done(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> None:
+def test_streams_and_buffers_exist_before_the_first_request(overlap: bool) -> None:
     device = SimulatedAccelerator(speeds=Speeds(operator=0.001))
     instance = _instance(device)
     settings: dict[str, Any] = {"max_batch_size": 4, "overlap": overlap, "pinned_staging": True}

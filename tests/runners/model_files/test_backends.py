@@ -83,7 +83,7 @@ def test_a_program_stays_in_the_mode_that_it_was_saved_in(exported_file: Path) -
     assert list(model.parameters())
 
 
-def test_what_is_no_tensor_is_refused(save_exported: Save) -> None:
+def test_an_input_that_is_no_tensor_is_refused(save_exported: Save) -> None:
     size = torch.export.Dim.DYNAMIC
     file = save_exported(Counted(), (torch.ones(2), 3), "counted", dynamic_shapes=(None, size))
     with pytest.raises(InputError, match="input 'n', which is no tensor"):
@@ -109,7 +109,7 @@ def test_pickles_of_more_than_tensors_are_refused_and_not_run(exported_file: Pat
     assert not ran.exists()
 
 
-def test_an_archive_with_a_part_that_is_not_what_was_written(exported_file: Path, tmp_path: Path) -> None:
+def test_an_archive_with_a_corrupt_part(exported_file: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(exported_file) as source:
         name = next(name for name in source.namelist() if "/sample_inputs/" in name)
         at = source.getinfo(name).header_offset

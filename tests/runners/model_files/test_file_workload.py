@@ -50,7 +50,7 @@ def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: M
     assert value_range(adapter(ids).layout.inputs[0]) == (1, 7)
 
 
-def test_a_mask_of_padding_marks_none_and_what_is_added(opened: Opened, request_of: MakeRequest) -> None:
+def test_a_padding_mask_is_false_for_values_and_true_for_padding(opened: Opened, request_of: MakeRequest) -> None:
     """If all were true, attention would have no input and answer NaN."""
     model = adapter(opened({"src_key_padding_mask": ("batch", "length")}, dtype="bool"))
     assert isinstance(model, PaddedFileWorkload)

@@ -76,7 +76,7 @@ def test_inputs_of_a_file(build: Build) -> None:
     assert unnamed is not None and [axis.symbol for axis in unnamed] == ["mask[0]", "mask[1]"]
 
 
-def test_what_is_written_where_a_dimension_has_no_name_is_none(tmp_path: Path) -> None:
+def test_placeholders_of_exporters_are_no_names(tmp_path: Path) -> None:
     """By exporters; dimensions that are written alike are not equally long then, and no length of anything."""
     float32 = onnx.TensorProto.FLOAT
     shapes = {"x": ("?", 3, "?", "?"), "tokens": ("tokens_dynamic_axes_1", "tokens_dynamic_axes_2"), "y": ("None", 4)}
@@ -93,7 +93,7 @@ def test_what_is_written_where_a_dimension_has_no_name_is_none(tmp_path: Path) -
 
 
 def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, request_of: MakeRequest) -> None:
-    """Steps first, and as many as there are requests: nothing but the name tells them apart."""
+    """Steps first, and as many as there are requests: only the name distinguishes them."""
     float32 = onnx.TensorProto.FLOAT
     file = written(
         tmp_path / "m.onnx",
@@ -186,7 +186,7 @@ def test_a_table_is_seen_through_a_conversion_only(build: Build, tmp_path: Path)
     assert looked_up_rows(tmp_path / "broken.onnx") == {}
 
 
-def test_the_smallest_table_by_rows_limits_what_is_looked_up(tmp_path: Path) -> None:
+def test_the_smallest_table_limits_an_index(tmp_path: Path) -> None:
     float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     sizes = {"small": (9, 4), "large": (ROWS, 4), "wide": (4, 30)}
     file = written(

@@ -117,7 +117,7 @@ def test_a_file_that_is_right_loses_nothing_by_other_batches(write: Write, tmp_p
         ('[outputs]\ny = { shape = ["batch", "batch"] }\n', 'found y with "batch" twice'),
     ],
 )
-def test_what_is_wrong_in_outputs_is_one_line(write: Write, outputs: str, message: str) -> None:
+def test_an_error_in_outputs_is_one_line(write: Write, outputs: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
         read_spec(write(outputs))
     assert (

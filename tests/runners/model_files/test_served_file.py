@@ -86,7 +86,7 @@ def verified(fix: Any, service: Service) -> Any:
 
 @pytest.mark.parametrize("backend", [pytest.param("openvino", marks=needs_openvino), "onnxruntime"])
 @pytest.mark.parametrize("batch", ["batch", 4], ids=["any batch", "a fixed batch, which is filled up"])
-def test_the_file_itself_is_run_and_seen_to_run(build: Build, backend: str, batch: Any) -> None:
+def test_the_backend_runs_the_file_itself_and_the_fix_verifies_it(build: Build, backend: str, batch: Any) -> None:
     file = build(batch)
     other = loaded(file, backend=backend, workers=2)
     for found, wanted in zip(answers(other), answers(loaded(file)), strict=True):

@@ -52,7 +52,7 @@ def test_no_feature_or_too_many_are_refused_with_the_lines_to_write(
     assert ", ".join(sorted(features)) in message and "\n" not in message
 
 
-def test_the_lines_of_the_advice_are_what_is_read(opened: Opened) -> None:
+def test_the_advised_lines_can_be_read(opened: Opened) -> None:
     model = opened({"x": ("batch", "s1", 64)})
     with pytest.raises(InputError) as caught:
         bind(ruled(model), ("a", "b"), ("s1",))

@@ -61,7 +61,7 @@ def test_unused_rows_are_not_hot() -> None:
     assert hot.touch_all() == 5
 
 
-def test_looking_takes_memory_for_what_was_looked_up_and_not_for_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_takes_memory_only_for_used_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of a billion rows has no billion counters, during the lookups or after them."""
     monkeypatch.setattr(
         hot_rows, "_read", lambda part: len(part[1])

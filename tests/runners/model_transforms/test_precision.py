@@ -64,7 +64,7 @@ def test_a_kept_module_computes_in_its_own_precision() -> None:
     assert torch.allclose(exact, found.float(), atol=0.05 * float(exact.abs().max()))
 
 
-def test_half_precision_reaches_all_but_what_is_kept() -> None:
+def test_half_precision_changes_all_but_kept_modules() -> None:
     exact = answer(tied())
     assert set(dtypes(in_precision(tied(), "fp16")).values()) == {torch.float16}
     model = in_precision(tied(), "fp16", ["middle"])

@@ -119,7 +119,7 @@ def test_shapes_that_run_uncompiled_are_reported(small: Path) -> None:
     assert not found.effective and "1 of 4 batches" in found.evidence
 
 
-def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
+def test_bfloat16_shows_in_the_compiled_graphs(small: Path) -> None:
     for precision, effective in (("bf16", True), ("default", False)):
         service = loaded(small, precision=precision)
         assert verified(service, served(service, [2]), fix=quantize_bf16.FIX).effective is effective

@@ -3,7 +3,7 @@
 Written after the sources of torch-tensorrt 2.11 and 2.13 and the documentation of TensorRT 10 and 11: shapes come
 from the exported program and not from ``inputs``; unknown options are swallowed; engines are kept only where weights
 may be given again; a saved program is inlined around an operator that runs an engine; TensorRT returns ``None`` or
-false and tells the reason to a logger.
+false and logs the reason.
 """
 
 from __future__ import annotations

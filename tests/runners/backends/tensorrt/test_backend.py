@@ -79,7 +79,7 @@ def program_of(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, package: Any) -> None:
+def test_the_same_answers_at_every_size_and_verified(padded: Path, package: Any) -> None:
     plain, other = loaded(padded), compiled(padded, workers=2)
     requests = (0, 11, 3, 7, 7, 1)
     for a, b in zip(serve(plain, *requests), serve(other, *requests), strict=True):
@@ -145,7 +145,7 @@ def test_shapes_outside_the_profile_run_on_the_original_and_are_reported(padded:
     found = verified(service)
     assert not found.effective and "2 of other shapes ran on the original" in found.evidence
     serve(service, 0)
-    assert service.evidence(traffic(4))["outside"]["batches"] == 0, "each replay counts anew"
+    assert service.evidence(traffic(4))["outside"]["batches"] == 0, "each replay counts from zero"
     assert package.built == 2
 
 

@@ -63,7 +63,7 @@ def test_nothing_is_printed_and_warnings_stay_warnings(write: Write, capsys: pyt
     logging.captureWarnings(False)
 
 
-def test_what_is_missing_is_named_with_the_line_that_installs_it(
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cu130")
@@ -80,7 +80,7 @@ def test_what_is_missing_is_named_with_the_line_that_installs_it(
         torch_tensorrt()
 
 
-def test_what_the_backend_needs_is_seen_without_loading_it(
+def test_needs_of_the_backend_are_checked_without_loading_it(
     monkeypatch: pytest.MonkeyPatch, write: Write, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)

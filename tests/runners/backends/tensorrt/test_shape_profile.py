@@ -22,7 +22,7 @@ from latfix.runners.calls.call_counters import Outside
 SEEN: list[Shapes] = [((1, 4), (1,)), ((8, 4), (8,)), ((1, 90), (1,)), ((8, 90), (8,))]
 
 
-def test_a_profile_holds_what_was_seen_and_nothing_else() -> None:
+def test_a_profile_covers_exactly_the_seen_range() -> None:
     profile = profile_of(SEEN, ((8, 30), (8,)))
     assert profile.words() == ["(1..8..8, 4..30..90)", "(1..8..8)"]
     assert all(profile.holds(shapes) for shapes in SEEN)
