@@ -41,26 +41,24 @@ def serve_file(
     require_backend(backend, exports=False)
     started = time.perf_counter()
     threads = settings.intra_op_threads or torch.get_num_threads()
-    served, deviation = model, 0.0
+    served, other, deviation = model, own, 0.0
     if backend == "openvino":
         half = settings.precision == "bf16"
         with raised_as(f"{own.file}: {backend} does not run the file"), torch.no_grad():
-            graph = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
-            served = FileModule(graph, model.layout, model.output_names, model.output_axes)
+            other = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
+            served = FileModule(other, model.layout, model.output_names, model.output_axes)
             expected = [flatten(call_model(model, batch))[0] for batch in batches]
             deviation = largest_deviation(expected, served, batches)
-    else:
-        graph = own
     if too_far(deviation, settings):
         raise other_answers(f"{own.file}: {backend}", deviation, len(batches))
-    graph.count_in(tally)
+    other.count_in(tally)
     return served, Conversion(
-        backend=f"{backend} {graph.version}",
+        backend=f"{backend} {other.runtime.version}",
         seconds=round(time.perf_counter() - started, 3),
         cached=False,
         batches=len(batches),
         deviation=float(deviation),
         threads=threads,
-        precisions=graph.precisions(),
+        precisions=other.runtime.precisions(),
         file=own.file.name,
     )

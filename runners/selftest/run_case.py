@@ -198,13 +198,13 @@ def _replay(case: Case, draft: Draft, pace: Pace, log: Path) -> Replay:
     return Replay(spec=spec, traffic=draft.traffic(), settings=settings, seed=case.seed)
 
 
-def measure_pace(*, seconds: float = 2.0) -> Pace:
+def measure_pace() -> Pace:
     """Serve a short quiet run and choose the model's size from its speed.
 
     :raises LatfixError: the runner failed.
     """
     guess = Pace(blocks=_FIRST_BLOCKS, typical_ms=12.0)
-    case = Case(recipes=("quiet_low",), group="quiet", intensity="small", seed=0, seconds=seconds)
+    case = Case(recipes=("quiet_low",), group="quiet", intensity="small", seed=0, seconds=2.0)
     with tempfile.TemporaryDirectory(prefix="latfix-selftest-") as folder:
         record = RunRecord.load(run_case(case, Path(folder), guess).record)
     rows = record.requests

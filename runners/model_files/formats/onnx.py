@@ -132,20 +132,12 @@ class GraphModule(SealedModule):
     def __init__(self, graph: OnnxGraph, file: Path, inputs: Sequence[str]) -> None:
         super().__init__(file.name, "cpu", "convert the file")
         self.file, self.inputs = file, tuple(inputs)
-        self._graph = graph
+        self.runtime = graph
         self._run = graph.run
-
-    @property
-    def version(self) -> str:
-        return self._graph.version
-
-    def precisions(self) -> dict[str, int]:
-        """Number of operators by compute type; empty if the runtime does not report it."""
-        return self._graph.precisions()
 
     def count_in(self, tally: Tally) -> None:
         """Count and time all further runs of the file in ``tally``."""
-        self._run = tally.counting(self._graph.run)
+        self._run = tally.counting(self.runtime.run)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]

@@ -42,10 +42,12 @@ def declared_sleep(ms: float) -> Done:
 class ExtraWork:
     """CPU work unrelated to any feature of the request: operators on a small matrix, outside the interpreter lock."""
 
-    def __init__(self, size: int = 128) -> None:
+    _SIZE = 128
+
+    def __init__(self) -> None:
         import torch
 
-        self._matrix = torch.full((size, size), 1.0 / size)
+        self._matrix = torch.full((self._SIZE, self._SIZE), 1.0 / self._SIZE)
 
     def __call__(self, ms: float) -> Done:
         """Work until this thread has used ``ms`` of processor time."""

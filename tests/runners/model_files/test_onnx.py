@@ -133,7 +133,7 @@ def test_it_serves_alone_and_in_batches(build: Build, request_of: MakeRequest) -
 def test_threads_are_those_of_the_settings(build: Build, threads: int) -> None:
     file = build()
     loaded = load_models(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=threads))
-    options = loaded.instances[0].model.model._graph._session.get_session_options()
+    options = loaded.instances[0].model.model.runtime._session.get_session_options()
     assert options.intra_op_num_threads == threads
 
 

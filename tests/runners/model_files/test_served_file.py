@@ -108,7 +108,7 @@ def test_the_backend_runs_the_file_itself_and_the_fix_verifies_it(build: Build, 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_openvino_has_the_threads_of_the_settings(build: Build, threads: int) -> None:
     compiled = loaded(build(), backend="openvino", intra_op_threads=threads).models.instances[0].model.model
-    assert compiled._graph._compiled.get_property("INFERENCE_NUM_THREADS") == threads
+    assert compiled.runtime._compiled.get_property("INFERENCE_NUM_THREADS") == threads
 
 
 def test_onnx_runtime_goes_on_with_the_session_that_the_file_was_opened_with(build: Build) -> None:
