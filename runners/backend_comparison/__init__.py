@@ -1,1 +1,1 @@
-"""``latfix backends``: which backends can serve a model, how fast, and whether their answers agree."""
+"""``latfix backends``: the backends that can serve a model, their speed, and the agreement of their answers."""

@@ -1,4 +1,4 @@
-"""Backends that may serve one workload's model: as it is, and converted for the others where that works."""
+"""Backends for a workload's model: its own, and those for which it can be converted."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ BACKENDS = (EAGER, exported.BACKEND, torchscript.BACKEND, onnx_runtime.BACKEND, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One backend with the model in it, or the reason why it has none.
+    """One backend with the model loaded, or the reason why it cannot serve it.
 
-    :param load_s: seconds that loading took, the first time in a process, the backend's own imports included.
-    :param convert_s: seconds that converting the model into a file for it took; ``None`` where it is not converted.
-    :param missing: why it cannot serve this model here; empty where it can.
+    :param load_s: duration of the first load in a process in seconds, including the backend's imports.
+    :param convert_s: duration of the conversion in seconds; ``None`` if there was none.
+    :param missing: why it cannot serve this model here; empty if it can.
     """
 
     backend: str
@@ -50,31 +50,31 @@ class Candidate:
 
 
 def own_backend(adapter: Workload) -> str:
-    """The backend that runs the workload's model as it is."""
+    """The backend that runs the unmodified model of the workload."""
     return adapter.model.backend if isinstance(adapter, FileWorkload) else EAGER
 
 
 def candidates(adapter: Workload, own: Candidate, batches: Sequence[Any], folder: Path) -> list[Candidate]:
-    """The model in every backend that takes it: its own one first, then the others in the order of the table.
+    """The model in every backend: its own first, then the others in the order of the table.
 
-    :param own: the model as the workload has it.
-    :param batches: as the model is called with them, of several sizes.
-    :param folder: where files may be written.
+    :param own: the workload's unmodified model.
+    :param batches: the model's arguments, in several sizes.
+    :param folder: folder for converted files.
     """
     converter = Converter(own.model, batches, adapter.folder, folder)
     return [own, *(_candidate(backend, adapter, converter) for backend in BACKENDS if backend != own.backend)]
 
 
 def _obstacle(adapter: Workload, backend: str) -> str:
-    """Why there is no way from the workload's model to a backend."""
+    """Why the workload's model cannot run in a backend; empty if it may."""
     own = own_backend(adapter)
     if backend == TENSORRT:
-        on_gpu = "runs on a GPU, and this table is of the CPU; there, latfix optimize tries fuse.tensorrt"
+        on_gpu = "runs on a GPU, but this table compares backends on the CPU; latfix optimize tries fuse.tensorrt"
         return backend_missing("tensorrt") or driver_missing() or on_gpu
     if backend == EAGER:
         return "the file holds no Python module"
     if own == onnx_runtime.BACKEND and backend != OPENVINO:
-        return "nothing makes a module of torch of an ONNX file; give the model that it was converted from"
+        return "an ONNX file cannot be converted to torch; use the model that it was converted from"
     if own == torchscript.BACKEND and backend != torchscript.BACKEND:
         return SCRIPTED
     return ""
@@ -87,9 +87,9 @@ def _candidate(backend: str, adapter: Workload, converter: Converter) -> Candida
     step = "loading"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of deprecations and of what tracing fixes: the answers are compared
+            warnings.simplefilter("ignore")  # deprecations, and constants fixed by tracing: answers are compared
             if isinstance(adapter, FileWorkload) and adapter.model.backend == onnx_runtime.BACKEND:
-                made = _as_it_is(adapter)
+                made = _unmodified(adapter)
             else:
                 step = "converting"
                 made = converter.make(backend)
@@ -110,8 +110,8 @@ class _Made:
     """A file for a backend.
 
     :param inputs: names of its inputs, in the order of the tensors.
-    :param wrap: makes of the module that runs the file one that is called as the workload's own is.
-    :param seconds: converting; ``None`` where the file is the workload's own.
+    :param wrap: wraps the module that runs the file, so that it takes the arguments of the workload's model.
+    :param seconds: duration of the conversion; ``None`` if the file is the workload's own.
     """
 
     file: Path
@@ -120,7 +120,7 @@ class _Made:
     seconds: float | None
 
 
-def _as_it_is(adapter: FileWorkload) -> _Made:
+def _unmodified(adapter: FileWorkload) -> _Made:
     names = tuple(given.name for given in adapter.layout.inputs)
     return _Made(
         file=adapter.layout.file,
@@ -131,11 +131,11 @@ def _as_it_is(adapter: FileWorkload) -> _Made:
 
 
 class Converter:
-    """Makes files of one model for the backends.
+    """Converts one model to files for the backends.
 
-    :param batches: as the model is called with them, of several sizes.
+    :param batches: the model's arguments, in several sizes.
     :param sources: the folder of the code that built the model.
-    :param folder: where files may be written.
+    :param folder: folder for converted files.
     """
 
     def __init__(self, model: Any, batches: Sequence[Any], sources: Path, folder: Path) -> None:
@@ -148,7 +148,7 @@ class Converter:
     def make(self, backend: str) -> _Made:
         """Convert the model for a backend.
 
-        :raises LatfixError: the backend is not installed, or an exporter refused, with its reason.
+        :raises LatfixError: the backend is not installed, or an exporter failed; with its reason.
         """
         with torch.no_grad():
             outputs = flatten(call_model(self._model, self._example))[1]
@@ -179,7 +179,7 @@ class Converter:
     def _save_onnx(self, package: str) -> tuple[Path, tuple[str, ...], float]:
         if missing := backend_missing(package):
             raise RunnerError(missing)
-        if self._onnx is None:  # both backends read the same file; what lies in a cache has taken no time
+        if self._onnx is None:  # both backends read the same file; not cached, so that its export is timed
             self._onnx = export(self._model, self._batches, self._sources, fresh=True)
         return self._onnx.file, self._onnx.inputs, self._onnx.seconds
 
@@ -189,9 +189,9 @@ class Converter:
 
 
 class Unpacked(torch.nn.Module):
-    """Takes inputs as the adapter makes them, and calls a model that takes them in a row.
+    """Takes the adapter's inputs and calls a model with flat inputs and outputs.
 
-    :param outputs: the structure of the answers, which the model returns in a row.
+    :param outputs: the structure of the answers.
     """
 
     def __init__(self, model: Any, outputs: Any) -> None:

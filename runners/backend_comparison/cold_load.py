@@ -1,4 +1,4 @@
-"""How long a backend takes to load a file for the first time: in a process that has loaded nothing before."""
+"""How long a backend takes to load a file in a fresh process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OPENVINO = "OpenVINO"
 
 
 def load_file(file: Path, backend: str, inputs: Sequence[str]) -> torch.nn.Module:
-    """A module that runs a file in a backend, on the CPU, and takes its tensors in order.
+    """A module that runs a file in a backend on the CPU and takes its tensors in order.
 
-    :param inputs: their names; those that the file does not have are ones that it does not need.
-    :raises LatfixError: the backend is not installed, or refuses the file.
+    :param inputs: names of the tensors; names that the file lacks are skipped.
+    :raises LatfixError: the backend is not installed, or rejects the file.
     """
     from latfix.runners.model_files import open_model
     from latfix.runners.model_files.formats import onnx
@@ -35,12 +35,12 @@ def load_file(file: Path, backend: str, inputs: Sequence[str]) -> torch.nn.Modul
 
 
 def first_load_s(file: Path, backend: str, inputs: Sequence[str], threads: int) -> float:
-    """Seconds from a process that has imported torch to a model that can be called.
+    """Seconds from a process with torch imported to a model that can be called, as at the start of a service.
 
-    What a service waits for when it starts. In a process that has loaded another model already it is a fraction: the
-    backend's own imports alone may take a second.
+    In a process that has already loaded another model it takes a fraction: the backend's imports alone may take a
+    second.
 
-    :param threads: of one operator.
+    :param threads: threads per operator.
     :raises RunnerError: the process died.
     """
     with tempfile.TemporaryDirectory(prefix="latfix-load-") as name:
@@ -52,16 +52,21 @@ def first_load_s(file: Path, backend: str, inputs: Sequence[str], threads: int) 
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOAD_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise RunnerError(f"loading it had not ended after {error.timeout:.0f} s; gave up") from error
+            raise RunnerError(f"loading it took more than {error.timeout:.0f} s; stopped") from error
         if not result.is_file():
-            lines = ended.stderr.decode("utf-8", "replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-            raise RunnerError(f"loading it ended with exit code {ended.returncode}; the last it said: {last[:200]}")
+            last = last_line(ended.stderr)
+            raise RunnerError(f"loading it ended with exit code {ended.returncode}; its last output: {last}")
         return float(json.loads(result.read_text(encoding="utf-8")))
 
 
+def last_line(output: bytes) -> str:
+    """The last line of a process's output that is not blank, shortened; ``nothing`` if there is none."""
+    lines = output.decode("utf-8", "replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")[:200]
+
+
 def main() -> None:
-    """In the process of its own: load a file, and write what it took."""
+    """The separate process: load a file and write the duration."""
     import torch
 
     file, backend, inputs, threads, result = json.loads(sys.argv[1])

@@ -1,7 +1,6 @@
-"""The backends of one workload as a document: what they are, how fast, and what is missing. In a process of its own.
+"""The table of a workload's backends, measured in a separate process.
 
-Model files come from anywhere, and native code runs them: whatever happens to that process, ``latfix`` says so in
-one line.
+Native code runs model files of unknown origin: if it kills that process, ``latfix`` reports it in one line.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from latfix.config.workload_toml import WorkloadSpec, declared_outputs
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER, InputError, LatfixError, RunnerError
 from latfix.files.atomic_write import write_json
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
+from latfix.runners.backend_comparison.cold_load import last_line
 from latfix.runners.replay.runner_process import LOAD_TIMEOUT_S
 from latfix.settings import RunnerSettings
 from latfix.statistics.decision import Interval
 from latfix.traffic.io.stored_schedule import load_schedule, save_schedule
 from latfix.traffic.schedule import Traffic
 
-#: Starts a program and waits for its end; a test does its work without one.
+#: Runs a program; replaced in tests.
 run_process = subprocess.run
 #: Requests, spread over the traffic, that every backend serves in each round.
 _SAMPLE = 24
-#: A round of all backends takes at most this share of the time.
+#: Largest share of the time for one round of all backends.
 _ROUND_SHARE = 0.1
 _FEWEST_SAMPLE = 4
 _JOB, _SCHEDULE, _RESULT, _LOG = "job.json", "schedule.parquet", "result.json", "output.log"
@@ -53,15 +53,15 @@ def measure_backends(
     """Load the workload's model in every backend that takes it, compare their answers, and time them in turns.
 
     :param batch: requests in a batch.
-    :param asked: whether somebody asked for just that; otherwise it is held to what the model takes.
-    :param seconds: of measuring, conversions not counted.
+    :param asked: the user requested this batch size; otherwise it is reduced to the model's limit.
+    :param seconds: duration of the measurement, without conversions.
     :raises LatfixError: the model does not load, or the process died.
     """
     with tempfile.TemporaryDirectory(prefix="latfix-backends-") as name:
         folder = Path(name)
         save_schedule(traffic, folder / _SCHEDULE)
         write_json(folder / _JOB, job_of(spec, settings, batch=batch, asked=asked, seconds=seconds, seed=seed))
-        # -P: a file in the working directory must not stand in for a module of the same name.
+        # -P: a file in the working directory must not shadow a module of the same name.
         command = [sys.executable, "-P", "-m", "latfix.runners.backend_comparison.comparison", str(folder)]
         log = folder / _LOG
         try:
@@ -76,16 +76,23 @@ def measure_backends(
                     check=False,
                 )
         except subprocess.TimeoutExpired as error:
-            raise RunnerError(f"the backends had not ended after {error.timeout:.0f} s; gave up") from error
+            raise RunnerError(f"comparing the backends took more than {error.timeout:.0f} s; stopped") from error
         if not (folder / _RESULT).is_file():
-            raise RunnerError(_death(ended.returncode, log))
-        return _result(folder / _RESULT)
+            code = ended.returncode
+            why = f"was killed by {signal.strsignal(-code) or 'a signal'}" if code < 0 else f"had exit code {code}"
+            last = last_line(log.read_bytes())
+            raise RunnerError(f"the process that ran the backends {why}, with no result; its last output: {last}")
+        document = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        if "failed" in document:
+            kind = InputError if document["exit_code"] == EXIT_INPUT else RunnerError
+            raise kind(document["failed"])
+        return BackendsTable.from_json(document)
 
 
 def job_of(
     spec: WorkloadSpec, settings: RunnerSettings, *, batch: int, asked: bool, seconds: float, seed: int
 ) -> dict[str, Any]:
-    """What the process is told; see :func:`measure_backends`."""
+    """The job of the separate process; see :func:`measure_backends`."""
     return {
         "name": spec.name,
         "folder": str(spec.folder),
@@ -98,23 +105,8 @@ def job_of(
     }
 
 
-def _death(code: int, log: Path) -> str:
-    why = f"was killed by {signal.strsignal(-code) or 'a signal'}" if code < 0 else f"ended with exit code {code}"
-    lines = log.read_bytes().decode("utf-8", "replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-    return f"the process that ran the backends {why}, with no result; the last thing it said: {last[:200]}"
-
-
-def _result(file: Path) -> BackendsTable:
-    document = json.loads(file.read_text(encoding="utf-8"))
-    if "failed" in document:
-        kind = InputError if document["exit_code"] == EXIT_INPUT else RunnerError
-        raise kind(document["failed"])
-    return BackendsTable.from_json(document)
-
-
 def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
-    """In the process of its own: the whole table; see :func:`measure_backends`."""
+    """The whole table, in the separate process; see :func:`measure_backends`."""
     import torch
 
     from latfix.runners.backend_comparison.candidates import Candidate, candidates, own_backend
@@ -129,14 +121,14 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     if settings.intra_op_threads:
         torch.set_num_threads(settings.intra_op_threads)
     if resolve_device(settings.device) != "cpu":
-        raise InputError("backends are compared on the CPU in this version; give --device cpu")
+        raise InputError("backends are compared on the CPU in this version; use --device cpu")
     started = time.perf_counter()
     adapter = load_adapter(Path(job["folder"]), job["entry"])
     batch = _batch_size(adapter, job["batch"], asked=job["asked"])
     model = load_module(adapter, "cpu")
     load_s = time.perf_counter() - started
     check_inputs(adapter, traffic)
-    if isinstance(adapter, FileWorkload):  # measured like those of the other backends
+    if isinstance(adapter, FileWorkload):  # in a fresh process, like the other backends
         names = [given.name for given in adapter.layout.inputs]
         load_s = first_load_s(adapter.layout.file, own_backend(adapter), names, torch.get_num_threads())
     own = Candidate(backend=own_backend(adapter), model=model, load_s=load_s)
@@ -171,7 +163,7 @@ def _batch_size(adapter: Any, wanted: int, *, asked: bool) -> int:
     if most is None or wanted <= most:
         return wanted
     if asked:
-        raise InputError(f"--batch: found {wanted}; {adapter.layout.file} takes batches of {most} at most")
+        raise InputError(f"--batch: found {wanted}; {adapter.layout.file} takes batches of at most {most}")
     return int(most)
 
 
@@ -192,7 +184,7 @@ def _prepared(adapter: Any, traffic: Traffic) -> tuple[list[str], list[Any]]:
 
 
 def _batches(adapter: Any, inputs: Sequence[Any], size: int) -> tuple[list[Any], list[Any], list[int]]:
-    """All inputs as batches of one and of ``size``, and how many are in each of the latter."""
+    """All inputs as batches of one, as batches of ``size``, and the number of requests in each of the latter."""
     from latfix.runners.calls.model_call import USER_ERRORS, describe
 
     groups = [inputs[k : k + size] for k in range(0, len(inputs), size)]
@@ -206,7 +198,7 @@ def _batches(adapter: Any, inputs: Sequence[Any], size: int) -> tuple[list[Any],
 def _work(
     found: Sequence[Any], adapter: Any, ids: Sequence[str], inputs: Sequence[Any], batch: int, seconds: float
 ) -> Any:
-    """As many requests as let several rounds of all backends fit into the time."""
+    """The work of a round: few enough requests that several rounds of all backends fit into the time."""
     from latfix.runners.backend_comparison.throughput import Work, one_pass_s
 
     singles, batches, sizes = _batches(adapter, inputs, batch)
@@ -229,7 +221,7 @@ def _row(candidate: Any, served: Any, first: str, work: Any) -> BackendRow:
     if one is None or one.failure:
         return BackendRow(backend=candidate.backend, load_s=None, convert_s=None, missing=missing)
     base, requests = served[first], len(work.singles)
-    beside = candidate.backend != first and bool(base.single_ns)
+    compared = candidate.backend != first and bool(base.single_ns)
     return BackendRow(
         backend=candidate.backend,
         load_s=candidate.load_s,
@@ -242,8 +234,8 @@ def _row(candidate: Any, served: Any, first: str, work: Any) -> BackendRow:
         compared=one.compared,
         agreement=one.agreement,
         deviation=one.deviation if np.isfinite(one.deviation) else None,
-        single_speedup=_estimate(speedup(base.single_ns, one.single_ns)) if beside else None,
-        batched_speedup=_estimate(speedup(base.batched_ns, one.batched_ns)) if beside else None,
+        single_speedup=_estimate(speedup(base.single_ns, one.single_ns)) if compared else None,
+        batched_speedup=_estimate(speedup(base.batched_ns, one.batched_ns)) if compared else None,
     )
 
 
@@ -263,7 +255,7 @@ def _versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """``python -m … FOLDER``: the job is in the folder, and the result goes there."""
+    """``python -m … FOLDER``: read the job from the folder and write the result there."""
     folder = Path(sys.argv[1])
     job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
     try:
@@ -282,4 +274,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    os._exit(code)  # thread pools of a backend may not end in order
+    os._exit(code)  # a backend's thread pools may not end cleanly

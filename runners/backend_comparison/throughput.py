@@ -1,4 +1,4 @@
-"""How fast backends serve one workload: interleaved in one process, their answers compared with the first one's."""
+"""Throughput of backends, timed in turns in one process, and the comparison of their answers with the first one's."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.statistics.decision import Interval
 from latfix.statistics.distributions import student_t
 
-#: Rounds below which there is no interval.
+#: Minimum number of rounds for an interval.
 _FEWEST_ROUNDS = 5
 _MOST_ROUNDS = 400
-#: Untimed rounds of each backend. TorchScript watches the first call of a shape and compiles in the second one.
+#: Untimed rounds of each backend. TorchScript profiles the first call of a shape and compiles in the second.
 _WARM_UPS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every backend computes in a round.
+    """The work of each backend in a round.
 
-    :param singles: requests on their own, each a batch of one.
+    :param singles: requests as batches of one.
     :param batches: the same requests in batches.
-    :param sizes: requests in each batch.
-    :param ids: of the requests.
-    :param names: of the model's outputs, where a file has them.
-    :param rules: what ``[outputs]`` declares.
+    :param sizes: number of requests in each batch.
+    :param ids: ids of the requests.
+    :param names: names of the model's outputs, if a file states them.
+    :param rules: declarations in ``[outputs]``.
     """
 
     singles: Sequence[Any]
@@ -54,15 +54,16 @@ class Work:
 
 @dataclass(slots=True)
 class Served:
-    """What a backend did.
+    """Times and answers of one backend.
 
-    :param single_ns: of each round, all requests on their own; ``batched_ns`` in batches.
-    :param agreeing: answers that agree with those of the first backend to each request alone, of ``compared``: each
-        request is answered alone and in a batch. What the first one answers otherwise in a batch is compared with
-        that. ``agreement`` is the mean share of an answer that says the same.
-    :param deviation: the largest difference of a number, as a share of the largest one in that answer, with each
+    :param single_ns: duration of each round with single requests; ``batched_ns``: with batches.
+    :param agreeing: number of answers, of ``compared``, that agree with the first backend's. Each request is answered
+        alone and in a batch; both are compared with the first backend's answer to the request alone, unless its own
+        answer in a batch differs, which is then the reference for batches.
+    :param agreement: mean share of an answer that agrees.
+    :param deviation: the largest difference of a number, as a share of the largest number in that answer, with each
         request alone or in the same batch.
-    :param failure: why it was left out; empty where it was not.
+    :param failure: why the backend was left out; empty if it was not.
     """
 
     single_ns: list[int] = field(default_factory=list)
@@ -77,12 +78,12 @@ class Served:
 def serve(found: Sequence[Candidate], work: Work, seconds: float, seed: int) -> tuple[dict[str, Served], AnswerCheck]:
     """Compare the answers of all backends, then time them in turns for about ``seconds``.
 
-    In each round every backend computes all of the work, in an order that is drawn anew, so that what the machine
-    does meanwhile meets all of them alike. What each does first is not timed: it compares the answers, and serves
-    all of the work once more, as some backends optimize themselves in the first calls.
+    In each round every backend computes all of the work, in random order, so that disturbances of the machine affect
+    all alike. The comparison of answers and some more rounds come first and are not timed, as some backends optimize
+    themselves in their first calls.
 
-    :returns: by backend what it did, and whether the first one answers otherwise in a batch.
-    :raises RunnerError: the first one fails, which the others are compared with.
+    :returns: results by backend, and the first backend's check for answers that differ in a batch.
+    :raises RunnerError: the first backend, the reference, fails.
     """
     ready = [candidate for candidate in found if not candidate.missing]
     served = {candidate.backend: Served() for candidate in ready}
@@ -95,9 +96,9 @@ def serve(found: Sequence[Candidate], work: Work, seconds: float, seed: int) -> 
 
 
 def one_pass_s(candidate: Candidate, inputs: Sequence[Any]) -> float:
-    """Seconds that a backend takes for some inputs, after having seen each once.
+    """Seconds that a backend takes for some inputs after one untimed pass.
 
-    :raises RunnerError: it fails on one.
+    :raises RunnerError: it fails on an input.
     """
     try:
         with torch.no_grad():
@@ -107,72 +108,59 @@ def one_pass_s(candidate: Candidate, inputs: Sequence[Any]) -> float:
         raise RunnerError(model_error(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """Answers as the model gave them: each request alone, then all of them in batches."""
-
-    alone: list[Any]
-    batched: list[Any]
-
-
 def _compare_all(ready: Sequence[Candidate], work: Work, served: Mapping[str, Served]) -> AnswerCheck:
-    first: _Answered | None = None
+    first: list[Any] = []
     for candidate in ready:
         one = served[candidate.backend]
         try:
             answers = _answers(candidate.model, work)
-            _warm_up(candidate.model, work)
+            for _ in range(_WARM_UPS):
+                _timed(candidate.model, work.singles)
+                _timed(candidate.model, work.batches)
         except USER_ERRORS as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            if first is None:
+            if not first:
                 raise RunnerError(model_error(error)) from error
             one.failure = f"running it raised {describe(error)}"
             continue
-        if first is None:
+        if not first:
             first = answers
             own, expected = _reference(first, work)
         _compare(one, answers, first, own, expected, work)
     return own.check
 
 
-def _reference(first: _Answered, work: Work) -> tuple[OwnAnswers, list[Answer]]:
-    """How far the first backend's own answers vary, and what all are compared with, alone and then in batches."""
-    alone, batched = ([outputs_of(one, work.names) for one in each] for each in (first.alone, first.batched))
+def _reference(first: Sequence[Any], work: Work) -> tuple[OwnAnswers, list[Answer]]:
+    """The variation of the first backend's own answers, and reference answers in the order of :func:`_answers`."""
+    named, count = [outputs_of(one, work.names) for one in first], len(work.singles)
+    alone, batched = named[:count], named[count:]
     shapes = [[tuple(tensor.shape) for tensor in tensors_of(single)] for single in work.singles]
     ids = work.ids or [str(k) for k in range(len(alone))]
     own = own_variation(ids, alone, batched, [], work.rules, shapes)
-    cured = zip(alone, batched, own.agreements, strict=True)
-    return own, alone + [single if share == 1.0 else shared for single, shared, share in cured]
+    pairs = zip(alone, batched, own.agreements, strict=True)
+    return own, alone + [single if share == 1.0 else shared for single, shared, share in pairs]
 
 
 def _compare(
-    one: Served, answers: _Answered, first: _Answered, own: OwnAnswers, expected: Sequence[Answer], work: Work
+    one: Served, answers: Sequence[Any], first: Sequence[Any], own: OwnAnswers, expected: Sequence[Answer], work: Work
 ) -> None:
-    given = [*answers.alone, *answers.batched]
-    named = [outputs_of(got, work.names) for got in given]
+    named = [outputs_of(got, work.names) for got in answers]
     found = [compare(own.yardstick, wanted, got) for wanted, got in zip(expected, named, strict=True)]
     one.compared, one.agreeing = len(found), sum(each.agreement == 1.0 for each in found)
     one.agreement = sum(each.agreement for each in found) / len(found)
-    likes = zip([*first.alone, *first.batched], given, strict=True)
-    one.deviation = max(deviation_of(wanted, got) for wanted, got in likes)
+    one.deviation = max(deviation_of(wanted, got) for wanted, got in zip(first, answers, strict=True))
 
 
-def _warm_up(model: Any, work: Work) -> None:
-    for _ in range(_WARM_UPS):
-        _timed(model, work.singles)
-        _timed(model, work.batches)
-
-
-def _answers(model: Any, work: Work) -> _Answered:
-    """Answers to all requests, on their own and in batches; no answer may be lost in a batch."""
+def _answers(model: Any, work: Work) -> list[Any]:
+    """Answers to all requests alone, then to all in batches; a batch must return an answer to each request."""
     alone = [split_output(call_model(model, single), 1)[0] for single in work.singles]
     batched = [
         output
         for batch, size in zip(work.batches, work.sizes, strict=True)
         for output in split_output(call_model(model, batch), size)
     ]
-    return _Answered(alone, batched)
+    return alone + batched
 
 
 def _time_all(
@@ -199,24 +187,21 @@ def _timed(model: Any, inputs: Sequence[Any]) -> int:
 
 
 def rate(round_ns: Sequence[int], requests: int) -> Interval:
-    """Requests a second: those of all rounds by their time together, with an interval from how rounds differ.
-
-    Infinite below five rounds.
-    """
+    """Requests per second over all rounds, with an interval from the variation of rounds (infinite below five)."""
     value = requests * len(round_ns) / (sum(round_ns) / 1e9)
     return _interval(value, -np.log(_group_times(round_ns)))
 
 
 def speedup(base_ns: Sequence[int], round_ns: Sequence[int]) -> Interval:
-    """How many times as fast as the first backend, by the rounds that both computed in turns."""
+    """Speed relative to the first backend, over the rounds that both computed in turns."""
     value = sum(base_ns) / sum(round_ns)
     return _interval(value, np.log(_group_times(base_ns)) - np.log(_group_times(round_ns)))
 
 
 def _group_times(round_ns: Sequence[int]) -> Any:
-    """Mean times of runs of neighboring rounds, of which there are about the square root of their number.
+    """Mean times of groups of neighboring rounds; the number of groups is about the square root of that of rounds.
 
-    Neighbors share what the machine does meanwhile; runs of them are nearly independent.
+    Neighbors share disturbances of the machine; groups of them are nearly independent.
     """
     groups = max(_FEWEST_ROUNDS, math.isqrt(len(round_ns)))
     if len(round_ns) < groups:

@@ -1,1 +1,1 @@
-"""The model run by something else than torch, and checked against the original."""
+"""The model run by another runtime than torch, its answers checked against the original's."""

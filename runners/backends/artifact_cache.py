@@ -1,4 +1,4 @@
-"""Where what takes long to make is kept between processes: compiled kernels and converted models."""
+"""The cache of compiled kernels and converted models, shared between processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-#: Converted models that are kept; the ones that were used longest ago go first.
+#: Number of converted models in the cache; the least recently used are removed first.
 _KEPT = 24
 
 
 def cache_folder(kind: str) -> Path:
-    """A writable folder for ``kind`` under the user's cache folder; under the temporary one where there is none."""
+    """A writable folder for ``kind`` in the user's cache folder, or else in the temporary folder."""
     home = os.environ.get("XDG_CACHE_HOME") or ""
     roots = [Path(home)] if Path(home).is_absolute() else []
     for root in (*roots, *_home_cache(), Path(tempfile.gettempdir()) / f"latfix-{os.getuid()}"):
@@ -35,14 +35,14 @@ def cache_folder(kind: str) -> Path:
 def _home_cache() -> list[Path]:
     try:
         return [Path.home() / ".cache"]
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home
         return []
 
 
 def model_digest(model: torch.nn.Module, sources: Path, *more: str) -> str:
-    """A key of a model's weights, of the Python files that built it, and of whatever else ``more`` says.
+    """A key from a model's weights, the Python files that built it, and ``more``.
 
-    Code outside of ``sources`` is not in it: what was kept under a key is checked before it is used.
+    Code outside ``sources`` is not part of the key, so cached files are checked before they are used.
     """
     import torch
 
@@ -58,9 +58,9 @@ def model_digest(model: torch.nn.Module, sources: Path, *more: str) -> str:
 
 
 def keep(made: Path, place: Path) -> Path:
-    """Move a finished folder to its place in the cache, and make room; returns where it is.
+    """Move a finished folder to its place in the cache and evict old entries; returns where the folder is.
 
-    Another process may have been faster: then its folder stays.
+    If another process was faster, its folder stays.
     """
     try:
         made.rename(place)
@@ -73,19 +73,19 @@ def keep(made: Path, place: Path) -> Path:
 
 
 def used(place: Path) -> None:
-    """Note that a folder of the cache is in use, so that others go before it."""
-    with contextlib.suppress(OSError):  # another process made room just now; whoever opens it will see
+    """Mark a folder of the cache as recently used."""
+    with contextlib.suppress(OSError):  # another process removed it; opening it will fail
         os.utime(place)
 
 
 def make_room(folder: Path, most: int | None = None) -> None:
-    """Remove what was used longest ago, where a folder of the cache holds more than ``most`` entries."""
+    """Remove the least recently used entries, down to ``most``."""
     most = _KEPT if most is None else most
     kept = []
     for entry in folder.iterdir():
         try:
             kept.append((entry.stat().st_mtime, entry))
-        except OSError:  # another process made room at the same time
+        except OSError:  # another process removed it at the same time
             continue
     for _, entry in sorted(kept, reverse=True)[most:]:
         shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""``backend``: the adapter's model run by ONNX Runtime or OpenVINO, checked against the original's answers."""
+"""``backend``: the adapter's model run by ONNX Runtime or OpenVINO, its answers checked against the original's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from latfix.errors import InputError, RunnerError
+from latfix.errors import RunnerError
 from latfix.runners.answers.raw_deviation import deviation_of
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
 from latfix.runners.backends.replaced_model import ReplacedModel
-from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
 from latfix.runners.calls.tensor_tree import flatten
@@ -23,21 +23,21 @@ from latfix.settings import RunnerSettings
 
 Arrays = list[Any]
 
-#: Another runtime fuses and orders operators otherwise: behind many layers a single number is off by parts of a
-#: percent. Whether answers are as good all the same is for the accuracy to tell; something else is refused.
+#: Largest accepted deviation. Another runtime fuses and orders operators differently, so after many layers a number
+#: may be off by a fraction of a percent. Accuracy is judged elsewhere; a larger deviation means a wrong model.
 _FAR = 1e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """How a conversion went.
+    """Evidence of a conversion.
 
     :param backend: name and version.
-    :param seconds: exporting, or finding it in the cache, and loading it.
-    :param batches: different batches on which the answers were compared.
-    :param deviation: the largest among them, as a share of the original's largest number.
-    :param precisions: what the backend's operators compute in, where it says so.
-    :param file: the model file that the backend runs as it is; empty where the model was exported for it.
+    :param seconds: export or cache look-up, and loading.
+    :param batches: batches on which answers were compared.
+    :param deviation: the largest deviation, as a share of the original's largest number.
+    :param precisions: number of operators by compute type, if the backend reports it.
+    :param file: the model file that the backend runs unmodified; empty if the model was exported.
     """
 
     backend: str
@@ -57,26 +57,24 @@ class Conversion:
 def convert(
     model: torch.nn.Module, batches: Sequence[Any], settings: RunnerSettings, sources: Path, tally: Tally
 ) -> tuple[ReplacedModel, Conversion]:
-    """Convert a model as the settings say, and compare its answers with the original's on every batch.
+    """Convert a model for ``settings.backend`` and compare its answers with the original's on every batch.
 
-    :param batches: several sizes of what the service will run.
+    :param batches: batches of several sizes that the service will run.
     :param sources: the folder of the code that built the model, for the cache's key.
     :param tally: counts the runs.
     :raises InputError: the backend is not installed.
-    :raises RunnerError: it cannot be exported or loaded, or answers something else.
+    :raises RunnerError: the model cannot be exported or loaded, or its answers differ.
     """
-    missing = backend_missing(settings.backend)
-    if missing:
-        raise InputError(f"backend = {settings.backend!r}: {missing}")
+    require_backend(settings.backend)
     try:
         return _convert(model, batches, settings, sources, tally, fresh=False)
-    except _FromCache:
-        # What lies in the cache is of a model with the same weights and other code: export this one.
+    except _StaleCache:
+        # The cached file is of a model with the same weights but other code.
         return _convert(model, batches, settings, sources, tally, fresh=True)
 
 
-class _FromCache(Exception):
-    """A file from the cache does not do what the model does."""
+class _StaleCache(Exception):
+    """A cached file does not run, or its answers differ from the model's."""
 
 
 def _convert(
@@ -95,18 +93,18 @@ def _convert(
         with torch.no_grad():
             expected = [flatten(call_model(model, batch)) for batch in batches]
         graph = load_graph(exported, threads, settings)
-        converted = _stand_in(model, exported, tally.counting(graph.run), batches[0], expected[0][1])
+        converted = _replacement(model, exported, tally.counting(graph.run), batches[0], expected[0][1])
         deviation = largest_deviation([tensors for tensors, _ in expected], converted, batches)
     except KeyboardInterrupt:
         raise
     except USER_ERRORS as error:
         if exported.cached:
-            raise _FromCache from error
-        raise RunnerError(f"the model as converted for {settings.backend} does not run: {describe(error)}") from error
+            raise _StaleCache from error
+        raise RunnerError(f"the model converted for {settings.backend} does not run: {describe(error)}") from error
     if too_far(deviation, settings):
         if exported.cached:
-            raise _FromCache
-        raise other_answers(f"the model as converted for {settings.backend}", deviation, len(batches))
+            raise _StaleCache
+        raise other_answers(f"the model converted for {settings.backend}", deviation, len(batches))
     return converted, Conversion(
         backend=f"{settings.backend} {graph.version}",
         seconds=round(time.perf_counter() - started, 3),
@@ -119,7 +117,7 @@ def _convert(
 
 
 def largest_deviation(expected: Sequence[Sequence[torch.Tensor]], model: Any, batches: Sequence[Any]) -> float:
-    """Over all batches, how far a model's answers are from those expected, as a share of the largest number."""
+    """The largest deviation of a model's answers over all batches, as a share of the largest number."""
     return max(
         deviation_of(tensors, flatten(call_model(model, batch))[0])
         for tensors, batch in zip(expected, batches, strict=True)
@@ -127,31 +125,28 @@ def largest_deviation(expected: Sequence[Sequence[torch.Tensor]], model: Any, ba
 
 
 def too_far(deviation: float, settings: RunnerSettings) -> bool:
-    """True if answers so far from the original's are those of something else.
-
-    Whoever asked for bfloat16 gets its error, and has it judged by the accuracy.
-    """
+    """True if the deviation is too large for the default precision. The error of bfloat16 is judged by accuracy."""
     return deviation > _FAR and settings.precision == "default"
 
 
 def other_answers(what: str, deviation: float, batches: int, limit: float = _FAR) -> RunnerError:
-    """The refusal of ``what`` for its answers."""
+    """The error for a model whose answers differ."""
     return RunnerError(
-        f"{what} answers something else: the largest deviation over {batches} batches is {deviation:.2g} of the"
-        f" largest number, limit {limit:g}"
+        f"{what} gives other answers than the original: the largest deviation over {batches} batches is "
+        f"{deviation:.2g} of the largest number; expected at most {limit:g}"
     )
 
 
-def _stand_in(
+def _replacement(
     model: torch.nn.Module, exported: Exported, run: Callable[[Arrays], Arrays], example: Any, outputs: Any
 ) -> ReplacedModel:
-    """Stands in for the model where sizes differ in no dimension that never varied in the traffic."""
+    """Replaces the model for batches whose fixed dimensions have the sizes seen in the traffic."""
 
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
         return all(
-            len(tensor.shape) == len(of)
-            and all(fixed is None or size == fixed for size, fixed in zip(tensor.shape, of, strict=True))
-            for tensor, of in zip(tensors, exported.sizes, strict=True)
+            len(tensor.shape) == len(sizes)
+            and all(fixed is None or size == fixed for size, fixed in zip(tensor.shape, sizes, strict=True))
+            for tensor, sizes in zip(tensors, exported.sizes, strict=True)
         )
 
     def torch_run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -161,10 +156,10 @@ def _stand_in(
 
 
 def load_graph(exported: Exported, threads: int, settings: RunnerSettings) -> OnnxGraph:
-    """An exported model in the runtime that the settings ask for."""
+    """An exported model, loaded in the runtime of the settings."""
     if settings.backend == "onnxruntime":
         return OnnxRuntimeGraph(onnxruntime_session(exported.file, threads), exported.inputs)
-    # What it compiles lies beside the file, and goes with it.
+    # OpenVINO's own cache is in the same folder and is evicted with the file.
     cache = exported.file.parent / "openvino"
     return OpenVinoGraph(
         exported.file, exported.inputs, threads=threads, half=settings.precision == "bf16", cache=cache

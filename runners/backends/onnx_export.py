@@ -1,4 +1,4 @@
-"""A model as an ONNX file: which dimensions vary is found in batches of the traffic's own inputs."""
+"""Exports a model to an ONNX file. Batches of the traffic show which dimensions vary."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from latfix.runners.backends.artifact_cache import cache_folder, keep, model_dig
 from latfix.runners.backends.replaced_model import export_program, quiet, raised_as, root_reason
 from latfix.runners.calls.tensor_tree import flatten
 
-#: Of each tensor the size of each dimension, ``None`` where it varies.
+#: For each tensor, the size of each dimension, ``None`` if it varies.
 Sizes = tuple[tuple[int | None, ...], ...]
 
-#: The file's name in its folder of the cache; large weights lie beside it.
+#: Name of the file in its folder of the cache; large weights are in separate files next to it.
 _FILE = "model.onnx"
 
 
@@ -29,8 +29,7 @@ class Exported:
     """A model's ONNX file.
 
     :param inputs: names of its inputs, in the order of the flattened batch.
-    :param sizes: of each input, the size of each dimension, ``None`` where it varies.
-    :param seconds: what exporting took; what looking it up took where it was ``cached``.
+    :param seconds: duration of the export, or of the look-up if ``cached``.
     """
 
     file: Path
@@ -41,12 +40,12 @@ class Exported:
 
 
 def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fresh: bool = False) -> Exported:
-    """Export a model, or find the file in the cache.
+    """Export a model, or find its file in the cache.
 
-    :param batches: as the model is called with them, of several sizes: a dimension that differs among them varies.
+    :param batches: the model's arguments, in several sizes: a dimension that differs among them varies.
     :param sources: the folder of the code that built the model.
-    :param fresh: do not take it from the cache.
-    :raises RunnerError: the exporter refused, with its reason.
+    :param fresh: ignore the cache.
+    :raises RunnerError: the exporter failed; with its reason.
     """
     started = time.perf_counter()
     try:
@@ -74,26 +73,30 @@ def export(model: torch.nn.Module, batches: Sequence[Any], sources: Path, *, fre
 
 
 def sizes_of(batches: Sequence[Sequence[torch.Tensor]]) -> Sizes:
-    """Of each tensor the size of each dimension that all batches agree in, ``None`` elsewhere.
+    """For each tensor, the size of each dimension that is the same in all batches, ``None`` for the others.
 
-    :raises RunnerError: tensors at one place have different numbers of dimensions.
+    :raises RunnerError: a tensor has different numbers of dimensions in different batches.
     """
     seen = [{tuple(batch[k].shape) for batch in batches} for k in range(len(batches[0]))]
     if any(len({len(shape) for shape in shapes}) > 1 for shapes in seen):
-        raise RunnerError("the inputs have tensors of different dimensions at one place, which cannot be exported")
+        raise RunnerError(
+            "the model cannot be exported: found an input with different numbers of dimensions in different batches"
+        )
     return tuple(
         tuple(column[0] if len(set(column)) == 1 else None for column in zip(*shapes, strict=True)) for shapes in seen
     )
 
 
 def example_of(batches: Sequence[Any]) -> Any:
-    """The smallest batch in which no varying dimension is 0 or 1, which a trace would take for constants."""
+    """The smallest batch without a varying dimension of 0 or 1, which a trace would treat as a constant."""
     flat = [flatten(batch)[0] for batch in batches]
     sizes = sizes_of(flat)
 
     def constants(tensors: Sequence[torch.Tensor]) -> bool:
         pairs = (
-            pair for tensor, of in zip(tensors, sizes, strict=True) for pair in zip(tensor.shape, of, strict=True)
+            pair
+            for tensor, known in zip(tensors, sizes, strict=True)
+            for pair in zip(tensor.shape, known, strict=True)
         )
         return any(fixed is None and size <= 1 for size, fixed in pairs)
 
@@ -108,11 +111,11 @@ def _write(model: torch.nn.Module, example: Any, sizes: Any, names: Sequence[str
         program = export_program(model, example, dynamic_of(sizes))
         with quiet(), torch.no_grad():
             converted = torch.onnx.export(program, input_names=list(names), verbose=False)
-            assert converted is not None, "the exporter returns a program where no file is named"
+            assert converted is not None, "without a file name the exporter returns a program"
             converted.save(file)
 
 
 def dynamic_of(sizes: Sizes) -> list[dict[int, Any] | None]:
-    """Sizes as ``torch.export`` takes them: by tensor, the dimensions that vary."""
+    """The varying dimensions of each tensor, in the form of ``torch.export``."""
     varies = torch.export.Dim.DYNAMIC
-    return [{d: varies for d, size in enumerate(of) if size is None} or None for of in sizes]
+    return [{d: varies for d, size in enumerate(known) if size is None} or None for known in sizes]

@@ -1,4 +1,4 @@
-"""ONNX files on the CPU, run by ONNX Runtime or OpenVINO: arrays in, arrays out."""
+"""ONNX files run on the CPU by ONNX Runtime or OpenVINO: arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ _ONLY_ERRORS = 3
 
 
 class OnnxGraph(Protocol):
-    """An ONNX file that a runtime has loaded; several threads may run it at a time."""
+    """An ONNX file loaded by a runtime; several threads may run it at once."""
 
     version: str
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """The file's outputs in its order, for arrays in the order of the names that it was loaded with."""
+        """The file's outputs in order, for arrays in the order of the input names given at loading."""
 
     def precisions(self) -> dict[str, int]:
-        """Operators by the type that they compute in; empty where the runtime does not report it."""
+        """Number of operators by compute type; empty if the runtime does not report it."""
 
 
 def onnxruntime_session(file: Path, threads: int) -> Any:
     """A session on the CPU.
 
-    Its threads sleep while there is nothing to do: spinning, they would take the core from prepare threads and from
-    other workers.
+    Its idle threads sleep: if they spun, they would take cores from prepare threads and other workers.
 
     :raises RunnerError: ONNX Runtime is not installed, or does not import.
     """
@@ -49,7 +48,7 @@ def onnxruntime_session(file: Path, threads: int) -> Any:
 class OnnxRuntimeGraph:
     """An ONNX file in ONNX Runtime.
 
-    :param inputs: names in the order of the arrays; those that the file does not have are left out.
+    :param inputs: names in the order of the arrays; names that the file lacks are skipped.
     """
 
     def __init__(self, session: Any, inputs: Sequence[str]) -> None:
@@ -69,9 +68,9 @@ class OnnxRuntimeGraph:
 class OpenVinoGraph:
     """An ONNX file compiled by OpenVINO.
 
-    :param inputs: names in the order of the arrays; those that the file does not have are left out.
+    :param inputs: names in the order of the arrays; names that the file lacks are skipped.
     :param half: compute in bfloat16.
-    :param cache: where what was compiled is kept for the next process; nowhere by default.
+    :param cache: folder for compiled models, for the next process; none by default.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class OpenVinoGraph:
         import openvino
 
         config: dict[str, Any] = {
-            # On CPUs with the instructions for it, its default is bfloat16, which nobody has asked for.
+            # OpenVINO's default is bfloat16 on CPUs that support it.
             "INFERENCE_PRECISION_HINT": "bf16" if half else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
@@ -101,7 +100,7 @@ class OpenVinoGraph:
             request = self._own.request = self._compiled.create_infer_request()
         feed = {place: array for place, array in zip(self._places, arrays, strict=True) if place is not None}
         request.infer(feed, share_inputs=True)
-        # The next run writes its answer to the same place.
+        # The next run overwrites these tensors.
         return [np.array(request.get_output_tensor(k).data) for k in range(len(self._compiled.outputs))]
 
     def precisions(self) -> dict[str, int]:

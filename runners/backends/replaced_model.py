@@ -1,4 +1,4 @@
-"""A module that stands in for the adapter's model, and how exporters and compilers are run to make one."""
+"""A module that replaces the adapter's model, and helpers to run exporters and compilers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Tensors = Sequence[torch.Tensor]
 
 
 class ReplacedModel(torch.nn.Module):
-    """The same inputs and the same structure of outputs as the original's.
+    """Takes the original's inputs and returns outputs of the same structure.
 
-    A batch that it was not made for (other sizes, other names, or the same in another order) is run by the original.
+    The original runs batches that the replacement does not support (other sizes, names, or order of names).
 
     :param example: a batch that the replacement was made with.
     :param outputs: structure of the answers (:func:`latfix.runners.calls.tensor_tree.flatten`).
-    :param fits: whether the replacement takes these tensors.
+    :param fits: True if the replacement takes these tensors.
     :param run: the replacement.
-    :param missed: called with why the original ran a batch.
+    :param missed: called with the reason when the original runs a batch.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ReplacedModel(torch.nn.Module):
         missed: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__()
-        # Not as a submodule: its parameters are not what runs.
+        # In a tuple, so that it is no submodule: its parameters do not run.
         self._original = (original,)
         self._inputs = in_order(flatten(as_called(example))[1])
         self._outputs = outputs
@@ -50,7 +50,6 @@ class ReplacedModel(torch.nn.Module):
         self._missed = missed
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original would return."""
         tensors = self._tensors(kwargs if kwargs else args)
         if tensors is None:
             return self._original[0](*args, **kwargs)
@@ -59,7 +58,7 @@ class ReplacedModel(torch.nn.Module):
     def _tensors(self, inputs: Any) -> list[torch.Tensor] | None:
         try:
             tensors, names = flatten(inputs)
-        except TypeError as error:  # something that is no tensor
+        except TypeError as error:  # an input is no tensor
             self._missed(str(error))
             return None
         if in_order(names) == self._inputs and self._fits(tensors):
@@ -69,7 +68,7 @@ class ReplacedModel(torch.nn.Module):
 
 
 class FlatModel(torch.nn.Module):
-    """A model that takes and returns tensors in a row, which is all that an exported graph knows."""
+    """A model that takes and returns flat sequences of tensors, as an exported graph does."""
 
     def __init__(self, model: torch.nn.Module, shape: Any) -> None:
         super().__init__()
@@ -77,13 +76,12 @@ class FlatModel(torch.nn.Module):
         self._shape = shape
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The model's outputs, flattened."""
         return tuple(flatten(call_model(self.model, unflatten(self._shape, tensors)))[0])
 
 
 @contextlib.contextmanager
 def raised_as(message: str, reason: Callable[[BaseException], str] = describe) -> Iterator[None]:
-    """Turns whatever is raised in it into a :class:`RunnerError` ``message: reason``, latfix's own errors apart."""
+    """Turns any exception except latfix's own into a :class:`RunnerError` ``message: reason``."""
     try:
         yield
     except (KeyboardInterrupt, LatfixError):
@@ -93,17 +91,17 @@ def raised_as(message: str, reason: Callable[[BaseException], str] = describe) -
 
 
 def root_reason(error: BaseException) -> str:
-    """The first reason listed, or the first line, of the error at the bottom of a chain: exporters wrap theirs."""
+    """The first listed reason, or the first line, of the root cause: exporters wrap their errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line[2:] for line in lines if line.startswith("- ")), lines[0] if lines else "")
-    return f"{type(error).__name__}: {said[:240]}" if said else describe(error)
+    reason = next((line[2:] for line in lines if line.startswith("- ")), lines[0] if lines else "")
+    return f"{type(error).__name__}: {reason[:240]}" if reason else describe(error)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what exporters and compilers print, warn of and log; only a failure is of interest."""
+    """Suppresses the output, warnings and logs of exporters and compilers."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     nothing = io.StringIO()
@@ -116,9 +114,9 @@ def quiet() -> Iterator[None]:
 
 
 def export_program(model: torch.nn.Module, example: Any, dynamic: Sequence[dict[int, Any] | None]) -> Any:
-    """``torch.export`` of a model that takes and returns its tensors in a row.
+    """``torch.export`` of a model with flat inputs and outputs.
 
-    :param dynamic: by tensor, the dimensions that vary.
+    :param dynamic: the varying dimensions of each tensor.
     """
     tensors, shape = flatten(example)
     with quiet(), torch.no_grad():

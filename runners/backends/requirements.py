@@ -1,4 +1,4 @@
-"""Packages of other backends than torch: what is missing, and importing them."""
+"""Packages of other backends than torch: which are missing, and importing them."""
 
 from __future__ import annotations
 
@@ -13,43 +13,53 @@ from latfix.config.tensorrt_requirements import installed, tensorrt_line, torch_
 from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 
-#: What each backend needs, as ``pip install`` and ``import`` know it, and the extra that brings it. The first runs
-#: ONNX files, the others make them of a model.
+#: The packages that each backend needs, and the extra that installs them. The first runs ONNX files, the others
+#: export them.
 _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "onnxruntime": (("onnxruntime", "onnx", "onnxscript"), "onnx"),
     "openvino": (("openvino", "onnx", "onnxscript"), "openvino"),
     "tensorrt": (("torch_tensorrt", "tensorrt"), "tensorrt"),
 }
-#: What each brought alone on the samples (benchmarks/results), or is guessed to bring where nobody has measured it.
-_BRINGS: dict[str, str] = {
+#: The gain of each backend alone on the samples (benchmarks/results).
+_GAIN: dict[str, str] = {
     "onnxruntime": "it took the mean latency of the sample recommender to x0.70",
     "openvino": "it took the mean latency of the sample vision to x0.63",
-    "tensorrt": "it may compute in 0.7 of the time, a guess that nobody has measured",
+    "tensorrt": "it may compute in 0.7 of the time; a guess, not measured",
 }
 #: Why a TorchScript module cannot be exported.
-SCRIPTED = "torch.export takes Python modules, and TorchScript is none; give the model that it was made from"
+SCRIPTED = "torch.export takes Python modules, not TorchScript; give the model that it was made from"
 _CHECK_DRIVER = "check the NVIDIA driver (nvidia-smi), then "
 
 
 def backend_missing(backend: str, *, exports: bool = True) -> str:
-    """What of a backend is not installed, what that would likely bring, and how to install it; empty where all is
-    there. Imports none of it.
+    """The missing packages of a backend, its likely gain, and how to install it; empty if all are installed.
 
-    :param exports: a model is to be exported for it; otherwise it reads an ONNX file that is there.
+    Imports nothing.
+
+    :param exports: a model will be exported for the backend; otherwise it reads an existing ONNX file.
     """
     names, extra = _NEEDS.get(backend, ((), ""))
     absent = [name for name in (names if exports else names[:1]) if not installed(name)]
     if not absent:
         return ""
-    # Each torch-tensorrt is built for one torch: the extra alone may bring another torch along.
+    # Each torch-tensorrt is built for one torch: the extra alone may install another torch.
     todo = torch_tensorrt_line() if backend == "tensorrt" else f"install latfix[{extra}]"
-    return f"needs {' and '.join(absent)}, not installed here ({_BRINGS[backend]}); {todo}"
+    return f"needs {' and '.join(absent)}, not installed here ({_GAIN[backend]}); {todo}"
+
+
+def require_backend(backend: str, *, exports: bool = True) -> None:
+    """Check that a backend is installed; see :func:`backend_missing`.
+
+    :raises InputError: it is not.
+    """
+    if missing := backend_missing(backend, exports=exports):
+        raise InputError(f"backend = {backend!r}: {missing}")
 
 
 def torch_tensorrt() -> ModuleType:
     """The package ``torch_tensorrt``.
 
-    :raises InputError: it is not installed; with the line that installs it.
+    :raises InputError: it is not installed; with the command that installs it.
     :raises RunnerError: it does not import.
     """
     return import_package("torch_tensorrt", user="TensorRT needs", todo=torch_tensorrt_line(), check=_CHECK_DRIVER)
@@ -63,17 +73,17 @@ def tensorrt() -> ModuleType:
 def import_package(
     name: str, *, user: str, todo: str = "", check: str = "", missing: type[LatfixError] = InputError
 ) -> ModuleType:
-    """Import a package that may raise anything, where its libraries or a driver are missing.
+    """Import a package that may raise any exception if its libraries or a driver are missing.
 
     :param user: what needs it, with the verb, for the message.
-    :param todo: the line that installs it.
-    :param check: what to look at before, where it is installed and does not import.
-    :param missing: raised where it, or a package that it needs, is not installed.
+    :param todo: the command that installs it.
+    :param check: what to check first if it is installed but does not import.
+    :param missing: raised if it, or a package that it needs, is not installed.
     :raises RunnerError: it does not import.
     """
     shown = warnings.showwarning
     try:
-        # Some print what they think of their libraries, which may be where a document is to go.
+        # Some packages print while they are imported, and standard output may carry a document.
         with contextlib.redirect_stdout(io.StringIO()):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -86,5 +96,5 @@ def import_package(
     except USER_ERRORS as error:
         raise RunnerError(f"the package {name} does not import ({describe(error)}); {check}{todo}") from error
     finally:
-        if warnings.showwarning is not shown:  # it sends all warnings of the process to its log
+        if warnings.showwarning is not shown:  # the package redirected all warnings of the process to its log
             logging.captureWarnings(False)

@@ -1,1 +1,1 @@
-"""What ``latfix doctor`` looks at: one module an area, each a function that returns findings and changes nothing."""
+"""The checks of ``latfix doctor``: one module per area. Each returns findings and changes nothing."""

@@ -1,4 +1,4 @@
-"""Cores, their clock and idle states, and who else has them."""
+"""Cores, their clocks and idle states, and what else uses them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
 from latfix.run_record.run_meta import BUSY_BEFORE
-from latfix.runners.doctor.findings import costs, note, ok, untold
+from latfix.runners.doctor.findings import costs, note, ok, unknown
 from latfix.runners.host.cpu_topology import Cores, allowed_cores, cores_text
 from latfix.runners.host.kernel_files import System, whole
 
 _CPU = "/sys/devices/system/cpu"
-#: Instruction sets that reduced precision needs to pay, by the kernel's name of the flag.
+#: Instruction sets by the kernel's name of the flag. Reduced precision gains nothing without some of them.
 _FLAGS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -29,7 +29,7 @@ _FLAGS = {
     "sve": "SVE",
 }
 _INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
-#: An idle state that takes longer to leave than this shows in the latency of a service that is idle between requests.
+#: A slower exit from an idle state shows in the latency of a service that is idle between requests.
 _SLOW_EXIT_US = 50
 _STEAL_SHARE = 0.005
 
@@ -37,7 +37,7 @@ _STEAL_SHARE = 0.005
 def processor(system: System, cores: Cores | None = None) -> Iterator[Finding]:
     """Findings about the processor.
 
-    :param cores: that this process may use; by default the kernel is asked.
+    :param cores: usable by this process; read from the kernel by default.
     """
     usable = allowed_cores() if cores is None else cores
     yield _model(system, usable)
@@ -58,7 +58,7 @@ def _model(system: System, usable: Cores) -> Finding:
     pairs = [line.partition(":")[::2] for line in info.splitlines()]
     fields = {name.strip(): value.strip() for name, value in reversed(pairs)}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
-    known = ", ".join(label for flag, label in _FLAGS.items() if flag in flags) or "no vector extension that is known"
+    known = ", ".join(label for flag, label in _FLAGS.items() if flag in flags) or "no known vector extension"
     name = fields.get("model name") or "processor of unknown model"
     present = system.text(f"{_CPU}/present") or "unknown"
     found = f"{name}; cores {cores_text(usable) or 'unknown'} usable of {present}; {known}"
@@ -66,7 +66,7 @@ def _model(system: System, usable: Cores) -> Finding:
         return costs(
             "processor.model",
             found,
-            "no dot product of 8-bit numbers: int8 quantization gains little or nothing here",
+            "the processor has no 8-bit dot product: int8 quantization gains little or nothing here",
         )
     return note("processor.model", found)
 
@@ -76,14 +76,15 @@ def _quota(system: System, usable: Cores) -> Finding:
     quota, throttled = groups.cpu_quota(), groups.cpu_counters()
     share = throttled.get("nr_throttled", 0) / throttled["nr_periods"] if throttled else 0.0
     if quota is None or (usable and quota >= len(usable) and not share):
-        told = "no CPU quota" if quota is None else f"CPU quota of {quota:g} cores, as many as are usable"
-        return ok("processor.quota", told)
-    seen = f"; throttled in {share:.1%} of the periods so far" if throttled else ""
+        found = "no CPU quota" if quota is None else f"CPU quota of {quota:g} cores, enough for all usable cores"
+        return ok("processor.quota", found)
+    history = f"; throttled in {share:.1%} of the periods so far" if throttled else ""
     return costs(
         "processor.quota",
-        f"CPU quota of {quota:g} cores, {len(usable)} cores usable{seen}",
-        "a burst of threads uses a period's share at once, and everything then stands still for up to 100 ms",
-        "limit threads to the quota (host.threads), or raise it: docker update --cpus N, resources.limits.cpu",
+        f"CPU quota of {quota:g} cores, {len(usable)} cores usable{history}",
+        "many threads at once use up a period's quota early; the service then stalls for up to 100 ms",
+        "use no more threads than the quota allows (host.threads), or raise it: docker update --cpus N, "
+        "resources.limits.cpu",
         causes=("host.throttle",),
     )
 
@@ -95,14 +96,16 @@ def _governor(system: System, usable: Cores) -> Finding:
         if (governor := system.text(f"{_CPU}/cpu{core}/cpufreq/scaling_governor")) is not None
     )
     if not chosen:
-        return untold("processor.governor", "no frequency governor is shown; on a virtual machine the host decides")
+        return unknown(
+            "processor.governor", "no frequency governor visible; on a virtual machine, the host controls it"
+        )
     found = "frequency governor: " + ", ".join(f"{name} on {count} cores" for name, count in chosen.items())
     if set(chosen) == {"performance"}:
         return ok("processor.governor", found)
     return costs(
         "processor.governor",
         found,
-        "the clock falls between requests and takes milliseconds to rise: what comes after a pause is slower",
+        "the clock drops between requests and takes milliseconds to rise: requests after a pause are slower",
         "sudo cpupower frequency-set -g performance",
         causes=("host.slowdown", "cold.warmup"),
     )
@@ -118,7 +121,9 @@ def _idle_states(system: System, usable: Cores) -> Finding:
         and (name := system.text(f"{folder}/name"))
     ]
     if not states:
-        return untold("processor.idle_states", "no idle states are shown; on a virtual machine the host decides")
+        return unknown(
+            "processor.idle_states", "no idle states visible; on a virtual machine, the host controls them"
+        )
     latency, name = max(states)
     found = f"deepest idle state {name}, {latency} µs to leave"
     if latency <= _SLOW_EXIT_US:
@@ -126,7 +131,7 @@ def _idle_states(system: System, usable: Cores) -> Finding:
     return costs(
         "processor.idle_states",
         found,
-        f"each of several threads that wake for a request may start {latency} µs late",
+        f"each thread that wakes for a request may start {latency} µs late",
         f"sudo cpupower idle-set -D {_SLOW_EXIT_US}",
         causes=("host.slowdown",),
     )
@@ -138,9 +143,9 @@ def _turbo(system: System) -> Iterator[Finding]:
         on = boost == 1 or no_turbo == 0
         yield note(
             "processor.turbo",
-            "turbo clocks are on: speed depends on how many cores are busy, and on temperature"
+            "turbo is on: the clock depends on temperature and on how many cores are busy"
             if on
-            else "turbo clocks are off: slower, and steady",
+            else "turbo is off: the clock is slower but steady",
         )
 
 
@@ -151,14 +156,14 @@ def _siblings(system: System, usable: Cores) -> Finding:
         if (siblings := system.text(f"{_CPU}/cpu{core}/topology/thread_siblings_list")) is not None
     }
     if not usable or not shared:
-        return untold("processor.siblings", "the kernel does not show which cores are one")
+        return unknown("processor.siblings", "the kernel does not report which cores share a physical core")
     if len(shared) >= len(usable):
-        return ok("processor.siblings", "each usable core is a physical core's only thread")
+        return ok("processor.siblings", "no two usable cores share a physical core")
     return costs(
         "processor.siblings",
-        f"{len(usable)} usable cores are threads of {len(shared)} physical ones",
-        "two threads of compute on one physical core each run at little more than half its speed",
-        "one thread per physical core (host.threads, host.pin)",
+        f"{len(usable)} usable cores are hardware threads of {len(shared)} physical ones",
+        "two busy threads on one physical core each run at little more than half its speed",
+        "use one thread per physical core (host.threads, host.pin)",
         causes=("host.contention", "host.slowdown"),
     )
 
@@ -169,18 +174,18 @@ def _steal(system: System) -> Finding:
     )
     ticks = [value for word in words[1:9] if (value := whole(word)) is not None]
     if len(ticks) < 8 or not sum(ticks):
-        return untold("processor.steal", "the kernel does not show stolen time")
+        return unknown("processor.steal", "the kernel does not report stolen time")
     share = ticks[7] / sum(ticks)
     busy = sum(ticks) - ticks[3] - ticks[4]
     of_busy = ticks[7] / busy if busy else 0.0
-    found = f"the hypervisor gave others {share:.2%} of the time since the start, {of_busy:.2%} of what was wanted"
+    found = f"since boot, the hypervisor took {share:.2%} of all time, {of_busy:.2%} of the time with work to do"
     if of_busy < _STEAL_SHARE:
         return ok("processor.steal", found)
     return costs(
         "processor.steal",
         found,
-        "requests stand still for milliseconds while a neighbor on the same host computes",
-        "an instance type with cores of its own; compare only within one run, interleaved",
+        "requests stall for milliseconds while another guest on the same host runs",
+        "use an instance type with dedicated cores; until then, compare only interleaved, within one run",
         causes=("host.steal",),
     )
 
@@ -191,15 +196,15 @@ def _load(system: System) -> Finding:
         words = (system.text("/proc/loadavg") or "").split()
         if words:
             return note("processor.load", f"load average {words[0]} in the last minute")
-        return untold("processor.load", "the kernel shows neither pressure nor load")
-    found = f"in {waiting:.1%} of the last minute something that could run waited for a core"
+        return unknown("processor.load", "the kernel reports neither pressure nor load")
+    found = f"in {waiting:.1%} of the last minute, a runnable thread waited for a core"
     if waiting < BUSY_BEFORE:
         return ok("processor.load", found)
     return costs(
         "processor.load",
         found,
-        "something else computes now: whatever is measured beside it is slower, and jitters",
-        "stop it, or keep it from the service's cores: taskset, cpuset.cpus, systemd's AllowedCPUs=",
+        "another program uses the cores now: anything measured next to it is slower and jitters",
+        "stop it, or keep it off the service's cores: taskset, cpuset.cpus, systemd's AllowedCPUs=",
         causes=("host.contention",),
     )
 
@@ -208,25 +213,24 @@ def _clock(system: System) -> Finding:
     folder = "/sys/devices/system/clocksource/clocksource0"
     source = system.text(f"{folder}/current_clocksource")
     if source is None:
-        return untold("processor.clock", "the kernel does not show its clock")
+        return unknown("processor.clock", "the kernel does not report its clock source")
     if source in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"):
         return ok("processor.clock", f"clock source {source}")
     better = "tsc" in (system.text(f"{folder}/available_clocksource") or "").split()
     return costs(
         "processor.clock",
         f"clock source {source}",
-        "each look at the clock is a system call of a microsecond or more; every profiler and log pays it",
+        "each clock read is a system call of a microsecond or more; every profiler and logger pays for it",
         f"echo tsc | sudo tee {folder}/current_clocksource" if better else "",
     )
 
 
 def _isolated(system: System) -> Iterator[Finding]:
     words = (system.text("/proc/cmdline") or "").split()
-    said = [word for word in words if word.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs")]
-    if said:
+    options = [word for word in words if word.partition("=")[0] in ("isolcpus", "nohz_full", "rcu_nocbs")]
+    if options:
         yield note(
-            "processor.isolated",
-            f"kernel started with {' '.join(said)}: threads come to these cores only where they are pinned",
+            "processor.isolated", f"kernel booted with {' '.join(options)}: only pinned threads run on these cores"
         )
 
 
@@ -237,13 +241,11 @@ def _nodes(system: System) -> Iterator[Finding]:
     if system.number("/proc/sys/kernel/numa_balancing"):
         yield costs(
             "processor.numa",
-            f"{len(nodes)} memory nodes, and the kernel moves pages between them by itself (numa_balancing)",
-            "it takes pages away to see who uses them: page faults at any time, and a pause while one moves",
+            f"{len(nodes)} memory nodes, and the kernel moves pages between them (numa_balancing)",
+            "it unmaps pages to see which threads use them: page faults at any time, and a pause while a page moves",
             "sudo sysctl kernel.numa_balancing=0, and keep the service on one node (locality.cores)",
             causes=("memory.page_faults",),
         )
     else:
-        yield note(
-            "processor.numa",
-            f"{len(nodes)} memory nodes: a service that spans them pays for distance (locality.cores)",
-        )
+        found = f"{len(nodes)} memory nodes: a service that spans them is slowed by remote access (locality.cores)"
+        yield note("processor.numa", found)

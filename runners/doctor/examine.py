@@ -1,4 +1,4 @@
-"""All that ``latfix doctor`` looks at, as one document. It changes nothing."""
+"""All checks of ``latfix doctor`` as one document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from latfix.results.doctor_finding import CheckedMachine, Doctor, Finding
 from latfix.runners.doctor.cpu import processor
-from latfix.runners.doctor.findings import untold
+from latfix.runners.doctor.findings import unknown
 from latfix.runners.doctor.gpu import gpu
 from latfix.runners.doctor.memory import memory
 from latfix.runners.doctor.privileges import limits
@@ -22,19 +22,20 @@ from latfix.runners.replay.run_session import versions
 
 
 def examine(seconds: float) -> Doctor:
-    """Look at this machine.
+    """Check this machine.
 
-    :param seconds: how long to watch it stand still; 0 leaves that out.
+    :param seconds: how long to measure stalls; 0 skips the measurement.
     """
-    # First, while nothing that latfix itself started is under way.
+    # First, before latfix itself starts anything.
     findings: list[Finding] = list(standstill(watch(seconds))) if seconds > 0 else []
     system, torch = System(), torch_facts()
     if sys.platform == "linux":
         findings += [*processor(system), *memory(system), *limits()]
     else:
-        findings.append(_not_linux())
-    there, found = gpu(system, torch, pid=os.getpid())
-    findings += [*found, *software(torch, gpu=there)]
+        reason = "only Linux reports the settings of processor, memory and control groups"
+        findings.append(unknown("processor.model", f"{platform.system()}: {reason}"))
+    has_gpu, found = gpu(system, torch, pid=os.getpid())
+    findings += [*found, *software(torch, gpu=has_gpu)]
     return Doctor(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         machine=CheckedMachine(
@@ -45,10 +46,4 @@ def examine(seconds: float) -> Doctor:
         ),
         versions=versions(),
         findings=tuple(findings),
-    )
-
-
-def _not_linux() -> Finding:
-    return untold(
-        "processor.model", f"{platform.system()}: only Linux tells how processor, memory and control groups are set"
     )

@@ -1,4 +1,4 @@
-"""A finding of each state, in few words: ``costs("memory.swap", found, costs, change, causes=…)``."""
+"""A constructor for each state of a finding: ``costs("memory.swap", found, costs, change, causes=…)``."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def _finding(
 
 
 ok, costs, missing = partial(_finding, "ok"), partial(_finding, "costs"), partial(_finding, "missing")
-note, untold = partial(_finding, "note"), partial(_finding, "unknown")
+note, unknown = partial(_finding, "note"), partial(_finding, "unknown")

@@ -1,4 +1,4 @@
-"""Memory: what is there, what limits it, and what the kernel does to it behind the service's back."""
+"""Memory: how much there is, its limits, and what the kernel does to it in the background."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Iterator
 
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
-from latfix.runners.doctor.findings import costs, missing, note, ok, untold
+from latfix.runners.doctor.findings import costs, missing, note, ok, unknown
 from latfix.runners.host.kernel_files import System
 from latfix.runners.host.malloc_libraries import ALLOCATORS, Allocator, loaded_allocator, preload_name
 from latfix.runners.host.privileges import mib
 from latfix.runners.host.process_setup import glibc_version
 
 _THP = "/sys/kernel/mm/transparent_hugepage"
-#: Below this share of what is allowed a service that grows is about to be reclaimed from, or killed.
+#: With less than this share free, a growing service is about to lose pages or to be killed.
 _SCARCE = 0.1
 _PRESSURE_SHARE = 0.01
 
 
 def memory(system: System) -> Iterator[Finding]:
-    """Findings about memory."""
     yield _room(system)
     yield _pressure(system)
     yield _swap(system)
@@ -33,7 +32,7 @@ def _room(system: System) -> Finding:
     info = system.fields("/proc/meminfo")
     total, available = info.get("MemTotal", 0) * 1024, info.get("MemAvailable", 0) * 1024
     if not total:
-        return untold("memory.room", "this system shows no /proc/meminfo")
+        return unknown("memory.room", "this system has no /proc/meminfo")
     found = f"{mib(available)} of {mib(total)} available"
     groups = ControlGroups(system.root)
     limit, used = groups.memory_limit(), groups.memory_used() or 0
@@ -55,17 +54,17 @@ def _room(system: System) -> Finding:
 def _pressure(system: System) -> Finding:
     waiting = system.pressure("/proc/pressure/memory", "some")
     if waiting is None:
-        return untold(
-            "memory.pressure", "the kernel does not show memory pressure (psi=1 on its command line would turn it on)"
+        return unknown(
+            "memory.pressure", "the kernel does not report memory pressure (the boot option psi=1 turns it on)"
         )
-    found = f"in {waiting:.1%} of the last minute something waited for memory"
+    found = f"in {waiting:.1%} of the last minute, a thread waited for memory"
     if waiting < _PRESSURE_SHARE:
         return ok("memory.pressure", found)
     return costs(
         "memory.pressure",
         found,
-        "pages are reclaimed and read back while requests wait",
-        "more memory for the service, or less beside it",
+        "the kernel reclaims pages and reads them back while requests wait",
+        "give the service more memory, or run less next to it",
         causes=("memory.page_faults",),
     )
 
@@ -79,7 +78,7 @@ def _swap(system: System) -> Finding:
     return costs(
         "memory.swap",
         f"swap is on ({mib(used)} in use, swappiness {'unknown' if swappiness is None else swappiness})",
-        "a page of the model that was not used for a while is read back from disk in the middle of a request",
+        "a page of the model that was unused for a while is read back from disk in the middle of a request",
         "sudo swapoff -a, or memory.swap.max=0 for the service's control group (MemorySwapMax=0)",
         causes=("memory.page_faults", "cold.start"),
     )
@@ -88,13 +87,13 @@ def _swap(system: System) -> Finding:
 def _huge_pages(system: System) -> Finding:
     mode, defrag = system.chosen(f"{_THP}/enabled"), system.chosen(f"{_THP}/defrag")
     if mode is None:
-        return untold("memory.huge_pages", "the kernel shows no transparent huge pages")
+        return unknown("memory.huge_pages", "the kernel has no transparent huge pages")
     found = f"transparent huge pages: {mode}, defrag {defrag or 'unknown'}"
     if mode == "never":
         return costs(
             "memory.huge_pages",
             found,
-            "512 times as many page faults for large buffers; the fix memory.huge_pages cannot help",
+            "large buffers take 512 times as many page faults; the fix memory.huge_pages cannot help",
             f"echo madvise | sudo tee {_THP}/enabled",
             causes=("memory.page_faults",),
         )
@@ -102,7 +101,7 @@ def _huge_pages(system: System) -> Finding:
         return costs(
             "memory.huge_pages",
             found,
-            "a page fault may compact memory first, for milliseconds",
+            "a page fault may first compact memory, which takes milliseconds",
             f"echo defer+madvise | sudo tee {_THP}/defrag",
             causes=("memory.page_faults",),
         )
@@ -113,8 +112,8 @@ def _reclaim(system: System) -> Iterator[Finding]:
     if system.number("/proc/sys/vm/zone_reclaim_mode"):
         yield costs(
             "memory.zone_reclaim",
-            "zone_reclaim_mode is on: a full memory node drops cached pages before it takes another one's",
-            "an allocation stands still while pages are reclaimed although memory is free elsewhere",
+            "zone_reclaim_mode is on: a full memory node drops cached pages before another node's memory is used",
+            "an allocation stalls while pages are reclaimed, although memory is free elsewhere",
             "sudo sysctl vm.zone_reclaim_mode=0",
             causes=("memory.page_faults",),
         )
@@ -122,14 +121,13 @@ def _reclaim(system: System) -> Iterator[Finding]:
 
 def _allocator() -> Finding:
     name = loaded_allocator()
-    version = glibc_version()
     if name != "glibc":
         return note("memory.allocator", f"malloc is {name}'s")
-    said = f" {version[0]}.{version[1]}" if version else ""
+    version = ".".join(map(str, glibc_version() or ()))
     return note(
         "memory.allocator",
-        f"malloc is glibc's{said}: by default it gives large freed blocks back to the kernel at once, and the "
-        "next request faults them in again (memory.allocator keeps them)",
+        f"malloc is glibc's{version and f' {version}'}: by default it returns large freed blocks to the kernel at "
+        "once, and the next request faults them in again (the fix memory.allocator keeps them)",
     )
 
 

@@ -1,4 +1,4 @@
-"""What this user and this container may do, and which of latfix's probes can see."""
+"""Limits of this user and container, and which of latfix's probes work."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.results.doctor_finding import Finding
-from latfix.runners.doctor.findings import costs, note, ok, untold
+from latfix.runners.doctor.findings import costs, note, ok, unknown
 from latfix.runners.host.privileges import least_nice, lockable_bytes, mib
 
-#: A connection takes one, as does every file of the model and of the record.
+#: Every connection takes a descriptor, as does every file of the model and the record.
 _FEW_FILES = 1024
 _WANTED_NICE = -10
 _LITTLE_LOCKED = 64 << 20
 
 
 def limits() -> Iterator[Finding]:
-    """Findings about permissions and probes."""
     yield from _files()
     yield _priority()
     yield _locking()
@@ -32,14 +31,14 @@ def _files() -> Iterator[Finding]:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft > _FEW_FILES:
-        said = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
-        yield ok("limits.files", f"open files: {said}")
+        limit = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
+        yield ok("limits.files", f"open files: {limit}")
         return
     more = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}"
     yield costs(
         "limits.files",
         f"open files: {soft:,} at most",
-        "a service with as many clients refuses the next connection",
+        "once that many files and connections are open, the service refuses new connections",
         f"ulimit -n {more}" if more != str(soft) else "LimitNOFILE=65536 in the service's unit",
     )
 
@@ -51,7 +50,7 @@ def _priority() -> Finding:
     return note(
         "limits.priority",
         f"threads may not run below nice {least}",
-        "latfix optimize cannot try host.priority against other programs",
+        "latfix optimize cannot give the service priority over other programs (host.priority)",
         "docker run --cap-add SYS_NICE, or LimitNICE=-10 in the service's unit",
         causes=("host.contention",),
     )
@@ -60,12 +59,11 @@ def _priority() -> Finding:
 def _locking() -> Finding:
     limit = lockable_bytes()
     if limit is None or limit >= _LITTLE_LOCKED:
-        said = "no limit" if limit is None else mib(limit)
-        return ok("limits.locking", f"memory that may be locked: {said}")
+        return ok("limits.locking", f"lockable memory: {'no limit' if limit is None else mib(limit)}")
     return note(
         "limits.locking",
-        f"memory that may be locked: {mib(limit)}",
-        "touched memory (memory.page_prefault, warmup.resident) cannot be kept from being swapped out",
+        f"lockable memory: {mib(limit)}",
+        "prefaulted memory (memory.page_prefault, warmup.resident) can still be swapped out",
         "ulimit -l unlimited, docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity in the service's unit",
     )
 
@@ -74,21 +72,21 @@ def _run_queue() -> Finding:
     counters = ThreadCounters()
     try:
         if counters.has_run_delay:
-            return ok("limits.run_queue", "the kernel counts how long each thread waited for a core")
+            return ok("limits.run_queue", "the kernel counts how long each thread waits for a core")
     finally:
         counters.close()
-    return untold(
+    return unknown(
         "limits.run_queue",
-        "the kernel does not count how long a thread waited for a core (no /proc/thread-self/schedstat)",
-        "host.contention is not measured, and what it costs stays in unexplained",
+        "the kernel does not count how long threads wait for a core (no /proc/thread-self/schedstat)",
+        "host.contention is not measured; its cost stays unexplained",
     )
 
 
 def _throttling() -> Finding:
     if CgroupThrottle().available:
-        return ok("limits.throttling", "the control group counts time throttled by its quota")
-    return untold(
+        return ok("limits.throttling", "the control group counts the time throttled by its quota")
+    return unknown(
         "limits.throttling",
         "no control group counts throttled time",
-        "host.throttle is not measured, and what it costs stays in unexplained",
+        "host.throttle is not measured; its cost stays unexplained",
     )

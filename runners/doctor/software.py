@@ -1,4 +1,4 @@
-"""Python, torch, and the packages that fixes need: what is there, and what each missing one costs."""
+"""Python, torch, and the packages that fixes need: which are installed, and what is impossible without the others."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from latfix.runners.model_transforms.torch_compile import compiler_missing
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A package that latfix uses where it is there.
+    """An optional package.
 
     :param name: last part of the finding's id.
-    :param module: imported as; ``package``: installed as, with latfix's extra ``extra``.
-    :param gives: what cannot be done without it.
-    :param needs_gpu: it is of no use on a machine without one.
+    :param module: the name to import; ``package``: the name to install, part of latfix's extra ``extra``.
+    :param gives: what needs it.
+    :param needs_gpu: checked only on a machine with a GPU.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Part:
     needs_gpu: bool = False
 
 
-_CONVERSION = "conversion to ONNX, which fuse.onnxruntime and fuse.openvino start with"
+_CONVERSION = "conversion to ONNX, the first step of fuse.onnxruntime and fuse.openvino"
 _REDUCED = "quantize.int8_dynamic and quantize.fp8_dynamic on a GPU"
 PARTS = (
     Part("onnxruntime", "onnxruntime", "onnxruntime", "onnx", "fuse.onnxruntime and .onnx model files"),
@@ -47,8 +47,8 @@ PARTS = (
 def software(torch: Mapping[str, Any], *, gpu: bool) -> Iterator[Finding]:
     """Findings about software.
 
-    :param torch: of :func:`torch_facts`.
-    :param gpu: whether there is an NVIDIA GPU.
+    :param torch: from :func:`torch_facts`.
+    :param gpu: the machine has an NVIDIA GPU.
     """
     yield _python()
     yield _torch(torch)
@@ -58,8 +58,8 @@ def software(torch: Mapping[str, Any], *, gpu: bool) -> Iterator[Finding]:
 
 def _python() -> Finding:
     lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-    said = "one thread at a time runs Python" if lock else "threads run Python side by side"
-    return note("software.python", f"{platform.python_implementation()} {platform.python_version()}: {said}")
+    threads = "one thread at a time runs Python (GIL)" if lock else "threads run Python in parallel (no GIL)"
+    return note("software.python", f"{platform.python_implementation()} {platform.python_version()}: {threads}")
 
 
 def _torch(facts: Mapping[str, Any]) -> Finding:
@@ -70,21 +70,21 @@ def _torch(facts: Mapping[str, Any]) -> Finding:
             "nothing can be replayed",
             "pip install --force-reinstall torch",
         )
-    built = f"built for CUDA {facts['built_for_cuda']}" if facts["built_for_cuda"] else "built for the CPU alone"
+    built = f"built for CUDA {facts['built_for_cuda']}" if facts["built_for_cuda"] else "built for the CPU only"
     vectors = "" if facts["mkldnn"] else ", without oneDNN"
     if "cudnn_error" in facts:
         return costs(
             "software.torch",
-            f"torch {facts['version']}, {built}, does not take the cuDNN that it finds: {facts['cudnn_error']}",
+            f"torch {facts['version']}, {built}, rejects the cuDNN it finds: {facts['cudnn_error']}",
             "convolutions and attention on the GPU fail",
-            "start without the folder of the other cuDNN in LD_LIBRARY_PATH, or pip install --force-reinstall "
-            "torch with the packages that it asks for",
+            "remove the other cuDNN's folder from LD_LIBRARY_PATH, or pip install --force-reinstall torch with the "
+            "packages it requires",
         )
-    threads = f"{facts['threads']} threads an operator"
-    found = f"torch {facts['version']}, {built}, vectors of {facts['cpu_capability']}{vectors}, {threads}"
+    threads = f"{facts['threads']} threads per operator"
+    found = f"torch {facts['version']}, {built}, vector code for {facts['cpu_capability']}{vectors}, {threads}"
     if facts["mkldnn"]:
         return ok("software.torch", found)
-    slow = "matrix products of int8 and bfloat16 run on slow paths"
+    slow = "int8 and bfloat16 matrix products take slow paths"
     return costs("software.torch", found, slow, "install a build of torch with oneDNN")
 
 
@@ -105,5 +105,6 @@ def _part(part: Part) -> Finding:
         except metadata.PackageNotFoundError:
             version = ""
         return ok(id, f"{part.package}{version}")
-    lacking = f"without it: no {part.gives}"
-    return missing(id, f"{part.package} is not installed", lacking, f'pip install "latfix[{part.extra}]"')
+    return missing(
+        id, f"{part.package} is not installed", f"without it: no {part.gives}", f'pip install "latfix[{part.extra}]"'
+    )

@@ -1,6 +1,6 @@
-"""What torch is on this machine, as one line of JSON: ``python -m latfix.runners.doctor.torch_facts``.
+"""Facts about the installed torch as one line of JSON: ``python -m latfix.runners.doctor.torch_facts``.
 
-In a process of its own: a broken library may end the process that loads it.
+It runs in a separate process, because a broken library can kill the process that loads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TIMEOUT_S = 120.0
 
 
 def torch_facts() -> dict[str, Any]:
-    """Facts about torch here; only ``error``, one line, where it does not load."""
+    """Facts about the installed torch; only ``error``, one line, if it does not load."""
     command = [sys.executable, "-P", "-m", "latfix.runners.doctor.torch_facts"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -29,7 +29,6 @@ def torch_facts() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the facts."""
     import torch
 
     found: dict[str, Any] = {

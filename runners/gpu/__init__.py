@@ -1,1 +1,1 @@
-"""What runs on a GPU: streams and events behind a narrow interface, staging, timelines, graphs, profiles."""
+"""Serving on a GPU: streams and events behind a narrow interface, staging, timelines, graphs, profiles."""

@@ -1,7 +1,7 @@
-"""A device that works beside the host: streams, events, copies. Narrow, so that tests can stand in for a GPU.
+"""A device that works asynchronously: streams, events, copies. A narrow interface, so that tests can fake a GPU.
 
-Streams are queues: what is put into one runs in order, after the call that put it there has returned. Events mark
-places in them. The runner needs no more of a device than this.
+Streams are queues: their work runs in order, after the call that enqueued it has returned. Events mark places in
+them. The runner uses nothing else of a device.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
 
 class Event(Protocol):
-    """A place in a stream. One that is recorded again marks the new place only."""
+    """A place in a stream. Recording it again moves it."""
 
     def record(self, stream: Any) -> None:
-        """Mark the end of what is in the stream now."""
+        """Mark the current end of the stream."""
 
     def synchronize(self) -> None:
-        """Wait, on the host, until the device has come to it."""
+        """Block the host until the device has reached the event."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to a later one; both must have been reached."""
+        """Milliseconds from this event to a later one; the device must have reached both."""
 
 
 class Stream(Protocol):
     """A queue of work for the device."""
 
     def wait_event(self, event: Any) -> None:
-        """Let what is put in from now on wait for an event; the host does not wait."""
+        """Make later work in this stream wait for an event; does not block the host."""
 
     def synchronize(self) -> None:
-        """Wait, on the host, until all that is in it has run."""
+        """Block the host until all work in the stream has run."""
 
 
 class Accelerator(Protocol):
     """One device.
 
-    :ivar device: its name for torch, such as ``cuda:0``.
+    :ivar device: torch's device string, such as ``cuda:0``.
     """
 
     device: str
@@ -50,43 +50,43 @@ class Accelerator(Protocol):
         """A new stream."""
 
     def event(self, *, blocking: bool = False) -> Event:
-        """A new event that takes the device's time.
+        """A new event that records the device's time.
 
-        :param blocking: who waits for it gives the core away meanwhile, and is woken later for it.
+        :param blocking: a waiting thread sleeps, and wakes later, instead of spinning.
         """
 
     def synchronize(self) -> None:
-        """Wait, on the host, until everything that was put into any of its streams has run."""
+        """Block the host until all work in all streams has run."""
 
     def forget_workspaces(self) -> None:
-        """Give back what libraries keep for each pair of a thread and a stream, on all devices."""
+        """Free the workspaces that libraries keep for each thread and stream, on all devices."""
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Put this thread's work into ``stream`` meanwhile."""
+        """Inside the context, this thread's work goes into ``stream``."""
 
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        """Copy to the device on the stream in use, floating-point numbers as ``dtype`` where one is given.
+        """Copy to the device on the stream in use; floating-point numbers are cast to ``dtype`` if given.
 
-        From pinned memory the host does not wait, and must leave ``host`` as it is until the copy is done.
+        From pinned memory the host does not wait, and must not change ``host`` until the copy is done.
         """
 
     def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        """Copy to the host on the stream in use, into pinned memory of the same size where some is given.
+        """Copy to the host on the stream in use, into pinned memory of the same size if given.
 
-        Without it the host waits for the copy, and for everything that was put into the stream before.
+        Without it the host waits for the copy and for all earlier work in the stream.
         """
 
     def pinned(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Page-locked host memory for so many numbers, one-dimensional: the device copies to and from it alone."""
+        """One-dimensional page-locked host memory, which the device reads and writes without the host."""
 
     def is_pinned(self, host: torch.Tensor) -> bool:
-        """Whether a tensor lies in page-locked memory."""
+        """True if a tensor is in page-locked memory."""
 
     def is_here(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on this device."""
+        """True if a tensor is on this device."""
 
     def telling_waits(self) -> AbstractContextManager[Any]:
-        """Have every call that keeps the host waiting for the device warn (:mod:`warnings`) where it is made."""
+        """Inside the context, each call that blocks the host until the device is done warns (:mod:`warnings`)."""
 
 
 class CudaAccelerator(Accelerator):
@@ -106,7 +106,7 @@ class CudaAccelerator(Accelerator):
         return made
 
     def event(self, *, blocking: bool = False) -> Event:
-        """The device must be this thread's when the event is recorded."""
+        """The device must be the thread's current one when the event is recorded."""
         made: Event = self._torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
         return made
 
@@ -114,21 +114,20 @@ class CudaAccelerator(Accelerator):
         self._torch.cuda.synchronize(self.device)
 
     def forget_workspaces(self) -> None:
-        """Those of cuBLAS: torch keeps one for each handle and stream, for good, and new threads take the handles of
+        """Free cuBLAS workspaces: torch keeps one per handle and stream forever, and new threads reuse the handles of
         ended ones in any order.
 
-        The memory stays with the stream that it was allocated in: the next workspace there finds it, after all work
-        that still uses it.
+        The memory stays with its stream: the next workspace there reuses it, after all work that still uses it.
         """
         self._torch._C._cuda_clearCublasWorkspaces()
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
-        """As ``torch.cuda.stream``: also makes the stream's device the current one."""
+        """Like ``torch.cuda.stream``; also makes the stream's device the current one."""
         return self._torch.cuda.stream(stream)  # type: ignore[arg-type]
 
     def upload(self, host: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         there = host.to(self.device, non_blocking=True)
-        # Cast over there: the host would take longer than the device, and the bytes of integers stay what they are.
+        # Cast on the device, which is faster than the host. Integers are not cast.
         return there if dtype is None or not there.is_floating_point() else there.to(dtype)
 
     def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -147,7 +146,7 @@ class CudaAccelerator(Accelerator):
 
     @contextlib.contextmanager
     def telling_waits(self) -> Iterator[None]:
-        """By torch's debug mode for synchronizing operations, which holds for the whole process meanwhile."""
+        """Uses torch's debug mode for synchronizing operations, which applies to the whole process."""
         before = self._torch.cuda.get_sync_debug_mode()
         self._torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -157,5 +156,5 @@ class CudaAccelerator(Accelerator):
 
 
 def accelerator_of(device: str) -> Accelerator | None:
-    """The accelerator behind a torch device; ``None`` for the CPU, which works while its caller waits."""
+    """The accelerator of a torch device; ``None`` for the CPU, which works synchronously."""
     return None if device == "cpu" else CudaAccelerator(device)

@@ -1,8 +1,8 @@
-"""Batches on their way through a device: copied in, computed, copied out, without the host waiting in between.
+"""Batches in flight on a device: copied in, computed and copied out without blocking the host in between.
 
-Events mark begin and end of a flight's copy in, of its compute and of its copy out: six, or four where all go through
-one stream. They are read when the batch has landed and its requests are on their way back, never by waiting for them,
-and give the stages their boundaries.
+Events mark begin and end of a flight's copy in, compute and copy out: six, or four if all share one stream. They are
+read after the batch has landed and its requests are answered, never by waiting for them, and give the boundaries of
+the stages.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from latfix.profilers.probes.stage_recorder import StageRecorder
     from latfix.runners.engine.worker import ModelInstance
 
-#: Sets of events made beforehand. Where so many batches have landed and nobody has written the record meanwhile, as
-#: where no record is kept, each that lands has the oldest read: a few microseconds, where all would be milliseconds.
+#: Sets of events made in advance. If half as many batches have landed and no thread has written the record, each
+#: landing reads the oldest flights: a few microseconds, while reading all would take milliseconds.
 _READY = 256
 _MOST_UNREAD = _READY // 2
 _READ_AT_ONCE = 2
@@ -37,7 +37,7 @@ _IN, _IN_END, _COMPUTE, _COMPUTE_END, _OUT, _OUT_END = range(6)
 
 @dataclass(frozen=True, slots=True)
 class Collated:
-    """A batch before its compute; the counters are the thread's, the process's clock, and the process's memory."""
+    """A batch before its compute, with counters: the thread's, the process's CPU time, the process's memory."""
 
     batch: Any
     spent: Account
@@ -49,14 +49,14 @@ class Collated:
 class Flight:
     """One batch on the device.
 
-    :param enqueued_ns: before its copy in was put into a stream; ``issued_ns`` when the model's last operator was.
-    :param held: what must not be used again before it has landed: staged inputs, tensors on the device.
-    :param host: its outputs on the host, valid once it has landed.
-    :param spent: counters of the worker's thread while it was put together and enqueued; ``process_ns`` CPU time of
-        the process; ``memory`` as it was before.
-    :param end_ns: when the host knew that it had landed; ``compute_end_ns`` when its compute had ended.
-    :param slots: its members'.
-    :param behind: the flight that was under way when this one was enqueued.
+    :param enqueued_ns: time before its copy in was enqueued; ``issued_ns``: after the model's last operator was.
+    :param held: memory that must not be reused before it has landed: staged inputs, tensors on the device.
+    :param host: its outputs on the host, valid after landing.
+    :param spent: the worker thread's counters while the batch was collated and enqueued; ``process_ns``: the
+        process's CPU time; ``memory``: the memory counters before.
+    :param end_ns: time at which the host learned that it had landed; ``compute_end_ns``: end of its compute.
+    :param slots: the slots of its members.
+    :param behind: the flight that was in progress when this one was enqueued.
     """
 
     batch_id: int
@@ -77,11 +77,11 @@ class Flight:
 class Flights:
     """Flights of one worker.
 
-    :ivar longest_read_ns: the longest that reading one flight's events took, with the interpreter's lock held.
-    :param instance: its model, in whose streams they go.
-    :param clock: of the device, shared by all workers on it.
-    :param overlap: copies go through streams of their own, beside the compute of another batch.
-    :param blocking: waiting for a flight leaves the core to others; without, it spins, which ends sooner.
+    :ivar longest_read_ns: longest time for reading one flight's events, with the interpreter's lock held.
+    :param instance: the worker's model, whose streams are used.
+    :param clock: the device's clock, shared by all workers on it.
+    :param overlap: copies use separate streams, while another batch computes.
+    :param blocking: waiting for a flight sleeps; otherwise it spins, which ends sooner.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Flights:
     ) -> None:
         from latfix.runners.gpu.cuda_graphs import GraphedModel
 
-        assert instance.accelerator is not None and instance.lane is not None, "on the host nothing flies"
+        assert instance.accelerator is not None and instance.lane is not None, "flights need a device"
         self._accelerator: Accelerator = instance.accelerator
         self._instance = instance
         self._clock = clock
@@ -113,13 +113,13 @@ class Flights:
 
     @property
     def events_added(self) -> int:
-        """Sets of events that had to be made while requests waited."""
+        """Number of sets of events that were made while requests waited."""
         return self._events.grown - self._grown
 
     def launch(self, batch_id: int, collated: Collated) -> Flight:
-        """Enqueue a batch; returns when the host has put all of it into the streams.
+        """Enqueue a batch; returns when all of its work is in the streams.
 
-        From pageable memory, and to it, the host waits for the copies: the streams do not run ahead then.
+        With pageable memory the host waits for the copies, so the streams do not run ahead.
         """
         flight = Flight(batch_id, self._events.take(), time.perf_counter_ns(), collated.memory)
         try:
@@ -165,25 +165,25 @@ class Flights:
             stamp["copy_out_issue_ns"][k] = time.perf_counter_ns() - begun
 
     def _abandon(self, flight: Flight) -> None:
-        """It failed while it was put together: nothing it holds may be used again before the device is done."""
+        """Clean up after a failed launch: the memory it holds may be reused only when the device is done."""
         for stream in (self._copy_in, self.compute, self._copy_out):
-            # A device that has failed says so again here; the first error is on its way already.
+            # A failed device raises again here; the first error is already being raised.
             with contextlib.suppress(RuntimeError):
                 stream.synchronize()
         flight.held.clear()
         self._events.give_back(flight.events)
 
     def land(self, flight: Flight) -> Any:
-        """Wait for a flight; returns its outputs, on the host."""
+        """Wait for a flight; returns its outputs on the host."""
         flight.events[_OUT_END].synchronize()
         flight.end_ns = time.perf_counter_ns()
         stamp, batch_id = self._recorder.batch, flight.batch_id
-        # Until its events are read: all of it is taken for compute.
+        # Until its events are read, the whole flight counts as compute.
         stamp["h2d_end_ns"][batch_id] = flight.enqueued_ns
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = flight.end_ns
         flight.held.clear()
         self._landed.append(flight)
-        # Not where the record is being written: a request would wait for all that is read there.
+        # Not while the record is being written: a request would wait for all flights read there.
         if len(self._landed) > _MOST_UNREAD and self._resolving.acquire(blocking=False):
             try:
                 self._read(_READ_AT_ONCE)
@@ -193,31 +193,30 @@ class Flights:
         return output
 
     def resolve(self) -> None:
-        """Read the events of all flights that have landed, and put their times into the record.
+        """Read the events of all landed flights, in order of landing, and write their times into the record.
 
-        Called by whoever writes the record, before it looks at the rows; flights are read in the order in which
-        they landed.
+        Called by the thread that writes the record, before it reads the rows.
         """
         with self._resolving:
             self._read(len(self._landed))
 
     def _read(self, count: int) -> None:
-        """Read the events of some flights, then place all of them by what their bounds say together."""
+        """Read the events of some flights, then place all of them with the bounds of all."""
         found = []
         for flight in [self._landed.popleft() for _ in range(count)]:
             events, started = flight.events, time.perf_counter_ns()
-            # In one stream each part begins where the one before has ended.
+            # In one stream each part begins where the previous one ends.
             marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
             try:
                 marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
-            except RuntimeError:  # a device that failed says so to whoever serves; the record must be written
-                flight.behind = None  # its times stay those that the host stamped
+            except RuntimeError:  # a failed device is reported by the worker; the record must still be written
+                flight.behind = None  # the host's stamps remain
                 continue
             self._events.give_back(events, lost=kept)
             found.append((flight, marks))
             self.longest_read_ns = max(self.longest_read_ns, time.perf_counter_ns() - started)
             if count > _READ_AT_ONCE:
-                time.sleep(0)  # reading holds the interpreter's lock: whoever serves comes first
+                time.sleep(0)  # reading holds the interpreter's lock: let serving threads run first
         for flight, marks in found:
             times, slack = self._clock.place(marks)
             self._stamp(flight, times if self._overlap else [times[k] for k in (0, 1, 1, 2, 2, 3)], slack)
@@ -232,7 +231,7 @@ class Flights:
         floor = flight.behind.compute_end_ns if flight.behind is not None else 0
         if floor:
             self._take_turn(flight, floor, max(times[_IN_END], flight.issued_ns))
-        flight.behind = None  # or every flight would hold on to all before it
+        flight.behind = None  # otherwise every flight would keep all earlier ones alive
         collated = stamp["collated_ns"][k]
         begin = min(max(times[_COMPUTE], collated), flight.end_ns)
         end = min(max(times[_COMPUTE_END], begin), flight.end_ns)
@@ -240,11 +239,11 @@ class Flights:
         flight.compute_end_ns = end
 
     def _take_turn(self, flight: Flight, floor: int, ready_ns: int) -> None:
-        """A batch that was copied in beside the one before: what was hidden there is no part of its stages.
+        """Shift the stages of a batch that was copied in while the previous one computed: hidden time is not counted.
 
-        Until the device was free, its requests waited in the queue, whatever else was done for them meanwhile.
+        Until the device was free, its requests count as waiting in the queue.
 
-        :param floor: when the device was free; ``ready_ns`` when all of the batch was there and enqueued.
+        :param floor: when the device was free; ``ready_ns``: when all of the batch was copied in and enqueued.
         """
         stamp, k = self._recorder.batch, flight.batch_id
         floor = min(floor, flight.end_ns)
@@ -257,7 +256,7 @@ class Flights:
             taken[slot] = max(taken[slot], floor)
 
     def _staged(self, batch: Any, batch_id: int) -> Any:
-        """The batch's tensors where they are copied from: in pinned memory where there is staging. Counts bytes."""
+        """The batch's tensors, in pinned memory if there is staging. Counts bytes."""
         staging, stamp = self._instance.staging, self._recorder.batch
 
         def stage(tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
@@ -280,7 +279,7 @@ class Flights:
         )
 
     def _downloaded(self, output: Any, batch_id: int) -> Any:
-        """The batch's answers on the host, in pinned memory where there is staging. Counts bytes."""
+        """The batch's answers on the host, in pinned memory if there is staging. Counts bytes."""
         staging, stamp = self._instance.staging, self._recorder.batch
 
         def download(tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a copy between pinned memory and the device costs: a latency, and a time for each byte."""
+"""The cost of a copy between pinned memory and the device: a latency, and a time per byte."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from latfix.runners.gpu.accelerator import Accelerator
 
-#: Bytes of the copies that are timed: one that is latency and nothing else, and one that is hardly any.
+#: Bytes of the timed copies: one dominated by latency, and one by size.
 _SMALL, _LARGE = 4 << 10, 16 << 20
 _TIMES = 7
 _MIB = 1 << 20
 
 
 def copy_costs(accelerator: Accelerator, *, large: int = _LARGE) -> dict[str, float]:
-    """As ``calibration`` of ``run.json``: ``copy_in_ns``, ``copy_in_mib_ns``, ``copy_out_ns``, ``copy_out_mib_ns``.
+    """``copy_in_ns``, ``copy_in_mib_ns``, ``copy_out_ns``, ``copy_out_mib_ns`` for ``calibration`` of ``run.json``.
 
-    Medians of a few copies, by the device's own clock; some milliseconds in all.
+    Medians of a few copies by the device's clock; takes some milliseconds.
     """
     import torch
 
@@ -51,6 +51,6 @@ def _median_ns(accelerator: Accelerator, stream: Any, copy: Any) -> float:
         end.record(stream)
         end.synchronize()
         del kept
-        if k:  # the first pays for memory that the others find
+        if k:  # the first also allocates memory
             took.append(begin.elapsed_time(end) * 1e6)
     return statistics.median(took)

@@ -1,10 +1,10 @@
-"""``cuda_graphs``: a model's operators captured once for each bucket of shapes, and issued as one from then on.
+"""``cuda_graphs``: a model's operators captured once for each bucket of shapes, and then issued as one.
 
-A captured graph is replayed on the memory that it was captured with: inputs are copied into it, padded to the
-bucket's size as a batch of the default collate would be, and outputs are copied out of it, cut to the size that they
-would have had. A batch that fits no bucket runs as if there were no graphs, and is counted.
+A captured graph is replayed on the memory it was captured with: inputs are copied into it, padded to the bucket's
+size like a batch of the default collate, and outputs are copied out, cut to their proper size. A batch that fits no
+bucket runs without graphs, and is counted.
 
-Sharing one pool, graphs are captured from the largest to the smallest, so that the smaller find the larger's memory.
+Graphs share one pool and are captured from the largest to the smallest, so that the smaller ones reuse memory.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import USER_ERRORS, as_called, call_model, describe
 from latfix.runners.calls.tensor_tree import flatten, unflatten
 
-#: Runs before a capture, in which libraries set up what they keep: workspaces, plans, chosen kernels.
+#: Runs before a capture, in which libraries set up workspaces, plans and kernel choices.
 _WARM_RUNS = 2
 Shape = tuple[int, ...]
 
 
 class Capturer(Protocol):
-    """Captures what a function puts into a stream."""
+    """Captures the work that a function puts into a stream."""
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """What does it all again, on the same memory, and the function's result, which lies in that memory."""
+        """A function that repeats the work on the same memory, and the result, which is in that memory."""
 
 
 class CudaCapturer:
-    """CUDA graphs of one device, in one pool of memory."""
+    """Captures CUDA graphs on one device, in one memory pool."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Capture on the stream in use; other threads of the process may go on using the device."""
+        """Capture on the stream in use; other threads may use the device at the same time."""
         stream = torch.cuda.current_stream(self._device)
         for _ in range(_WARM_RUNS):
             run()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # A product's workspace is kept by thread and stream, and its address becomes part of the graph. Where it was
-        # there before, another worker's graph may have the same one; made anew within, it lies in the graph's pool.
+        # cuBLAS keeps a workspace per thread and stream, and its address becomes part of the graph. An existing one
+        # may also be in another worker's graph; one allocated during the capture is in the graph's pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
@@ -64,8 +64,8 @@ class CudaCapturer:
 class Bucket:
     """One captured graph.
 
-    :param inputs: the memory that it reads, flattened; ``outputs`` what it writes.
-    :param structure: of its outputs.
+    :param inputs: the memory that it reads, flattened; ``outputs``: the memory that it writes.
+    :param structure: the structure of its outputs.
     """
 
     inputs: list[torch.Tensor]
@@ -75,17 +75,16 @@ class Bucket:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of its inputs."""
         return tuple(tuple(tensor.shape) for tensor in self.inputs)
 
 
 @dataclass(slots=True)
 class GraphFacts:
-    """What became of the batches of a model with graphs.
+    """How the batches of a model with graphs ran.
 
-    :param captured: graphs; ``capture_s`` what capturing took.
-    :param replays: batches that ran as one; ``padded`` those among them that were smaller than their bucket.
-    :param misses: batches that did not, by why.
+    :param captured: number of graphs; ``capture_s``: duration of capturing.
+    :param replays: batches that ran as a graph; ``padded``: those of them smaller than their bucket.
+    :param misses: batches that ran without a graph, by reason.
     """
 
     captured: int = 0
@@ -95,7 +94,7 @@ class GraphFacts:
     misses: Counter[str] = field(default_factory=Counter)
 
     def begin(self) -> None:
-        """Forget what became of batches: another replay begins."""
+        """Reset the counts of batches for another replay."""
         self.replays = self.padded = 0
         self.misses.clear()
 
@@ -111,7 +110,7 @@ class GraphFacts:
 
 
 def facts_of(models: Iterable[GraphedModel]) -> dict[str, Any]:
-    """The facts of all workers' graphs together, as evidence; empty where there are none."""
+    """The facts of all workers' graphs together, as evidence; empty if there are none."""
     found = [model.facts for model in models]
     if not found:
         return {}
@@ -126,21 +125,21 @@ def facts_of(models: Iterable[GraphedModel]) -> dict[str, Any]:
 
 
 class GraphedModel(torch.nn.Module):
-    """Stands in for a model of one worker; what :meth:`capture` has captured is replayed.
+    """Replaces one worker's model, and replays the graphs of :meth:`capture`.
 
-    Graphs share memory, so that one thread at a time may call it, on one stream.
+    Graphs share memory, so only one thread at a time may call it, on one stream.
 
-    :param capturer: of the model's device.
+    :param capturer: captures on the model's device.
     :param tally: counts the replays.
-    :param ragged: which of the flattened inputs are padded in dimension 1 by the default collate; other dimensions
-        than the batch's must be met exactly.
+    :param ragged: indices of flattened inputs that the default collate pads in dimension 1; all other dimensions
+        except the batch must match exactly.
     """
 
     def __init__(
         self, original: torch.nn.Module, capturer: Capturer, tally: Tally, ragged: Iterable[int] = ()
     ) -> None:
         super().__init__()
-        # Not as a submodule: whoever looks for layers to change must not find them behind graphs of others.
+        # In a tuple, so that it is no submodule: its layers must not be found and changed behind captured graphs.
         self._original = (original,)
         self._capturer = capturer
         self._tally = tally
@@ -154,13 +153,13 @@ class GraphedModel(torch.nn.Module):
 
     @property
     def original(self) -> torch.nn.Module:
-        """The model as it is without graphs."""
+        """The model without graphs."""
         return self._original[0]
 
     def capture(self, batches: Sequence[Any]) -> None:
-        """Capture a graph for each shape among batches that lie on the device.
+        """Capture a graph for each shape among batches on the device.
 
-        :raises RunnerError: the model cannot be captured, or answers something else as a graph.
+        :raises RunnerError: the model cannot be captured, or the graph's answers differ.
         """
         started = time.perf_counter()
         flat = [flatten(as_called(batch)) for batch in batches]
@@ -171,14 +170,13 @@ class GraphedModel(torch.nn.Module):
             if any(bucket.shapes == _shapes(tensors) for bucket in self._buckets):
                 continue
             self._buckets.append(self._captured(tensors, names))
-        # From the smallest on, the first that a batch fits into is the tightest.
+        # In ascending order, the first bucket that a batch fits into is the tightest.
         self._buckets.sort(key=lambda bucket: sum(tensor.numel() for tensor in bucket.inputs))
         self._lengths = self._following()
         self.facts.captured = len(self._buckets)
         self.facts.capture_s += time.perf_counter() - started
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original would return."""
         inputs = kwargs if kwargs else args
         try:
             tensors, names = flatten(inputs)
@@ -205,7 +203,7 @@ class GraphedModel(torch.nn.Module):
                 cut = cut.narrow(0, 0, tensors[0].shape[0])
             for dimension, source in self._lengths[index].items():
                 cut = cut.narrow(dimension, 0, tensors[source].shape[1])
-            # The next replay writes where this one did.
+            # The next replay overwrites this memory.
             outputs.append(cut.clone())
         return unflatten(bucket.structure, outputs)
 
@@ -225,12 +223,12 @@ class GraphedModel(torch.nn.Module):
                 raise
             raise RunnerError(
                 f"cuda_graphs: capturing a batch of {_in_words(_shapes(tensors))} raised {describe(error)}; a model "
-                "that reads numbers on the host (.item()), or whose work depends on them, cannot be captured"
+                "that reads values on the host (.item()), or whose work depends on them, cannot be captured"
             ) from error
         if len(expected) != len(made) or not all(map(_same, expected, made)):
             raise RunnerError(
-                f"cuda_graphs: a captured batch of {_in_words(_shapes(tensors))} answers something else than "
-                "the model; use cuda_graphs = false"
+                f"cuda_graphs: a captured batch of {_in_words(_shapes(tensors))} gives other answers than the model; "
+                "use cuda_graphs = false"
             )
         return Bucket(inputs=inputs, outputs=made, structure=structure, replay=replay)
 
@@ -240,7 +238,7 @@ class GraphedModel(torch.nn.Module):
         return next((bucket for bucket in self._buckets if self._fits(tensors, bucket)), None)
 
     def _fits(self, tensors: Sequence[torch.Tensor], bucket: Bucket) -> bool:
-        # A batch is filled up only where each tensor has a row for each request.
+        # A batch is filled up only if each tensor has a row for each request.
         rows = {tensor.shape[0] if tensor.dim() else -1 for tensor in tensors}
         fillable = len(rows) == 1 and -1 not in rows and len({shape[0] for shape in bucket.shapes if shape}) == 1
         for k, (tensor, shape) in enumerate(zip(tensors, bucket.shapes, strict=True)):
@@ -253,13 +251,13 @@ class GraphedModel(torch.nn.Module):
         return True
 
     def _following(self) -> list[dict[int, int]]:
-        """For each output, its dimensions that are as long as dimension 1 of some padded input, in every graph."""
+        """For each output, its dimensions that are as long as dimension 1 of a padded input in every graph."""
         if not self._buckets:
             return []
         found: list[dict[int, int]] = [{} for _ in self._buckets[0].outputs]
         for source in self._ragged:
             if len({bucket.inputs[source].shape[1] for bucket in self._buckets}) < 2:
-                continue  # of one length alone, nobody can say what follows it
+                continue  # with a single length, dependent dimensions cannot be identified
             for place, dimensions in enumerate(found):
                 for dimension in range(1, self._buckets[0].outputs[place].dim()):
                     if all(
@@ -272,8 +270,8 @@ class GraphedModel(torch.nn.Module):
 
 
 def _fill(place: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Put a batch into a bucket's memory: lengths padded with zeros, as the default collate does, missing rows with
-    copies of the first, which no operator can object to."""
+    """Copy a batch into a bucket's memory. Lengths are padded with zeros, like the default collate's; missing rows
+    are copies of the first, which every operator takes."""
     if place.shape == tensor.shape:
         place.copy_(tensor)
         return

@@ -1,4 +1,4 @@
-"""Which device each worker's model is on: ``device`` and ``devices`` of the settings, on this machine."""
+"""The device of each worker's model, from ``device`` and ``devices`` in the settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from latfix.settings import RunnerSettings
 
 
 def resolve_device(wanted: str) -> str:
-    """The torch device that ``device`` in the settings means on this machine.
+    """The torch device for ``device`` in the settings, on this machine.
 
-    :raises RunnerError: a CUDA device is asked for and there is none such.
+    :raises RunnerError: the requested CUDA device does not exist.
     """
     count = _cuda_devices()
     if wanted == "cpu" or (wanted == "auto" and not count):
@@ -27,11 +27,11 @@ def resolve_device(wanted: str) -> str:
 
 
 def place_workers(settings: RunnerSettings) -> list[str]:
-    """The torch device of each worker, round-robin over ``devices`` GPUs from that of ``device`` on.
+    """The torch device of each worker, round-robin over ``devices`` GPUs starting with ``device``.
 
-    On the CPU there is one device, whatever ``devices`` says (:func:`placement_note` tells).
+    On the CPU there is one device, and ``devices`` has no effect (:func:`placement_note`).
 
-    :raises RunnerError: fewer are there than are asked for, or there are fewer workers than devices.
+    :raises RunnerError: there are fewer devices than requested, or fewer workers than devices.
     """
     first = resolve_device(settings.device)
     begin = device_index(first)
@@ -45,21 +45,21 @@ def place_workers(settings: RunnerSettings) -> list[str]:
         )
     if count > settings.workers:
         raise RunnerError(
-            f"devices = {settings.devices} with workers = {settings.workers}: expected a worker a device at least; "
-            f"set workers = {count}"
+            f"devices = {settings.devices} with workers = {settings.workers}: expected at least one worker per "
+            f"device; set workers = {count}"
         )
     return [f"cuda:{begin + k % count}" for k in range(settings.workers)]
 
 
 def placement_note(settings: RunnerSettings, devices: Sequence[str]) -> str:
-    """What of ``devices`` in the settings is without effect, in a sentence; empty where nothing is."""
+    """A note if ``devices`` in the settings has no effect; otherwise empty."""
     if settings.devices > 1 and devices[0] == "cpu":
-        return f"devices = {settings.devices} is without effect: all workers run on the CPU"
+        return f"devices = {settings.devices} has no effect: all workers run on the CPU"
     return ""
 
 
 def on_device(device: str) -> AbstractContextManager[Any]:
-    """With a device as the current one: what a model makes ``on "cuda"`` inside belongs to it."""
+    """Makes a device the current one: tensors that a model creates ``on "cuda"`` inside are on it."""
     index = device_index(device)
     if index is None or not _choice():
         return contextlib.nullcontext()
@@ -75,12 +75,12 @@ def _within(device: str, mode: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def in_mode(device: str, mode: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    """A mode of torch's and the current device, both."""
+    """A mode of torch and the current device together."""
     return _within(device, mode) if device_index(device) is not None and _choice() else mode
 
 
 def _choice() -> bool:
-    """Whether there are devices to choose among. Where there are, a library may have left another one current."""
+    """True if there are several devices: then a library may have left another one current."""
     return _cuda_devices() > 1
 
 

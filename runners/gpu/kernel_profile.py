@@ -1,9 +1,9 @@
-"""What a batch does on the device, kernel by kernel: seen in a profile of its own, never in one that is timed.
+"""A batch's work on the device, kernel by kernel, from a separate profile; timed requests are never profiled.
 
-Between its first operator and its last, the device works or it waits. It waits for the host to put the next operator
-into the stream (``launch``), or because the host itself had waited for the device: a number read on the host
-(``.item()``), a copy from pageable memory, a synchronization (``sync``). Which it was follows from when the
-next operator was put in, and from what the host did last before.
+Between a batch's first and last operator, the device works or waits. It waits for the host to enqueue the next
+operator (``launch``), or because the host had waited for the device (``sync``): for a value read on the host
+(``.item()``), a copy from pageable memory, or a synchronization. Which of the two follows from when the next operator
+was enqueued, and from the host's last call before.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from latfix.runners.calls.model_call import call_model
 if TYPE_CHECKING:
     from latfix.runners.engine.worker import ModelInstance
 
-#: Marks the part of a profile that is the model's call.
+#: Marks the model's call in a profile.
 RANGE = "latfix.compute"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
-#: Calls in which the host waits for the device, or may: copies do not, from and to pinned memory.
+#: Calls in which the host may wait for the device; copies with pinned memory do not.
 _WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy")
-#: Kernels that are named, the longest first.
+#: Number of kernels that are named, the most frequent first.
 _NAMED = 200
-#: The text of such a warning; the mode itself also warns that it does not see all of them.
+#: Text of a warning about a wait; torch's debug mode also warns about its own limits.
 _WARNING = "called a synchronizing"
-#: So many places in the code.
+#: Maximum number of reported places in the code.
 _PLACES = 8
 
 
 def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int = 0) -> DeviceWork | None:
-    """What a profile shows of the model's call.
+    """The device's work in the model's call, from a profile.
 
-    :param events: as in the trace that ``torch.profiler`` exports: times ``ts`` and ``dur`` in microseconds, calls
-        and what they started on the device tied by ``correlation``.
-    :returns: ``None`` where nothing ran on a device.
+    :param events: from ``torch.profiler``'s exported trace: times ``ts`` and ``dur`` in microseconds; ``correlation``
+        links calls to the device work they started.
+    :returns: ``None`` if nothing ran on a device.
     """
     done = [event for event in events if event.get("ph") == "X"]
     inside = _range(done)
@@ -59,7 +59,7 @@ def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int
         begin, gap = float(each["ts"]), float(each["ts"]) - until
         call = issued[_tie(each)]
         if gap > 0 and _put_in(call) > until:
-            # The stream had run empty. Had the host, before that, waited for what ran last?
+            # The stream had run empty. It is a wait if the host had waited for the last work before.
             blocked = any(until <= _end(wait) <= call["ts"] for wait in waits)
             sync, launch = (sync + gap, launch) if blocked else (sync, launch + gap)
         busy += max(_end(each) - max(begin, until), 0.0)
@@ -84,15 +84,15 @@ def work_of(events: Sequence[Mapping[str, Any]], *, size: int = 0, elements: int
 
 
 def profile_batch(instance: ModelInstance, batch: Any, *, size: int, elements: int) -> DeviceWork | None:
-    """Run a batch under the profiler, as a request would run it; ``None`` where nothing ran on a device.
+    """Run a batch under the profiler like a request; ``None`` if nothing ran on a device.
 
-    It runs twice: the first time the profiler sets itself up, and memory and libraries are made ready.
+    The profiled call is repeated: the first one sets up the profiler, memory and libraries.
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    assert instance.accelerator is not None, "only what runs on a device is profiled"
+    assert instance.accelerator is not None, "profiles need a device"
     with instance.guard(), instance.working() as stream, warnings.catch_warnings():
-        # Its events are read from the trace alone; making Python objects of them takes seconds.
+        # Events are read from the exported trace; making Python objects of them would take seconds.
         warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
         inputs = instance.on_device(batch)
         call_model(instance.model, inputs)
@@ -111,24 +111,24 @@ def profile_batch(instance: ModelInstance, batch: Any, *, size: int, elements: i
 
 
 def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
-    """Where the model's code makes the host wait for the device, as ``file:line``, in the order met."""
+    """Places in the model's code where the host waits for the device, as ``file:line``, in order."""
     accelerator = instance.accelerator
-    assert accelerator is not None, "only what runs on a device is looked at"
+    assert accelerator is not None, "only on a device"
     with instance.guard(), instance.working() as stream:
         inputs = instance.on_device(batch)
-        call_model(instance.model, inputs)  # what waits the first time only does not wait in a request
+        call_model(instance.model, inputs)  # waits in the first call only do not happen in requests
         stream.synchronize()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with accelerator.telling_waits():
                 call_model(instance.model, inputs)
         stream.synchronize()
-    places = (f"{Path(each.filename).name}:{each.lineno}" for each in told if _WARNING in str(each.message))
+    places = (f"{Path(each.filename).name}:{each.lineno}" for each in caught if _WARNING in str(each.message))
     return list(dict.fromkeys(places))[:_PLACES]
 
 
 def _range(events: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Microseconds between which the host called the model; everything where that is not marked."""
+    """Begin and end of the host's call of the model in microseconds; unbounded if it is not marked."""
     marked = [each for each in events if each.get("name") == RANGE and each.get("cat") == "user_annotation"]
     if not marked:
         return float("-inf"), float("inf")
@@ -136,24 +136,24 @@ def _range(events: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def _waits(call: Mapping[str, Any], work: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the host waited for the device in a call: until something that ran there had ended."""
+    """True if the host waited for the device in a call."""
     name = str(call["name"])
     if not any(part in name for part in _WAITS):
         return False
     if "Synchronize" in name:
         return True
-    # A copy of one kind or the other: it waited if it returned after what it copied was there.
+    # A copy: the host waited if the call returned after the copy had ended.
     own = next((each for each in work if _tie(each) == _tie(call)), None)
     return own is not None and _end(call) >= _end(own)
 
 
 def _put_in(call: Mapping[str, Any]) -> float:
-    """When what was called for was in the stream: a launch at its end, a copy, which may wait for itself, at once."""
+    """When a call's work was in the stream: a launch at its end; a copy, which may wait for itself, at its start."""
     return _end(call) if "Launch" in str(call["name"]) else float(call["ts"])
 
 
 def _stops(calls: Sequence[Mapping[str, Any]], waits: Sequence[Mapping[str, Any]]) -> int:
-    """How often the host stood still: waits that follow each other directly are one (a copy, and its end)."""
+    """How often the host waited; consecutive waits (a copy and its end) are one."""
     waiting, stops, before = {id(wait) for wait in waits}, 0, False
     for call in sorted(calls, key=lambda call: float(call["ts"])):
         now = id(call) in waiting

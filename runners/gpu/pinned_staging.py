@@ -1,7 +1,7 @@
-"""Pinned host memory through which batches and answers travel: made once for each bucket, then used again.
+"""Pinned host memory for batches and answers, allocated once per bucket and reused.
 
-A device copies to and from page-locked memory by itself. From pageable memory the driver copies through a buffer of
-its own, the host waits meanwhile, and a copy that was asked not to block does so all the same.
+A device reads and writes page-locked memory without the host. With pageable memory the driver copies through its own
+buffer and the host waits, even for a copy that is declared non-blocking.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Staging(BufferPool):
     """A buffer pool in pinned memory.
 
-    Where the workload batches by the default collate, it writes a request's tensors straight into a buffer; what a
-    collate of its own returns is copied into one. A buffer is used again once nobody holds a view of it, and a batch
-    on its way holds its buffers until the device is done with them.
+    The default collate writes a request's tensors directly into a buffer; the result of a custom collate is copied
+    into one. A buffer is reused when no view of it is left; a batch in flight holds its buffers until the device is
+    done with them.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -30,7 +30,7 @@ class Staging(BufferPool):
         self._accelerator = accelerator
 
     def stage(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
-        """A batch's tensor in pinned memory: itself where it is, otherwise a copy in a buffer."""
+        """A batch's tensor in pinned memory: itself if it already is, otherwise a copy in a buffer."""
         if self._accelerator.is_pinned(tensor):
             return tensor
         flat, there = self._take(self._inputs, (*path, tensor.dtype), tensor.numel(), tensor)
@@ -38,7 +38,7 @@ class Staging(BufferPool):
         return flat.view(tensor.shape).copy_(tensor)
 
     def landing(self, like: torch.Tensor, path: tuple[Any, ...]) -> torch.Tensor:
-        """A buffer for an answer that lies on the device, one-dimensional."""
+        """A one-dimensional buffer for an answer that is on the device."""
         flat, there = self._take(self._answers, (*path, like.dtype), like.numel(), like)
         self.answer_hits, self.answer_misses = self.answer_hits + there, self.answer_misses + (not there)
         return flat

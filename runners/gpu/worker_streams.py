@@ -1,7 +1,7 @@
-"""Streams and events of one model instance: made once and used for all that it ever runs.
+"""Streams and events of one model instance, made once and used for all of its work.
 
-The device's allocator, its libraries and captured graphs keep memory by stream: what was warmed up in one is cold in
-another, and streams come from a pool of few that is gone through in turn.
+The device's allocator, libraries and captured graphs keep memory per stream: after warm-up in one stream, another is
+still cold, and torch hands out streams round-robin from a small pool.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class EventPool:
     """Sets of events for one device. Taking and giving back may happen on different threads.
 
-    :param stream: of the device, to mark each event in once: the driver makes it only then.
-    :param size: events in a set.
-    :param ready: sets to make at once.
-    :param blocking: who waits for the last of a set gives the core away meanwhile.
-    :ivar grown: sets that had to be made because all were in use.
+    :param stream: a stream of the device, in which each event is recorded once: only then does the driver create it.
+    :param size: events per set.
+    :param ready: number of sets to make in advance.
+    :param blocking: a thread that waits for the last event of a set sleeps instead of spinning.
+    :ivar grown: number of sets that were made because all were in use.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class EventPool:
         self.grown = 0
 
     def take(self) -> list[Event]:
-        """A set that nobody else uses."""
         try:
             return self._free.popleft()
         except IndexError:
@@ -49,7 +48,7 @@ class EventPool:
             return self._make()
 
     def give_back(self, events: list[Event], *, lost: bool = False) -> None:
-        """Let a set be used again; where its first event is ``lost`` to another use, with a new one in its place."""
+        """Return a set to the pool. If its first event is ``lost`` to another use, a new one takes its place."""
         if lost:
             events[0] = self._accelerator.event()
         self._free.append(events)
@@ -62,8 +61,8 @@ class EventPool:
 class Lane:
     """Streams of one instance.
 
-    :ivar compute: that its model runs in.
-    :ivar reserved: memory of the device that was taken ahead for it; ``None`` for none yet.
+    :ivar compute: the stream in which its model runs.
+    :ivar reserved: device memory that was reserved for it; ``None`` for none yet.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -74,11 +73,9 @@ class Lane:
         self._events: dict[bool, EventPool] = {}
 
     def events(self, *, size: int, ready: int, blocking: bool) -> EventPool:
-        """Sets of events, for whoever uses the lane now.
+        """Sets of events, shared by successive engines; parameters as in :class:`EventPool`.
 
-        An engine that had its own would leave thousands to the collector, each ended by a call of the driver.
-
-        :param blocking: as of :class:`EventPool`, which has the other parameters, too.
+        If each engine had its own, the garbage collector would free thousands, each with a driver call.
         """
         if blocking not in self._events:
             with self._accelerator.using(self.compute):
@@ -86,16 +83,16 @@ class Lane:
         return self._events[blocking]
 
     def copies(self) -> tuple[Stream, Stream]:
-        """Streams for copies in and out beside the compute of another batch."""
+        """Streams for copies in and out while another batch computes."""
         if self._copies is None:
             self._copies = self._accelerator.stream(), self._accelerator.stream()
         return self._copies
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Stream]:
-        """What this thread runs meanwhile goes into the stream of the model, and is done when this ends.
+        """Inside the context, this thread's work goes into the model's stream; at the end it is complete.
 
-        Nothing that it used may be used again before.
+        Its memory must not be reused before.
         """
         with self._accelerator.using(self.compute):
             try:

@@ -1,1 +1,1 @@
-"""torch's allocator on the device: settings, limits, history, peaks."""
+"""torch's device allocator: settings, limits, history, peaks."""

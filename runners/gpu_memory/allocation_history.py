@@ -1,4 +1,4 @@
-"""Recording of a process's allocations on its CUDA device, by torch's allocator itself."""
+"""Records a process's allocations on its CUDA device, with torch's allocator."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from pathlib import Path
 
 from latfix.profilers.gpu.allocator_counters import NATIVE, allocator_backend, cuda_counters
 
-#: Allocations and frees that are kept, the latest of them; each takes about a hundred bytes.
+#: Number of allocations and frees to keep, the latest ones; each takes about a hundred bytes.
 MOST_ENTRIES = 400_000
 
 
 def begin_history(device: str) -> str:
-    """Start recording in this process; why that cannot be, in one clause, or empty."""
+    """Start recording in this process; returns the reason if that is impossible, otherwise an empty string."""
     if not device.startswith("cuda"):
         return "the model is not on a CUDA device"
     backend = allocator_backend(device)
     if backend != NATIVE:
-        return f"the device's memory is managed by {backend or 'nobody yet'}, which records no history"
+        return f"the device's memory is managed by {backend or 'no allocator yet'}, which records no history"
     import torch
 
-    # Without contexts no stacks are kept; "all" would set up the unwinding of those of C++ all the same.
+    # Without contexts no stacks are kept, but stacks="all" would still set up the unwinding of C++ stacks.
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=MOST_ENTRIES)
     _before.update(_retries())
     return ""
 
 
 def end_history(file: Path) -> dict[int, int]:
-    """Write what was recorded, and stop recording.
+    """Stop recording and write the history.
 
-    :returns: by the number of each device how often all cached memory was given back since the begin because it had
-        no more: memory that is given back for other reasons looks the same in the history.
-    :raises OSError: it cannot be written.
+    :returns: by device number, how often all cached memory was released because the device was full. The history does
+        not distinguish these releases from others.
+    :raises OSError: the file cannot be written.
     """
     import torch
 
@@ -39,7 +39,7 @@ def end_history(file: Path) -> dict[int, int]:
     return {number: retries - _before.get(number, 0) for number, retries in _retries().items()}
 
 
-#: What :func:`begin_history` found; there is one history a process.
+#: Retries at :func:`begin_history` by device number; there is one history per process.
 _before: dict[int, int] = {}
 
 

@@ -1,4 +1,4 @@
-"""How much memory a batch needs at most: the process's high-water mark, or the device's."""
+"""Peak memory of a batch: the process's high-water mark, or the device's."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import os
 from latfix.runners.gpu_memory.caching_allocator import DeviceAllocator, allocator_of
 from latfix.runners.host.privileges import status_bytes
 
-#: Written to ``clear_refs``, it sets the high-water mark of resident memory back to what is resident now.
+#: Written to ``clear_refs``, it resets the high-water mark of resident memory.
 RESET_PEAK = b"5"
 
 
 class PeakMemory:
-    """Peaks above what the process, or its allocator on the device, held before it served its first batch.
+    """Peaks above the memory that the process, or its allocator on the device, held before the first batch.
 
-    What a freed tensor leaves resident counts: the process does stand at that size. Where several workers run at
-    once, a peak is of all of them.
+    Freed memory that stays resident counts, as it is part of the process's size. If several workers run at once, a
+    peak is of all of them.
 
     :param device: a torch device string.
-    :ivar available: it can be measured here; on the CPU this takes Linux's ``/proc``, on a device an allocator that
-        counts.
+    :ivar available: measurable here; needs Linux's ``/proc`` on the CPU, and a counting allocator on a device.
     """
 
     def __init__(self, device: str) -> None:
@@ -36,7 +35,7 @@ class PeakMemory:
         self._base = self._held()
 
     def begin(self) -> None:
-        """A batch begins: forget earlier peaks."""
+        """Reset the peak at the start of a batch."""
         if not self.available:
             return
         if self._allocator is not None:
@@ -45,11 +44,11 @@ class PeakMemory:
             return
         try:
             os.write(self._reset_fd, RESET_PEAK)
-        except OSError:  # a kernel without it, or a sandbox that refuses
+        except OSError:  # an old kernel or a sandbox
             self.available = False
 
     def need_bytes(self) -> int:
-        """The highest since :meth:`begin`, above what was held at the start; 0 where it cannot be measured."""
+        """The peak since :meth:`begin` above the initial memory; 0 if it cannot be measured."""
         if not self.available:
             return 0
         if self._allocator is not None:
@@ -57,15 +56,14 @@ class PeakMemory:
         return max(status_bytes("VmHWM") - self._base, 0)
 
     def forget(self) -> None:
-        """A run begins, from which on the highest of the device is kept over all batches."""
+        """Reset the maximum over batches at the start of a run."""
         self._in_use = self._held_most = 0
 
     def highest(self) -> tuple[int, int]:
-        """Bytes of the device in use and held at most since then; the allocator's own peaks are reset meanwhile."""
+        """Peak bytes in use and held on the device since :meth:`forget`, over all resets of the allocator's peaks."""
         return self._in_use, self._held_most
 
     def close(self) -> None:
-        """Give the descriptor back."""
         if self._reset_fd >= 0:
             os.close(self._reset_fd)
             self._reset_fd = -1
@@ -79,7 +77,7 @@ class PeakMemory:
         return status_bytes("VmRSS")
 
     def _seen(self, allocator: DeviceAllocator) -> int:
-        """The most bytes in use since the peaks were set back, which is kept."""
+        """Peak bytes in use since the last reset; also updates the maximum over batches."""
         stats = allocator.stats()
         in_use, held = (int(stats[name]["all"]["peak"]) for name in ("allocated_bytes", "reserved_bytes"))
         self._in_use, self._held_most = max(self._in_use, in_use), max(self._held_most, held)

@@ -1,11 +1,11 @@
-"""torch's caching allocator on a CUDA device: its settings, its limit, memory reserved at the start, and its state.
+"""torch's caching allocator on a CUDA device: its settings, limit, initial reservation and state.
 
-What touches torch is behind :class:`DeviceAllocator`; :class:`CudaAllocator` is the real one.
+All calls of torch are behind :class:`DeviceAllocator`; :class:`CudaAllocator` is the real one.
 
-Why no ``torch.cuda.MemPool`` is wrapped around serving: while any thread allocates to a pool, the allocator takes a
-capture to be under way, and gives no cached memory back when the device has no more: what would have been a stall is
-an error. A pool with ``use_on_oom`` is asked only after that stall. And memory of the default pool that was taken on
-a worker's stream is used again on that stream alone, which is what a pool of its own would be for.
+Serving does not use ``torch.cuda.MemPool``: while a thread allocates to a pool, the allocator assumes a graph capture
+and does not release cached memory when the device is full, so a stall becomes an error. A pool with ``use_on_oom`` is
+used only after that stall. And the default pool already reuses memory of a worker's stream only on that stream, which
+is what a separate pool would be for.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from latfix.settings import RunnerSettings
 if TYPE_CHECKING:
     from latfix.runners.gpu_memory.batch_memory import PeakMemory
 
-#: The variable that torch reads its allocator's settings from, and the one that it read before 2.9. It still does
-#: where the other is not set, and for what only CUDA has before the other.
+#: The environment variable of the allocator's settings, and the one before torch 2.9. torch still reads the older one
+#: if the newer is not set, and prefers it for CUDA-only settings.
 ALLOC_CONF, OLDER_CONF = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-#: Names of what only CUDA has.
+#: CUDA-only settings.
 _OF_CUDA = frozenset(
     {
         "backend",
@@ -41,16 +41,15 @@ _OF_CUDA = frozenset(
     }
 )
 _MIB = 1 << 20
-#: The largest request of the allocator's small pool, which has segments of its own.
+#: The largest request of the allocator's small pool, which has separate segments.
 _SMALL = _MIB
-#: Of a reservation, the part for small requests.
+#: One part in this many of a reservation is for small requests.
 _SMALL_SHARE = 16
 _MOST_SMALL_MIB = 64
 
 
 def allocator_conf(environment: Mapping[str, str]) -> str:
-    """The settings of torch's allocator in an environment, by whichever variable each is read from; empty for its
-    defaults."""
+    """The effective settings of torch's allocator in an environment, from both variables; empty for its defaults."""
     now, older = environment.get(ALLOC_CONF), environment.get(OLDER_CONF)
     if now is None or older is None or now == older:
         return (older if now is None else now) or ""
@@ -59,43 +58,42 @@ def allocator_conf(environment: Mapping[str, str]) -> str:
 
 
 def conf_environment(conf: str) -> dict[str, str]:
-    """The environment for settings of torch's allocator: in one variable alone, the other might win or be the only
-    one that this version reads."""
+    """The environment for settings of torch's allocator: both variables, as versions of torch read either."""
     return {ALLOC_CONF: conf, OLDER_CONF: conf}
 
 
 def standing_conf(settings: RunnerSettings) -> str:
-    """The settings of torch's allocator that a runner's process is started with."""
+    """The settings of torch's allocator with which a runner's process starts."""
     return allocator_conf({**os.environ, **settings.env})
 
 
 class DeviceAllocator(Protocol):
-    """The caching allocator of one device, and what is left beside it."""
+    """The caching allocator of one device, and the device's free memory."""
 
     def stats(self) -> Mapping[str, Any]:
-        """As ``torch.cuda.memory_stats_as_nested_dict``; empty where the allocator counts nothing."""
+        """Like ``torch.cuda.memory_stats_as_nested_dict``; empty if the allocator counts nothing."""
 
     def reset_peaks(self) -> None:
-        """Peaks count from now on."""
+        """Reset the peaks."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that the device has left, and in all."""
+        """Free and total bytes of the device."""
 
     def share(self) -> float:
-        """The share of the device's memory that this process may take; 1 where that is unknown."""
+        """The share of the device's memory that this process may take; 1 if unknown."""
 
     def set_share(self, share: float) -> None:
-        """Limit it."""
+        """Limit the share."""
 
     def settings(self) -> Mapping[str, Any]:
-        """The settings in effect, by the allocator's own names; empty where it does not report them."""
+        """The effective settings, by the allocator's own names; empty if it does not report them."""
 
     def backend(self) -> str:
-        """``native``, or another allocator in its place."""
+        """``native`` or the name of another allocator."""
 
 
 class CudaAllocator(DeviceAllocator):
-    """torch's own.
+    """torch's allocator.
 
     :param device: a torch device string with a number.
     """
@@ -118,14 +116,14 @@ class CudaAllocator(DeviceAllocator):
 
     def share(self) -> float:
         if self.backend() not in COUNTING or not hasattr(self._cuda, "get_per_process_memory_fraction"):
-            return 1.0  # a version of torch that does not tell
+            return 1.0  # this version of torch does not report it
         return float(self._cuda.get_per_process_memory_fraction(self._device))
 
     def set_share(self, share: float) -> None:
         self._cuda.set_per_process_memory_fraction(share, self._device)
 
     def settings(self) -> Mapping[str, Any]:
-        if self.backend() != NATIVE:  # another one has none of these, and refuses to be looked at
+        if self.backend() != NATIVE:  # other allocators have none of these, and refuse a snapshot
             return {}
         found = self._cuda.memory._snapshot(self._device).get("allocator_settings", {})
         return {str(name): value for name, value in found.items() if isinstance(value, bool | int | float | str)}
@@ -135,7 +133,7 @@ class CudaAllocator(DeviceAllocator):
 
 
 def allocator_of(device: str) -> DeviceAllocator | None:
-    """The allocator of a torch device string; ``None`` where it is no CUDA device, or torch does not use it yet."""
+    """The allocator of a torch device string; ``None`` if it is no CUDA device, or torch does not use it yet."""
     torch = sys.modules.get("torch")
     if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
         return None
@@ -143,7 +141,7 @@ def allocator_of(device: str) -> DeviceAllocator | None:
 
 
 class OnDevice(Protocol):
-    """A model, or a worker."""
+    """A model or a worker."""
 
     @property
     def device(self) -> str:
@@ -151,13 +149,13 @@ class OnDevice(Protocol):
 
 
 def allocators_of(models: Iterable[OnDevice]) -> dict[str, DeviceAllocator]:
-    """The allocators of the devices that models are on, by device, in their order; none on the host."""
+    """The allocators of models' devices, by device, in order; none for the CPU."""
     found = {device: allocator_of(device) for device in dict.fromkeys(model.device for model in models)}
     return {device: allocator for device, allocator in found.items() if allocator is not None}
 
 
 def limit_memory(share: float, allocators: Mapping[str, DeviceAllocator]) -> list[str]:
-    """Apply ``device_memory_share`` to each device, where there is one; what was not possible, one line each."""
+    """Apply ``device_memory_share`` to each device; returns a line for each setting that could not be applied."""
     if not share:
         return []
     if not allocators:
@@ -169,10 +167,10 @@ def limit_memory(share: float, allocators: Mapping[str, DeviceAllocator]) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """What a worker reserved.
+    """A worker's reservation.
 
-    :param wanted_bytes: asked for; ``got_bytes`` by which the allocator's hold of the device grew.
-    :param note: why it is less, in one line; empty where it is not.
+    :param wanted_bytes: requested; ``got_bytes``: by how much the allocator's reserved memory grew.
+    :param note: why it got less, in one line; empty if it did not.
     """
 
     wanted_bytes: int
@@ -183,12 +181,11 @@ class Reserved:
 def reserve(
     mebibytes: int, allocator: DeviceAllocator, allocate: Callable[[int], object], refused: type[BaseException]
 ) -> Reserved:
-    """Take memory from the device and let it go: it stays with the allocator, for requests on the same stream.
+    """Allocate and free device memory, so that the allocator keeps it for requests on the same stream.
 
-    Most of it is one block, which large requests are cut from; a part is segments of the pool for small ones.
+    Most of it is one block, for large requests; a part is segments of the pool for small ones.
 
-    :param allocate: a block of so many bytes on the stream that is to use them; ``refused`` is raised where there is
-        none.
+    :param allocate: allocates a block of that many bytes on the stream that will use it, or raises ``refused``.
     """
     small = min(max(mebibytes // _SMALL_SHARE, 1), _MOST_SMALL_MIB)
     wanted = mebibytes * _MIB
@@ -199,7 +196,7 @@ def reserve(
             blocks.append(allocate(wanted - small * _SMALL))
     except refused:
         left, _ = allocator.memory()
-        note = f"reserve_mb = {mebibytes}: the device refused it, {left // _MIB} MiB were left"
+        note = f"reserve_mb = {mebibytes}: the device refused it; {left // _MIB} MiB were free"
         return Reserved(wanted_bytes=wanted, got_bytes=max(_reserved(allocator) - before, 0), note=note)
     del blocks
     return Reserved(wanted_bytes=wanted, got_bytes=max(_reserved(allocator) - before, 0))
@@ -222,10 +219,11 @@ def _reserved(allocator: DeviceAllocator) -> int:
 
 
 class DeviceFacts:
-    """What a run shows of its devices' memory, for the fixes: read where it begins and where it ends.
+    """A run's facts about its devices' memory, read at its begin and end, for the fixes.
 
-    :param allocators: of the workers' devices, that of the first worker first; none on the host, and then there are
-        no facts. To be made before the workers run: what is held beyond what is held now is theirs.
+    Create it before the workers run: memory beyond that held now is attributed to them.
+
+    :param allocators: of the workers' devices, the first worker's first; empty on the CPU, where there are no facts.
     """
 
     def __init__(self, allocators: Mapping[str, DeviceAllocator]) -> None:
@@ -235,9 +233,9 @@ class DeviceFacts:
         self._peaks: PeakMemory | None = None
 
     def begin(self, peaks: PeakMemory | None = None) -> None:
-        """Before the first measured request.
+        """Call before the first measured request.
 
-        :param peaks: what resets the first device's peaks from now on, batch by batch.
+        :param peaks: resets the first device's peaks with each batch from now on.
         """
         for allocator in self._allocators.values():
             allocator.reset_peaks()
@@ -247,18 +245,18 @@ class DeviceFacts:
         self._begun = self._read()
 
     def note(self) -> str:
-        """Why a device's memory is not reported, in one line; empty where it is, or without a device."""
+        """Why a device's memory is not reported, in one line; empty if it is, or without a device."""
         backends = {allocator.backend() for allocator in self._allocators.values()} - set(COUNTING)
         if not backends:
             return ""
-        said = ", ".join(sorted(backends))
-        return f"device memory: not read, it is managed by an allocator ({said}) that counts nothing"
+        names = ", ".join(sorted(backends))
+        return f"device memory: not read, because its allocator ({names}) does not count"
 
     def end(self, workers: Sequence[tuple[str, Reserved | None]]) -> dict[str, Any]:
-        """The facts, for ``device_memory`` of ``run.json``; empty without a device, or where nothing is counted.
+        """The facts, for ``device_memory`` in ``run.json``; empty without a device or without counters.
 
-        :param workers: the device of each, and what it reserved there.
-        :returns: of the first device; with several, those of the others by name in ``others``.
+        :param workers: the device of each, and its reservation there.
+        :returns: facts of the first device; with several, those of the others by name in ``others``.
         """
         found = {}
         for device, allocator in self._allocators.items():

@@ -1,7 +1,7 @@
-"""Model files as workloads: one module a backend, and one adapter over all of them.
+"""Model files as workloads: one module per backend, and one adapter over all of them.
 
-A backend's ``open_file`` returns an :class:`opened_model.OpenedModel`: the inputs that the
-file asks for, and a module that runs it. What turns requests into those inputs is the same for all.
+A backend's ``open_file`` returns an :class:`opened_model.OpenedModel`: the inputs that the file takes, and a module
+that runs it. The code that turns requests into those inputs is shared.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def open_model(file: Path) -> OpenedModel:
-    """Open a model file with the backend that its content asks for.
+    """Open a model file with the backend for its format.
 
-    :raises InputError: it is damaged, no model file, or its backend refuses it.
+    :raises InputError: the file is damaged, is no model file, or its backend refuses it.
     :raises RunnerError: its backend is not installed, or does not run here.
     """
     kind = check_model_file(file)

@@ -1,4 +1,4 @@
-"""What ONNX Runtime does not tell of a model: which tables its inputs look up. Read from the file itself."""
+"""Which embedding tables the inputs of an ONNX file index. ONNX Runtime does not report it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from pathlib import Path
 
 from latfix.files.protobuf_wire import Field, WireError, fields
 
-#: Numbers of fields: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+#: Field numbers: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE = 1, 2, 4, 5
 _ATTRIBUTE_INT = 3
 _TENSOR_DIMS, _TENSOR_NAME = 1, 8
-_PASSING_ON = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
+_PASS_THROUGH = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def looked_up_rows(file: Path) -> dict[str, int]:
-    """Rows of the table that the values of an input index directly (an embedding), by the input's name.
-
-    Of a file that cannot be read this way nothing is known.
-    """
+    """Rows of the embedding table that an input's values index, by input; empty if the file cannot be parsed."""
     with (
         file.open("rb") as opened,
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
@@ -40,7 +37,7 @@ def looked_up_rows(file: Path) -> dict[str, int]:
         if table not in tables:
             continue
         name = indices
-        for _ in passed:  # at most so many steps, in a graph without a loop
+        for _ in passed:  # an upper bound of the steps, as the graph has no loop
             name = passed.get(name, name)
         rows[name] = min(tables[table], rows.get(name, tables[table]))
     return rows
@@ -63,13 +60,13 @@ def _read_graph(
         with field.data:
             if field.number == _GRAPH_INITIALIZER:
                 name, dims = _tensor(field.data)
-                if dims and dims[0]:  # written otherwise (packed) they are not read
+                if dims and dims[0]:  # packed dims are not read
                     tables[name] = dims[0]
             elif field.number == _GRAPH_NODE:
                 operator, inputs, outputs, number = _node(field.data)
-                if operator == "Gather" and len(inputs) == 2 and not number:  # its axis: rows of the table
+                if operator == "Gather" and len(inputs) == 2 and not number:  # number is the axis: 0 indexes rows
                     lookups.append((inputs[1], inputs[0]))
-                elif operator in _PASSING_ON and inputs and outputs:
+                elif operator in _PASS_THROUGH and inputs and outputs:
                     passed[outputs[0]] = inputs[0]
 
 
@@ -85,7 +82,7 @@ def _tensor(message: memoryview) -> tuple[str, list[int]]:
 
 
 def _node(message: memoryview) -> tuple[str, list[str], list[str], int]:
-    """Operator, inputs, outputs, and the number that is its attribute: nodes that are looked at have one at most."""
+    """Operator, inputs, outputs, and the integer attribute (the relevant operators have at most one)."""
     operator, inputs, outputs, number = "", list[str](), list[str](), 0
     for field in fields(message):
         with field.data:

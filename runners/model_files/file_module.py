@@ -1,4 +1,4 @@
-"""The module around a model file: from batches as latfix makes them to calls as the file takes them."""
+"""The module around a model file: converts latfix's batches to the calls that the file takes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from latfix.runners.model_files.output_sizes import batch_first
 
 
 class FileModule(torch.nn.Module):
-    """Takes one tensor for each input, each with the batch in dimension 0, and returns outputs likewise.
+    """Takes one tensor per input, with the batch in dimension 0, and returns outputs with the batch in dimension 0.
 
-    Where the file fixes the batch's size, or states the least one, a smaller batch is filled up with copies of its
-    last request, and their outputs are dropped.
+    If the file fixes the batch size or states a minimum, a smaller batch is filled with copies of its last request,
+    and their outputs are dropped.
 
-    :param names: of the file's outputs; ``output_axes`` the batch's dimension of those that have it elsewhere,
-        ``None`` of those that have none.
+    :param names: the file's outputs.
+    :param output_axes: batch dimension of outputs that have it elsewhere, ``None`` for those without one.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class FileModule(torch.nn.Module):
 
 
 class SealedModule(torch.nn.Module):
-    """A model whose weights torch does not see: it cannot be copied, cast or moved.
+    """A model whose weights torch cannot access: it cannot be copied, cast or moved.
 
     :param file: its name, for messages.
-    :param todo: what to do for another precision or device.
+    :param todo: how to get another precision or device.
     """
 
     def __init__(self, file: str, device: str, todo: str) -> None:
@@ -72,12 +72,12 @@ class SealedModule(torch.nn.Module):
         self._file, self._device, self._todo = file, device, todo
 
     def _apply(self, fn: Any, recurse: bool = True) -> SealedModule:
-        """Refuse another precision or device, which torch would give to parameters."""
+        """Refuse a change of precision or device."""
         del recurse
         probe = torch.zeros(1, device=self._device)
         changed = fn(probe)
         if (changed.dtype, changed.device) != (probe.dtype, probe.device):
-            raise ValueError(f"{self._file} holds its precision in the file; {self._todo} instead")
+            raise ValueError(f"{self._file} fixes its precision and device; {self._todo} instead")
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SealedModule:
@@ -91,7 +91,7 @@ def alone_or_tuple(outputs: Sequence[Any]) -> Any:
 
 
 def _mapped(output: Any, change: Any) -> Any:
-    """An output with its tensors changed. A list of tensors is a row of outputs; any other has an item a request."""
+    """Apply ``change`` to each output. A list of tensors is several outputs; other lists have an item per request."""
     several = isinstance(output, tuple) or (isinstance(output, list) and output and torch.is_tensor(output[0]))
     if isinstance(output, torch.Tensor | list) and not several:
         return change(output)

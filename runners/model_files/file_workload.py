@@ -1,4 +1,4 @@
-"""The adapter over a model file: to the rest of latfix, a workload like any other."""
+"""The adapter that makes a model file a workload like any other."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 def load_file_workload(folder: Path, entry: str) -> FileWorkload:
-    """The adapter over the model file ``entry`` in ``folder``, with ``[inputs]`` and ``[outputs]`` of the folder's
+    """The adapter for the model file ``entry`` in ``folder``, with ``[inputs]`` and ``[outputs]`` of its
     ``workload.toml``.
 
-    :raises InputError: the file, these tables or the two together are wrong.
+    :raises InputError: the file or a table is wrong, or they contradict each other.
     :raises RunnerError: the file's backend is not installed, or does not run here.
     """
     rules, outputs = model_inputs(folder, entry), declared_outputs(folder, entry)
     model = open_model(folder / entry)
     layout = lay_out(model, rules)
-    # The default collate pads dimension 0 with zeros, and a buffer pool can stand in for it; only where a model
-    # needs more is it replaced. A finish is watched in each request: there is one only where outputs are cut.
+    # The default collate pads dimension 0 with zeros, and a buffer pool can replace it: it is overridden only if the
+    # model needs more. A finish is timed for each request: it exists only if outputs are cut.
     plain, cuts = _default_collate_pads(layout), output_cuts(model, outputs)
     kinds = (FileWorkload, PaddedFileWorkload, CutFileWorkload, CutPaddedFileWorkload)
     adapter: FileWorkload = kinds[2 * bool(cuts) + (not plain)](model, layout)
@@ -47,14 +47,11 @@ def load_file_workload(folder: Path, entry: str) -> FileWorkload:
 
 
 class FileWorkload(Workload):
-    """A model file as a workload.
+    """A model file as a workload."""
 
-    :param layout: what its inputs are made of.
-    """
-
-    #: What gives the sizes of a request's own outputs, by name.
+    #: Sizes of a request's own outputs, by output name.
     cuts: Mapping[str, Cut] = MappingProxyType({})
-    #: The batch's dimension of outputs that have it elsewhere than first, by name; ``None`` where they have none.
+    #: Batch dimension of outputs that do not have it first, by name; ``None`` for those without one.
     output_axes: Mapping[str, int | None] = MappingProxyType({})
 
     def __init__(self, model: OpenedModel, layout: Layout) -> None:
@@ -62,7 +59,7 @@ class FileWorkload(Workload):
         self.output_names = output_names(model)
         self.model = model
         self._symbols = layout.symbols()
-        #: Symbols by the plain name that [inputs] gives them: a payload brings no feature of that name.
+        #: Symbols by the plain name that [inputs] gives them. A payload carries no feature of that name.
         self._named = {
             given.source: symbol for symbol, given in layout.expressions.items() if given.names == (given.source,)
         }
@@ -70,11 +67,11 @@ class FileWorkload(Workload):
 
     @property
     def largest_batch(self) -> int | None:
-        """Most requests that one call of the model takes; ``None`` for any number."""
+        """Maximum batch size of one call; ``None`` for no limit."""
         return self.layout.largest_batch
 
     def check_batch(self, max_batch_size: int) -> None:
-        """See that the model takes batches of the size that the settings allow.
+        """Check that the model takes batches as large as the settings allow.
 
         :raises InputError: it does not.
         """
@@ -88,23 +85,23 @@ class FileWorkload(Workload):
         else:
             why = "an input of the file has no batch dimension"
         raise InputError(
-            f"{self.layout.file}: found max_batch_size = {max_batch_size}, but {why}; expected {most} at most; "
-            "or save the model with a batch dimension that varies"
+            f"{self.layout.file}: found max_batch_size = {max_batch_size}, but {why}; expected at most {most}; "
+            "lower it, or save the model with a dynamic batch dimension"
         )
 
     def check_traffic(self, traffic: Traffic) -> None:
-        """See that the traffic gives every size that the model needs, before anything is replayed.
+        """Check that the traffic provides every size that the model needs, before anything is replayed.
 
-        :raises InputError: with the lines to write.
+        :raises InputError: a size is missing or out of range; the message has the lines to write.
         """
         check_traffic(self.layout, traffic)
         known = {*numeric_features(traffic), *self._symbols, *self._named}
         check_names(self.cuts, known, str(self.layout.file))
 
     def describe_inputs(self, traffic: Traffic) -> list[str]:
-        """One line for each input: its type, its shape in a batch, and what is drawn where no payload brings it."""
+        """One line per input: its type, its shape in a batch, and how values are drawn without a payload."""
         bound: Mapping[str, Expression] = self.layout.expressions
-        with contextlib.suppress(InputError):  # of traffic whose payloads bring the sizes
+        with contextlib.suppress(InputError):  # the payloads give the sizes
             bound = bind(self.layout, numeric_features(traffic), tuple(self._symbols))
         return [describe(given, bound, self.layout.fixed_batch) for given in self.layout.inputs]
 
@@ -114,7 +111,7 @@ class FileWorkload(Workload):
         return FileModule(self.model.load(device), self.layout, self.output_names, self.output_axes)
 
     def prepare(self, request: Request) -> Any:
-        """The request's tensors in the order of the file's inputs; alone where there is one."""
+        """The request's tensors in the order of the file's inputs; a single one without a tuple."""
         tensors = self._tensors(request)
         return tensors[0] if len(tensors) == 1 else tensors
 
@@ -131,12 +128,12 @@ class FileWorkload(Workload):
         return self._drawn(request, carried, self._sizes(request, shapes))
 
     def _sizes(self, request: Request, carried: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """Every symbol's value: from the shapes of what the payload carries, otherwise from features."""
+        """The value of every symbol, from the shapes of tensors in the payload or else from features."""
         sizes: dict[str, int] = {}
         for given in self.layout.inputs:
             if given.name in carried:
                 shape = carried[given.name]
-                sizes.update({size.symbol: shape[k] for k, size in enumerate(given.sizes or ()) if size.symbol})
+                sizes.update({axis.symbol: shape[k] for k, axis in enumerate(given.axes or ()) if axis.symbol})
         needed, known = wanted(self.layout, self._symbols, request.payload), numbers(request.features)
         bound = self._bound.get((needed, known))
         if bound is None:
@@ -160,7 +157,7 @@ class FileWorkload(Workload):
 
 
 class CutFileWorkload(FileWorkload):
-    """A model file whose outputs are as long as the longest request of a batch: each gets its own part."""
+    """A model file whose outputs are as long as the longest request in the batch: each request gets its own part."""
 
     def finish(self, output: Any, request: Request) -> Any:
         payload = request.payload if isinstance(request.payload, dict) else {}
@@ -173,7 +170,7 @@ class CutFileWorkload(FileWorkload):
 
 
 class PaddedFileWorkload(FileWorkload):
-    """A model file whose inputs vary in more than their first dimension, or are padded with other than zeros."""
+    """A model file whose inputs vary in more than one dimension, or are padded with other values than zero."""
 
     def collate(self, inputs: Sequence[Any]) -> Any:
         alone = len(self.layout.inputs) == 1
@@ -185,34 +182,35 @@ class PaddedFileWorkload(FileWorkload):
 
 
 class CutPaddedFileWorkload(CutFileWorkload, PaddedFileWorkload):
-    """Both."""
+    """A model file that needs both."""
 
 
 def _shape(given: InputLayout, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    if given.sizes is None or given.dtype is None:
+    if given.axes is None or given.dtype is None:
         raise ValueError(
-            f"input {given.name!r}: the file says neither shape nor dtype; expected it in the payload or in [inputs]"
+            f"input {given.name!r}: the file states neither shape nor dtype; expected the tensor in the payload, or "
+            "shape and dtype in [inputs]"
         )
     shape = []
-    for size in given.sizes:
-        if size.fixed is not None:
-            shape.append(size.fixed)
-        elif size.derived is not None:
-            shape.append(int(size.derived.evaluate(sizes)))
+    for axis in given.axes:
+        if axis.size is not None:
+            shape.append(axis.size)
+        elif axis.derived is not None:
+            shape.append(int(axis.derived.evaluate(sizes)))
         else:
-            shape.append(sizes[size.symbol])
+            shape.append(sizes[axis.symbol])
     return tuple(shape)
 
 
 def _default_collate_pads(layout: Layout) -> bool:
     return all(
-        given.pad == 0 and given.sizes is not None and all(size.fixed is not None for size in given.sizes[1:])
+        given.pad == 0 and given.axes is not None and all(axis.size is not None for axis in given.axes[1:])
         for given in layout.inputs
     )
 
 
 def _stacked(tensors: Sequence[torch.Tensor], pad: float) -> torch.Tensor:
-    """Stack tensors of one number of dimensions, each padded at its end to the largest size among them."""
+    """Stack tensors, padding each dimension at its end to the largest size."""
     import torch
 
     first = tensors[0]

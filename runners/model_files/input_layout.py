@@ -1,11 +1,10 @@
-"""From a model's signature and ``[inputs]`` to what has to be known of every input: its batch dimension, the sizes
-of the others, its type and its values."""
+"""The layout of a model's inputs, from its signature and ``[inputs]``: batch dimension, other sizes, type, values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latfix.config.model_input_rules import BATCH, FLOATS, WHOLE, InputRule, is_batch
@@ -15,46 +14,28 @@ from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInp
 from latfix.traffic.feature_expressions import Expression
 
 _BATCH_NAME = re.compile(r"[\w .-]*batch[\w .-]*|bs|b|n", re.IGNORECASE)
-#: Of truth values: true where a mask is called so is padding, false where it is not.
+#: A boolean mask with such a name is true for padding; others are false for padding.
 _PADDING_MASK = re.compile(r"pad\w*mask|mask\w*pad", re.IGNORECASE)
-#: Names of dimensions and features that are lengths of something.
+#: Names of dimensions and features that are lengths.
 LENGTH_NAME = re.compile(r"len|tok|seq|size|time|frame|step|word|char|item|sample|count|width|height", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """One dimension of an input of one request.
-
-    :param fixed: its size, where that never changes.
-    :param symbol: dimensions of one symbol are equally long; an expression where ``derived`` is set.
-    :param derived: gives the size from other symbols.
-    :param least: the smallest size that the model takes.
-    :param most: the largest; ``None`` for no limit.
-    """
-
-    fixed: int | None = None
-    symbol: str = ""
-    derived: Expression | None = None
-    least: int = 1
-    most: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InputLayout:
-    """One input of a model, as a request brings it.
+    """One input of a model, for one request.
 
-    :param dtype: as torch names it; ``None`` where only the payload tells.
-    :param sizes: its dimensions without the batch's; ``None`` where only the payload tells.
-    :param batch_axis: where the batch's dimension goes; ``None`` where it has none.
-    :param rows: of the table that its values look up, where known.
-    :param low: values are drawn evenly from here; ``None`` for the default of its kind.
-    :param high: values are drawn evenly below it.
-    :param pad: fills what is added where inputs of one batch differ in size.
+    :param dtype: torch's name; ``None`` if only the payload determines it.
+    :param axes: its dimensions without the batch; ``None`` if only the payload determines them.
+    :param batch_axis: position of the batch dimension; ``None`` if it has none.
+    :param rows: rows of the table that its values index, if known.
+    :param low: lower end of a uniform distribution of values; ``None`` for the default of its kind.
+    :param high: upper end, excluded.
+    :param pad: fill value where inputs of one batch differ in size.
     """
 
     name: str
     dtype: str | None
-    sizes: tuple[Size, ...] | None
+    axes: tuple[Axis, ...] | None
     batch_axis: int | None
     rows: int | None = None
     low: float | None = None
@@ -66,10 +47,10 @@ class InputLayout:
 class Layout:
     """All inputs of a model.
 
-    :param expressions: of symbols that ``[inputs]`` gives, over a request's features.
-    :param fixed_batch: requests that a call takes, where the file fixes it; 0 where it does not.
-    :param least_batch: the fewest that a call takes, where the file states a limit; a smaller batch is filled up.
-    :param most_batch: the most, where the file states a limit; 0 where it does not.
+    :param expressions: expressions over a request's features, by symbol, from ``[inputs]``.
+    :param fixed_batch: batch size that the file fixes; 0 if it does not.
+    :param least_batch: smallest batch size, if the file states one; smaller batches are filled up.
+    :param most_batch: largest batch size; 0 if the file states none.
     """
 
     file: Path
@@ -81,25 +62,25 @@ class Layout:
 
     @property
     def largest_batch(self) -> int | None:
-        """Most requests in one call; ``None`` for any number."""
+        """Maximum batch size of one call; ``None`` for no limit."""
         if any(given.batch_axis is None for given in self.inputs):
             return 1
         return self.fixed_batch or self.most_batch or None
 
-    def symbols(self) -> dict[str, list[Size]]:
-        """Variable dimensions by symbol, without those that follow from others."""
-        found: dict[str, list[Size]] = {}
+    def symbols(self) -> dict[str, list[Axis]]:
+        """Variable dimensions by symbol, without derived ones."""
+        found: dict[str, list[Axis]] = {}
         for given in self.inputs:
-            for size in given.sizes or ():
-                if size.fixed is None and size.derived is None:
-                    found.setdefault(size.symbol, []).append(size)
+            for axis in given.axes or ():
+                if axis.size is None and axis.derived is None:
+                    found.setdefault(axis.symbol, []).append(axis)
         return found
 
 
 def lay_out(model: OpenedModel, rules: Mapping[str, InputRule]) -> Layout:
-    """What every input of a model is made of.
+    """The layout of a model's inputs.
 
-    :raises InputError: ``[inputs]`` contradicts the file, or neither says which dimension is the batch's.
+    :raises InputError: ``[inputs]`` contradicts the file, or the batch dimension is ambiguous.
     """
     _check_names(model, rules)
     ruled = {given.name: rules.get(given.name, InputRule()) for given in model.inputs}
@@ -147,13 +128,12 @@ def _input_layout(
         raise InputError(f"{rule.where}: found {given.name} of {rule.dtype}; {model.file.name} takes {given.dtype}")
     dtype = given.dtype or rule.dtype
     check_values(given.name, dtype, given.rows, rule)
-    sizes = None
     if axes is not None:
-        sizes = tuple(_size(axis, symbols, expressions) for k, axis in enumerate(axes) if k != batch_axis)
+        axes = tuple(_resolved(axis, symbols, expressions) for k, axis in enumerate(axes) if k != batch_axis)
     return InputLayout(
         name=given.name,
         dtype=dtype,
-        sizes=sizes,
+        axes=axes,
         batch_axis=batch_axis,
         rows=given.rows,
         low=rule.low,
@@ -163,43 +143,43 @@ def _input_layout(
 
 
 def marks_padding(name: str, dtype: str | None) -> bool:
-    """True if an input is a mask that is true where there is padding, as torch's attention takes it."""
+    """True if an input is a mask that is true for padding, as in torch's attention."""
     return dtype == "bool" and _PADDING_MASK.search(name) is not None
 
 
-#: No dimension is the batch's.
+#: The input has no batch dimension.
 _NONE = -1
 
 
 def _decided(
     axes: tuple[Axis, ...] | None, rule: InputRule, declared: Collection[str], others_vary: bool
 ) -> int | None:
-    """Which dimension is the batch's, by the first rule that decides; :data:`_NONE`, or ``None`` where none does.
+    """The batch dimension by the first rule that decides; :data:`_NONE` for no such dimension, ``None`` if undecided.
 
-    :param declared: symbols of dimensions that ``[inputs]`` calls the batch's, in whichever input.
+    :param declared: symbols that ``[inputs]`` declares as the batch, in any input.
     :param others_vary: the first dimension of some input of the model varies.
     """
     if rule.shape is not None:
         return next((k for k, size in enumerate(rule.shape) if is_batch(size)), _NONE)
-    if axes is None:  # only the payload has dimensions, of one request each: they are stacked
+    if axes is None:  # only the payload has dimensions, those of one request: tensors are stacked
         return 0
     if not axes:
         return _NONE
     varying = [(k, axis.symbol) for k, axis in enumerate(axes) if axis.size is None]
-    as_another = [k for k, symbol in varying if symbol in declared]  # as long as the batch of another input
+    as_another = [k for k, symbol in varying if symbol in declared]  # the batch of another input
     named = [k for k, symbol in varying if _BATCH_NAME.fullmatch(symbol)]  # in the file: batch_size, N
     if as_another or named:
         return (as_another or named)[0]
     first = axes[0]
-    if first.size is None:  # it, unless its name is that of a length
+    if first.size is None:  # the batch, unless it is named like a length
         return _NONE if first.symbol.isidentifier() and LENGTH_NAME.search(first.symbol) else 0
-    if others_vary:  # others have a batch dimension; this one is the same for every request
+    if others_vary:  # other inputs have a batch dimension; this one is the same for every request
         return _NONE
     return 0 if len(axes) > 1 and first.size == 1 else None  # (1, 3, 224, 224): exported with a batch of one
 
 
 def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declared: Collection[str]) -> int | None:
-    """Which dimension of an input is the batch's; ``None`` for none.
+    """The batch dimension of an input; ``None`` for none.
 
     :raises InputError: no rule decides.
     """
@@ -212,17 +192,20 @@ def _batch_axis(given: TensorInput, rule: InputRule, model: OpenedModel, declare
     raise input_error(
         model.file,
         None,
-        f"{name} of {shown(axes)}, whose first dimension may be the batch or a part of every request",
-        "one of them in [inputs] of workload.toml",
+        f"{name} of shape {shown(axes)}, whose first dimension may be the batch or part of every request",
+        "its meaning in [inputs] of workload.toml",
         f'write {name} = {{ shape = ["{BATCH}"{rest}] }} or {name} = {{ shape = [{axes[0].size}{rest}] }}',
     )
 
 
-# What [inputs] says, held against the file.
+# [inputs] checked against the file.
 
 
 def _known_axes(given: TensorInput, rule: InputRule, file: Path) -> tuple[Axis, ...] | None:
-    """Dimensions by the file, or by ``[inputs]`` where the file does not say, once they agree."""
+    """Dimensions by the file, or by ``[inputs]`` if the file states none.
+
+    :raises InputError: they contradict each other.
+    """
     if rule.shape is None:
         return given.axes
     if given.axes is None:
@@ -243,20 +226,26 @@ def _known_axes(given: TensorInput, rule: InputRule, file: Path) -> tuple[Axis, 
 
 
 def _contradiction(size: int | Expression, axis: Axis) -> tuple[str, str] | None:
-    """What ``[inputs]`` gives that a dimension of the file does not take, and what it takes."""
+    """A size in ``[inputs]`` that the file does not take, and the sizes that it takes; ``None`` if the size fits."""
     if isinstance(size, Expression):
         fixed = axis.size is not None and not is_batch(size)
         return (repr(size.source), f"fixes it at {axis.size}") if fixed else None
+    limits = out_of_range(size, axis)
+    return (str(size), f"takes {limits}") if limits else None
+
+
+def out_of_range(found: int, axis: Axis) -> str:
+    """The sizes that a dimension takes, if ``found`` is none of them; empty if it is."""
     least, most = (axis.least, axis.most) if axis.size is None else (axis.size, axis.size)
-    if size >= least and (most is None or size <= most):
-        return None
-    return str(size), f"takes {least}" if least == most else f"takes {least} to {'any' if most is None else most}"
+    if found >= least and (most is None or found <= most):
+        return ""
+    return str(least) if least == most else f"{least} or more" if most is None else f"{least} to {most}"
 
 
 def _declared(
     axes: Mapping[str, Sequence[Axis] | None], rules: Mapping[str, InputRule]
 ) -> tuple[set[str], dict[str, Expression]]:
-    """What ``[inputs]`` gives to symbols: which are the batch's, and the expressions of the others."""
+    """The symbols that ``[inputs]`` declares as the batch, and the expressions of other symbols."""
     batches: set[str] = set()
     expressions: dict[str, Expression] = {}
     for name, rule in rules.items():
@@ -271,7 +260,7 @@ def _declared(
             if earlier.source != given.source:
                 raise InputError(
                     f"{rule.where}: found {given.source!r} in {name} for a dimension that is as long as one of "
-                    f"another input, which is {earlier.source!r}; expected the same"
+                    f"another input, where it is {earlier.source!r}; expected the same in both"
                 )
     return batches, expressions
 
@@ -279,7 +268,7 @@ def _declared(
 def _check_batch_symbols(
     file: Path, batch: Mapping[str, int | None], axes: Mapping[str, Axis], expressions: Mapping[str, Expression]
 ) -> None:
-    """Refuse a dimension that is the batch's in one input and a part of every request in another."""
+    """Refuse a dimension that is the batch in one input and part of every request in another."""
     for name, axis in axes.items():
         if axis.size is None and axis.symbol in expressions:
             raise InputError(
@@ -289,9 +278,9 @@ def _check_batch_symbols(
 
 
 def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule) -> None:
-    """Check that an input can hold the values that a rule asks for.
+    """Check that an input can hold the values that a rule requests.
 
-    :param rows: of the table that they look up, where known.
+    :param rows: rows of the table that they index, if known.
     :raises InputError: it cannot.
     """
     if rule.high is None or dtype is None or dtype in FLOATS:
@@ -305,7 +294,7 @@ def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule
     if rows is not None:
         least, most = max(least, 0), min(most, rows)
     if low < least or rule.high > most:
-        why = f"they look up a table of {rows} rows" if rows is not None and most == rows else f"it is {dtype}"
+        why = f"they index a table of {rows} rows" if rows is not None and most == rows else f"it is {dtype}"
         raise InputError(
             f"{rule.where}: found {name} with values from {low:.0f} to below {rule.high:.0f}; {why}: expected "
             f"low = {least} or more and high = {most} or less"
@@ -315,24 +304,22 @@ def check_values(name: str, dtype: str | None, rows: int | None, rule: InputRule
 # The sizes of all other dimensions.
 
 
-def _size(axis: Axis, symbols: set[str], expressions: Mapping[str, Expression]) -> Size:
-    if axis.size is not None:
-        return Size(fixed=axis.size)
+def _resolved(axis: Axis, symbols: set[str], expressions: Mapping[str, Expression]) -> Axis:
     given = expressions.get(axis.symbol)
-    if given is not None and given.source.isdecimal() and not _is_used(axis.symbol, symbols):
-        return Size(fixed=int(given.source))
-    derived = None if given is not None else _derived(axis.symbol, symbols)
-    return Size(symbol=axis.symbol, derived=derived, least=axis.least, most=axis.most)
+    if axis.size is not None or given is None:
+        return axis if axis.size is not None else replace(axis, derived=_derived(axis.symbol, symbols))
+    fixed = given.source.isdecimal() and not _is_used(axis.symbol, symbols)
+    return Axis(size=int(given.source)) if fixed else axis
 
 
 def _is_used(symbol: str, symbols: set[str]) -> bool:
-    """Whether another dimension follows from a symbol's size."""
+    """True if another dimension is derived from the symbol."""
     others = (_derived(other, symbols) for other in symbols)
     return any(derived is not None and symbol in derived.names for derived in others)
 
 
 def _derived(symbol: str, symbols: set[str]) -> Expression | None:
-    """The symbol as an expression over others, as in ``2*s0`` or ``past + 1``; ``None`` for a plain name."""
+    """The symbol as an expression over others, such as ``2*s0`` or ``past + 1``; ``None`` for a plain name."""
     if symbol.isidentifier():
         return None
     try:
@@ -350,5 +337,5 @@ def _fixed_batch(axes: Iterable[Axis], file: Path) -> int:
 
 
 def shown(axes: Sequence[Axis]) -> str:
-    """A shape as people read it: ``(batch, length, 64)``."""
+    """A shape as text: ``(batch, length, 64)``."""
     return f"({', '.join(axis.symbol if axis.size is None else str(axis.size) for axis in axes)})"

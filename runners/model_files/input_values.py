@@ -1,4 +1,4 @@
-"""The tensors of one request: what its payload carries, and otherwise values drawn from a seed of its own."""
+"""The tensors of one request: from its payload, or drawn from a seed that depends on the request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.config.model_input_rules import BATCH, FLOATS
 from latfix.request import Request
-from latfix.runners.model_files.input_layout import InputLayout, Size, marks_padding
+from latfix.runners.model_files.input_layout import InputLayout, marks_padding, out_of_range
 from latfix.traffic.feature_expressions import Expression
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _MASK = re.compile(r"mask", re.IGNORECASE)
 _SEGMENTS = re.compile(r"token_type|segment", re.IGNORECASE)
-#: Of whole numbers, one a request: how long its other inputs are.
+#: An integer input with such a name and one value per request is the length of the other inputs.
 _LENGTHS = re.compile(r"len(gth)?s?$", re.IGNORECASE)
 _POSITIONS = re.compile(r"position", re.IGNORECASE)
-#: Ends of the values that are drawn for whole numbers of unknown meaning.
+#: Range of the values drawn for integers of unknown meaning, the upper end excluded.
 _RANGES: Mapping[str, tuple[int, int]] = {"uint8": (0, 256), "int8": (-128, 128)}
 
 
@@ -35,97 +35,85 @@ def draw(
 ) -> torch.Tensor:
     """A tensor for one input of one request.
 
-    Masks are ones (those of padding zeros), lengths that of the request, segments zeros, positions count up. Whole
-    numbers that look up a table are drawn from all of it but row 0, which is padding; floating-point numbers are
-    normal. ``low`` and ``high`` of ``[inputs]`` go before all of this.
+    Masks are ones (padding masks zeros), lengths the request's length, segments zeros, positions count up. Integers
+    that index a table are drawn from all rows but row 0, which is padding; floating-point numbers are normal. ``low``
+    and ``high`` of ``[inputs]`` take precedence.
 
-    :param length: of the request's inputs, where one dimension of theirs varies.
+    :param length: the size of the request's only variable dimension; ``None`` if there are several.
     """
     import torch
 
     assert given.dtype is not None, "check_shape comes first"
-    dtype = getattr(torch, given.dtype)
-    floating = given.dtype in FLOATS
+    dtype, shape, (low, high) = getattr(torch, given.dtype), tuple(shape), value_range(given)
+    match _kind(given, has_length=length is not None):
+        case "uniform":
+            return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
+        case "integers":
+            return torch.randint(int(low), int(high), shape, generator=generator).to(dtype)
+        case "normal":
+            return torch.randn(shape, generator=generator).to(dtype)
+        case "positions":
+            return torch.arange(shape[-1]).expand(*shape).to(dtype).contiguous()
+        case kind:
+            return torch.full(shape, {"zeros": 0, "ones": 1, "length": length or 0}[kind], dtype=dtype)
+
+
+def _kind(given: InputLayout, *, has_length: bool) -> str:
+    """How an input's values are drawn.
+
+    :param has_length: a request has a single length.
+    """
+    if given.dtype in FLOATS:
+        if given.high is None and _MASK.search(given.name):
+            return "ones"
+        return "normal" if given.high is None else "uniform"
     if given.high is not None:
-        return _even(given, shape, dtype, floating, generator)
+        return "integers"
     if _MASK.search(given.name):
-        return torch.full(tuple(shape), not marks_padding(given.name, given.dtype), dtype=dtype)
-    if length is not None and _is_length(given):
-        return torch.full(tuple(shape), length, dtype=dtype)
-    if _SEGMENTS.search(given.name) and not floating:
-        return torch.zeros(shape, dtype=dtype)
-    if _POSITIONS.search(given.name) and not floating and shape:
-        return torch.arange(shape[-1]).expand(*shape).to(dtype).contiguous()
-    if floating:
-        return torch.randn(shape, generator=generator).to(dtype)
-    low, high = value_range(given)
-    return torch.randint(low, high, tuple(shape), generator=generator).to(dtype)
+        return "zeros" if marks_padding(given.name, given.dtype) else "ones"
+    if has_length and all(axis.size == 1 for axis in given.axes or ()) and _LENGTHS.search(given.name):
+        return "length"
+    if _SEGMENTS.search(given.name):
+        return "zeros"
+    return "positions" if given.axes and _POSITIONS.search(given.name) else "integers"
 
 
-def _is_length(given: InputLayout) -> bool:
-    one = all(size.fixed == 1 for size in given.sizes or ())
-    return one and given.dtype not in FLOATS and _LENGTHS.search(given.name) is not None
-
-
-def value_range(given: InputLayout) -> tuple[int, int]:
-    """Ends of the whole numbers that are drawn where ``[inputs]`` gives none; the upper one is left out."""
+def value_range(given: InputLayout) -> tuple[float, float]:
+    """The lower end and the excluded upper end of the values that are drawn."""
+    if given.high is not None:
+        return given.low or 0.0, given.high
     if given.rows is not None and given.rows > 1:
         return 1, given.rows
     return _RANGES.get(given.dtype or "", (0, 2))
 
 
 def describe(given: InputLayout, bound: Mapping[str, Expression], fixed_batch: int) -> str:
-    """An input in one line: its type, its shape in a batch, and what is drawn for it.
+    """An input in one line: its type, its shape in a batch, and how its values are drawn.
 
-    :param bound: the expressions that give the sizes of its dimensions.
+    :param bound: expressions for the sizes of its dimensions, by symbol.
     """
-    if given.dtype is None or given.sizes is None:
-        return f"{given.name}: as the payload brings it"
-    return f"{given.name}: {given.dtype} {_shape(given, given.sizes, bound, fixed_batch)}, {_drawn(given, bound)}"
-
-
-def _shape(given: InputLayout, sizes: Sequence[Size], bound: Mapping[str, Expression], fixed_batch: int) -> str:
+    if given.dtype is None or given.axes is None:
+        return f"{given.name}: from the payload"
     words = []
-    for size in sizes:
-        expression = bound.get(size.symbol)
-        words.append(str(size.fixed) if size.fixed is not None else expression.source if expression else size.symbol)
+    for axis in given.axes:
+        expression = bound.get(axis.symbol)
+        words.append(str(axis.size) if axis.size is not None else expression.source if expression else axis.symbol)
     if given.batch_axis is not None:
         words.insert(given.batch_axis, str(fixed_batch) if fixed_batch else BATCH)
-    return f"({', '.join(words)})"
-
-
-def _drawn(given: InputLayout, bound: Mapping[str, Expression]) -> str:
-    """What :func:`draw` draws."""
-    floating = given.dtype in FLOATS
-    if given.high is not None:
-        return f"values from {given.low or 0:g} to below {given.high:g}"
-    if _MASK.search(given.name):
-        return "zeros" if marks_padding(given.name, given.dtype) else "ones"
-    if len(bound) == 1 and _is_length(given):
-        return "the length"
-    if not floating and _SEGMENTS.search(given.name):
-        return "zeros"
-    if not floating and _POSITIONS.search(given.name):
-        return "0, 1, 2, …"
-    low, high = value_range(given)
-    return "normal values" if floating else f"values from {low} to {high - 1}"
-
-
-def _even(
-    given: InputLayout, shape: Sequence[int], dtype: torch.dtype, floating: bool, generator: torch.Generator
-) -> torch.Tensor:
-    import torch
-
-    low, high = given.low or 0.0, given.high or 0.0
-    if floating:
-        return (torch.rand(tuple(shape), generator=generator) * (high - low) + low).to(dtype)
-    return torch.randint(int(low), int(high), tuple(shape), generator=generator).to(dtype)
+    (low, high), kind = value_range(given), _kind(given, has_length=len(bound) == 1)
+    if kind == "integers" and given.high is None:
+        drawn = f"values from {low} to {high - 1}"
+    elif kind in ("integers", "uniform"):
+        drawn = f"values from {low:g} to below {high:g}"
+    else:
+        drawn = {"length": "the length", "positions": "0, 1, 2, …", "normal": "normal values"}.get(kind, kind)
+    return f"{given.name}: {given.dtype} ({', '.join(words)}), {drawn}"
 
 
 def from_payload(given: InputLayout, value: Any) -> torch.Tensor:
-    """The tensor that a payload's lists of numbers are.
+    """A payload's lists of numbers as a tensor.
 
-    :raises ValueError: they are ragged, no numbers, or not of the input's shape.
+    :raises ValueError: they are ragged, not numbers, or not of the input's shape.
     """
     import torch
 
@@ -140,7 +128,7 @@ def from_payload(given: InputLayout, value: Any) -> torch.Tensor:
 
 
 def list_shape(value: Any) -> tuple[int, ...]:
-    """The shape of lists of numbers, nested or not, by their first items."""
+    """The shape of nested lists, by their first items."""
     shape = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -149,18 +137,16 @@ def list_shape(value: Any) -> tuple[int, ...]:
 
 
 def check_shape(given: InputLayout, shape: Sequence[int]) -> None:
-    """See that the model takes a shape.
+    """Check that the model takes a shape.
 
-    :raises ValueError: it has other dimensions, or a size that the file fixes otherwise.
+    :raises ValueError: the number of dimensions is wrong, or a size is out of range.
     """
-    if given.sizes is None:
+    if given.axes is None:
         return
-    if len(shape) != len(given.sizes):
+    if len(shape) != len(given.axes):
         raise ValueError(
-            f"payload {given.name!r} has {len(shape)} dimensions; expected {len(given.sizes)}, without the batch's"
+            f"payload {given.name!r} has {len(shape)} dimensions; expected {len(given.axes)}, without the batch's"
         )
-    for k, (found, size) in enumerate(zip(shape, given.sizes, strict=True)):
-        least, most = (size.fixed, size.fixed) if size.fixed is not None else (size.least, size.most)
-        if found < least or (most is not None and found > most):
-            limits = f"{least}" if least == most else f"{least} to {'any' if most is None else most}"
+    for k, (found, axis) in enumerate(zip(shape, given.axes, strict=True)):
+        if limits := out_of_range(found, axis):
             raise ValueError(f"payload {given.name!r} is {found} long in dimension {k}; the model takes {limits}")

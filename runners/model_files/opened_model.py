@@ -1,4 +1,4 @@
-"""What a model file asks for and how it is run, whatever its backend."""
+"""The inputs, outputs and loader of a model file, the same for all backends."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from latfix.traffic.feature_expressions import Expression
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """One dimension of an input.
 
-    :param size: where the file fixes it.
-    :param symbol: where it does not: dimensions of one symbol are equally long. It may be an expression over
-        the symbols of other dimensions.
+    :param size: the fixed size; ``None`` if it varies.
+    :param symbol: name of a size that varies. Dimensions with the same symbol are equally long. It may be an
+        expression over the symbols of other dimensions.
     :param least: the smallest size that the file takes.
-    :param most: the largest; ``None`` where it states none.
+    :param most: the largest; ``None`` for no limit.
+    :param derived: the symbol as an expression, once the layout is known.
     """
 
     size: int | None = None
     symbol: str = ""
     least: int = 1
     most: int | None = None
+    derived: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInput:
     """One input of a model file.
 
-    :param dtype: as torch names it; ``None`` where the file does not say.
-    :param axes: its dimensions; ``None`` where the file does not say.
-    :param rows: of the table that its values look up, where that is seen in the file.
+    :param dtype: torch's name; ``None`` if the file does not state it.
+    :param axes: its dimensions; ``None`` if the file does not state them.
+    :param rows: number of rows of the table that its values index, if known.
     """
 
     name: str
@@ -47,12 +51,12 @@ class TensorInput:
 class OpenedModel:
     """A model file that its backend has read.
 
-    :param backend: as the tables call it.
-    :param inputs: in the order in which they are given.
-    :param outputs: names of the outputs in order; none where the file does not say. ``output_axes`` their dimensions
-        by name, of those of which the file does.
-    :param load: makes a module on a torch device, which takes one tensor for each input, in order, and returns a
-        tensor, or a tuple, list or dict of them.
+    :param backend: its name in tables.
+    :param inputs: in call order.
+    :param outputs: names in order; empty if the file does not state them.
+    :param output_axes: dimensions by output name, as far as the file states them.
+    :param load: makes a module on a torch device. It takes one tensor per input, in order, and returns a tensor, or a
+        tuple, list or dict of them.
     """
 
     file: Path

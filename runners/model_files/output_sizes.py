@@ -1,4 +1,4 @@
-"""How long a request's own part of an output is, by ``[outputs]``: what padding added to it is cut."""
+"""Cuts padding from outputs: the size of a request's own part, from ``[outputs]``."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from latfix.runners.model_files.input_layout import Layout
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.traffic.feature_expressions import Expression
 
-#: The name of a file's only output where the file gives it none.
+#: Name of a file's only output if the file does not name it.
 ONLY = "output"
-#: What gives the size of each dimension of a request's output, the batch's left out; ``None`` where it never varies.
+#: Size of each dimension of a request's output, without the batch; ``None`` for a fixed one.
 Cut = Sequence[Expression | None]
 
 
 def output_names(model: OpenedModel) -> tuple[str, ...]:
-    """Names of a file's outputs; :data:`ONLY` where it does not say."""
+    """Names of a file's outputs; :data:`ONLY` if it does not state them."""
     return model.outputs or (ONLY,)
 
 
 def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str, Cut]:
-    """What ``[outputs]`` gives the sizes of, by output.
+    """The cuts of ``[outputs]``, by output name.
 
-    :raises InputError: the file has no such output, or its shape has no batch.
+    :raises InputError: the file has no such output, or a shape lacks the batch.
     """
     cuts: dict[str, Cut] = {}
     for name, rule in rules.items():
@@ -39,14 +39,18 @@ def output_cuts(model: OpenedModel, rules: Mapping[str, OutputRule]) -> dict[str
         if rule.shape is None:
             continue
         if not any(map(is_batch, rule.shape)):
-            raise InputError(f'{rule.where}: found {name} without "batch"; expected it: outputs are split along it')
+            raise InputError(
+                f'{rule.where}: found {name} without "batch"; expected it in the shape: outputs are split along it'
+            )
         cuts[name] = [size if isinstance(size, Expression) else None for size in rule.shape if not is_batch(size)]
     return cuts
 
 
 def batch_axes(model: OpenedModel, layout: Layout, rules: Mapping[str, OutputRule]) -> dict[str, int | None]:
-    """By output, the dimension of the batch where it is not the first, as ``[outputs]`` or else the file says;
-    ``None`` for an output of a single request that has none, such as a list of boxes."""
+    """Batch dimension by output name, by ``[outputs]`` or else by the file, for outputs that do not have it first.
+
+    ``None`` for an output of a single request without a batch dimension, such as a list of boxes.
+    """
     batch = [
         given.axes[own.batch_axis]
         for given, own in zip(model.inputs, layout.inputs, strict=True)
@@ -60,7 +64,7 @@ def batch_axes(model: OpenedModel, layout: Layout, rules: Mapping[str, OutputRul
 
 
 def _batch_axis(axes: Sequence[Axis], batch: Sequence[Axis]) -> int | None:
-    """Where an output has the batch of the inputs; first, where that is not told."""
+    """Position of the inputs' batch in an output; 0 if unknown."""
     symbols, sizes = {axis.symbol for axis in batch if axis.size is None}, {axis.size for axis in batch} - {None}
     places = [
         k for k, axis in enumerate(axes) if (axis.symbol in symbols if axis.size is None else axis.size in sizes)
@@ -71,7 +75,7 @@ def _batch_axis(axes: Sequence[Axis], batch: Sequence[Axis]) -> int | None:
 
 
 def batch_first(output: Any, names: Sequence[str], axes: Mapping[str, int | None]) -> Any:
-    """A batch's output as latfix splits it: with the batch in dimension 0."""
+    """The output with the batch in dimension 0, along which latfix splits it."""
 
     def moved(name: str, item: Any) -> Any:
         axis, dimensions = axes.get(name, 0), getattr(item, "dim", int)()
@@ -91,10 +95,10 @@ def _places(output: Sequence[Any], names: Sequence[str]) -> Sequence[str]:
 
 
 def check_names(cuts: Mapping[str, Cut], known: Collection[str], where: str) -> None:
-    """See that expressions read only what there is.
+    """Check that expressions use only known names.
 
     :param known: numeric features, and variable dimensions of the inputs.
-    :raises InputError: one reads something else.
+    :raises InputError: an expression uses another name.
     """
     for name, cut in cuts.items():
         for expression in cut:
@@ -102,15 +106,15 @@ def check_names(cuts: Mapping[str, Cut], known: Collection[str], where: str) -> 
             if expression is not None and unknown:
                 raise InputError(
                     f"{where}: found {expression.source!r} for output {name} in [outputs], but neither a numeric "
-                    f"feature nor a variable dimension {unknown[0]!r}; expected one of "
+                    f"feature nor a variable dimension is called {unknown[0]!r}; expected one of "
                     f"{', '.join(sorted(known)) or 'none'}"
                 )
 
 
 def own_part(output: Any, names: Sequence[str], cuts: Mapping[str, Cut], known: Mapping[str, FeatureValue]) -> Any:
-    """A request's output without what padding added at the ends of its dimensions.
+    """A request's output without padding at the ends of its dimensions. Sizes are rounded down.
 
-    :param known: the request's features, and the sizes of its inputs' variable dimensions. Sizes are rounded down.
+    :param known: the request's features, and the sizes of its inputs' variable dimensions.
     :raises ValueError: a size is not finite, or a feature is text.
     :raises KeyError: the request lacks a feature.
     """

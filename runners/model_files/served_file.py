@@ -1,4 +1,4 @@
-"""``backend`` of an ONNX file: the file itself, run by the runtime that the settings ask for; nothing is exported."""
+"""``backend`` for an ONNX file: the requested runtime runs the file itself; nothing is exported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, TypeGuard
 
 import torch
 
-from latfix.errors import InputError
 from latfix.runners.backends.converted_model import Conversion, largest_deviation, other_answers, too_far
 from latfix.runners.backends.replaced_model import raised_as
-from latfix.runners.backends.requirements import backend_missing
+from latfix.runners.backends.requirements import require_backend
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.calls.model_call import call_model
 from latfix.runners.calls.tensor_tree import flatten
@@ -30,39 +29,36 @@ def serve_file(
 ) -> tuple[FileModule, Conversion]:
     """The same file run by ``settings.backend``, its answers compared with the model's on every batch.
 
-    ONNX Runtime goes on with the session that the file was opened with.
+    ONNX Runtime keeps the session with which the file was opened.
 
-    :param batches: several sizes of what the service will run.
+    :param batches: batches of several sizes that the service will run.
     :param tally: counts the runs.
     :raises InputError: the backend is not installed.
-    :raises RunnerError: it does not take the file, or answers something else.
+    :raises RunnerError: it rejects the file, or its answers differ.
     """
     backend, own = settings.backend, model.model
     assert isinstance(own, GraphModule), "see serves_file"
-    if missing := backend_missing(backend, exports=False):
-        raise InputError(f"backend = {backend!r}: {missing}")
+    require_backend(backend, exports=False)
     started = time.perf_counter()
     threads = settings.intra_op_threads or torch.get_num_threads()
-    served, deviation = model, 0.0
+    served, other, deviation = model, own, 0.0
     if backend == "openvino":
         half = settings.precision == "bf16"
         with raised_as(f"{own.file}: {backend} does not run the file"), torch.no_grad():
-            graph = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
-            served = FileModule(graph, model.layout, model.output_names, model.output_axes)
+            other = load_graph(own.file, own.inputs, openvino=True, threads=threads, half=half)
+            served = FileModule(other, model.layout, model.output_names, model.output_axes)
             expected = [flatten(call_model(model, batch))[0] for batch in batches]
             deviation = largest_deviation(expected, served, batches)
-    else:
-        graph = own
     if too_far(deviation, settings):
         raise other_answers(f"{own.file}: {backend}", deviation, len(batches))
-    graph.count_in(tally)
+    other.count_in(tally)
     return served, Conversion(
-        backend=f"{backend} {graph.version}",
+        backend=f"{backend} {other.runtime.version}",
         seconds=round(time.perf_counter() - started, 3),
         cached=False,
         batches=len(batches),
         deviation=float(deviation),
         threads=threads,
-        precisions=graph.precisions(),
+        precisions=other.runtime.precisions(),
         file=own.file.name,
     )

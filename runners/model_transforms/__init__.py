@@ -1,1 +1,1 @@
-"""A module changed in place: precision, compilation, layout."""
+"""Changes of a model in place: precision, compilation, memory layout."""

@@ -1,4 +1,4 @@
-"""Choices below the model: which kernel attention runs, and how images lie in memory."""
+"""The kernel of attention, and the memory layout of images."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def choose_attention(attention: Attention) -> None:
-    """Have ``scaled_dot_product_attention`` choose among the kernels that are asked for, in the whole process.
+    """Restrict ``scaled_dot_product_attention`` to the requested kernel, in the whole process.
 
-    With ``flash`` alone, a call whose inputs it cannot run fails instead of running something else. ``default``
-    leaves what the adapter or the program has chosen.
+    With ``flash``, a call whose inputs it cannot run fails; there is no fallback. ``default`` keeps the choice of the
+    adapter or program.
     """
     if attention == "default":
         return
     import torch
 
-    # The switches are named after CUDA; those of math and flash hold on the CPU, too.
+    # The switches are named after CUDA, but those of math and flash also apply to the CPU.
     torch.backends.cuda.enable_math_sdp(attention == "math")
     torch.backends.cuda.enable_flash_sdp(attention == "flash")
     torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -29,15 +29,15 @@ def choose_attention(attention: Attention) -> None:
 
 
 def in_channels_last(model: torch.nn.Module) -> int:
-    """Lay out a model's four-dimensional weights, and the images that it is given, with channels last.
+    """Convert a model's four-dimensional weights, and its input images, to channels last.
 
-    :returns: how many weights lay otherwise before.
+    :returns: how many weights were converted.
     """
     import torch
 
     last = torch.channels_last
     weights = [p for p in model.parameters() if p.dim() == 4 and not p.is_contiguous(memory_format=last)]
-    for weight in weights:  # not by Module.to, which asks the same of weights of five dimensions and fails
+    for weight in weights:  # Module.to would fail on weights of five dimensions
         weight.data = weight.data.contiguous(memory_format=last)
 
     def laid_out(tensor: torch.Tensor) -> torch.Tensor:

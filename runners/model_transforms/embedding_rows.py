@@ -1,8 +1,8 @@
-"""Rows of embedding tables that most requests look up: learned from traffic, and read again while idle.
+"""The embedding rows that most requests look up: counted in traffic, and read again while a worker is idle.
 
-A table is often larger than the caches, and the few rows that most requests share are evicted by anything that runs
-in between. Reading them costs the idle worker little; the next request then finds them in the cache, and a
-table that is mapped from a file in memory.
+A table is often larger than the caches, and other work evicts the few rows that most requests share. Reading them
+costs an idle worker little; the next request then finds them in the cache, or in memory if the table is mapped from a
+file.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ if TYPE_CHECKING:
 
     from latfix.runners.engine.worker import ModelInstance
 
-#: Calls of a table that its frequencies rest on.
+#: Calls of a table after which its frequencies are known.
 _ENOUGH_CALLS = 64
-#: So many times as many calls of one table show that the others are not used.
+#: If one table has this many times as many calls, tables with fewer are treated as unused.
 _NEVER_CALLED = 4
-#: Bytes read at a time while idle, so that a request that arrives meanwhile waits for less than a millisecond.
+#: Bytes read at a time while idle, so that an arriving request waits less than a millisecond.
 _AT_ONCE = 1 << 20
 
 
 @dataclass(slots=True)
 class _Table:
-    """One table, and what was looked up in it: by call, rows and how often each. A table may have too many rows to
-    hold a number for each of them.
-    """
+    """One table, and by call the rows that were looked up and how often. A counter per row would be too large."""
 
     module: Any
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
@@ -43,11 +41,10 @@ class _Table:
 
     @property
     def calls(self) -> int:
-        """Calls that were counted."""
         return len(self.rows)
 
     def counted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Each row that was looked up, and how often in all."""
+        """The rows that were looked up, and how often in total."""
         none = np.zeros(0, dtype=np.int64)
         rows, place = np.unique(np.concatenate([none, *self.rows]), return_inverse=True)
         times = np.zeros(len(rows), dtype=np.int64)
@@ -59,30 +56,22 @@ class _Table:
         return int(self.module.weight.shape[1]) * int(self.module.weight.element_size())
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one table that are read at once."""
-
-    weight: torch.Tensor
-    rows: torch.Tensor
-
-
 @dataclass(slots=True)
 class HotRows:
     """The rows of one model's embedding tables that its traffic looks up most.
 
-    :param model: the module as loaded, not compiled: hooks on its tables see what is looked up.
-    :param most: rows of all tables together that are kept warm.
-    :ivar lookups: that were counted.
-    :ivar rows: that were chosen, and …
-    :ivar share: … the share of the lookups that they served.
+    :param model: the uncompiled module: hooks on its tables count lookups.
+    :param most: number of rows to keep warm, over all tables.
+    :ivar lookups: number of counted lookups.
+    :ivar rows: number of chosen rows.
+    :ivar share: share of lookups that the chosen rows served.
     """
 
     model: Any
     most: int
     _tables: list[_Table] = field(init=False)
     _hooks: list[Any] = field(init=False, default_factory=list)
-    _parts: list[_Part] = field(init=False, default_factory=list)
+    _parts: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False, default_factory=list)
     _next: int = field(init=False, default=0)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
     _chosen: bool = field(init=False, default=False)
@@ -95,12 +84,11 @@ class HotRows:
 
     @property
     def tables(self) -> int:
-        """Embedding tables in the model."""
         return len(self._tables)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Count what is looked up meanwhile, and choose the rows at the end."""
+        """Count lookups inside the context, and choose the rows at its end."""
         self.watch()
         try:
             yield
@@ -108,13 +96,13 @@ class HotRows:
             self.choose()
 
     def watch(self) -> None:
-        """Count what is looked up from now on, until there is enough of it."""
+        """Start counting lookups, until there are enough."""
         if not self._hooks and not self._chosen:
             for table in self._tables:
                 self._hooks.append(table.module.register_forward_pre_hook(self._counting(table), with_kwargs=True))
 
     def choose(self) -> None:
-        """Stop counting and choose the rows; without any lookup there are none, and counting may begin again."""
+        """Stop counting and choose the rows. Without lookups there are none, and counting may start again."""
         with self._lock:
             for hook in self._hooks:
                 hook.remove()
@@ -157,7 +145,7 @@ class HotRows:
         return count
 
     def _enough(self) -> bool:
-        """Every table was called often, or one so often that the others will not be."""
+        """True if every table was called often enough, or one so often that the others are unused."""
         calls = [table.calls for table in self._tables]
         return min(calls) >= _ENOUGH_CALLS or max(calls) >= _NEVER_CALLED * _ENOUGH_CALLS
 
@@ -175,27 +163,28 @@ class HotRows:
             table.rows, table.times = [], []
             for start in range(0, len(chosen), each):
                 rows = torch.from_numpy(np.ascontiguousarray(chosen[start : start + each]))
-                self._parts.append(_Part(table.module.weight.detach(), rows))
+                self._parts.append((table.module.weight.detach(), rows))
         try:
             self.touch_all()
-        except RuntimeError:  # a kind of number that torch cannot sum on this machine
+        except RuntimeError:  # a dtype that torch cannot sum on this machine
             self._parts.clear()
             self.rows, self.share = 0, 0.0
 
 
-def _read(part: _Part) -> int:
-    """Bring the rows into the cache: their sum is one row, so that nothing large is allocated for it."""
+def _read(part: tuple[torch.Tensor, torch.Tensor]) -> int:
+    """Bring rows into the cache by summing them, which allocates one row only."""
     import torch
 
+    weight, rows = part
     with torch.no_grad():
-        torch.nn.functional.embedding_bag(part.rows.unsqueeze(0), part.weight, mode="sum")
-    return len(part.rows)
+        torch.nn.functional.embedding_bag(rows.unsqueeze(0), weight, mode="sum")
+    return len(rows)
 
 
 def attach_hot_rows(instances: Sequence[ModelInstance], settings: RunnerSettings) -> None:
-    """Give each instance the rows of its model, where the settings ask for any and the model's own tables are used.
+    """Attach hot rows to each instance, if the settings request them and the model's own tables are used.
 
-    Another backend has tables of its own, and of a model compiled in parts nothing can be seen without compiling it.
+    Another backend has its own tables, and the lookups of a model compiled in parts cannot be counted.
     """
     if not settings.hot_rows or settings.backend != "torch":
         return
@@ -209,7 +198,7 @@ def attach_hot_rows(instances: Sequence[ModelInstance], settings: RunnerSettings
 
 
 def embedding_tables(model: Any) -> list[Any]:
-    """The model's embedding modules with floating-point weights on the CPU, each once."""
+    """The model's embedding modules with floating-point weights on the CPU, without duplicates."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -223,7 +212,7 @@ def embedding_tables(model: Any) -> list[Any]:
 
 
 def table_bytes(models: Sequence[Any]) -> tuple[int, int, int]:
-    """Embedding tables, their rows and their bytes, over all ``models``."""
+    """Numbers of embedding tables, of their rows and of their bytes, over all ``models``."""
     weights = [module.weight for model in models for module in embedding_tables(model)]
     return (
         len(weights),

@@ -1,25 +1,24 @@
-"""A linear layer that keeps its weights as int8 and its activations in bfloat16."""
+"""A linear layer with int8 weights and bfloat16 activations."""
 
 from __future__ import annotations
 
 import torch
 
-#: Rows up to which the packed product is the faster one. Measured with torch 2.13 on one core of an EPYC with
-#: AVX512-BF16, layers of 160 to 4096: 1.2 to 6 times as fast as bfloat16 for one row, even at about 12.
+#: Rows up to which the packed product is faster. Measured with torch 2.13 on one core of an EPYC with AVX512-BF16,
+#: layers of 160 to 4096: 1.2 to 6 times as fast as bfloat16 for one row, equal at about 12.
 FEW_ROWS = 10
-#: The framework's kernel reads 16 inputs at a time and beyond the end of a row where they do not come out even:
-#: wrong numbers, or the end of the process.
+#: torch's kernel reads 16 inputs at a time, and past the end of a row of another length: wrong numbers or a crash.
 STEP = 16
 
 
 class Int8WeightLinear(torch.nn.Module):
-    """``nn.Linear`` with int8 weights and one scale an output; inputs and answers are bfloat16.
+    """``nn.Linear`` with int8 weights and one scale per output; inputs and outputs are bfloat16.
 
-    Weights are rounded symmetrically to 255 levels a row; activations are not quantized, so that no outlier of
-    theirs costs accuracy. Few rows (token by token) are multiplied by the framework's packed kernel, which reads a
-    quarter of the bytes; many rows by the same weights in bfloat16, for which the packed kernel is slower.
+    Weights are rounded symmetrically to 255 levels per row; activations are not quantized, so their outliers cost no
+    accuracy. Few rows (token by token) use torch's packed kernel, which reads a quarter of the bytes; many rows use
+    the same weights in bfloat16, for which the packed kernel is slower.
 
-    The packed kernel takes float32 as well, at 2 to 100 times the time of a plain product; it is not used.
+    The packed kernel also takes float32, at 2 to 100 times the time of a plain product; it is not used.
 
     :raises ValueError: ``in_features`` is no multiple of 16.
     """
@@ -53,5 +52,4 @@ class Int8WeightLinear(torch.nn.Module):
         return product.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Sizes, as :class:`torch.nn.Linear` shows them."""
         return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -1,4 +1,4 @@
-"""How long single layers take as they are and in another precision, on the inputs that a request gives them."""
+"""How long single layers take, unmodified and in another precision, on the inputs of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latfix.runners.calls.tensor_tree import tensors_of
 from latfix.runners.model_transforms.precision import activation_dtype, cast_floats, in_precision, quantizable
 from latfix.settings import Precision
 
-#: Turns of each layer; fewer where time runs out, and a single one, which finds no cache warm, only where it is slow.
+#: Turns of each layer, fewer if time runs out. A single turn, which has cold caches, is enough only if it is slow.
 _TURNS, _SLOW_S = 8, 0.5
 #: The precisions whose matrix products are compared.
 LINEAR_PRECISIONS: tuple[Precision, ...] = ("bf16", "int8_dynamic", "int8_weight_only")
@@ -24,15 +24,14 @@ Call = tuple[Any, Any]
 def layer_times(
     model: Any, names: Iterable[str], batch: Any, precisions: Sequence[Precision], seconds: float
 ) -> dict[str, tuple[float, ...]]:
-    """Nanoseconds of each layer in one forward pass: as it is, then in each of the precisions, if any.
+    """Nanoseconds of each layer in one forward pass, unmodified and then in each of the precisions.
 
-    All layers run one after the other, as they are and then changed, in turns: each finds the caches as the others
-    left them, which is what int8 is about, and would find its own weights there if it were repeated by itself. Of
-    the turns the least counts, for whatever disturbs them only adds. What joins the layers (conversions between
-    precisions) is not in it.
+    All layers run in sequence, unmodified and changed in turns, so that each finds the caches as the others left
+    them: that is where int8 gains, and a repeated layer would find its own weights cached. The minimum over turns
+    counts, as disturbances only add time. Conversions between layers are not included.
 
-    :param batch: what the model is called with once, to see what each layer is called with.
-    :param seconds: after so long, turns are fewer.
+    :param batch: the model's input for one call, which shows the inputs of each layer.
+    :param seconds: time after which fewer turns are made.
     """
     modules = dict(model.named_modules())
     wanted = {name: modules[name] for name in names}
@@ -61,8 +60,7 @@ def layer_times(
 def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
     """Milliseconds of all linear layers in one forward pass, by precision; empty for a model without any.
 
-    On one thread: on more, a busy neighbor makes short layers wait for each other's threads, some kernels more than
-    others, and the figures would be the neighbor's.
+    On one thread: with more, a busy neighbor delays some kernels more than others.
     """
     import torch
 
@@ -80,20 +78,20 @@ def linear_ms(model: Any, batch: Any, seconds: float = 1.0) -> dict[str, float]:
 
 
 def few_row_products(model: Any, batch: Any) -> int | None:
-    """How many products of linear layers in one forward pass are of so few rows that packed int8 weights help.
+    """How many products of linear layers in one forward pass have few enough rows for packed int8 weights to help.
 
-    ``None`` where no layer that could have such weights ran.
+    ``None`` if no layer that could have such weights ran.
     """
     from latfix.runners.model_transforms.int8_linear import FEW_ROWS
 
     modules = dict(model.named_modules())
     calls = _recorded({name: modules[name] for name in quantizable(model, "int8_weight_only")}, model, batch)
-    rows = [_rows(modules[name], args, kwargs) for name, made in calls.items() for args, kwargs in made]
+    rows = [
+        next(iter(tensors_of(call))).numel() // modules[name].in_features
+        for name, made in calls.items()
+        for call in made
+    ]
     return sum(number <= FEW_ROWS for number in rows) if rows else None
-
-
-def _rows(linear: Any, args: Any, kwargs: Any) -> int:
-    return int(next(iter(tensors_of((args, kwargs)))).numel() // linear.in_features)
 
 
 def _changed(
@@ -109,7 +107,7 @@ def _changed(
 
 
 def _settling(batch: Any) -> Callable[[], None]:
-    """Waits for the device to be done with what it was given; on the CPU it is."""
+    """A function that waits until the device has finished; on the CPU it does nothing."""
     import torch
 
     device = next((tensor.device for tensor in tensors_of(batch) if tensor.is_cuda), None)
@@ -122,7 +120,7 @@ def _cast(args: Any, kwargs: Any, precision: Precision) -> Call:
 
 
 def _recorded(modules: dict[str, Any], model: Any, batch: Any) -> dict[str, list[Call]]:
-    """What each module is called with in one pass."""
+    """The arguments of each module in one pass."""
     calls: dict[str, list[Call]] = {}
 
     def note(name: str) -> Any:
@@ -141,7 +139,7 @@ def _recorded(modules: dict[str, Any], model: Any, batch: Any) -> dict[str, list
 
 
 def _distinct(calls: Sequence[Call]) -> list[tuple[Call, int]]:
-    """One call of each shape, and how often it was made."""
+    """One call of each shape, and its count."""
     kinds: dict[tuple[Any, ...], list[Any]] = {}
     for args, kwargs in calls:
         key = tuple(tuple(tensor.shape) for tensor in tensors_of((args, kwargs)))
@@ -150,13 +148,13 @@ def _distinct(calls: Sequence[Call]) -> list[tuple[Call, int]]:
 
 
 def _in_order(calls: Mapping[str, Sequence[tuple[Call, int]]]) -> list[tuple[str, Call, int]]:
-    """First calls of all layers, then second ones: the same layer never twice in a row where there are others."""
+    """First calls of all layers, then second ones, so that no layer runs twice in a row if there are others."""
     most = max((len(kinds) for kinds in calls.values()), default=0)
     return [(name, *kinds[number]) for number in range(most) for name, kinds in calls.items() if number < len(kinds)]
 
 
 def _timed(steps: Sequence[tuple[Any, Call]], settle: Callable[[], None]) -> list[int]:
-    """Nanoseconds of each call, one after the other, the device's work included."""
+    """Nanoseconds of each call in sequence, including the device's work."""
     spent = []
     settle()
     for module, (args, kwargs) in steps:

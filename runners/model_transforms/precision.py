@@ -1,4 +1,4 @@
-"""Precision of a model's layers: which there are, which are to stay as they are, and the change of the others."""
+"""The precision of a model's layers: which layers can change, which stay, and the change itself."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ if TYPE_CHECKING:
 
 
 def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[str] = ()) -> torch.nn.Module:
-    """The model with its layers in ``precision``, those in ``keep`` as they were.
+    """The model with its layers in ``precision``, except those in ``keep``.
 
-    ``int8_dynamic`` changes ``nn.Linear``, ``bf16`` and ``fp16`` everything that holds numbers; ``int8_weight_only``
-    and ``fp8_dynamic`` change the linear layers, as far as the kernel's sizes allow, and all else to bfloat16. On a
-    GPU torchao makes the layers of eight bits. The model that is given is changed or left, so only the one that is
-    returned may be used.
+    ``int8_dynamic`` changes ``nn.Linear``; ``bf16`` and ``fp16`` change all floating-point weights;
+    ``int8_weight_only`` and ``fp8_dynamic`` change the linear layers whose sizes the kernel takes, and everything
+    else to bfloat16. On a GPU torchao makes the 8-bit layers. Use only the returned model: the given one may change.
 
     :param model: on the device that it runs on.
-    :param keep: names of modules, as :meth:`torch.nn.Module.named_modules` says them; what is inside of one stays
-        with it.
-    :raises InputError: ``keep`` names a module that is not there.
+    :param keep: names of modules, as in :meth:`torch.nn.Module.named_modules`, including their submodules.
+    :raises InputError: ``keep`` names an unknown module.
     :raises ImportError: torchao is needed and missing.
     """
     kept = kept_modules(model, keep)
@@ -45,10 +43,7 @@ def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[
 
 
 def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch.nn.Module]:
-    """The layers that ``precision`` would change and that can be left out one by one, by name.
-
-    A module that is used under several names is there once.
-    """
+    """The layers that ``precision`` would change and that can be kept individually, by name, without duplicates."""
     import torch
 
     if precision == "default":
@@ -60,7 +55,7 @@ def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch
             for name, module in model.named_modules()
             if name and id(module) not in inside and (_indivisible(module) or _holds_numbers(module))
         }
-    # NonDynamicallyQuantizableLinear, which attention reads the weight of, is another type, and stays.
+    # NonDynamicallyQuantizableLinear, whose weight attention reads, is another type and is not changed.
     fits = _fitting(precision, on_gpu=_gpu(model) is not None)
     return {
         name: module
@@ -70,7 +65,7 @@ def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch
 
 
 def _fitting(precision: Precision, *, on_gpu: bool) -> Callable[[torch.nn.Linear], bool]:
-    """Which sizes of a linear layer the kernels of this precision take."""
+    """A predicate: the kernels of this precision take a linear layer's sizes."""
     from latfix.runners.model_transforms import int8_linear, torchao_layers
 
     if on_gpu or precision == "fp8_dynamic":
@@ -80,7 +75,7 @@ def _fitting(precision: Precision, *, on_gpu: bool) -> Callable[[torch.nn.Linear
 
 
 def layer_in_precision(layer: torch.nn.Module, precision: Precision) -> torch.nn.Module:
-    """A copy of one layer in another precision, which takes and answers what the layer did."""
+    """A copy of one layer in another precision, with the layer's input and output types."""
     import torch
 
     outer, inner = _own_dtype(layer), activation_dtype(precision)
@@ -91,7 +86,7 @@ def layer_in_precision(layer: torch.nn.Module, precision: Precision) -> torch.nn
 
 
 def activation_dtype(precision: Precision) -> torch.dtype | None:
-    """What lies between the layers, inputs and answers are in; ``None`` where that is left as it is."""
+    """Type of activations, inputs and outputs; ``None`` if the precision does not change it."""
     import torch
 
     if precision == "fp16":
@@ -100,28 +95,28 @@ def activation_dtype(precision: Precision) -> torch.dtype | None:
 
 
 def pays_only_compiled(model: torch.nn.Module, precision: Precision) -> bool:
-    """Whether a precision's layers are slower, not faster, as long as nothing compiles them."""
+    """True if a precision's layers are slower unless they are compiled."""
     gpu = _gpu(model)
     return gpu is not None and uses_torchao(precision, str(gpu))
 
 
 def _gpu(model: torch.nn.Module) -> torch.device | None:
-    """The CUDA device that holds the model; ``None`` where that is the CPU."""
+    """The model's CUDA device; ``None`` for the CPU."""
     return next((tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda), None)
 
 
 def kept_modules(model: torch.nn.Module, keep: Collection[str]) -> set[int]:
-    """Identities of the modules that ``keep`` names, and of all that is inside of them.
+    """Identities of the modules that ``keep`` names, and of their submodules.
 
-    :raises InputError: a name that no module has, with the nearest one that there is.
+    :raises InputError: an unknown name; with the nearest known one.
     """
     names = dict(model.named_modules(remove_duplicate=False))
     for name in keep:
         if name not in names:
             near = did_you_mean(name, names)
             raise InputError(
-                f"keep_precision: found {name!r}, which is no module of {type(model).__name__}; expected names as"
-                f" named_modules() gives them{f'; {near}' if near else ''}"
+                f"keep_precision: found {name!r}, which is no module of {type(model).__name__}; expected names from "
+                f"named_modules(){f'; {near}' if near else ''}"
             )
     return {id(part) for name in keep for part in names[name].modules()}
 
@@ -131,7 +126,7 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
     from torch.ao.quantization import default_dynamic_qconfig
 
     spec: dict[Any, Any] = {torch.nn.Linear: default_dynamic_qconfig}
-    # Under each of its names, because the first one that is met decides about a shared module.
+    # Under all its names, because the first name found decides about a shared module.
     spec |= {name: None for name, m in model.named_modules(remove_duplicate=False) if id(m) in kept}
     with warnings.catch_warnings():
         # Deprecated in favor of torchao, whose int8 pays only when compiled; this one works today.
@@ -140,7 +135,7 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
             model,
             spec,
             dtype=torch.qint8,
-            inplace=True,  # by default a copy, of what may not be copied
+            inplace=True,  # the model may not be copyable
         )
     for layer in quantized.modules():
         if isinstance(layer, torch.ao.nn.quantized.dynamic.Linear):
@@ -149,7 +144,7 @@ def _to_int8_dynamic(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
 
 
 def _of_any_rank(forward: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """A vector as ``nn.Linear`` takes it, too, such as the last token's: the int8 kernel wants rows."""
+    """Take also a single vector, as ``nn.Linear`` does: the int8 kernel takes only rows."""
     return forward(x) if x.dim() > 1 else forward(x[None])[0]
 
 
@@ -157,8 +152,8 @@ def _by_torchao(model: torch.nn.Module, precision: Precision, kept: set[int]) ->
     from latfix.runners.model_transforms.torchao_layers import quantize_layers
 
     dtype, gpu = activation_dtype(precision), _gpu(model)
-    if dtype is not None:  # as with the CPU's int8 weights
-        kept = _with_what_is_shared(model, kept)
+    if dtype is not None:  # as for int8 weights on the CPU
+        kept = _with_shared(model, kept)
     layers = [layer for layer in quantizable(model, precision).values() if id(layer) not in kept]
     if dtype is not None:
         model = _cast(model, kept, dtype)
@@ -170,8 +165,8 @@ def _by_torchao(model: torch.nn.Module, precision: Precision, kept: set[int]) ->
 def _to_int8_weight_only(model: torch.nn.Module, kept: set[int]) -> torch.nn.Module:
     from latfix.runners.model_transforms.int8_linear import Int8WeightLinear
 
-    # Of what has to stay together (below), no layer may be changed where another one is kept.
-    kept = _with_what_is_shared(model, kept)
+    # Of modules that must have one precision, no layer may change if another one is kept.
+    kept = _with_shared(model, kept)
     layers = quantizable(model, "int8_weight_only")
     made = {id(layer): Int8WeightLinear(layer) for layer in layers.values() if id(layer) not in kept}  # type: ignore[arg-type]
     for parent in list(model.modules()):
@@ -182,26 +177,26 @@ def _to_int8_weight_only(model: torch.nn.Module, kept: set[int]) -> torch.nn.Mod
 
 
 def _by_its_layers(model: torch.nn.Module) -> torch.nn.Module:
-    """Have the framework's encoders call their linear layers: the fused kernel that stands in for them in inference
-    reads those layers' weights itself, and fails where they are not float."""
+    """Make torch's encoders call their linear layers: the fused inference kernel would read those layers' weights
+    itself, and fails if they are not float."""
     import torch
 
     for module in model.modules():
         if isinstance(module, torch.nn.TransformerEncoderLayer):
             layers = (module.linear1, module.linear2)
             if any(type(layer) is not torch.nn.Linear or by_torchao(layer.weight) for layer in layers):
-                module.activation_relu_or_gelu = 0  # one of the kernel's conditions; the layers go by ``activation``
+                module.activation_relu_or_gelu = 0  # disables the kernel; the layers use ``activation``
         elif isinstance(module, torch.nn.TransformerEncoder):
-            module.use_nested_tensor = False  # which only that kernel takes
+            module.use_nested_tensor = False  # only that kernel takes nested tensors
     return model
 
 
 def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> torch.nn.Module:
-    assert dtype is not None, "only precisions that change what lies between the layers come here"
-    # Of complex numbers, which Module.to would cast as well, the real parts would be left.
+    assert dtype is not None, "only for precisions that change activations"
+    # Module.to would also cast complex numbers, and keep only their real parts.
     if not kept and not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
         return model.to(dtype)
-    kept = _with_what_is_shared(model, kept)
+    kept = _with_shared(model, kept)
     for module in model.modules():
         if id(module) not in kept:
             module._apply(_caster(dtype), recurse=False)  # type: ignore[no-untyped-call]
@@ -212,10 +207,10 @@ def _cast(model: torch.nn.Module, kept: set[int], dtype: torch.dtype | None) -> 
     return model
 
 
-def _with_what_is_shared(model: torch.nn.Module, kept: set[int]) -> set[int]:
-    """``kept`` with all modules that cannot have another precision than one in it.
+def _with_shared(model: torch.nn.Module, kept: set[int]) -> set[int]:
+    """``kept`` and all modules that must have the precision of one of them.
 
-    They read its weights themselves (attention), or hold one of its parameters too (tied embeddings).
+    Those read its weights themselves (attention) or share a parameter with it (tied embeddings).
     """
     grown = set(kept)
     for whole in model.modules():
@@ -229,7 +224,7 @@ def _with_what_is_shared(model: torch.nn.Module, kept: set[int]) -> set[int]:
 
 
 def _indivisible(module: torch.nn.Module) -> bool:
-    """Whether a module computes with its children's weights by itself, so that they cannot differ from its own."""
+    """True if a module computes with its children's weights itself, so that they must have its precision."""
     import torch
 
     return isinstance(module, torch.nn.MultiheadAttention | torch.nn.TransformerEncoderLayer)
@@ -245,7 +240,7 @@ def _holds_numbers(module: torch.nn.Module) -> bool:
 
 
 def _own_dtype(module: torch.nn.Module) -> torch.dtype:
-    """What a module computes in, by the first numbers that it holds; float32 where it holds none."""
+    """The type in which a module computes: that of its first floating-point tensor, or float32."""
     import torch
 
     held = (tensor.dtype for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point())
@@ -257,7 +252,7 @@ def _caster(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _bridge(module: torch.nn.Module, *, inner: torch.dtype, outer: torch.dtype) -> None:
-    """Have a module answer its neighbors in ``outer`` while it computes in ``inner``."""
+    """Make a module compute in ``inner`` and return ``outer``."""
 
     def enter(_: Any, args: Any, kwargs: Any) -> Any:
         return cast_floats(args, inner), cast_floats(kwargs, inner)
@@ -271,5 +266,5 @@ def _bridge(module: torch.nn.Module, *, inner: torch.dtype, outer: torch.dtype) 
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """``value`` with the floating-point tensors in plain tuples, lists and dicts in ``dtype``."""
-    return map_plain(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    """``value`` with its floating-point tensors, also in plain tuples, lists and dicts, cast to ``dtype``."""
+    return map_plain(value, _caster(dtype))

@@ -1,4 +1,4 @@
-"""Where a precision can run: by the device, what it is capable of, and the packages that are there."""
+"""Whether a precision can run: by device, compute capability and installed packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 
 from latfix.settings import Precision
 
-#: Compute capability of the first devices that multiply in a format themselves.
+#: Least compute capability with hardware products in a format.
 _LEAST: dict[str, tuple[int, int]] = {"int8_dynamic": (8, 0), "fp8_dynamic": (8, 9)}
 #: Precisions that torchao provides on a GPU.
 _BY_TORCHAO = ("int8_dynamic", "int8_weight_only", "fp8_dynamic")
@@ -25,32 +25,32 @@ def device_capability(device: str) -> Capability | None:
 
 
 def torchao_missing() -> str:
-    """Why torchao cannot be used; empty where it is installed."""
+    """Why torchao cannot be used; empty if it is installed."""
     if importlib.util.find_spec("torchao") is not None:
         return ""
-    brings = "it may compute in 0.6 of the time, a guess that nobody has measured"
-    return f"needs torchao, which is not installed ({brings}); pip install 'latfix[quantization]'"
+    gain = "it may compute in 0.6 of the time; a guess, not measured"
+    return f"needs torchao, which is not installed ({gain}); pip install 'latfix[quantization]'"
 
 
 def by_torchao(weight: object) -> bool:
-    """Whether a weight is one of torchao's tensors."""
+    """True if a weight is one of torchao's tensors."""
     return type(weight).__module__.partition(".")[0] == "torchao"
 
 
 def uses_torchao(precision: Precision, device: str) -> bool:
-    """Whether torchao makes the layers of this precision on a device."""
+    """True if torchao makes the layers of this precision on a device."""
     return device != "cpu" and precision in _BY_TORCHAO
 
 
 def unsupported(precision: Precision, device: str, capability: Capability | None) -> str:
-    """Why a precision cannot run on a device, in one line; empty where it can.
+    """Why a precision cannot run on a device, in one line; empty if it can.
 
     :param device: ``cpu`` or a CUDA device.
-    :param capability: of that device; ``None`` where it is not known, which rules out nothing.
+    :param capability: the device's; ``None`` if unknown, which excludes nothing.
     """
     if device == "cpu":
         if precision == "fp16":
-            return "half precision is computed on GPUs only; on a CPU it is emulated, and bf16 is not"
+            return "half precision is computed on GPUs only; on a CPU it is emulated, unlike bf16"
         return "its products need a GPU of compute capability 8.9 or later" if precision == "fp8_dynamic" else ""
     least = _LEAST.get(precision)
     if least is not None and capability is not None and capability < least:

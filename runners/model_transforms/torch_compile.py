@@ -1,4 +1,4 @@
-"""``torch.compile`` as a service uses it: counted graphs, a cache that outlives the process, no silent fallback."""
+"""``torch.compile`` for a service: counted graphs, a cache shared between processes, no silent fallback."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from latfix.runners.backends.artifact_cache import cache_folder
 from latfix.runners.calls.call_counters import Tally
 from latfix.settings import Compile
 
-#: Versions of one function that may be compiled, for each model instance; beyond it, loading fails and says so.
+#: Maximum versions of one function per model instance; with more, loading fails.
 _VERSIONS = 64
 
 
 @dataclass(slots=True)
 class Graphs:
-    """What the compiler was given.
+    """The compiled graphs.
 
-    :param count: graphs, one for each part of the model and each kind of shape that it had to tell apart.
-    :param dtypes: what the operators in them answer in.
+    :param count: number of graphs, one for each part of the model and each kind of shape.
+    :param dtypes: number of operators by output type.
     """
 
     count: int = 0
     dtypes: Counter[str] = field(default_factory=Counter)
 
     def add(self, graph: Any) -> None:
-        """Account for a graph that is about to be compiled."""
+        """Count a graph that is about to be compiled."""
         import torch
 
         self.count += 1
@@ -41,15 +41,15 @@ class Graphs:
 
 
 def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic", *, freezing: bool = True) -> Any:
-    """The model, or the parts of it that its ``compile_parts`` names, compiled for dynamic shapes.
+    """The model, or the parts that its ``compile_parts`` names, compiled for dynamic shapes.
 
-    Whatever is compiled counts itself in ``tally`` when it runs. Where more versions would be needed than are
-    allowed, the framework would go on uncompiled and say nothing; here it fails, at warm-up.
+    Runs of compiled code are counted in ``tally``. If too many versions are needed, torch would silently run
+    uncompiled; here it fails at warm-up.
 
     :param mode: ``max-autotune`` also times several kernels for each matrix product and takes the fastest.
-        ``reduce-overhead`` compiles as ``dynamic`` does: what it means in the framework, captured graphs, is left to
-        :mod:`latfix.runners.gpu.cuda_graphs`, which captures a bounded number of them and none in a request.
-    :param freezing: as in :func:`configure_compiler`.
+        ``reduce-overhead`` compiles like ``dynamic``; captured graphs are left to
+        :mod:`latfix.runners.gpu.cuda_graphs`, which captures a bounded number, and none during a request.
+    :param freezing: see :func:`configure_compiler`.
     """
     import torch
 
@@ -66,7 +66,7 @@ def compiled(model: Any, tally: Tally, graphs: Graphs, mode: Compile = "dynamic"
     parts = getattr(model, "compile_parts", None)
     if parts is None:
         return torch.compile(model, dynamic=True, backend=backend)
-    # A model with a Python loop of its own (token by token) names what is worth compiling inside it.
+    # A model with a Python loop (token by token) names the parts inside it that are worth compiling.
     for name in parts():
         setattr(model, name, torch.compile(getattr(model, name), dynamic=True, backend=backend))
     return model
@@ -81,10 +81,10 @@ def _options(mode: Compile) -> dict[str, Any]:
 
 
 def configure_compiler(*, freezing: bool = True) -> None:
-    """Set the compiler up in this thread: in torch 2.13 its settings are each thread's own.
+    """Configure the compiler in this thread: in torch 2.13 its settings are per thread.
 
-    :param freezing: weights become constants of the compiled code. Not those of torchao: with torch 2.13 its int8
-        layers answered with errors of a third of their size on the CPU then, and of a hundredth without.
+    :param freezing: weights become constants of the compiled code. Not for torchao: with torch 2.13 on the CPU, the
+        relative error of its int8 layers was a third with freezing and a hundredth without.
     """
     import torch._dynamo.config
     import torch._inductor.config
@@ -95,7 +95,7 @@ def configure_compiler(*, freezing: bool = True) -> None:
 
 
 def compiler_evidence(graphs: Graphs) -> dict[str, Any]:
-    """What the compiler made, and how much of it lay in the cache already."""
+    """The compiler's graphs, and how many of them were cached."""
     from torch._dynamo.utils import counters
 
     inductor = counters["inductor"]
@@ -104,14 +104,13 @@ def compiler_evidence(graphs: Graphs) -> dict[str, Any]:
         "graph_dtypes": dict(graphs.dtypes),
         "compile_cache_hits": inductor["fxgraph_cache_hit"],
         "compile_cache_misses": inductor["fxgraph_cache_miss"],
-        # Graphs whose frozen weights are packed for oneDNN, which nothing can store: their kernels alone are kept.
+        # Graphs with frozen weights packed for oneDNN cannot be cached; only their kernels are.
         "compile_cache_bypassed": inductor["fxgraph_cache_bypass"],
     }
 
 
 def compiler_missing() -> str:
-    """Why ``torch.compile`` cannot work here; empty where it can."""
-    wanted = os.environ.get("CXX", "g++")
-    if any(shutil.which(name) for name in (wanted, "g++", "clang++")):
+    """Why ``torch.compile`` cannot work here; empty if it can."""
+    if any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         return ""
-    return "torch.compile needs a C++ compiler and found neither g++ nor clang++"
+    return "torch.compile needs a C++ compiler; found neither g++ nor clang++"

@@ -1,7 +1,7 @@
-"""Linear layers of a model on a GPU in eight bits, by torchao: int8 or fp8 weights, activations as they come or not.
+"""8-bit linear layers on a GPU by torchao: int8 or fp8 weights, with or without quantized activations.
 
-A layer stays a ``nn.Linear``; its weight becomes a tensor of torchao's, whose product quantizes the activations and
-picks the kernel. Without a compiler that is many small kernels; what it saves shows only compiled.
+A layer stays an ``nn.Linear``; its weight becomes one of torchao's tensors, whose product quantizes the activations
+and picks the kernel. Uncompiled, that is many small kernels, so the gain shows only when compiled.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 from latfix.runners.model_transforms.precision_support import Capability, by_torchao
 from latfix.settings import Precision
 
-#: cuBLAS multiplies int8 of more than 16 rows only: torch's product raises for fewer, and outside of the compiler
-#: torchao multiplies in float32 then and says nothing.
+#: cuBLAS multiplies int8 only for more than 16 rows: torch's product raises for fewer, and uncompiled torchao
+#: silently multiplies in float32.
 _LEAST_ROWS = 32
-#: Inputs and outputs of a layer that the int8 and fp8 products take are multiples of this; torchao leaves other
-#: layers as they are (fp8) or multiplies them on the host (int8).
+#: The int8 and fp8 products take layers whose inputs and outputs are multiples of this; torchao leaves others
+#: unmodified (fp8) or multiplies them on the host (int8).
 STEP = 16
-#: Generations of GPUs on which torch's fp8 product takes one scale a row; the others take one scale a tensor.
+#: Generations of GPUs on which torch's fp8 product takes one scale per row; others take one scale per tensor.
 _SCALES_BY_ROW = (9, 10)
 
 
 class FewRowsLinear(torch.nn.Linear):
-    """``nn.Linear`` that fills its input up to the rows that an int8 product needs; its answer is without them.
+    """``nn.Linear`` that pads its input to the number of rows that an int8 product needs, and drops them after it.
 
-    Rows of zeros change no other row: activations are quantized row by row.
+    Rows of zeros change no other row, because activations are quantized per row.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -42,38 +42,38 @@ class FewRowsLinear(torch.nn.Linear):
 
 
 def fits(layer: torch.nn.Linear, precision: Precision) -> bool:
-    """Whether the product of this precision takes a layer's sizes."""
+    """True if the product of this precision takes a layer's sizes."""
     if precision == "int8_weight_only":
         return True
-    # Some versions of torchao leave layers of 16 inputs, too: too small to gain anything.
+    # Some versions of torchao also leave layers of 16 inputs unmodified; they are too small to gain anything.
     return layer.in_features % STEP == 0 and layer.out_features % STEP == 0 and layer.in_features > STEP
 
 
 def quantize_layers(layers: Iterable[torch.nn.Linear], precision: Precision, capability: Capability | None) -> None:
     """Quantize layers in place.
 
-    :param layers: each once, on the device that they run on, with sizes that fit (:func:`fits`); for ``fp8_dynamic``
-        in bfloat16.
-    :param capability: of that device.
-    :raises ImportError: torchao is missing, or too old.
-    :raises RuntimeError: torchao left a layer as it was.
+    :param layers: without duplicates, on their device, with sizes that fit (:func:`fits`); for ``fp8_dynamic`` in
+        bfloat16.
+    :param capability: compute capability of that device.
+    :raises ImportError: torchao is missing or too old.
+    :raises RuntimeError: torchao did not change a layer.
     """
     from torchao.quantization import quantize_
 
     config = _config(precision, capability)
     for layer in layers:
-        # The transformation of these configurations changes the layer itself, so that all who hold it see it.
-        quantize_(layer, config, filter_fn=_every)
+        # These configurations change the layer object itself, so every module that refers to it is changed.
+        quantize_(layer, config, filter_fn=lambda *_: True)
         if not by_torchao(layer.weight):
             sizes = f"{layer.in_features} × {layer.out_features}"
-            raise RuntimeError(f"torchao left a linear layer of {sizes} as it was")
+            raise RuntimeError(f"torchao did not change a linear layer of {sizes}")
         if precision == "int8_dynamic":
             layer.__class__ = FewRowsLinear
 
 
 def _config(precision: Precision, capability: Capability | None) -> Any:
-    """What torchao is asked for. Its own compiler settings are left out: they hold for the whole process, and in
-    some versions change what float32 products of all other models are computed in."""
+    """torchao's configuration, without its compiler settings: those apply to the whole process, and in some versions
+    change the precision of float32 products in all other models."""
     from torchao import quantization
 
     if precision == "int8_dynamic":
@@ -83,8 +83,3 @@ def _config(precision: Precision, capability: Capability | None) -> Any:
     by_row = capability is not None and capability[0] in _SCALES_BY_ROW
     scales = quantization.PerRow() if by_row else quantization.PerTensor()
     return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=scales, set_inductor_config=False)
-
-
-def _every(module: torch.nn.Module, name: str) -> bool:
-    del module, name
-    return True

@@ -1,1 +1,1 @@
-"""The self-test of the diagnosis: faults injected on purpose, and how well a run's record alone tells them."""
+"""The self-test of the diagnosis: injects faults on purpose and checks whether it finds them in the run's record."""

@@ -1,4 +1,4 @@
-"""One case of the self-test: what is injected, how strongly, into which traffic."""
+"""One case of the self-test: the injected faults, their intensity, and the traffic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTENSITIES: tuple[Intensity, ...] = ("small", "medium", "large")
 FACTORS: dict[Intensity, float] = {"small": 2.0, "medium": 5.0, "large": 10.0}
 #: Items of a typical request.
 ITEMS = 64
-#: Requests at the start that carry no fault: warm-up sends them once more.
+#: Requests at the start without faults, because warm-up also sends them.
 CLEAN_START = 32
 
 
@@ -26,8 +26,8 @@ CLEAN_START = 32
 class Case:
     """A replay with known faults.
 
-    :param recipes: names of what is injected, keys of :data:`latfix.runners.selftest.recipes.RECIPES`.
-    :param seed: of traffic and of the faults' places.
+    :param recipes: keys of :data:`latfix.runners.selftest.recipes.RECIPES`.
+    :param seed: determines traffic and the places of faults.
     :param seconds: length of the traffic.
     """
 
@@ -39,25 +39,24 @@ class Case:
 
     @property
     def id(self) -> str:
-        """A name that is also a folder's."""
+        """The case's name, also of its folder."""
         return f"{'+'.join(self.recipes)}-{self.intensity}-{self.seed}"
 
 
 @dataclass(slots=True)
 class Draft:
-    """Traffic and settings of a case while recipes write into it.
+    """Traffic and settings of a case, into which recipes write.
 
-    :param typical_ms: latency of a typical request on this machine, that pauses are multiples of.
-    :param rng: the case's own.
+    :param typical_ms: latency of a typical request on this machine; pauses are multiples of it.
+    :param rng: the case's random generator.
     :param gaps: ``(n,)`` seconds before each arrival.
-    :param items: ``(n,)`` the inputs' lengths.
-    :param taken: ``(n,)`` requests that carry a fault already, or must not.
-    :param env: of the runner's process.
-    :param overrides: of the runner's settings.
-    :param hogs: phases of processes that compete for the runner's cores, one entry a process.
-    :param quota: phases of a cgroup quota, with the share of one core that it leaves.
-    :param numbered: requests bring a running number as a feature, as ids and sequence numbers do.
-    :param clock_faults: causes that show in the run but in no request's log.
+    :param items: ``(n,)`` lengths of the inputs.
+    :param taken: ``(n,)`` requests that already carry a fault, or must not.
+    :param env: environment of the runner's process.
+    :param overrides: changes to the runner's settings.
+    :param hogs: phases of processes that compete for the runner's cores, one entry per process.
+    :param quota: phases of a cgroup quota, with the share of one core that it allows.
+    :param numbered: requests have a running number as a feature, like ids and sequence numbers.
     """
 
     typical_ms: float
@@ -81,7 +80,7 @@ class Draft:
 
     @property
     def pause_ms(self) -> float:
-        """What a fault of the case's intensity lasts."""
+        """Duration of a fault of the case's intensity."""
         return FACTORS[self.intensity] * self.typical_ms
 
     def cut(self, n: int) -> None:
@@ -89,7 +88,7 @@ class Draft:
         self.gaps, self.items, self.taken = self.gaps[:n], self.items[:n], self.taken[:n]
 
     def choose(self, share: float, apart: int = 4) -> npt.NDArray[np.int64]:
-        """Requests at random that carry nothing yet, marked as taken, no two within ``apart`` of each other."""
+        """Random requests without a fault, no two within ``apart`` of each other; marks them as taken."""
         wanted = max(4, round(share * len(self)))
         chosen: list[int] = []
         for k in self.rng.permutation(len(self)).tolist():
@@ -106,14 +105,13 @@ class Draft:
         length = self.pause_ms if ms is None else ms
         self.kinds[kind] = max(self.kinds.get(kind, 0.0), length)
         for k in self.choose(share).tolist():
-            # A collection's length is the heap's; that of others varies, as pauses do.
+            # The duration of a collection depends on the heap; other durations vary, like real pauses.
             ms_here = length if kind == "gc" else length * float(self.rng.uniform(0.7, 1.3))
             self.faults.setdefault(k, []).append((where, kind, round(ms_here, 3)))
         if kind != "gc":
             self.kinds[kind] = max(self.kinds[kind], 1.3 * length)
 
     def traffic(self) -> Traffic:
-        """The schedule as it stands."""
         n = len(self)
         arrival = np.rint(np.cumsum(self.gaps) * 1e9).astype(np.int64)
         return Traffic(
@@ -131,6 +129,6 @@ class Draft:
         )
 
 
-def steady_gaps(rng: np.random.Generator, n: int, mean_s: float, *, shape: float = 4.0) -> npt.NDArray[np.float64]:
-    """Gaps between arrivals, gamma distributed: ``shape`` 1 is a Poisson process, more is more regular."""
-    return np.asarray(rng.gamma(shape, mean_s / shape, n), dtype=np.float64)
+def steady_gaps(rng: np.random.Generator, n: int, mean_s: float) -> npt.NDArray[np.float64]:
+    """Gamma-distributed gaps between arrivals with shape 4, more regular than a Poisson process (shape 1)."""
+    return np.asarray(rng.gamma(4.0, mean_s / 4.0, n), dtype=np.float64)

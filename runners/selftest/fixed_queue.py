@@ -1,14 +1,13 @@
-"""The two queues of a recorded run, served again with less work: who was served where and with whom is kept.
+"""The two queues of a recorded run, served again with less work, with the same servers, order and batches.
 
-A small model of the service, written for the self-test's truth and not shared with the diagnosis. Prepare
-threads and workers take what they took in the recorded run, in the same order; a batch keeps its members.
-Service begins when the server is free and all it serves is there, plus whatever the recorded run waited
-beyond that (a batch window, a late wake-up). With one prepare thread and batches of one this is Lindley's
-recursion, and exact; at the measured services it reproduces the measured waits.
+A small model of the service, written for the self-test's ground truth and not shared with the diagnosis. Prepare
+threads and workers take the same requests as in the recorded run, in the same order; batches keep their members.
+Service begins when the server is free and all its requests have arrived, plus the wait of the recorded run beyond
+that (a batch window, a late wake-up). With one prepare thread and batches of one this is Lindley's recursion, and
+exact; with the measured service times it reproduces the measured waits.
 
-Where batches may be shared, whoever comes sooner than it did need not wait for those that it was served with:
-it begins with the first batch that has room or that takes someone who came after it, or at once, but for the
-window, where a worker is idle.
+With larger batches, a request that arrives earlier than recorded need not wait for its recorded batch: it begins with
+the first batch that has room or that takes a later request, or, if a worker is idle, after the batch window.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ import numpy.typing as npt
 from latfix.run_record.run_record import RunRecord
 
 Ints = npt.NDArray[np.int64]
-#: So many operators of about equal length the model calls.
+#: Assumed number of operators of equal length in the model.
 _OPERATORS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedQueue:
-    """What is kept of a run. All times in nanoseconds from the start of the run.
+    """The queues of a run. All times in nanoseconds from the start of the run.
 
-    :param rows: ``(m,)`` rows of the record that were prepared, in the order in which prepare threads took them.
-    :param batch: ``(m,)`` place of each one's batch among ``b`` batches in order of their closing; -1 for none.
+    :param rows: ``(m,)`` prepared rows of the record, in the order in which prepare threads took them.
+    :param batch: ``(m,)`` index of each row's batch among ``b`` batches in order of closing; -1 for none.
     :param handed: ``(m,)`` when it was handed over.
-    :param prepare: ``(m,)`` measured service in prepare; ``prepare_hold`` the wait beyond server and arrival.
-    :param thread: ``(m,)`` the prepare thread; ``enqueued`` when it was prepared.
-    :param service: ``(b,)`` measured service from the batch's closing on; ``hold`` and ``worker`` likewise, and
-        ``compute_start`` and ``compute_end``, when the model was called and returned.
-    :param operator_ns: a typical half of one of the model's operators: how long a thread in the model still runs
-        after another took the interpreter lock.
-    :param most: requests in a batch; ``workers`` that take batches, ``window`` that one is held open for at most.
+    :param prepare: ``(m,)`` measured service in prepare; ``prepare_hold``: the wait beyond server and arrival.
+    :param thread: ``(m,)`` the prepare thread; ``enqueued``: when it was prepared.
+    :param service: ``(b,)`` measured service from the batch's closing on; ``hold`` and ``worker`` likewise;
+        ``compute_start`` and ``compute_end``: when the model was called and returned.
+    :param operator_ns: half the duration of a typical operator of the model: how long a thread in the model still
+        runs after another thread took the interpreter lock.
+    :param most: maximum batch size; ``workers``: their number; ``window``: the batch window.
     """
 
     rows: Ints
@@ -60,7 +59,7 @@ class FixedQueue:
     window: int
 
     def waits(self, handed_less: Ints, prepare_less: Ints, service_less: Ints) -> Ints:
-        """``(m,)`` wait before prepare and before the batch with so much less lag and work in each."""
+        """``(m,)`` waits before prepare and before the batch, with lag and work reduced by the arguments."""
         prepared, waited = _series(
             (self.handed - handed_less).tolist(),
             self.thread.tolist(),
@@ -82,19 +81,19 @@ class FixedQueue:
         return total
 
     def _sooner(self, inside: Ints, enqueued: Ints, last: Ints, closed: Ints, ends: Ints) -> Ints:
-        """When each request that comes sooner than it did could begin; never for all others."""
+        """When each request that is enqueued earlier than recorded could begin; the maximum for all others."""
         found = np.full(len(inside), np.iinfo(np.int64).max, dtype=np.int64)
         room = np.bincount(self.batch[inside], minlength=len(closed)) < self.most
         for k in np.flatnonzero(enqueued[inside] < self.enqueued[inside]).tolist():
-            there = enqueued[inside[k]]
-            open_to = (closed >= there) & (room | (last > there))
-            busy = (closed <= there) & (there < ends)
+            now = enqueued[inside[k]]
+            open_to = (closed >= now) & (room | (last > now))
+            busy = (closed <= now) & (now < ends)
             idle = len(np.unique(self.worker[busy])) < self.workers
-            found[k] = min(closed[open_to].min(initial=found[k]), there + self.window if idle else found[k])
+            found[k] = min(closed[open_to].min(initial=found[k]), now + self.window if idle else found[k])
         return found
 
     def typical(self, handed_less: Ints, prepare_less: Ints, service_less: Ints) -> Ints:
-        """``(m,)`` waits where, beside those faults, all that took longer than the median is cut to the median."""
+        """``(m,)`` waits without the faults, and with all service times and holds capped at their median."""
         bare = [self.prepare - prepare_less, self.service - service_less]
         prepare, service = (np.minimum(part, _median(part)) for part in bare)
         calm = replace(
@@ -107,7 +106,7 @@ class FixedQueue:
         return calm.waits(handed_less, np.zeros_like(prepare), np.zeros_like(service))
 
     def last_enqueued(self, enqueued: Ints) -> Ints:
-        """``(b,)`` when the last member of each batch was there."""
+        """``(b,)`` when the last member of each batch was enqueued."""
         last = np.full(len(self.service), np.iinfo(np.int64).min, dtype=np.int64)
         inside = self.batch >= 0
         np.maximum.at(last, self.batch[inside], enqueued[inside])
@@ -118,20 +117,22 @@ def _median(values: Ints) -> int:
     return int(np.median(values)) if len(values) else 0
 
 
-def _series(there: list[int], server: list[int], service: list[int], hold: list[int]) -> tuple[list[int], list[int]]:
+def _series(
+    arrivals: list[int], servers: list[int], service: list[int], hold: list[int]
+) -> tuple[list[int], list[int]]:
     """Ends and waits of jobs that servers take in this order."""
     free: dict[int, int] = {}
     ends, waits = [], []
-    for arrived, who, work, held in zip(there, server, service, hold, strict=True):
-        start = max(arrived, free.get(who, arrived)) + held
-        free[who] = end = start + work
+    for arrived, server, work, held in zip(arrivals, servers, service, hold, strict=True):
+        start = max(arrived, free.get(server, arrived)) + held
+        free[server] = end = start + work
         ends.append(end)
         waits.append(start - arrived)
     return ends, waits
 
 
 def fixed_queue(record: RunRecord) -> FixedQueue:
-    """Take a run's queues from its record, warm-up left out: it ends before the run begins."""
+    """The queues of a run's record, without warm-up, which ends before the run begins."""
     rows, batches, settings = record.requests, record.batches, record.meta.settings
     prepared = np.flatnonzero(record.measured & (rows["prepare_thread"] >= 0))
     handed = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["intake_ns"])[prepared]
@@ -168,12 +169,12 @@ def fixed_queue(record: RunRecord) -> FixedQueue:
     return replace(queue, hold=_holds(last, queue.worker, closed, finished))
 
 
-def _holds(there: Ints, server: Ints, begun: Ints, ended: Ints) -> Ints:
-    """What each job waited although it was there and its server free; negative where it was early."""
+def _holds(arrivals: Ints, servers: Ints, begun: Ints, ended: Ints) -> Ints:
+    """How long each job waited although it had arrived and its server was free; negative if it was early."""
     free: dict[int, int] = {}
     holds: list[int] = []
-    columns: list[Any] = [column.tolist() for column in (there, server, begun, ended)]
-    for arrived, who, start, end in zip(*columns, strict=True):
-        holds.append(start - max(arrived, free.get(who, arrived)))
-        free[who] = end
+    columns: list[Any] = [column.tolist() for column in (arrivals, servers, begun, ended)]
+    for arrived, server, start, end in zip(*columns, strict=True):
+        holds.append(start - max(arrived, free.get(server, arrived)))
+        free[server] = end
     return np.array(holds, dtype=np.int64)

@@ -1,14 +1,12 @@
-"""What a run's faults really cost each request: from the injectors' log and the stamps, never from a diagnosis.
+"""The true cost of a run's faults for each request, from the injectors' log and the stamps, never from a diagnosis.
 
-A fault in ``prepare`` costs its request; one in the model costs every member of the batch, once; one in
-``finish`` costs its request and those of its batch that are finished after it. A collection holds the
-interpreter lock: it also costs what another thread was serving meanwhile, and requests that arrived
-meanwhile were handed over late.
+A fault in ``prepare`` delays its request; one in the model delays every member of the batch once; one in ``finish``
+delays its request and the members of its batch that are finished later. A garbage collection holds the interpreter
+lock: it also delays the work of other threads at that time, and the handover of requests that arrive.
 
-What reaches others through the queues is found by serving the run again
-(:mod:`latfix.runners.selftest.fixed_queue`) with the logged faults scaled from nothing to what they were, in
-small steps, one cause after the other within a step and the order turned by one from step to step: the
-shares add up to the growth of each wait exactly.
+The delay of other requests through the queues is found by serving the run again
+(:mod:`latfix.runners.selftest.fixed_queue`) with the logged faults scaled from zero to their length in small steps,
+one cause at a time, with the order rotated from step to step: the shares sum exactly to the growth of each wait.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ from latfix.statistics.latency_summary import percentile_ns
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 STEPS = 32
-#: Own marks of a stamp and of a log line differ by the time that writing takes.
+#: Tolerance between the times of a stamp and of a log line.
 _SLACK_NS = 2_000_000
-#: Kinds that keep the interpreter lock from start to end.
+#: Kinds that hold the interpreter lock from start to end.
 _HOLDS_LOCK = ("gc", "collector", "held_faults")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Milliseconds that are known, by cause and request. All nanoseconds.
+    """The true delay by cause and request, in nanoseconds.
 
-    :param causes: ``k`` causes whose faults are known request by request.
+    :param causes: ``k`` causes whose faults are known for each request.
     :param index: ``(n,)`` schedule index of each measured request that ended ``ok``.
     :param own: ``(k, n)`` on its own path.
     :param propagated: ``(k, n)`` through the queues.
-    :param natural: ``(n,)`` wait that arrivals alone make: without faults, and no service longer than typical.
-    :param tail: ``(n,)`` which belong to the tail.
-    :param faults: faults within the run, by cause; ``kept`` those of them that are large enough to count.
+    :param natural: ``(n,)`` wait due to arrivals alone: without faults, and with no service longer than typical.
+    :param tail: ``(n,)`` true for requests in the tail.
+    :param faults: number of faults within the run, by cause; ``kept``: of those large enough to count.
     """
 
     causes: tuple[str, ...]
@@ -59,20 +57,20 @@ class Truth:
     kept: dict[str, int]
 
     def tail_ms(self, cause: str) -> float:
-        """Mean over the tail's requests of own and propagated; 0 for a cause that was not injected."""
+        """Mean of own and propagated over the tail; 0 for a cause that was not injected."""
         if cause not in self.causes or not self.tail.any():
             return 0.0
         k = self.causes.index(cause)
         return float((self.own[k] + self.propagated[k])[self.tail].mean()) / 1e6
 
     def natural_tail_ms(self) -> float:
-        """Mean over the tail's requests of the wait that arrivals alone made."""
+        """Mean over the tail of the wait due to arrivals alone."""
         return float(self.natural[self.tail].mean()) / 1e6 if self.tail.any() else 0.0
 
 
 @dataclass(slots=True)
 class _Extra:
-    """What faults added to each row of the record and each batch, by cause: ``(k, rows)`` or ``(k, batches)``."""
+    """The time that faults added to each row and each batch, by cause: ``(k, rows)`` or ``(k, batches)``."""
 
     lag: Ints
     prepare: Ints
@@ -84,9 +82,9 @@ class _Extra:
 def find_truth(record: RunRecord, faults: Sequence[Fault], percentile: float, *, least_ns: int) -> Truth:
     """Join a run with its faults.
 
-    :param percentile: where the tail begins.
-    :param least_ns: a fault below this does not count as injected; it keeps its milliseconds.
-    :raises InputError: the run did not reach its end.
+    :param percentile: start of the tail.
+    :param least_ns: a shorter fault does not count as injected, but its time does.
+    :raises InputError: the run is incomplete.
     """
     rows = record.requests
     queue = fixed_queue(record)
@@ -126,23 +124,23 @@ def find_truth(record: RunRecord, faults: Sequence[Fault], percentile: float, *,
 
 
 def _start_ns(record: RunRecord) -> int:
-    """Where the run's clock starts on the performance counter's."""
+    """The start of the run's clock on the performance counter's."""
     if record.meta.t0_ns is None:
-        raise InputError(f"{record.folder}: found a run that did not reach its end; expected a whole one to score")
+        raise InputError(f"{record.folder}: found a run that did not reach its end; expected a complete one to score")
     return record.meta.t0_ns
 
 
 def _strikes(faults: Sequence[Fault]) -> dict[str, int]:
-    """How many faults each cause has; growth is one, however many requests it slows down."""
+    """The number of faults by cause; growth is one, regardless of how many requests it slows down."""
     growing = {fault.cause for fault in faults if fault.kind == "growth"}
     counts = Counter(fault.cause for fault in faults if fault.kind != "growth")
     return {**counts, **dict.fromkeys(growing, 1)}
 
 
 def _row_of(record: RunRecord, fault: Fault) -> int | None:
-    """The row of the request that a fault struck, if it did so within the measured run.
+    """The row of the request that a fault struck; ``None`` if that was outside the measured run.
 
-    Warm-up sends the first requests once more, under the same ids: the time tells which of them it was.
+    Warm-up sends the first requests too, under the same ids, so the fault's time must be within the request's.
     """
     rows = record.requests
     if not fault.request:
@@ -177,7 +175,7 @@ def _extra(
 def _hold_others(
     record: RunRecord, queue: FixedQueue, extra: _Extra, cause: int, fault: Fault, row: int | None
 ) -> None:
-    """What a fault that keeps the interpreter lock costs in other threads."""
+    """Add the delay that a fault with the interpreter lock causes in other threads."""
     rows = record.requests
     start, end = (point - _start_ns(record) for point in (fault.start_ns, fault.end_ns))
     arrived = (rows["arrival_ns"] >= start) & (rows["arrival_ns"] < end) & record.measured
@@ -188,7 +186,7 @@ def _hold_others(
     held = _overlap(start, end, begun, begun + queue.prepare)
     own = (queue.rows == row) & (fault.where == "prepare")
     extra.prepare[cause, queue.rows] += np.where(own, 0, held)
-    # A worker goes on until its operator ends and it needs the lock again.
+    # A worker continues until its operator ends and it needs the lock again.
     held = np.maximum(_overlap(start, end, queue.compute_start, queue.compute_end) - queue.operator_ns, 0)
     if fault.where in ("model", "finish"):
         held[np.setdiff1d(queue.batch[queue.rows == row], [-1])] = 0
@@ -200,7 +198,7 @@ def _overlap(start: int, end: int, first: Ints, last: Ints) -> Ints:
 
 
 def _per_batch(queue: FixedQueue, extra: Ints) -> Ints:
-    """What a batch's service holds of its members' faults."""
+    """The time that a batch's members' faults add to its service."""
     total = np.zeros(len(queue.service), dtype=np.int64)
     inside = queue.batch >= 0
     np.add.at(total, queue.batch[inside], extra[queue.rows[inside]])
@@ -208,7 +206,7 @@ def _per_batch(queue: FixedQueue, extra: Ints) -> Ints:
 
 
 def _own_in_batch(record: RunRecord, model: Ints, finish: Ints) -> Ints:
-    """Faults of a whole batch, and of members finished before and with a request, for each of its members."""
+    """For each member of a batch: the batch's model faults, and finish faults of itself and of earlier members."""
     rows = record.requests
     own = np.zeros_like(model)
     for batch_id in np.unique(rows["batch_id"][(model + finish).any(axis=0)]).tolist():
@@ -223,9 +221,9 @@ def _own_in_batch(record: RunRecord, model: Ints, finish: Ints) -> Ints:
 def share_waits(queue: FixedQueue, lag: Ints, prepare: Ints, service: Ints, *, steps: int = STEPS) -> Floats:
     """Divide the growth of every wait among causes.
 
-    :param lag: ``(k, m)`` nanoseconds of each cause by which each request was handed over late.
-    :param prepare: ``(k, m)`` in its prepare.
-    :param service: ``(k, b)`` in each batch's service.
+    :param lag: ``(k, m)`` nanoseconds by which each cause delayed each request's handover.
+    :param prepare: ``(k, m)`` nanoseconds added to its prepare.
+    :param service: ``(k, b)`` nanoseconds added to each batch's service.
     :returns: ``(k, m)`` shares that sum to the growth.
     """
     causes = len(prepare)

@@ -1,6 +1,6 @@
-"""Which cases a self-test replays: every cause alone at three intensities, mixes, an unlisted cause, quiet runs.
+"""The cases of a self-test: every cause alone at three intensities, mixes, unlisted causes, quiet runs.
 
-Thresholds of the diagnosis are tuned on seeds below :data:`HELD_OUT` only; a self-test uses seeds from there on.
+The diagnosis's thresholds are tuned only on seeds below :data:`HELD_OUT`; a self-test uses seeds from there on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from latfix.runners.selftest.recipes import NOT_INJECTABLE, RECIPES
 
 HELD_OUT = 1000
 QUICK_S, FULL_S = 6.0, 20.0
-#: A case takes this much longer than its traffic: a process starts and loads its libraries, and the diagnosis.
+#: Time of a case beyond its traffic: starting a process, loading libraries, and the diagnosis.
 OVERHEAD_S = 5.5
 
 SINGLE: tuple[str, ...] = tuple(name for name, recipe in RECIPES.items() if recipe.cause not in ("", "unexplained"))
@@ -33,7 +33,7 @@ MIXES: tuple[tuple[str, ...], ...] = (
     ("work_model", "span_prepare", "gc_prepare"),
     ("heavy_inputs", "gc_model", "sleep_finish"),
 )
-#: What ``--quick`` replays: the causes that services meet most, one mix, one unlisted cause, one quiet run.
+#: Cases of ``--quick``: the most common causes, one mix, one unlisted cause, two quiet runs.
 QUICK: tuple[tuple[tuple[str, ...], Intensity], ...] = (
     (("gc_model",), "medium"),
     (("sleep_prepare",), "medium"),
@@ -52,7 +52,6 @@ QUICK: tuple[tuple[tuple[str, ...], Intensity], ...] = (
 
 
 def group_of(recipes: Sequence[str]) -> Group:
-    """Which group a combination of recipes belongs to."""
     if len(recipes) > 1:
         return "mixed"
     cause = RECIPES[recipes[0]].cause
@@ -62,15 +61,14 @@ def group_of(recipes: Sequence[str]) -> Group:
 
 
 def make_case(recipes: Sequence[str], intensity: Intensity, seed: int, seconds: float) -> Case:
-    """A case, its group found."""
     return Case(recipes=tuple(recipes), group=group_of(recipes), intensity=intensity, seed=seed, seconds=seconds)
 
 
 def plan_cases(*, quick: bool, causes: Sequence[str] = (), seed: int = HELD_OUT, repeat: int = 1) -> list[Case]:
     """The cases of a self-test, in the order of their replay.
 
-    :param causes: replay only cases that inject one of these, ``quiet`` those without a fault; all where empty.
-    :param repeat: how many times, each with a seed of its own.
+    :param causes: include only cases that inject one of these; ``quiet`` selects cases without faults; empty for all.
+    :param repeat: number of repetitions, each with another seed.
     :raises InputError: a cause is unknown or cannot be injected on this machine.
     """
     check_causes(causes)
@@ -94,9 +92,9 @@ def plan_cases(*, quick: bool, causes: Sequence[str] = (), seed: int = HELD_OUT,
 
 
 def check_causes(causes: Sequence[str]) -> None:
-    """Refuse ids of no cause.
+    """Check the ids of causes.
 
-    :raises InputError: naming the option.
+    :raises InputError: an id is unknown.
     """
     known = sorted({_injected(name) for name in RECIPES} | set(NOT_INJECTABLE))
     for cause in causes:
@@ -105,7 +103,7 @@ def check_causes(causes: Sequence[str]) -> None:
 
 
 def not_injectable() -> dict[str, str]:
-    """By cause, why no recipe for it works on this machine."""
+    """Reasons why no recipe works on this machine, by cause."""
     by_cause: dict[str, list[str]] = defaultdict(list)
     for recipe in RECIPES.values():
         if recipe.cause:
@@ -114,7 +112,6 @@ def not_injectable() -> dict[str, str]:
 
 
 def estimate_s(cases: Sequence[Case]) -> float:
-    """About how long the cases take."""
     return sum(case.seconds + OVERHEAD_S for case in cases)
 
 
@@ -126,7 +123,7 @@ def _full() -> Iterator[tuple[tuple[str, ...], Intensity]]:
 
 
 def _quick(causes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Intensity]]:
-    """The shipped selection; where causes are asked for, one case for each of their recipes."""
+    """The shipped selection, or one case per recipe of the requested causes."""
     if not causes:
         yield from QUICK
         return
@@ -141,5 +138,4 @@ def _injected(name: str) -> str:
 
 
 def by_group(cases: Sequence[Case]) -> Mapping[Group, int]:
-    """How many cases there are of each group."""
     return Counter(case.group for case in cases)

@@ -1,4 +1,4 @@
-"""What can be injected: one recipe each, which writes its faults into a case's draft."""
+"""Recipes: each injects one cause by writing its faults into a case's draft."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latfix.runners.selftest.faults.cpu_hogs import cores
 from latfix.runners.selftest.faults.cpu_quota import unavailable as no_quota
 from latfix.runners.selftest.faults.injectors import supported
 
-#: Share of the requests that a pause strikes, by its intensity: rarer where it is longer.
+#: Share of requests that a pause strikes, by intensity: longer pauses are rarer.
 _SHARES = {"small": 0.03, "medium": 0.02, "large": 0.012}
 _ARRIVALS = ("traffic.burst", "traffic.overload")
 _BATCHING = ("batching.window", "batching.size", "batching.padding", "input.size")
@@ -24,13 +24,13 @@ _THREADS = (*_ARRIVALS, *_BATCHING)
 class Recipe:
     """A way to inject one cause.
 
-    :param cause: whose it is; empty for the quiet ones.
-    :param build: writes it into a draft.
-    :param exact: every fault is in the log with the request that it struck, so that its milliseconds are known.
-    :param logged: the log has a line for each time it struck, with or without a request.
-    :param load: how busy the worker is without it.
-    :param beside: causes that come with it, to be named or not.
-    :param obstacle: why this machine cannot inject it; empty where it can.
+    :param cause: the injected cause; empty for quiet cases.
+    :param build: writes the faults into a draft.
+    :param exact: every fault is logged with the request that it struck, so that its milliseconds are known.
+    :param logged: every fault is logged, with or without a request.
+    :param load: the worker's utilization without the faults.
+    :param side_causes: causes that come with it; naming them is neither required nor wrong.
+    :param obstacle: why this machine cannot inject it; empty if it can.
     """
 
     cause: str
@@ -38,12 +38,12 @@ class Recipe:
     exact: bool = False
     logged: bool = False
     load: float = 0.35
-    beside: tuple[str, ...] = ()
+    side_causes: tuple[str, ...] = ()
     obstacle: Callable[[], str] = lambda: ""
 
 
 def level(draft: Draft) -> int:
-    """0, 1 or 2."""
+    """The intensity as 0, 1 or 2."""
     return INTENSITIES.index(draft.intensity)
 
 
@@ -75,7 +75,7 @@ def _burst(draft: Draft) -> None:
 
 
 def _overload(draft: Draft) -> None:
-    """Arrivals beyond what the worker can serve, from a third of the run on."""
+    """After a third of the run, requests arrive faster than the worker can serve them."""
     start = len(draft) // 3
     service_s = draft.typical_ms / 1e3
     load = (1.25, 1.6, 2.2)[level(draft)]
@@ -83,19 +83,19 @@ def _overload(draft: Draft) -> None:
 
 
 def _priority(draft: Draft) -> None:
-    """Many urgent requests at high load: the others are overtaken again and again."""
+    """Many urgent requests at high load repeatedly overtake the others."""
     urgent = draft.rng.random(len(draft)) < (0.75, 0.85, 0.93)[level(draft)]
     draft.priority = np.where(urgent, 0, 1).astype(np.int8)
     draft.gaps[:] = draft.rng.exponential(float(np.mean(draft.gaps)), len(draft))
 
 
 def _window(draft: Draft) -> None:
-    """A batch window of several service times with hardly anyone to wait for."""
+    """A batch window of several service times at low load."""
     draft.overrides |= {"max_batch_size": 8, "batch_window_ms": round(draft.pause_ms, 2)}
 
 
 def _groups(draft: Draft) -> None:
-    """Requests that come together are computed together."""
+    """Requests that arrive together are computed in one batch."""
     size = (4, 8, 14)[level(draft)]
     draft.overrides |= {"max_batch_size": 16, "batch_window_ms": 1.0}
     for first in draft.choose(0.1 / size, apart=size).tolist():
@@ -104,7 +104,7 @@ def _groups(draft: Draft) -> None:
 
 
 def _padding(draft: Draft) -> None:
-    """Now and then a long input comes together with five short ones, which are padded to its length."""
+    """Occasionally a long input arrives with five short ones, which are padded to its length."""
     factor = (2, 4, 7)[level(draft)]
     draft.overrides |= {"max_batch_size": 8, "batch_window_ms": 1.0}
     for first in draft.choose(0.04 / factor, apart=8).tolist():
@@ -132,21 +132,21 @@ def _compile(draft: Draft) -> None:
 
 def _growth(kind: str) -> Callable[[Draft], None]:
     def build(draft: Draft) -> None:
-        # What holds the interpreter lock is in everybody's way, and costs more than it takes.
+        # A scan holds the interpreter lock, which delays other threads too.
         most_ms = (0.5 if kind == "scan" else 1.0) * (0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
-        # Room for what comes: at the end a request takes that much longer.
+        # Lower the arrival rate, because requests take that much longer at the end.
         room = 1.0 + 0.6 * most_ms / draft.typical_ms
         draft.cut(round(len(draft) / room))
         draft.gaps *= room
         draft.env["GROWTH"] = f"{kind}/{most_ms:.3f}/{len(draft)}"
-        if kind == "sessions":  # nobody else has any, so that growth is not taken for theirs
+        if kind == "sessions":  # other kinds have no sessions, so that growth is not attributed to them
             draft.sessions = [str(k) for k in _sessions(draft).tolist()]
 
     return build
 
 
 def _sessions(draft: Draft) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Conversations of some requests each; most of them begin in two waves, not evenly over the run."""
+    """Session numbers of requests; most sessions begin late in the run, not evenly over it."""
     n = len(draft)
     begins = np.sort(draft.rng.beta(2.0, 1.2, n // 2)) * n
     known = np.searchsorted(begins, np.arange(n), side="right")
@@ -160,31 +160,31 @@ def _phases(draft: Draft, on_s: float, period_s: float) -> Phases:
 
 
 def _spinner(draft: Draft) -> None:
-    """A Python thread that does not let go of the interpreter lock by itself."""
+    """A Python thread that does not release the interpreter lock by itself."""
     on_s = (0.08, 0.15, 0.3)[level(draft)]
     draft.env["SPINNER"] = _phases(draft, on_s, 2.0).text()
 
 
 def _collector(draft: Draft) -> None:
-    """Collections in a thread that serves nobody, a few a second."""
+    """Garbage collections in a background thread, one or two per second."""
     draft.env["COLLECTOR"] = _phases(draft, draft.pause_ms / 1e3, (0.4, 0.6, 1.0)[level(draft)]).text()
     draft.env["COLLECTOR_MS"] = f"{draft.pause_ms:.3f}"
 
 
 def _hogs(draft: Draft) -> None:
-    """Processes on the runner's own cores: one, two or three a core, all at once."""
+    """Processes on the runner's cores: one, two or three per core, all at the same time."""
     phases = _phases(draft, 0.25, 1.6)
     draft.hogs += [phases] * ((level(draft) + 1) * len(cores()))
 
 
 def _threads(draft: Draft) -> None:
-    """Two prepare threads, two workers, batches, and a ``prepare`` whose own work is Python's."""
+    """Two prepare threads, two workers, batches, and a ``prepare`` that runs Python bytecode."""
     draft.overrides |= {"workers": 2, "prepare_threads": 2, "max_batch_size": 4, "batch_window_ms": 1.0}
     draft.env["PYTHON_MS"] = f"{0.3 * draft.typical_ms:.3f}"
 
 
 def _bursts(draft: Draft) -> None:
-    """Two processes a core in short bursts: whoever holds the interpreter lock then may lose its core with it."""
+    """Two processes per core in short bursts: a thread may lose its core while it holds the interpreter lock."""
     on_s, period_s = ((0.03, 1.2), (0.045, 0.8), (0.06, 0.5))[level(draft)]
     draft.hogs += [_phases(draft, on_s, period_s)] * (2 * len(cores()))
     draft.env.setdefault("PYTHON_MS", f"{0.3 * draft.typical_ms:.3f}")
@@ -199,13 +199,13 @@ def _with_threads(build: Callable[[Draft], None]) -> Callable[[Draft], None]:
 
 
 def _scan(draft: Draft) -> None:
-    """A list that grows with every request, which brings a running number."""
+    """A list that grows with every request; requests carry a running number."""
     _growth("scan")(draft)
     draft.numbered = True
 
 
 def _quota(draft: Draft) -> None:
-    """A quota of processor time, in force for a part of the run."""
+    """A CPU quota during parts of the run."""
     draft.quota = (_phases(draft, 0.3, 1.8), (0.3, 0.2, 0.12)[level(draft)])
 
 
@@ -214,7 +214,7 @@ def _nothing(draft: Draft) -> None:
 
 
 def _varied(draft: Draft) -> None:
-    """Lengths from a bell around the usual one."""
+    """Normally distributed lengths around the usual one."""
     lengths = draft.rng.normal(ITEMS, ITEMS / 6, len(draft))
     draft.items[:] = np.clip(np.rint(lengths / 4) * 4, ITEMS // 2, 2 * ITEMS)
     _nothing(draft)
@@ -231,7 +231,7 @@ def _pause(cause: str, where: str, kind: str) -> Recipe:
 
 def _pause_among_threads(cause: str, where: str, kind: str) -> Recipe:
     alone = _pause(cause, where, kind)
-    return replace(alone, build=_with_threads(alone.build), beside=_THREADS)
+    return replace(alone, build=_with_threads(alone.build), side_causes=_THREADS)
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -249,36 +249,38 @@ RECIPES: Mapping[str, Recipe] = {
     "work_model": _pause("host.slowdown", "model", "work"),
     "denormals_model": _pause("numerics.denormals", "model", "denormals"),
     "denormals_prepare": _pause("numerics.denormals", "prepare", "denormals"),
-    "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, beside=_ARRIVALS),
-    "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, beside=_ARRIVALS),
-    "bursts": Recipe(cause="host.contention", build=_bursts, logged=True, beside=_ARRIVALS),
-    "bursts_threads": Recipe(cause="host.contention", build=_with_threads(_bursts), logged=True, beside=_THREADS),
-    "hogs_threads": Recipe(cause="host.contention", build=_with_threads(_hogs), logged=True, beside=_THREADS),
+    "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, side_causes=_ARRIVALS),
+    "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, side_causes=_ARRIVALS),
+    "bursts": Recipe(cause="host.contention", build=_bursts, logged=True, side_causes=_ARRIVALS),
+    "bursts_threads": Recipe(
+        cause="host.contention", build=_with_threads(_bursts), logged=True, side_causes=_THREADS
+    ),
+    "hogs_threads": Recipe(cause="host.contention", build=_with_threads(_hogs), logged=True, side_causes=_THREADS),
     "held_threads": _pause_among_threads("memory.page_faults", "prepare", "held_faults"),
     "retry_threads": _pause_among_threads("external.dependency", "prepare", "retry"),
     "denormals_threads": _pause_among_threads("numerics.denormals", "model", "denormals"),
-    "quota": Recipe(cause="host.throttle", build=_quota, logged=True, obstacle=no_quota, beside=_ARRIVALS),
+    "quota": Recipe(cause="host.throttle", build=_quota, logged=True, obstacle=no_quota, side_causes=_ARRIVALS),
     "heavy_inputs": Recipe(cause="input.size", build=_heavy_inputs),
-    "burst": Recipe(cause="traffic.burst", build=_burst, beside=_ARRIVALS),
-    "overload": Recipe(cause="traffic.overload", build=_overload, beside=_ARRIVALS),
-    "priority": Recipe(cause="traffic.priority", build=_priority, load=0.75, beside=_ARRIVALS),
-    "window": Recipe(cause="batching.window", build=_window, load=0.15, beside=_BATCHING),
-    "groups": Recipe(cause="batching.size", build=_groups, load=0.25, beside=_BATCHING),
-    "padding": Recipe(cause="batching.padding", build=_padding, load=0.25, beside=_BATCHING),
+    "burst": Recipe(cause="traffic.burst", build=_burst, side_causes=_ARRIVALS),
+    "overload": Recipe(cause="traffic.overload", build=_overload, side_causes=_ARRIVALS),
+    "priority": Recipe(cause="traffic.priority", build=_priority, load=0.75, side_causes=_ARRIVALS),
+    "window": Recipe(cause="batching.window", build=_window, load=0.15, side_causes=_BATCHING),
+    "groups": Recipe(cause="batching.size", build=_groups, load=0.25, side_causes=_BATCHING),
+    "padding": Recipe(cause="batching.padding", build=_padding, load=0.25, side_causes=_BATCHING),
     "lazy": Recipe(cause="cold.start", build=_lazy, logged=True, exact=True),
     "compile": Recipe(
-        cause="cold.compile", build=_compile, logged=True, exact=True, load=0.25, beside=("cold.start",)
+        cause="cold.compile", build=_compile, logged=True, exact=True, load=0.25, side_causes=("cold.start",)
     ),
-    "growth_memory": Recipe(cause="drift.memory", build=_growth("memory"), logged=True, beside=_ARRIVALS),
-    "growth_cache": Recipe(cause="drift.cache", build=_growth("cache"), logged=True, beside=_ARRIVALS),
-    "growth_sessions": Recipe(cause="drift.sessions", build=_growth("sessions"), logged=True, beside=_ARRIVALS),
-    "growth_unknown": Recipe(cause="drift.unknown", build=_growth("unknown"), logged=True, beside=_ARRIVALS),
-    "shift_unknown": Recipe(cause="drift.unknown", build=_growth("shift"), logged=True, beside=_ARRIVALS),
-    "growth_scan": Recipe(cause="drift.cache", build=_scan, logged=True, load=0.25, beside=_ARRIVALS),
+    "growth_memory": Recipe(cause="drift.memory", build=_growth("memory"), logged=True, side_causes=_ARRIVALS),
+    "growth_cache": Recipe(cause="drift.cache", build=_growth("cache"), logged=True, side_causes=_ARRIVALS),
+    "growth_sessions": Recipe(cause="drift.sessions", build=_growth("sessions"), logged=True, side_causes=_ARRIVALS),
+    "growth_unknown": Recipe(cause="drift.unknown", build=_growth("unknown"), logged=True, side_causes=_ARRIVALS),
+    "shift_unknown": Recipe(cause="drift.unknown", build=_growth("shift"), logged=True, side_causes=_ARRIVALS),
+    "growth_scan": Recipe(cause="drift.cache", build=_scan, logged=True, load=0.25, side_causes=_ARRIVALS),
     "growth_threads": Recipe(
-        cause="drift.cache", build=_with_threads(_scan), logged=True, load=0.25, beside=_THREADS
+        cause="drift.cache", build=_with_threads(_scan), logged=True, load=0.25, side_causes=_THREADS
     ),
-    "quiet_threads": Recipe(cause="", build=_with_threads(_nothing), beside=_BATCHING),
+    "quiet_threads": Recipe(cause="", build=_with_threads(_nothing), side_causes=_BATCHING),
     "sleep_model": _pause("unexplained", "model", "sleep"),
     "lock_model": _pause("unexplained", "model", "lock"),
     "quiet_low": Recipe(cause="", build=_nothing, load=0.2),
@@ -288,7 +290,7 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 _ON_DEVICES = ("gpu.clocks", "transfer.copy", "transfer.sync", "dispatch.launch", "gpu.contention")
-#: Causes of the catalogue that nothing here can bring about, and why.
+#: Causes that the self-test cannot inject, and why.
 NOT_INJECTABLE: Mapping[str, str] = {
     "host.steal": "only a hypervisor can take the core",
     **dict.fromkeys(_ON_DEVICES, "the self-test's service computes on the CPU"),

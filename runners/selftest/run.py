@@ -1,4 +1,4 @@
-"""The self-test from its cases to its scoreboard: replay, find the truth, diagnose, score."""
+"""The self-test from cases to scoreboard: replay, ground truth, diagnosis, score."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from latfix.runners.selftest.score import least_ms, score_case
 from latfix.runners.selftest.scoreboard import make_scoreboard
 from latfix.statistics.latency_summary import summarize_ms
 
-#: Told of each case: its place, how many there are, the case, and its score once it has one.
+#: Progress callback: index, number of cases, the case, and its score once it has one.
 OnCase = Callable[[int, int, Case, CaseScore | None], None]
 
 
 def score_kept(kept: Kept) -> CaseScore:
-    """Diagnose a kept case and score it; nothing is replayed.
+    """Diagnose and score a kept case without replaying it.
 
     :raises InputError: its record or log cannot be read.
     """
@@ -46,16 +46,16 @@ def score_kept(kept: Kept) -> CaseScore:
 def run_selftest(
     cases: Sequence[Case], out: Path, *, keep: bool, seed: int, quick: bool, on_case: OnCase
 ) -> Scoreboard:
-    """Replay and score every case; Ctrl-C ends it early with what was scored so far.
+    """Replay and score every case; Ctrl-C ends it early with the scores so far.
 
-    :param out: folder for the cases' records; ``keep`` leaves them there.
+    :param out: folder for the cases' records; deleted after scoring unless ``keep``.
     :raises LatfixError: a runner failed; records of a kept self-test stay.
     """
     began = time.monotonic()
     use = ProcessorUse()
     scores: list[CaseScore] = []
     pace: Pace | None = None
-    with contextlib.suppress(KeyboardInterrupt, Interrupted):  # the scoreboard says that it is not whole
+    with contextlib.suppress(KeyboardInterrupt, Interrupted):  # the scoreboard shows that it is incomplete
         pace = measure_pace()
         for place, case in enumerate(cases):
             on_case(place, len(cases), case, None)
@@ -77,14 +77,14 @@ def run_selftest(
 
 
 def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
-    """Diagnose and score again what a self-test or the collector kept under ``folder``.
+    """Diagnose and score all cases kept under ``folder`` again.
 
-    :raises InputError: there is no case in it.
+    :raises InputError: the folder contains no case.
     """
     began = time.monotonic()
     found = sorted(file.parent for file in folder.rglob(CASE_FILE))
     if not found:
-        raise InputError(f"{folder}: found no {CASE_FILE}; expected what latfix selftest --out kept")
+        raise InputError(f"{folder}: found no {CASE_FILE}; expected a folder written by latfix selftest --out")
     scores: list[CaseScore] = []
     kept = [load_kept(each) for each in found]
     with contextlib.suppress(KeyboardInterrupt):
@@ -105,7 +105,7 @@ def rescore(folder: Path, *, on_case: OnCase) -> Scoreboard:
 
 
 def machine() -> dict[str, Any]:
-    """What this machine is, as far as it can be told without the framework, and the date."""
+    """Facts about this machine, without torch, and the date."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     today = datetime.date.today().isoformat()
     return {"date": today, "cpu": cpu_model(), "cores": usable, "os": f"{platform.system()} {platform.release()}"}

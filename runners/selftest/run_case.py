@@ -1,8 +1,8 @@
-"""Runs one case and keeps everything: its record, the injectors' log, and what was planned.
+"""Runs one case and keeps its record, the injectors' log and the plan.
 
 ``python -m latfix.runners.selftest.run_case --out DIR --case gc_model --intensity large --seed 7`` writes
-``DIR/gc_model-large-7/`` with ``record/`` (an ordinary run's folder), ``faults.jsonl`` (what the diagnosis
-never reads) and ``case.json``.
+``DIR/gc_model-large-7/`` with ``record/`` (an ordinary run's folder), ``faults.jsonl`` (which the diagnosis never
+reads) and ``case.json``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from latfix.runners.selftest.recipes import RECIPES
 SERVICE = Path(__file__).resolve().parent / "service"
 CASE_FILE, RECORD = "case.json", "record"
 _PREFIX = "LATFIX_SELFTEST_"
-#: What a request is meant to cost in the model; the number of its blocks follows from the machine's speed.
+#: Intended duration of the model per request; the number of blocks follows from the machine's speed.
 _MODEL_MS = 4.5
 _FIRST_BLOCKS = 8
 _LENGTHS = np.array([56, 60, 64, 68, 72])
@@ -46,8 +46,8 @@ _LENGTHS = np.array([56, 60, 64, 68, 72])
 class Pace:
     """How fast this machine serves the self-test's requests.
 
-    :param blocks: layers of the model, so that it takes a few milliseconds.
-    :param typical_ms: latency of a request that meets nobody.
+    :param blocks: layers of the model, chosen so that it takes a few milliseconds.
+    :param typical_ms: latency of a request without waits.
     """
 
     blocks: int
@@ -56,9 +56,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A case that was replayed and is kept in ``folder``.
+    """A replayed case in ``folder``.
 
-    :param neighbors: share of the machine's cores that others used meanwhile; ``None`` where it is not known.
+    :param neighbors: share of the machine's cores that other programs used during the replay; ``None`` if unknown.
     """
 
     case: Case
@@ -68,24 +68,22 @@ class Kept:
 
     @property
     def record(self) -> Path:
-        """The run's folder."""
         return self.folder / RECORD
 
     @property
     def log(self) -> Path:
-        """The injectors' log."""
         return self.folder / LOG_FILE
 
 
 class ProcessorUse:
-    """How much of the machine others use while this object lives."""
+    """How much of the machine other programs use since this object was made."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._busy, self._own = _busy_s(), _own_s()
 
     def neighbors(self) -> float | None:
-        """Share of all cores since the start; ``None`` where the system does not tell."""
+        """Share of all cores since the start; ``None`` if the system does not report it."""
         busy = _busy_s()
         if busy is None or self._busy is None:
             return None
@@ -94,7 +92,7 @@ class ProcessorUse:
 
 
 def _busy_s() -> float | None:
-    """Seconds that all cores of this machine were busy so far."""
+    """Total busy seconds of all cores since boot."""
     try:
         fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
     except OSError:
@@ -104,7 +102,7 @@ def _busy_s() -> float | None:
 
 
 def _own_s() -> float:
-    """Seconds of processor time of this process and of its children that have ended."""
+    """CPU seconds of this process and of its ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -112,7 +110,7 @@ def _own_s() -> float:
 def draft_case(case: Case, typical_ms: float) -> Draft:
     """The case's traffic and settings; a pure function of its arguments.
 
-    Mixed causes have intensities of their own, each one step up from the last, so that they differ.
+    The causes of a mix have different intensities, each one step above the previous.
     """
     names = sorted(RECIPES)
     rng = np.random.default_rng([case.seed, INTENSITIES.index(case.intensity), *map(names.index, case.recipes)])
@@ -135,7 +133,7 @@ def draft_case(case: Case, typical_ms: float) -> Draft:
 
 
 def run_case(case: Case, out: Path, pace: Pace) -> Kept:
-    """Replay a case in a process of its own and keep it in ``out/<id>``.
+    """Replay a case in a separate process and keep it in ``out/<id>``.
 
     :raises LatfixError: the runner failed, or the folder cannot be written.
     """
@@ -158,21 +156,21 @@ def run_case(case: Case, out: Path, pace: Pace) -> Kept:
         if draft.quota is not None:
             starts.append(stack.enter_context(Quota(*draft.quota, kept.log)).start)
 
-        def heard(event: Mapping[str, Any]) -> None:
+        def on_event(event: Mapping[str, Any]) -> None:
             if event["event"] == "status" and event["at_ns"] > 0:
                 for start in starts:
                     start()
 
-        run(kept.record, replay, on_event=heard)
+        run(kept.record, replay, on_event=on_event)
     kept = replace(kept, neighbors=use.neighbors())
     write_json(folder / CASE_FILE, {**document, "neighbors": kept.neighbors})
     return kept
 
 
 def load_kept(folder: Path) -> Kept:
-    """A case that :func:`run_case` kept.
+    """Load a case written by :func:`run_case`.
 
-    :raises InputError: it is not one.
+    :raises InputError: the folder is no case.
     """
     file = folder / CASE_FILE
     try:
@@ -181,7 +179,7 @@ def load_kept(folder: Path) -> Kept:
         neighbors = row.pop("neighbors", None)
         case = Case(**{**row, "recipes": tuple(row["recipes"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file}: found no case ({error}); expected a folder that a self-test kept") from error
+        raise InputError(f"{file}: found no case ({error}); expected a folder kept by a self-test") from error
     unknown = [name for name in case.recipes if name not in RECIPES]
     if unknown:
         raise InputError(f"{file}: found recipe {unknown[0]!r}; expected one of {', '.join(RECIPES)}")
@@ -200,18 +198,18 @@ def _replay(case: Case, draft: Draft, pace: Pace, log: Path) -> Replay:
     return Replay(spec=spec, traffic=draft.traffic(), settings=settings, seed=case.seed)
 
 
-def measure_pace(*, seconds: float = 2.0) -> Pace:
-    """Serve a short quiet run and choose the size of the model by what it took.
+def measure_pace() -> Pace:
+    """Serve a short quiet run and choose the model's size from its speed.
 
     :raises LatfixError: the runner failed.
     """
     guess = Pace(blocks=_FIRST_BLOCKS, typical_ms=12.0)
-    case = Case(recipes=("quiet_low",), group="quiet", intensity="small", seed=0, seconds=seconds)
+    case = Case(recipes=("quiet_low",), group="quiet", intensity="small", seed=0, seconds=2.0)
     with tempfile.TemporaryDirectory(prefix="latfix-selftest-") as folder:
         record = RunRecord.load(run_case(case, Path(folder), guess).record)
     rows = record.requests
     keep = record.measured & (rows["items" if "items" in rows else "input_length"] <= 2 * ITEMS)
-    # The quietest tenth: what the machine can do, not what its neighbors left of it.
+    # The fastest tenth: the machine's own speed, without its neighbors.
     compute_ms = float(np.quantile(rows["compute_ns"][keep], 0.1)) / 1e6
     rest_ms = float(np.quantile((rows["latency_ns"] - rows["compute_ns"])[keep], 0.1)) / 1e6
     blocks = max(1, round(_FIRST_BLOCKS * _MODEL_MS / max(compute_ms, 1e-3)))
@@ -219,9 +217,9 @@ def measure_pace(*, seconds: float = 2.0) -> Pace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run cases and keep them; prints each one's folder."""
+    """Run a case, keep it, and print its folder."""
     parser = argparse.ArgumentParser(prog="python -m latfix.runners.selftest.run_case", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder that the cases' folders go into")
+    parser.add_argument("--out", type=Path, required=True, help="parent of the case's folder")
     parser.add_argument("--case", required=True, help=f"recipes joined by +: {', '.join(RECIPES)}")
     parser.add_argument("--intensity", choices=INTENSITIES, default="medium")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""One case's score: what was injected against what the diagnosis says. Pure."""
+"""One case's score: the injected causes compared with the diagnosis. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.ground_truth import Truth
 from latfix.runners.selftest.recipes import RECIPES, Recipe
 
-#: A fault counts as injected from this on, or from this share of a typical request.
+#: A fault counts as injected if it is at least the larger of this and this share of a typical request.
 LEAST_MS, LEAST_SHARE = 1.0, 0.1
-#: An error of one request that is allowed: the larger of these.
+#: Allowed error for one request: the larger of these.
 ALLOWED_MS, ALLOWED_SHARE = 0.1, 0.05
-#: A cause must be named where it is this share of the tail's excess.
+#: A cause must be named if it is at least this share of the tail's excess.
 PRESENT_SHARE = 0.1
-#: Where the largest causes are this close, either is right.
+#: A cause of at least this share of the largest one is also accepted as the largest.
 TIE = 0.9
 BURST = "traffic.burst"
-#: What neighbors do to a run; real, and of unknown size, where others used this share of the cores meanwhile.
+#: Causes due to other programs: real but of unknown size, if those used more than this share of the cores.
 NEIGHBORS = ("host.contention", "host.steal")
 DISTURBED = 0.03
 _TRAFFIC = "traffic."
@@ -37,13 +37,13 @@ def least_ms(p50_ms: float) -> float:
 def score_case(
     case: Case, truth: Truth, diagnosis: Diagnosis, *, neighbors: float | None, folder: str = ""
 ) -> CaseScore:
-    """Compare.
+    """Compare a diagnosis with the ground truth.
 
-    In a run that neighbors disturbed, what they took is no fault of the diagnosis and of unknown size: naming it
-    is not wrong, and it is left out when the largest cause is looked for.
+    If other programs disturbed the run, naming their causes is not wrong, and they are excluded when the largest
+    cause is determined, because their true size is unknown.
 
-    :param truth: of the same run, its tail cut at the diagnosis' percentile.
-    :param neighbors: share of the cores that others used meanwhile.
+    :param truth: of the same run, with the tail at the diagnosis's percentile.
+    :param neighbors: share of the cores that other programs used.
     """
     recipes = [RECIPES[name] for name in case.recipes]
     injected = tuple(dict.fromkeys(recipe.cause for recipe in recipes if recipe.cause))
@@ -57,10 +57,10 @@ def score_case(
     unjudged = [cause for cause in NEIGHBORS if disturbed and cause not in injected]
     top = max((cause for cause in found if cause not in unjudged), key=lambda cause: found[cause], default="")
     right = _right_tops(happened, known, natural)
-    beside = {*unjudged, *injected, *(cause for recipe in recipes for cause in recipe.beside)}
-    if natural >= PRESENT_SHARE * diagnosis.excess_ms:  # arrivals are random: they make requests wait by themselves
-        beside.add(BURST)
-    foreign = tuple(cause for cause in named if cause not in beside)
+    accepted = {*unjudged, *injected, *(cause for recipe in recipes for cause in recipe.side_causes)}
+    if natural >= PRESENT_SHARE * diagnosis.excess_ms:  # random arrivals alone make requests wait
+        accepted.add(BURST)
+    foreign = tuple(cause for cause in named if cause not in accepted)
     quiet = case.group == "quiet"
     return CaseScore(
         id=case.id,
@@ -103,15 +103,15 @@ def _exact(cause: str, recipes: Sequence[Recipe]) -> bool:
 
 
 def _happened(cause: str, recipes: Sequence[Recipe], truth: Truth) -> bool:
-    """Whether a cause was really injected: traffic and settings always are, faults where the log says so."""
+    """True if a cause was really injected: traffic and settings always, faults if they are in the log."""
     logged = any(recipe.logged for recipe in recipes if recipe.cause == cause)
     return truth.kept.get(cause, 0) > 0 if logged else True
 
 
 def _right_tops(happened: Sequence[str], known: dict[str, float], natural_ms: float) -> tuple[str, ...]:
-    """Causes that may be the largest: those within a tenth of the largest where milliseconds are known.
+    """Causes accepted as the largest: all injected ones, or those close to the largest if all milliseconds are known.
 
-    Where they are known for all that was injected, the wait that arrivals alone made competes with them.
+    In the second case, the wait due to arrivals alone competes with them.
     """
     if not happened:
         return ()
@@ -123,7 +123,7 @@ def _right_tops(happened: Sequence[str], known: dict[str, float], natural_ms: fl
 
 
 def _present(happened: Sequence[str], known: dict[str, float], excess_ms: float) -> list[str]:
-    """Causes that a diagnosis must name; an unlisted one has no name."""
+    """Causes that a diagnosis must name; unlisted ones have no name."""
     return [
         cause
         for cause in happened
@@ -132,7 +132,7 @@ def _present(happened: Sequence[str], known: dict[str, float], excess_ms: float)
 
 
 def _held(known: dict[str, float], diagnosis: Diagnosis) -> dict[str, bool]:
-    """Whether each cause's interval holds its true milliseconds; that of a cause not found is zero wide."""
+    """True for each cause whose interval contains its true milliseconds; a missing cause has the interval [0, 0]."""
     intervals = {entry.cause: entry.ci95_ms for entry in diagnosis.causes}
     return {
         cause: intervals.get(cause, (0.0, 0.0))[0] <= ms <= intervals.get(cause, (0.0, 0.0))[1]
@@ -142,7 +142,7 @@ def _held(known: dict[str, float], diagnosis: Diagnosis) -> dict[str, bool]:
 
 
 def _entries(truth: Truth, diagnosis: Diagnosis, cause: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Own and propagated of a cause in the ledger, in the order of the truth's requests; zero where it has none."""
+    """Own and propagated time of a cause in the ledger, in the order of the truth's requests; 0 if absent."""
     ledger = diagnosis.ledger
     own, propagated = (np.zeros(len(truth.index), dtype=np.int64) for _ in range(2))
     if cause in ledger.causes and len(ledger.request):
@@ -158,7 +158,7 @@ def _entries(truth: Truth, diagnosis: Diagnosis, cause: str) -> tuple[npt.NDArra
 
 
 def _errors(known: dict[str, float], truth: Truth, diagnosis: Diagnosis) -> RequestErrors | None:
-    """Own milliseconds of every request that a fault struck, against the log."""
+    """Errors of the own milliseconds of all struck requests, compared with the log."""
     errors, allowed = [], []
     for cause in known:
         true = truth.own[truth.causes.index(cause)]
@@ -178,7 +178,7 @@ def _errors(known: dict[str, float], truth: Truth, diagnosis: Diagnosis) -> Requ
 
 
 def _unexplained(truth: Truth, diagnosis: Diagnosis) -> float | None:
-    """Of an unlisted cause's milliseconds, what share is in ``unexplained``, request by request."""
+    """The share of an unlisted cause's milliseconds that the diagnosis left in ``unexplained``, per request."""
     if UNEXPLAINED not in truth.causes:
         return None
     k = truth.causes.index(UNEXPLAINED)

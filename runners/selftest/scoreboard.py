@@ -1,4 +1,4 @@
-"""The scoreboard of all cases: measures against the bars of the design, and a score for each cause. Pure."""
+"""The scoreboard of all cases: measures compared with their bars, and a score per cause. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TOP1, TOP1_MIXED, PRECISION, RECALL = 0.95, 0.85, 0.95, 0.90
 COVERAGE = (0.92, 0.98)
 MOST_ALARMS = 0.05
 UNEXPLAINED_SHARE = 0.80
-#: A cause is called weak where fewer than this share of its cases are told, or of its namings are right.
+#: A cause is weak if less than this share of its cases are found, unfounded if less of its namings are right.
 _WEAK = 0.75
 _FEW_INTERVALS = 100
-#: Others' share of the cores from which they are mentioned.
+#: Other programs are mentioned if they used more than this share of the cores.
 _NOISY = 0.05
 
 
@@ -32,7 +32,6 @@ def make_scoreboard(
     typical_ms: float,
     seconds: float,
 ) -> Scoreboard:
-    """Sum the cases up."""
     counted = [case for case in cases if case.counted]
     causes = cause_scores(counted)
     measures = measure_all(counted)
@@ -52,10 +51,10 @@ def make_scoreboard(
 
 
 def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
-    """Every measure of the design, in its order."""
+    """All measures, in the order of the report."""
     named = [(cause, case) for case in cases for cause in _judged(case)]
     present = [(cause, case) for case in cases for cause in case.present]
-    quiet = [case for case in cases if case.group == "quiet"]
+    alarms = share(bool(case.alarms) for case in cases if case.group == "quiet")
     held = [held for case in cases if case.group != "unlisted" for held in case.held.values()]
     return (
         _at_least("top1_single", "largest cause right, one injected", _tops(cases, "single"), TOP1),
@@ -64,14 +63,14 @@ def measure_all(cases: Sequence[CaseScore]) -> tuple[Measure, ...]:
         _at_least("recall", "there and named (recall)", share(c in k.named for c, k in present), RECALL),
         _request_errors(cases),
         _coverage(share(held)),
-        _alarms(share(bool(case.alarms) for case in quiet)),
+        _of_cases("false_alarms", "false alarms in quiet runs", alarms, "≤ 5 %", lambda value: value <= MOST_ALARMS),
         _unlisted(cases),
         _conservation(cases),
     )
 
 
 def cause_scores(cases: Sequence[CaseScore]) -> tuple[CauseScore, ...]:
-    """One entry a cause that was injected, or named where it was not."""
+    """One entry for each cause that was injected or wrongly named."""
     ids = sorted({cause for case in cases for cause in (*case.injected, *case.wrong)})
     return tuple(_cause_score(cause, cases) for cause in ids)
 
@@ -89,13 +88,13 @@ def _cause_score(cause: str, cases: Sequence[CaseScore]) -> CauseScore:
 
 
 def share(outcomes: Iterable[object]) -> Share:
-    """How many of the outcomes are true."""
+    """The share of true outcomes."""
     listed = [bool(outcome) for outcome in outcomes]
     return Share(hits=sum(listed), of=len(listed))
 
 
 def _judged(case: CaseScore) -> tuple[str, ...]:
-    """Causes named in a case that were right or wrong, those aside that come with it anyway."""
+    """Causes named in a case that were right or wrong, without side causes."""
     return tuple(cause for cause in case.named if cause in case.injected or cause in case.wrong)
 
 
@@ -114,7 +113,7 @@ def _measure(
     interval: tuple[float, float] | None = None,
     unit: Literal["share", "ms", "ns"] = "share",
 ) -> Measure:
-    """:param met: of a value; not asked where there is none."""
+    """:param met: judges a value; not called if there is none."""
     verdict = None if value is None else met(value)
     return Measure(id=id, words=words, value=value, interval=interval, count=count, bar=bar, met=verdict, unit=unit)
 
@@ -127,13 +126,8 @@ def _at_least(id: str, words: str, found: Share, bar: float) -> Measure:
     return _of_cases(id, words, found, f"≥ {100 * bar:g} %", lambda value: value >= bar)
 
 
-def _alarms(found: Share) -> Measure:
-    words = "false alarms in quiet runs"
-    return _of_cases("false_alarms", words, found, "≤ 5 %", lambda value: value <= MOST_ALARMS)
-
-
 def _coverage(found: Share) -> Measure:
-    """Of intervals; a few that all hold the truth cannot tell."""
+    """Coverage of intervals; too high a coverage is not judged for few intervals."""
     low, high = COVERAGE
 
     def met(value: float) -> bool | None:
@@ -143,7 +137,7 @@ def _coverage(found: Share) -> Measure:
 
 
 def _request_errors(cases: Sequence[CaseScore]) -> Measure:
-    """The median over cases of the median error, met where half the requests are within what is allowed."""
+    """The median over cases of the median error; met if half the requests are within the allowed error."""
     errors = [case.errors for case in cases if case.errors is not None and case.group != "unlisted"]
     count, within = sum(each.count for each in errors), sum(each.within for each in errors)
     median = statistics.median_high(each.median_ms for each in errors) if errors else None
@@ -156,19 +150,19 @@ def _request_errors(cases: Sequence[CaseScore]) -> Measure:
 def _unlisted(cases: Sequence[CaseScore]) -> Measure:
     found = [case.unexplained for case in cases if case.unexplained is not None]
     value = statistics.fmean(found) if found else None
-    bar = f"≥ {100 * UNEXPLAINED_SHARE:g} %"
-    words = "unlisted left unexplained"
+    bar, words = f"≥ {100 * UNEXPLAINED_SHARE:g} %", "unlisted left unexplained"
     return _measure("unlisted", words, bar, len(found), value, lambda mean: mean >= UNEXPLAINED_SHARE)
 
 
 def _conservation(cases: Sequence[CaseScore]) -> Measure:
     worst = max((float(case.conservation_ns) for case in cases), default=None)
-    words = "largest gap of a ledger"
-    return _measure("conservation", words, "0 ns", len(cases), worst, lambda gap: gap == 0, unit="ns")
+    return _measure(
+        "conservation", "largest gap of a ledger", "0 ns", len(cases), worst, lambda gap: gap == 0, unit="ns"
+    )
 
 
 def weak_causes(causes: Sequence[CauseScore]) -> list[str]:
-    """Injected causes that are often told wrong or not named, the weakest first."""
+    """Injected causes that are often missed as the largest or not named, the weakest first."""
     weak = []
     for cause in causes:
         values = [value for value in (cause.top1.value, cause.recall.value) if value is not None]
@@ -178,7 +172,7 @@ def weak_causes(causes: Sequence[CauseScore]) -> list[str]:
 
 
 def unfounded_causes(causes: Sequence[CauseScore]) -> list[str]:
-    """Causes often named in runs that did not have them, the most often first."""
+    """Causes often named in runs without them, the most frequent first."""
     often = [
         (cause.precision.hits - cause.precision.of, cause.cause)
         for cause in causes
@@ -193,15 +187,15 @@ def sentence(
     causes: Sequence[CauseScore],
     neighbors: float | None = None,
 ) -> str:
-    """How far the diagnosis can be trusted on this machine, in words.
+    """A sentence about how far the diagnosis can be trusted on this machine.
 
-    :param neighbors: share of the machine's cores that others used meanwhile.
+    :param neighbors: share of the machine's cores that other programs used.
     """
     by_id = {measure.id: measure for measure in measures}
     tops = [case.top_right for case in cases if case.top_right is not None]
     alarms = by_id["false_alarms"]
     if not tops and not alarms.count:
-        return "No case was scored, so nothing can be said of this machine."
+        return "No case was scored, so there is no result for this machine."
     found = []
     if tops:
         found.append(f"the largest cause was right in {sum(tops)} of {len(tops)} runs with known faults")
@@ -218,10 +212,10 @@ def sentence(
     if weak := weak_causes(causes):
         parts.append(f"it is weak at {_listed(weak)}")
     if unfounded := unfounded_causes(causes):
-        parts.append(f"do not take {_listed(unfounded)} at its word")
+        parts.append(f"it often names {_listed(unfounded)} without reason")
     if neighbors is not None and neighbors > _NOISY:
         parts.append(
-            f"others used {100 * neighbors:.0f} % of the cores meanwhile, so a quieter machine would say more"
+            f"other programs used {100 * neighbors:.0f} % of the cores, so repeat it on a quieter machine if you can"
         )
     return "; ".join(parts) + "."
 

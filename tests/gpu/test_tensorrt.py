@@ -130,5 +130,5 @@ def test_an_engine_file_runs(engine_file: Path) -> None:
         for size, length in ((1, 1), (4, 6), (2, 3)):
             x = torch.rand(size, length, device="cuda:0")
             torch.testing.assert_close(module(x), x * 2 + 1)
-    with pytest.raises(ValueError, match="expected what the engine was built for"):
+    with pytest.raises(ValueError, match="expected shapes that the engine was built for"):
         module(torch.rand(5, 2, device="cuda:0"))

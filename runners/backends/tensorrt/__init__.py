@@ -1,4 +1,4 @@
-"""``backend = "tensorrt"``: the model compiled by torch-tensorrt for the shapes that its traffic brings.
+"""``backend = "tensorrt"``: torch-tensorrt compiles the model for the shapes of its traffic.
 
-Nothing of it is imported unless somebody asks for that backend.
+Imported only if this backend is requested.
 """

@@ -1,4 +1,4 @@
-"""What the compiler of torch-tensorrt is told, by what the installed version can be told."""
+"""Options of torch-tensorrt's compiler, for the installed version."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PRECISIONS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.floa
 def compile_options(
     compiler: Callable[..., Any], precision: Precision, engines: Path | None, version: str
 ) -> dict[str, Any]:
-    """Options of ``torch_tensorrt.dynamo.compile``, those left out that this version has no parameter for.
+    """Options of ``torch_tensorrt.dynamo.compile``, without those that this version lacks.
 
-    It swallows what it does not know, so that an option of another version would silently do nothing.
+    The compiler ignores unknown options, so an option of another version would silently do nothing.
 
     :param precision: ``default``, ``bf16`` or ``fp16``.
-    :param engines: where it keeps engines that it has built; ``None`` for nowhere.
-    :param version: of torch-tensorrt, for the message.
-    :raises RunnerError: this version cannot be asked for that precision.
+    :param engines: folder for built engines; ``None`` for no cache.
+    :param version: torch-tensorrt's version, for the message.
+    :raises RunnerError: this version has no option for that precision.
     """
     known = set(inspect.signature(compiler).parameters)
     wanted: dict[str, Any] = {
-        # Its default is TF32, which torch itself takes for matrices only where somebody asked for it.
+        # The compiler's default is TF32, which torch uses for matrices only on request.
         "disable_tf32": not tf32_allowed(),
     }
     if engines is not None:
         wanted |= {
-            # Engines whose weights cannot be given again are not kept; identical weights cost no optimization.
+            # Only refittable engines are cached. Refitting identical weights keeps all optimizations.
             "immutable_weights": False,
             "refit_identical_engine_weights": True,
             "cache_built_engines": True,
@@ -48,7 +48,7 @@ def compile_options(
 
 
 def tf32_allowed() -> bool:
-    """Whether torch may round the inputs of matrix products to TF32."""
+    """True if torch may round the inputs of matrix products to TF32."""
     return torch.get_float32_matmul_precision() != "highest"
 
 
@@ -57,12 +57,12 @@ def _precision_options(known: set[str], precision: Precision, version: str) -> d
         return {}
     low = PRECISIONS[precision]
     if {"enable_autocast", "autocast_low_precision_type"} <= known:
-        # The model stays as it is; what loses too much stays in float32 by the compiler's own rules.
+        # The model is unmodified; the compiler keeps operators that lose too much in float32.
         return {"enable_autocast": True, "autocast_low_precision_type": low}
     if "enabled_precisions" in known:
         typing = {"use_explicit_typing": False} if "use_explicit_typing" in known else {}
         return {"enabled_precisions": {torch.float32, low}, **typing}
     raise RunnerError(
-        f"precision = {precision!r}: torch_tensorrt {version} has neither enable_autocast nor enabled_precisions"
-        " to ask for it with; use precision = 'default'"
+        f"precision = {precision!r}: torch_tensorrt {version} has no option for it (neither enable_autocast nor "
+        "enabled_precisions); use precision = 'default'"
     )

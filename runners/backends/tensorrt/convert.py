@@ -1,4 +1,4 @@
-"""Handing a model to TensorRT: profile, cache, build, and the comparison of its answers with the original's."""
+"""Converts a model with TensorRT: profile, cache, build, and comparison with the original's answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from latfix.errors import InputError, RunnerError
+from latfix.errors import RunnerError
 from latfix.runners.answers.raw_deviation import deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.converted_model import Conversion, other_answers
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as
-from latfix.runners.backends.requirements import backend_missing, tensorrt, torch_tensorrt
+from latfix.runners.backends.requirements import require_backend, tensorrt, torch_tensorrt
 from latfix.runners.backends.tensorrt import program as programs
 from latfix.runners.backends.tensorrt.compile_options import tf32_allowed
 from latfix.runners.backends.tensorrt.shape_profile import ShapeProfile, Shapes, example_index, profile_of
@@ -26,20 +26,20 @@ from latfix.runners.calls.model_call import as_called, call_model
 from latfix.runners.calls.tensor_tree import flatten, move
 from latfix.settings import RunnerSettings
 
-#: The largest deviation that another order of summation in float32 explains, and the one where torch rounds inputs to
-#: TF32, as its convolutions do by default: 10 bits of mantissa.
+#: Largest deviation explained by another order of summation in float32, and by inputs rounded to TF32 (10 bits of
+#: mantissa), torch's default for convolutions.
 _MOST, _MOST_TF32 = 1e-3, 1e-2
-#: Programs that are kept: each holds the model's weights once or twice.
+#: Number of programs in the cache: each holds the model's weights once or twice.
 _KEPT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What a model is compiled with.
+    """Batches and shapes for which a model is compiled.
 
-    :param batches: of the traffic's own inputs, of several sizes, on the host.
-    :param seen: shapes of batches that traffic makes, the smallest and the largest among them.
-    :param tuned: shapes of the batch that kernels are chosen for.
+    :param batches: batches of the traffic's inputs, in several sizes, on the host.
+    :param seen: shapes of the traffic's batches, including the smallest and the largest.
+    :param tuned: shapes for which kernels are chosen.
     :param sources: the folder of the code that built the model.
     """
 
@@ -51,14 +51,14 @@ class Material:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRtConversion(Conversion):
-    """How a conversion went; ``seconds`` are those of building, or finding it in the cache, loading and comparing.
+    """Evidence of a conversion; ``seconds`` covers build or cache look-up, loading and comparison.
 
     :param device: the GPU's name.
-    :param profile: for each input its least, tuned and largest sizes.
-    :param precisions: what was asked for, and the operators in engines that it was asked for.
+    :param profile: for each input its smallest, tuned and largest sizes.
+    :param precisions: the requested precision, and the number of operators in engines.
     :param partition: :meth:`latfix.runners.backends.tensorrt.partition.Partition.to_json`.
-    :param kept: why it is not in the cache; empty where it is.
-    :param discarded: why what lay in the cache was not taken; empty where nothing lay there, or it was.
+    :param kept: why the program is not in the cache; empty if it is.
+    :param discarded: why the cached program was not used; empty if it was used or there was none.
     """
 
     device: str
@@ -95,15 +95,13 @@ def convert(
 ) -> tuple[ReplacedModel, TensorRtConversion]:
     """Compile a model for the shapes of its traffic, and compare its answers with the original's on every batch.
 
-    :param device: the CUDA device that the model is on.
+    :param device: the model's CUDA device.
     :param tally: counts the runs.
     :param outside: counts the batches that the original runs.
     :raises InputError: a package is not installed.
-    :raises RunnerError: it cannot be exported or compiled, or answers something else.
+    :raises RunnerError: the model cannot be exported or compiled, or its answers differ.
     """
-    missing = backend_missing(settings.backend)
-    if missing:
-        raise InputError(f"backend = {settings.backend!r}: {missing}")
+    require_backend(settings.backend)
     started = time.perf_counter()
     case = _case(torch_tensorrt(), model, material, settings, device, tally, outside)
     found, discarded = _from_cache(case)
@@ -128,7 +126,7 @@ def convert(
     )
 
 
-_Made = tuple[programs.Program, ReplacedModel, float]
+_Checked = tuple[programs.Program, ReplacedModel, float]
 
 
 def _case(
@@ -178,8 +176,8 @@ def _case(
     )
 
 
-def _from_cache(case: _Case) -> tuple[_Made | None, str]:
-    """The program of an earlier process, if there is one that still does what the model does; otherwise why not."""
+def _from_cache(case: _Case) -> tuple[_Checked | None, str]:
+    """The cached program, if there is one and its answers are right; otherwise ``None`` and the reason."""
     try:
         program = programs.load(case.package, case.place)
         if program is None:
@@ -192,7 +190,7 @@ def _from_cache(case: _Case) -> tuple[_Made | None, str]:
     return (program, converted, deviation), ""
 
 
-def _built(case: _Case) -> _Made:
+def _built(case: _Case) -> _Checked:
     program = programs.build(
         case.package,
         case.model,
@@ -205,34 +203,34 @@ def _built(case: _Case) -> _Made:
     try:
         converted, deviation = _checked(case, program)
     except RunnerError:
-        programs.discard(case.place)  # what answers something else must not be found by the next process
+        programs.discard(case.place)  # the next process must not find a wrong program
         raise
     return program, converted, deviation
 
 
 def _checked(case: _Case, program: programs.Program) -> tuple[ReplacedModel, float]:
-    """The module around a program, which has answered every batch as the original did.
+    """The module around a program, and its deviation from the original on all batches.
 
-    :raises RunnerError: it did not.
+    :raises RunnerError: the program does not run, or its answers differ.
     """
-    converted = _stand_in(case, program)
+    converted = _replacement(case, program)
     ran, deviation = 0, 0.0
-    with raised_as("the model as compiled for TensorRT does not run"), torch.no_grad():
+    with raised_as("the model compiled for TensorRT does not run"), torch.no_grad():
         for (tensors, _), batch in zip(case.expected, case.batches, strict=True):
             before = case.tally.runs
             deviation = max(deviation, deviation_of(tensors, flatten(call_model(converted, batch))[0]))
             ran += case.tally.runs > before
     if not ran:
-        raise RunnerError("none of the traffic's batches fits the shapes that the model was compiled for")
+        raise RunnerError("none of the traffic's batches fits the shapes for which the model was compiled")
     limit = _most_deviation(case)
-    # Whoever asked for fewer bits gets their error, and has it judged by the accuracy.
+    # The error of a lower precision is judged by accuracy.
     if deviation > limit and case.settings.precision == "default":
-        raise other_answers("the model as compiled for TensorRT", deviation, ran, limit)
+        raise other_answers("the model compiled for TensorRT", deviation, ran, limit)
     return converted, deviation
 
 
-def _stand_in(case: _Case, program: programs.Program) -> ReplacedModel:
-    """Runs in the engine what its profile holds: torch-tensorrt would run other shapes, some with a wrong result."""
+def _replacement(case: _Case, program: programs.Program) -> ReplacedModel:
+    """Runs only batches within the profile: torch-tensorrt would run other shapes, some with a wrong result."""
     takes = [tensor.dtype for tensor in flatten(as_called(case.example))[0]]
     answers, outputs = case.expected[0]
     dtypes = [tensor.dtype for tensor in answers]
@@ -251,14 +249,14 @@ def _stand_in(case: _Case, program: programs.Program) -> ReplacedModel:
 
 
 def _most_deviation(case: _Case) -> float:
-    """What rounding explains: the original's convolutions round to TF32 on a GPU, whatever the engine does."""
+    """The deviation that rounding explains: on a GPU, the original's own convolutions round to TF32."""
     convolutions = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module in case.model.modules())
     rounded = case.device.startswith("cuda") and (convolutions or tf32_allowed())
     return _MOST_TF32 if rounded else _MOST
 
 
 def device_name(device: str) -> str:
-    """A GPU by name and compute capability, as the engines that are built on it depend on."""
+    """A GPU's name and compute capability, on which engines depend."""
     if not device.startswith("cuda"):
         return device
     major, minor = torch.cuda.get_device_capability(device)

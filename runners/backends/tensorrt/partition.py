@@ -1,4 +1,4 @@
-"""What of a compiled model runs in TensorRT and what stayed in PyTorch."""
+"""Which operators of a compiled model run in TensorRT and which stay in PyTorch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-#: torch-tensorrt's names of the parts of a compiled graph, and of the operator that runs an engine once it is saved.
+#: torch-tensorrt's name of an engine in a compiled graph, and of the operator that runs it in a saved graph.
 _ENGINE_PART, _ENGINE_OPERATOR = "_run_on_acc", "execute_engine"
-#: It writes how it divided the graph to this logger, at level DEBUG.
+#: torch-tensorrt logs the partition to this logger, at level DEBUG.
 _TRACKER = "torch_tensorrt.dynamo._DryRunTracker"
 _SILENCED = ("torch_tensorrt", "torch.export", "torch._export")
 _ENGINE_SIZE = re.compile(r"Number of Operators in Engine: (\d+)")
-#: Operators that only look at sizes or check them.
+#: Operators that only read or check sizes.
 _CHECKS = ("_assert", "sym_size", "sym_constrain")
-#: A part of the graph that checks what it is called with.
+#: A part of the graph that checks its arguments.
 _GUARDS = "_guards_fn"
 _MOST_NAMED = 6
 
@@ -28,8 +28,8 @@ class Partition:
     """How a graph was divided.
 
     :param engines: parts that TensorRT runs.
-    :param inside: operators in them; ``None`` where torch-tensorrt did not tell.
-    :param outside: operators that stayed in PyTorch, by name.
+    :param inside: operators in engines; ``None`` if torch-tensorrt did not report it.
+    :param outside: operators that stay in PyTorch, by name.
     """
 
     engines: int
@@ -38,7 +38,7 @@ class Partition:
 
     @property
     def share(self) -> float | None:
-        """The share of operators that TensorRT runs; ``None`` where it is not known."""
+        """The share of operators that TensorRT runs; ``None`` if unknown."""
         if self.inside is None:
             return None
         every = self.inside + sum(self.outside.values())
@@ -50,27 +50,26 @@ class Partition:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Partition:
-        """What :meth:`to_json` wrote."""
         return Partition(**{name: document[name] for name in ("engines", "inside", "outside")})
 
 
 def partition_words(document: Mapping[str, Any]) -> str:
-    """A partition, as :meth:`Partition.to_json` has it, in words."""
+    """The output of :meth:`Partition.to_json` in words."""
     outside = Counter(document["outside"])
     known = document["inside"]
     inside = "operators" if known is None else f"{known} operators"
-    said = f"{inside} in {document['engines']} engine(s)"
+    described = f"{inside} in {document['engines']} engine(s)"
     if not outside:
-        return f"{said}, none left in PyTorch"
+        return f"{described}, none left in PyTorch"
     named = [f"{name} ×{count}" if count > 1 else name for name, count in outside.most_common(_MOST_NAMED)]
     more = len(outside) - len(named)
-    return f"{said}, {outside.total()} left in PyTorch ({', '.join(named)}{f' and {more} more' if more else ''})"
+    return f"{described}, {outside.total()} left in PyTorch ({', '.join(named)}{f' and {more} more' if more else ''})"
 
 
 def partition_of(graph: Any, sizes: list[int] | None = None) -> Partition:
-    """How a compiled graph, or one that was saved and loaded, is divided.
+    """The partition of a compiled graph, also after it was saved and loaded.
 
-    :param sizes: operators of each engine, as torch-tensorrt told them while it compiled.
+    :param sizes: operators of each engine, logged during compilation.
     """
     engines, outside = 0, Counter[str]()
     for node in graph.graph.nodes:
@@ -96,12 +95,12 @@ def partition_of(graph: Any, sizes: list[int] | None = None) -> Partition:
 
 
 def _is_bookkeeping(target: Any, name: str) -> bool:
-    """Whether an operator computes no tensor: Python's own (parts of an answer, sums of sizes), and checks."""
+    """True if an operator computes no tensor: Python's own (parts of an answer, sums of sizes), and checks."""
     return getattr(target, "__module__", "") in ("_operator", "math") or any(part in name for part in _CHECKS)
 
 
 def _name(target: Any) -> str:
-    """An operator as its namespace and name: ``aten.cumsum``."""
+    """An operator's namespace and name: ``aten.cumsum``."""
     schema = getattr(target, "_schema", None)
     if schema is not None:
         return str(schema.name).replace("::", ".")
@@ -109,23 +108,19 @@ def _name(target: Any) -> str:
 
 
 class _Sizes(logging.Handler):
-    """Reads the sizes of engines from what torch-tensorrt tells of its partition."""
+    """Reads the sizes of engines from torch-tensorrt's log."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.found: list[int] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the sizes from a message that has some."""
         self.found += [int(size) for size in _ENGINE_SIZE.findall(record.getMessage())]
 
 
 @contextmanager
 def engine_sizes() -> Iterator[list[int]]:
-    """While a model is compiled in it: operators of each engine, in order; empty where none were logged.
-
-    What its loggers write besides is dropped.
-    """
+    """Collects the number of operators of each engine, in order, while a model compiles. Drops all other logs."""
     tracker, handler = logging.getLogger(_TRACKER), _Sizes()
     silenced = [logging.getLogger(name) for name in _SILENCED]
     before = [(logger, logger.level, logger.propagate, logger.disabled) for logger in (*silenced, tracker)]

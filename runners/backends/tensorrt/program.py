@@ -1,4 +1,4 @@
-"""A model compiled by torch-tensorrt, and the file in which it waits for the next process."""
+"""A model compiled by torch-tensorrt, and its file in the cache."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 class Program:
     """A compiled model.
 
-    :param run: tensors in the order of the flattened inputs to those of the flattened outputs.
-    :param kept: what of it could not be written to the cache, and why; empty where all lies there.
+    :param run: maps the flattened inputs to the flattened outputs.
+    :param kept: what could not be written to the cache, and why; empty if all was.
     """
 
     run: Run
@@ -50,11 +50,11 @@ def build(
     precision: Precision,
     place: Path,
 ) -> Program:
-    """Compile a model for a profile, and write it to its place in the cache.
+    """Compile a model for a profile and write it to the cache.
 
-    :param example: a batch of the sizes that kernels are chosen for, on the device.
-    :param place: its folder in the cache; engines that an earlier build left there are taken.
-    :raises RunnerError: it cannot be exported or compiled, or TensorRT takes none of it.
+    :param example: a batch of the tuned sizes, on the device.
+    :param place: its folder in the cache; engines of an earlier build there are used.
+    :raises RunnerError: the model cannot be exported or compiled, or TensorRT takes none of its operators.
     """
     exported = _exported(model, example, profile)
     place.mkdir(parents=True, exist_ok=True)
@@ -65,8 +65,8 @@ def build(
     except (KeyboardInterrupt, RunnerError):
         raise
     except USER_ERRORS as error:
-        # What lies there may be torn, and not every engine can be one whose weights are given again.
-        notes.append(f"its engines are not kept ({root_reason(error)})")
+        # The cached engines may be damaged, and not every engine can be refitted.
+        notes.append(f"its engines are not cached ({root_reason(error)})")
         shutil.rmtree(engines, ignore_errors=True)
         exported = _exported(model, example, profile)  # the compiler may have changed the first one
         with raised_as("the model cannot be compiled for TensorRT", root_reason):
@@ -75,8 +75,8 @@ def build(
     if not partition.engines:
         names = ", ".join(sorted(partition.outside)[:6])
         raise RunnerError(
-            f"TensorRT takes none of the model's {sum(partition.outside.values())} operators ({names}); use"
-            " backend = 'torch'"
+            f"TensorRT takes none of the model's {sum(partition.outside.values())} operators ({names}); use "
+            "backend = 'torch'"
         )
     notes += filter(None, [_saved(package, graph, partition, place)])
     return Program(run=_runner(graph), partition=partition, kept="; ".join(notes))
@@ -110,11 +110,11 @@ def _compiled(
 
 
 def _saved(package: ModuleType, graph: Any, partition: Partition, place: Path) -> str:
-    """Write a program to its place; why that cannot be done, and empty where it was."""
+    """Write a program to the cache; returns the reason if that fails, otherwise an empty string."""
     made = place / f"{_PROGRAM}.{os.getpid()}.new"
     try:
         with quiet():
-            # Its own shapes are in the graph: nothing has to be traced, and so run, again.
+            # The graph has its own shapes: it need not be traced, and so run, again.
             package.save(graph, str(made), output_format="exported_program", retrace=False)
         (place / _FACTS).write_text(json.dumps(partition.to_json()), encoding="utf-8")
         made.replace(place / _PROGRAM)  # whole or not at all
@@ -127,9 +127,9 @@ def _saved(package: ModuleType, graph: Any, partition: Partition, place: Path) -
 
 
 def load(package: ModuleType, place: Path) -> Program | None:
-    """The program that an earlier process wrote; ``None`` where there is none.
+    """The program of an earlier process; ``None`` if there is none.
 
-    :raises RunnerError: what lies there is damaged, or of a version that cannot be read any more.
+    :raises RunnerError: the file is damaged, or written by an incompatible version.
     """
     if not (place / _PROGRAM).is_file():
         return None
@@ -141,14 +141,14 @@ def load(package: ModuleType, place: Path) -> Program | None:
     except KeyboardInterrupt:
         raise
     except USER_ERRORS as error:
-        raise RunnerError(f"the program in the cache does not load ({root_reason(error)})") from error
+        raise RunnerError(f"the cached program does not load ({root_reason(error)})") from error
     if found != partition.engines:
-        raise RunnerError(f"the program in the cache has {found} engine(s) where {partition.engines} were built")
+        raise RunnerError(f"the cached program has {found} engine(s); expected {partition.engines}")
     return Program(run=_runner(graph), partition=partition)
 
 
 def discard(place: Path) -> None:
-    """Throw away a program that is no use; engines beside it stay."""
+    """Remove a program; its engines stay."""
     (place / _PROGRAM).unlink(missing_ok=True)
 
 

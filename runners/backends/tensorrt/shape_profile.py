@@ -1,4 +1,4 @@
-"""The shapes that an engine is built for: of each dimension the least, the one that is tuned for, and the most."""
+"""The shapes for which an engine is built: smallest, tuned and largest size of each dimension."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from latfix.errors import RunnerError
 
 Shape = tuple[int, ...]
-#: The shapes of all tensors that one call of the model is given, in the order of the flattened batch.
+#: The shapes of all tensors in one call of the model, in the order of the flattened batch.
 Shapes = tuple[Shape, ...]
-#: Where a dimension varies, the exporter takes 0 and 1 for sizes of a kind of their own; 2 alone is no variation.
+#: Least upper bound of a varying dimension: the exporter treats 0 and 1 specially, and 2 alone is no variation.
 _FEWEST_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Sizes of one dimension: from ``least`` to ``most``, kernels chosen for ``tuned``."""
+    """Sizes of one dimension: from ``least`` to ``most``, with kernels chosen for ``tuned``."""
 
     least: int
     tuned: int
@@ -24,7 +24,7 @@ class Extent:
 
     @property
     def varies(self) -> bool:
-        """Whether it may differ from batch to batch."""
+        """True if it may differ between batches."""
         return self.least < self.most
 
     def __str__(self) -> str:
@@ -33,12 +33,12 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ShapeProfile:
-    """For each tensor the extents of its dimensions."""
+    """The extents of each tensor's dimensions."""
 
     inputs: tuple[tuple[Extent, ...], ...]
 
     def holds(self, shapes: Sequence[Sequence[int]]) -> bool:
-        """Whether a call with tensors of these shapes is one that the engine was built for."""
+        """True if the engine takes tensors of these shapes."""
         return len(shapes) == len(self.inputs) and all(
             len(shape) == len(extents)
             and all(extent.least <= size <= extent.most for size, extent in zip(shape, extents, strict=True))
@@ -46,33 +46,31 @@ class ShapeProfile:
         )
 
     def words(self) -> list[str]:
-        """For each tensor its shape, ``(1..8..8, 4..71..512)`` where dimensions vary."""
+        """Each tensor's shape as text, ``(1..8..8, 4..71..512)`` if dimensions vary."""
         return [f"({', '.join(map(str, extents))})" for extents in self.inputs]
 
     def least(self) -> Shapes:
-        """The smallest shapes."""
         return tuple(tuple(extent.least for extent in extents) for extents in self.inputs)
 
     def tuned(self) -> Shapes:
-        """The shapes that kernels are chosen for."""
+        """The shapes for which kernels are chosen."""
         return tuple(tuple(extent.tuned for extent in extents) for extents in self.inputs)
 
     def most(self) -> Shapes:
-        """The largest shapes."""
         return tuple(tuple(extent.most for extent in extents) for extents in self.inputs)
 
 
 def profile_of(seen: Sequence[Shapes], tuned: Shapes) -> ShapeProfile:
-    """The profile that holds all of ``seen``.
+    """The profile that covers all of ``seen``.
 
-    :param seen: shapes of batches, the smallest and the largest that traffic makes among them.
-    :param tuned: of the batch that kernels are to be chosen for.
-    :raises RunnerError: the batches are not of the same number of tensors and dimensions.
+    :param seen: shapes of batches, including the smallest and the largest of the traffic.
+    :param tuned: shapes for which kernels are chosen.
+    :raises RunnerError: batches differ in the number of tensors or dimensions.
     """
     every = [*seen, tuned]
     if len({tuple(len(shape) for shape in shapes) for shapes in every}) > 1:
         raise RunnerError(
-            "the inputs have tensors of different dimensions at one place, which no engine can be built for"
+            "no engine can be built: found an input with different numbers of dimensions in different batches"
         )
     return ShapeProfile(
         tuple(
@@ -83,7 +81,7 @@ def profile_of(seen: Sequence[Shapes], tuned: Shapes) -> ShapeProfile:
 
 
 def _extent(sizes: Sequence[int], tuned: int) -> Extent:
-    # TensorRT knows no empty tensors: a batch with one is run by the original.
+    # TensorRT has no empty tensors: the original runs batches with one.
     least, most = max(min(sizes), 1), max(*sizes, 1)
     if least < most:
         most = max(most, _FEWEST_MOST)
@@ -91,11 +89,11 @@ def _extent(sizes: Sequence[int], tuned: int) -> Extent:
 
 
 def example_index(batches: Sequence[Shapes], seen: Sequence[Shapes], wanted: Shapes) -> int:
-    """Which batch to trace the model with: kernels are chosen for just its sizes.
+    """Index of the batch for tracing the model, whose sizes kernels are chosen for.
 
-    The one nearest to ``wanted`` without a varying dimension of 0 or 1, which a trace would take for a constant.
+    The nearest to ``wanted`` without a varying dimension of 0 or 1, which a trace would treat as a constant.
 
-    :raises RunnerError: there is none such.
+    :raises RunnerError: there is no such batch.
     """
     profile = profile_of(seen, wanted)
     fitting = [
@@ -108,7 +106,7 @@ def example_index(batches: Sequence[Shapes], seen: Sequence[Shapes], wanted: Sha
         )
     ]
     if not fitting:
-        raise RunnerError("every batch of the traffic has a dimension of 0 or 1 that varies: none can be traced")
+        raise RunnerError("every batch of the traffic has a varying dimension of size 0 or 1: none can be traced")
     return min(fitting, key=lambda k: _distance(batches[k], wanted))
 
 

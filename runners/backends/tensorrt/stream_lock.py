@@ -1,4 +1,4 @@
-"""One batch at a time in an engine, whichever thread and CUDA stream it comes from."""
+"""Serializes an engine's batches across threads and CUDA streams."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class StreamTurn:
-    """A lock that also orders the device's work: what enters waits, on the device, for what was enqueued before.
+    """A lock that also orders work on the device: each holder's stream waits for the work of the previous holder.
 
     An engine's execution context has one scratch memory. Two workers that share a model, or a worker and the thread
-    that warmed it up, enqueue on streams of their own, which the device may run side by side.
+    that warmed it up, use separate streams, which the device may run at the same time.
 
-    :param device: a torch device string; on the CPU it is a lock and nothing more.
+    :param device: a torch device string; on the CPU it is a plain lock.
     """
 
     def __init__(self, device: str) -> None:

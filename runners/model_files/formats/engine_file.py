@@ -20,9 +20,9 @@ DEVICE_KIND = "cuda"
 
 
 def open_file(file: Path) -> OpenedModel:
-    """Read an engine, on the first GPU.
+    """Read an engine on the first GPU.
 
-    :raises InputError: the package or the driver is missing, there is no GPU, or TensorRT does not take the file.
+    :raises InputError: the package or the driver is missing, there is no GPU, or TensorRT rejects the file.
     :raises RunnerError: the package does not import.
     """
     check_engine_runs(file)
@@ -38,14 +38,14 @@ def open_file(file: Path) -> OpenedModel:
 
 
 def first_device(file: Path) -> str:
-    """The device that an engine is read on to see what it takes.
+    """The device on which an engine is opened to read its inputs.
 
-    :raises InputError: torch sees none.
+    :raises InputError: torch finds no device.
     """
     if not torch.cuda.is_available():
         raise InputError(
-            f"{file}: found a TensorRT engine, and torch {torch.__version__} sees no CUDA device; install a torch for"
-            " CUDA, or give the .onnx or .pt2 file that it was built from"
+            f"{file}: found a TensorRT engine, but torch {torch.__version__} finds no CUDA device; install torch for "
+            "CUDA, or use the .onnx or .pt2 file that the engine was built from"
         )
     return "cuda:0"
 
@@ -71,17 +71,16 @@ def _module(engine: Engine, package: Any, device: str) -> torch.nn.Module:
         raise InputError(
             f'{engine.file}: a TensorRT engine runs on a GPU; found device {device}; use device = "cuda"'
         )
-    # It lies in the memory of the device that it was read on.
+    # An engine is in the memory of the device on which it was opened.
     return EngineModule(engine if device == engine.device else Engine(package, engine.file, device))
 
 
 class EngineModule(SealedModule):
-    """An engine that takes its tensors in order; each thread runs it in an execution context of its own."""
+    """An engine that takes its tensors in order; each thread has its own execution context."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.file.name, engine.device, "build another engine")
         self._engine = engine
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """The output, or a tuple of them."""
         return alone_or_tuple(self._engine.run(tensors))

@@ -1,4 +1,4 @@
-"""``.onnx``: a model that ONNX Runtime runs, or OpenVINO where that is asked for."""
+"""``.onnx``: a model that ONNX Runtime runs, or OpenVINO on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from latfix.runners.model_files.file_module import SealedModule, alone_or_tuple
 from latfix.runners.model_files.opened_model import Axis, OpenedModel, TensorInput
 
 BACKEND = "ONNX Runtime"
-#: ONNX Runtime's names of types by torch's.
+#: torch's type names by ONNX Runtime's.
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -39,8 +39,8 @@ def open_file(file: Path) -> OpenedModel:
     """Read an ONNX model.
 
     :raises RunnerError: ONNX Runtime is not installed.
-    :raises InputError: it does not take the model (a newer opset, a damaged file, weights that are not beside it),
-        or the model takes inputs that are no tensors.
+    :raises InputError: it rejects the model (a newer opset, a damaged file, missing external weights), or an input is
+        no tensor.
     """
     session = session_of(file)
     rows = looked_up_rows(file)
@@ -61,10 +61,10 @@ def open_file(file: Path) -> OpenedModel:
 
 
 def session_of(file: Path) -> Any:
-    """A session on the CPU with as many threads as an operator of torch has now.
+    """A session on the CPU with torch's current number of threads.
 
     :raises RunnerError: ONNX Runtime is not installed, or does not import.
-    :raises InputError: it does not take the model.
+    :raises InputError: it rejects the model.
     """
     try:
         return onnxruntime_session(file, torch.get_num_threads())
@@ -73,14 +73,15 @@ def session_of(file: Path) -> Any:
     except USER_ERRORS as error:
         version = import_package("onnxruntime", user="ONNX files need").__version__
         found = f"a model that does not load ({describe(error)})"
-        todo = "check that it is whole, or convert it for this version"
-        raise input_error(file, None, found, f"one that ONNX Runtime {version} takes", todo) from error
+        todo = "check that the file is complete, or convert the model for this version"
+        raise input_error(file, None, found, f"one that ONNX Runtime {version} can load", todo) from error
 
 
 def _input(given: Any, file: Path, rows: dict[str, int]) -> TensorInput:
     if given.type not in _DTYPES:
         found = f"input {given.name!r} of type {given.type}"
-        raise input_error(file, None, found, f"one of {', '.join(_DTYPES)}", "put what makes a tensor of it before")
+        todo = "make a tensor of it before the model"
+        raise input_error(file, None, found, f"one of {', '.join(_DTYPES)}", todo)
     axes = tuple(_axis(size, k, given.name) for k, size in enumerate(given.shape))
     return TensorInput(name=given.name, dtype=_DTYPES[given.type], axes=axes, rows=rows.get(given.name))
 
@@ -92,9 +93,9 @@ def _axis(size: Any, place: int, name: str) -> Axis:
 
 
 def _is_name(symbol: str, tensor: str) -> bool:
-    """False for what exporters write where a dimension has no name: ``?``, ``None``, ``x_dynamic_axes_1`` of ``x``.
+    """False for an exporter's placeholder: ``?``, ``None``, ``x_dynamic_axes_1`` of ``x``.
 
-    Several dimensions that are written so are not equally long, and what they are of is no word of theirs.
+    Dimensions with the same placeholder need not be equally long.
     """
     return not (_NO_NAME.fullmatch(symbol) or symbol.startswith(f"{tensor}_dynamic_axes_"))
 
@@ -111,9 +112,9 @@ def load_graph(
 ) -> GraphModule:
     """A module that runs an ONNX file on the CPU.
 
-    :param inputs: names of the tensors in order; those that the file does not have are left out.
-    :param openvino: in OpenVINO, not in ONNX Runtime.
-    :param threads: of OpenVINO; by default as many as an operator of torch has now.
+    :param inputs: names of the tensors in order; names that the file lacks are skipped.
+    :param openvino: use OpenVINO, not ONNX Runtime.
+    :param threads: OpenVINO's threads; by default torch's current number.
     :param half: OpenVINO computes in bfloat16.
     :raises RunnerError: the runtime is not installed.
     """
@@ -126,29 +127,17 @@ def load_graph(
 
 
 class GraphModule(SealedModule):
-    """An ONNX file that takes its tensors in order.
-
-    :param inputs: their names.
-    """
+    """An ONNX file that takes its tensors in the order of the names in ``inputs``."""
 
     def __init__(self, graph: OnnxGraph, file: Path, inputs: Sequence[str]) -> None:
         super().__init__(file.name, "cpu", "convert the file")
         self.file, self.inputs = file, tuple(inputs)
-        self._graph = graph
+        self.runtime = graph
         self._run = graph.run
 
-    @property
-    def version(self) -> str:
-        """Of the runtime."""
-        return self._graph.version
-
-    def precisions(self) -> dict[str, int]:
-        """Operators by the type that they compute in; empty where the runtime does not report it."""
-        return self._graph.precisions()
-
     def count_in(self, tally: Tally) -> None:
-        """Have ``tally`` count and time the runs of the file from now on."""
-        self._run = tally.counting(self._graph.run)
+        """Count and time all further runs of the file in ``tally``."""
+        self._run = tally.counting(self.runtime.run)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]
@@ -156,7 +145,7 @@ class GraphModule(SealedModule):
 
 
 def _value(output: Any) -> Any:
-    """An output as torch has it; what is no array of numbers (texts, maps) as Python has it."""
+    """An output as a tensor; texts and maps as Python objects."""
     if not isinstance(output, np.ndarray):
         return output
     return torch.from_numpy(output) if output.dtype.kind in "fiub" else output.tolist()

@@ -23,17 +23,16 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 BACKEND = "torch.export"
-#: Below this, torch.export states no limit: it takes 0 and 1 for sizes of a kind of their own.
+#: A lower bound below this is torch.export's default, not a limit of the model: it treats sizes 0 and 1 specially.
 _LEAST = 3
-#: Operators between an input and the table that it looks up.
+#: Operators that may stand between an input and the table that it indexes.
 _CONVERSIONS = ("_to_copy", "to", "clone", "view", "reshape", "_assert_tensor_metadata")
 
 
 def open_file(file: Path) -> OpenedModel:
     """Read an exported program.
 
-    :raises InputError: this version of torch cannot read it, it holds pickled objects, or it takes inputs that
-        are no tensors.
+    :raises InputError: this version of torch cannot read it, it contains pickled objects, or an input is no tensor.
     """
     _refuse_pickles(file)
     program = _read(file)
@@ -46,22 +45,22 @@ def open_file(file: Path) -> OpenedModel:
 
 
 def _refuse_pickles(file: Path) -> None:
-    """Pickles that restore anything but tensors and plain values are refused; torch.export.load runs them."""
+    """Refuse pickles that restore more than tensors and plain values, because torch.export.load would run them."""
     try:
         with zipfile.ZipFile(file) as archive:
             pickles = {name: archive.read(name) for name in archive.namelist() if name.endswith(".pt")}
     except DAMAGES as error:
         found = f"a damaged or truncated archive ({describe(error)})"
-        raise input_error(file, None, found, "a whole one", "copy it again") from error
+        raise input_error(file, None, found, "a complete one", "copy the file again") from error
     for name, data in pickles.items():
         if not data:
             continue
         try:
             torch.load(io.BytesIO(data), weights_only=True)
         except USER_ERRORS as error:
-            # Its advice is to load it all the same, which is what must not be done here.
+            # torch's own message advises to load the pickle anyway, so it is not quoted.
             found = f"{name.rpartition('/')[2]} in it, which restores more than tensors ({type(error).__name__})"
-            todo = "save it with example inputs that are tensors and plain values"
+            todo = "save the program with example inputs that are tensors and plain values"
             raise input_error(file, None, found, "tensors and plain values", todo) from error
 
 
@@ -71,7 +70,7 @@ def _read(file: Path) -> ExportedProgram:
             program = torch.export.load(file)
         except USER_ERRORS as error:
             reason = reasons[-1] if reasons else describe(error)
-            todo = "save it again with this version"
+            todo = "export and save it again with this version"
             expected = f"a program that torch {torch.__version__} can load"
             raise input_error(file, None, f"a program that does not load ({reason})", expected, todo) from error
     return program
@@ -79,7 +78,7 @@ def _read(file: Path) -> ExportedProgram:
 
 @contextlib.contextmanager
 def _reasons() -> Iterator[list[str]]:
-    """Errors that torch.export.load logs, with a traceback, and then replaces by one that does not tell."""
+    """Collect the errors that torch.export.load logs before it raises one without the reason."""
     found: list[str] = []
 
     def take(record: logging.LogRecord) -> bool:
@@ -107,7 +106,7 @@ def inputs_of(program: ExportedProgram, file: Path) -> tuple[TensorInput, ...]:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             found = f"input {name!r}, which is no tensor but {type(value).__name__}"
-            raise input_error(file, None, found, "tensors only", "export it with that as a constant")
+            raise input_error(file, None, found, "tensors only", "export the program with a constant in its place")
         inputs.append(
             TensorInput(
                 name=name,
@@ -122,7 +121,7 @@ def inputs_of(program: ExportedProgram, file: Path) -> tuple[TensorInput, ...]:
 
 
 def _arguments(program: ExportedProgram) -> list[Any]:
-    """What the program is called with, flattened: tensors, and constants of the call that was exported."""
+    """The flattened arguments of the program: tensors, and constants of the exported call."""
     specs = program.graph_signature.input_specs
     return [spec.arg for spec in specs if spec.kind == InputKind.USER_INPUT]
 
@@ -141,12 +140,12 @@ def _axis(size: Any, program: ExportedProgram) -> Axis:
 
 
 def _bound(limit: Any) -> int | None:
-    """A limit as a number; ``None`` for infinity."""
+    """A bound as a number; ``None`` for infinity."""
     return int(limit) if getattr(limit, "is_Integer", False) else None
 
 
 def _rows(node: Any) -> int | None:
-    """Rows of the embedding that an input's values look up directly."""
+    """Rows of the embedding table that an input's values index."""
     for user in node.users:
         name = getattr(user.target, "__name__", "").partition(".")[0]
         if name == "embedding" and user.args[1] is node:
@@ -158,7 +157,7 @@ def _rows(node: Any) -> int | None:
 
 
 def module_of(program: ExportedProgram, device: str) -> torch.nn.Module:
-    """A module that runs the program on a device, and takes its tensors in order."""
+    """A module that runs the program on a device and takes its tensors in order."""
     if device != "cpu":
         from torch.export.passes import move_to_device_pass
 
@@ -167,9 +166,9 @@ def module_of(program: ExportedProgram, device: str) -> torch.nn.Module:
 
 
 class ProgramModule(torch.nn.Module):
-    """An exported program that takes its tensors in order, whatever structure it was exported with.
+    """An exported program that takes its tensors in order, regardless of the structure it was exported with.
 
-    Its mode was fixed when it was exported: ``train`` and ``eval`` change nothing.
+    The export fixed its mode: ``train`` and ``eval`` change nothing.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -197,6 +196,6 @@ class ProgramModule(torch.nn.Module):
 
 
 def _is_plain(structure: Any, arguments: int, places: list[int]) -> bool:
-    """Whether the tensors in order are the positional arguments, and all there is."""
+    """True if the tensors in order are exactly the positional arguments, and there are no others."""
     positional, named = _pytree.tree_unflatten(list(range(arguments)), structure)
     return not named and list(positional) == places

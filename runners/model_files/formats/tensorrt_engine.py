@@ -1,4 +1,4 @@
-"""A TensorRT engine through the package ``tensorrt``: what it takes, and a run on the current CUDA stream."""
+"""A TensorRT engine through the package ``tensorrt``: its inputs, and runs on the current CUDA stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latfix.runners.calls.model_call import USER_ERRORS, describe
 
 Shape = tuple[int, ...]
 
-#: TensorRT's names of types by torch's.
+#: torch's types by TensorRT's names.
 _DTYPES = {
     "FLOAT": torch.float32,
     "HALF": torch.float16,
@@ -43,20 +43,20 @@ class EngineTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """The shapes that one optimization profile takes, of each input: least and most."""
+    """The smallest and largest shape of each input in one optimization profile."""
 
     least: tuple[Shape, ...]
     most: tuple[Shape, ...]
 
     def holds(self, shapes: Sequence[Shape]) -> bool:
-        """Whether inputs of these shapes are among them."""
+        """True if inputs of these shapes fit the profile."""
         return all(
             len(shape) == len(least) and all(a <= size <= b for a, size, b in zip(least, shape, most, strict=True))
             for shape, least, most in zip(shapes, self.least, self.most, strict=True)
         )
 
     def words(self, names: Sequence[str]) -> str:
-        """``tokens (1..8, 4..512)`` for each input."""
+        """The profile as text: ``tokens (1..8, 4..512)`` for each input."""
         return ", ".join(
             f"{name} ({', '.join(str(b) if a == b else f'{a}..{b}' for a, b in zip(least, most, strict=True))})"
             for name, least, most in zip(names, self.least, self.most, strict=True)
@@ -64,10 +64,10 @@ class EngineProfile:
 
 
 class Engine:
-    """An engine file, read on one device; any number of threads may run it, each in an execution context of its own.
+    """An engine file on one device. Any number of threads may run it; each has its own execution context.
 
     :param device: a torch device string.
-    :raises InputError: TensorRT does not take the file, or its inputs are of a kind that is not supported here.
+    :raises InputError: TensorRT rejects the file, or an input is of an unsupported kind.
     """
 
     def __init__(self, package: ModuleType, file: Path, device: str) -> None:
@@ -89,8 +89,9 @@ class Engine:
     def _tensor(self, name: str) -> EngineTensor:
         kind = self._engine.get_tensor_dtype(name)
         if self._engine.get_tensor_location(name) == self._package.TensorLocation.HOST:
-            found = f"{name!r}, whose values are sizes that are read on the host"
-            raise input_error(self.file, None, found, "tensors on the GPU", "build it with sizes from shapes")
+            found = f"{name!r}, whose values are sizes that TensorRT reads on the host"
+            todo = "build the engine so that sizes follow from input shapes"
+            raise input_error(self.file, None, found, "tensors on the GPU", todo)
         dtype = next((_DTYPES[word] for word in _DTYPES if kind == getattr(self._package, word, None)), None)
         if dtype is None:
             raise input_error(self.file, None, f"{name!r} of type {kind}", f"one of {', '.join(_DTYPES)}")
@@ -108,9 +109,9 @@ class Engine:
         return EngineProfile(least=tuple(a for a, _ in shapes), most=tuple(b for _, b in shapes))
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs, enqueued on the thread's current stream like any operator of torch.
+        """The outputs. The run is enqueued on the thread's current stream, like any operator of torch.
 
-        :raises ValueError: inputs of a dtype or shape that no profile takes.
+        :raises ValueError: an input has a dtype or shape that no profile takes.
         :raises RuntimeError: TensorRT refused.
         """
         number = self._fitting(tensors)
@@ -136,7 +137,7 @@ class Engine:
         shape = tuple(int(size) for size in context.get_tensor_shape(given.name))
         if any(size < 0 for size in shape):
             raise RuntimeError(f"{self.file.name}: the size of output {given.name!r} depends on values: {shape}")
-        # Of the caching allocator, on the current stream: its memory is not used again before what runs now is done.
+        # torch's caching allocator reuses this memory only after the work enqueued on the current stream.
         tensor = torch.empty(shape, dtype=given.dtype, device=self.device)
         context.set_tensor_address(given.name, tensor.data_ptr())
         return tensor
@@ -151,7 +152,9 @@ class Engine:
             names = [given.name for given in self.inputs]
             found = ", ".join(f"{name} {shape}" for name, shape in zip(names, shapes, strict=True))
             expected = " or ".join(profile.words(names) for profile in self.profiles)
-            raise ValueError(f"{self.file.name}: found {found}; expected what the engine was built for: {expected}")
+            raise ValueError(
+                f"{self.file.name}: found {found}; expected shapes that the engine was built for: {expected}"
+            )
         return fitting
 
     def _context(self) -> Any:
@@ -183,13 +186,13 @@ def _read(package: ModuleType, logger: Any, file: Path) -> Any:
             None,
             f"an engine that does not load{logger.reason()}",
             f"one built by TensorRT {version} on a GPU like this one",
-            "build it again here",
+            "build the engine again on this machine",
         )
     return engine
 
 
 def _logger(package: ModuleType) -> Any:
-    """What TensorRT tells its errors to; it returns ``None`` or false and no reason."""
+    """A logger for TensorRT that keeps its last error: TensorRT's calls return ``None`` or false without a reason."""
 
     class Errors(package.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -208,12 +211,12 @@ def _logger(package: ModuleType) -> Any:
 
 
 def _on(device: str) -> Any:
-    """The device that what is made meanwhile is made on."""
+    """A context in which objects are created on ``device``."""
     import contextlib
 
     return torch.cuda.device(device) if device.startswith("cuda") else contextlib.nullcontext()
 
 
 def _stream_handle(device: str) -> int:
-    """The current CUDA stream, as TensorRT takes it."""
+    """The handle of the current CUDA stream."""
     return int(torch.cuda.current_stream(device).cuda_stream) if device.startswith("cuda") else 0

@@ -1,7 +1,7 @@
 """``.pt`` and ``.ts``: a module saved by ``torch.jit.save``.
 
-Loading it runs no Python: the archive holds TorchScript's own code and tensors. What ``torch.save`` writes is
-refused before it comes here (:mod:`latfix.config.model_file_kind`).
+Loading it runs no Python: the archive holds TorchScript code and tensors. Files written by ``torch.save`` are refused
+earlier (:mod:`latfix.config.model_file_kind`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ BACKEND = "TorchScript"
 def open_file(file: Path) -> OpenedModel:
     """Read a TorchScript module.
 
-    Its file seldom says more of the inputs than their names: shapes and dtypes come from ``[inputs]`` or from the
-    requests' payload.
+    The file seldom states more than the names of inputs; shapes and dtypes come from ``[inputs]`` or the payload.
 
-    :raises InputError: this version of torch cannot read it, or it takes inputs that are no tensors.
+    :raises InputError: this version of torch cannot read it, or an input is no tensor.
     """
     module = _read(file, "cpu")
     return OpenedModel(
@@ -38,7 +37,7 @@ def open_file(file: Path) -> OpenedModel:
 
 def _read(file: Path, device: str) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # in favor of torch.export; files of it remain
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch recommends torch.export; files remain
         try:
             return torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]
         except USER_ERRORS as error:
@@ -61,7 +60,7 @@ def _inputs(module: Any, file: Path) -> tuple[TensorInput, ...]:
             found = f"forward with {argument.name}: {argument.type}"
             raise input_error(file, None, found, "tensors", "wrap it in a module that takes tensors only")
         else:
-            break  # what follows keeps its default: inputs are given in order
+            break  # inputs are positional, so all further arguments keep their defaults
     if not inputs:
         raise InputError(f"{file}: found forward without a tensor; expected at least one")
     return tuple(inputs)
@@ -89,6 +88,6 @@ class ScriptModule(torch.nn.Module):
         try:
             return self.module(*tensors)
         except RuntimeError as error:
-            # Its text begins with pages of serialized code; why it failed is in the last line.
+            # The text begins with pages of serialized code; the reason is in the last line.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise RuntimeError(lines[-1].removeprefix("RuntimeError: ") if lines else repr(error)) from error

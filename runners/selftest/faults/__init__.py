@@ -1,1 +1,1 @@
-"""One injector a module."""
+"""The injectors of faults."""

@@ -1,7 +1,7 @@
-"""Faults that are on nobody's path: a thread that spins or collects beside the requests, on in phases.
+"""Faults on no request's path: a thread that spins or runs garbage collections, in phases.
 
-They run inside the service's process and are switched on by an environment variable, as a service's own
-background work would be by its configuration.
+They run inside the service's process and are enabled by an environment variable, like a service's own background
+work by its configuration.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from latfix.runners.selftest.faults.injectors import Collections
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """When something is on: for ``on_s``, once in every ``period_s``, at a random place within each.
-
-    :param seed: of the places.
-    """
+    """Phases of ``on_s`` seconds, one in every ``period_s``, at a random place that depends on ``seed``."""
 
     on_s: float
     period_s: float
@@ -30,7 +27,7 @@ class Phases:
 
     @classmethod
     def parse(cls, text: str) -> Phases:
-        """``ON_S/PERIOD_S/SEED``, as :meth:`text` writes it."""
+        """Parse ``ON_S/PERIOD_S/SEED``, the output of :meth:`text`."""
         on_s, period_s, seed = text.split("/")
         return cls(on_s=float(on_s), period_s=float(period_s), seed=int(seed))
 
@@ -39,7 +36,7 @@ class Phases:
         return f"{self.on_s:g}/{self.period_s:g}/{self.seed}"
 
     def starts_s(self) -> Iterator[float]:
-        """When each phase starts, in seconds from the beginning; without end."""
+        """Start of each phase in seconds from the beginning; endless."""
         rng = np.random.default_rng(self.seed)
         period = 0
         while True:
@@ -47,7 +44,7 @@ class Phases:
             period += 1
 
     def waited(self, stop: threading.Event) -> Iterator[None]:
-        """Yields when each phase begins, from now on, until ``stop`` is set."""
+        """Yields at the start of each phase, from now on, until ``stop`` is set."""
         began = time.perf_counter()
         for start_s in self.starts_s():
             if stop.wait(max(0.0, began + start_s - time.perf_counter())):
@@ -56,7 +53,7 @@ class Phases:
 
 
 def spin(until_ns: int) -> None:
-    """Python bytecode and nothing else, which gives the interpreter lock up only when asked to."""
+    """Run only Python bytecode, which releases the interpreter lock only on request."""
     k = 0
     while time.perf_counter_ns() < until_ns:
         for _ in range(200):
@@ -64,7 +61,7 @@ def spin(until_ns: int) -> None:
 
 
 class PythonWork:
-    """As much bytecode every time as took ``ms`` when it was made; it holds the interpreter lock but for switches."""
+    """A fixed amount of bytecode that takes about ``ms``. It holds the interpreter lock except for switches."""
 
     _STEPS = 20_000
 
@@ -73,7 +70,6 @@ class PythonWork:
         self._steps = round(self._STEPS * ms * 1e6 / best)
 
     def __call__(self) -> None:
-        """Work."""
         for _ in range(self._steps):
             pass
 
@@ -85,10 +81,10 @@ class PythonWork:
         return max(time.thread_time_ns() - start, 1)
 
 
-class Beside:
-    """A thread that does something in phases and logs each, until it is stopped.
+class PhasedThread:
+    """A thread that acts in phases and logs each, until it is stopped.
 
-    :param phase: called with the seconds that a phase lasts.
+    :param phase: called with the length of a phase in seconds.
     """
 
     def __init__(self, kind: str, cause: str, phases: Phases, log: FaultLog, phase: Callable[[float], Done]) -> None:
@@ -98,7 +94,7 @@ class Beside:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it after the phase that it is in."""
+        """End the thread after the current phase."""
         self._stop.set()
         self._thread.join()
 
@@ -107,7 +103,7 @@ class Beside:
             self._log.note(self._cause, self._kind, self._phase(self._phases.on_s))
 
 
-def start_spinner(phases: Phases, log: FaultLog) -> Beside:
+def start_spinner(phases: Phases, log: FaultLog) -> PhasedThread:
     """A thread that spins in phases (``python.gil``)."""
 
     def phase(seconds: float) -> Done:
@@ -115,10 +111,10 @@ def start_spinner(phases: Phases, log: FaultLog) -> Beside:
         spin(watch.start_ns + int(seconds * 1e9))
         return watch.stop()
 
-    return Beside("spinner", "python.gil", phases, log, phase)
+    return PhasedThread("spinner", "python.gil", phases, log, phase)
 
 
-def start_collector(phases: Phases, heap_ms: float, log: FaultLog) -> Beside:
-    """A thread that runs one full collection a phase (``python.gc``), each about ``heap_ms`` long."""
+def start_collector(phases: Phases, heap_ms: float, log: FaultLog) -> PhasedThread:
+    """A thread that runs one full collection of about ``heap_ms`` per phase (``python.gc``)."""
     collections = Collections(heap_ms)
-    return Beside("collector", "python.gc", phases, log, lambda _seconds: collections(heap_ms))
+    return PhasedThread("collector", "python.gc", phases, log, lambda _seconds: collections(heap_ms))

@@ -1,4 +1,4 @@
-"""Processes that compete for the runner's cores, on in phases, with a log of their own."""
+"""Processes that compete for the runner's cores in phases, and log them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from latfix.runners.selftest.faults.fault_log import Done, FaultLog
 
 
 def cores() -> Cores:
-    """The cores that this process, and the runner with it, may use."""
+    """The cores that this process, and so the runner, may use."""
     return allowed_cores() or tuple(range(os.cpu_count() or 1))
 
 
 class Hogs:
-    """Started once a replay runs, gone at the end of the context, whatever happened.
+    """Processes that start when the replay runs and are killed at the end of the context.
 
-    :param phases: one entry a process; they are pinned to the cores in turn.
-    :param log: where each writes its intervals.
+    :param phases: one entry per process; they are pinned to the cores in turn.
+    :param log: file for their intervals.
     """
 
     def __init__(self, phases: Sequence[Phases], log: Path) -> None:
@@ -35,7 +35,7 @@ class Hogs:
         return self
 
     def start(self) -> None:
-        """Start them, once."""
+        """Start them; further calls do nothing."""
         if self._processes:
             return
         usable = cores()
@@ -43,7 +43,7 @@ class Hogs:
             core = usable[number % len(usable)]
             command = [sys.executable, "-P", "-m", "latfix.runners.selftest.faults.cpu_hogs"]
             arguments = [phases.text(), str(core), str(self._log), str(os.getpid())]
-            # A session of its own: Ctrl-C is for the parent, which then ends them.
+            # In a new session, so that Ctrl-C reaches only the parent, which then kills them.
             process = subprocess.Popen(command + arguments, stdin=subprocess.DEVNULL, start_new_session=True)
             self._processes.append(process)
 
@@ -55,7 +55,7 @@ class Hogs:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``python -m … PHASES CORE LOG PARENT``: runs until killed, or until the parent is gone."""
+    """``python -m … PHASES CORE LOG PARENT``: runs until it is killed or the parent has ended."""
     phases, core, parent = Phases.parse(arguments[0]), int(arguments[1]), int(arguments[3])
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})

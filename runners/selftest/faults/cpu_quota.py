@@ -1,4 +1,4 @@
-"""A cgroup of the self-test's own with a quota of processor time, on in phases."""
+"""A cgroup with a quota of processor time, in phases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PERIOD_US = 20_000
 class Group:
     """A control group made for one run.
 
-    :param unified: of version 2.
+    :param unified: it is of cgroup version 2.
     """
 
     path: Path
@@ -30,22 +30,22 @@ class Group:
 
     @classmethod
     def make(cls, name: str) -> Group:
-        """A new group under this process's own.
+        """A new group below this process's own.
 
-        :raises OSError: this process may not, or there is no processor controller.
+        :raises OSError: no permission, or no CPU controller.
         """
         parent, unified = next(
             ((folder, unified) for folder, unified in ControlGroups().folders("cpu") if folder.is_dir()),
             (None, False),
         )
         if parent is None:
-            raise OSError("this process is in no control group with a processor controller")
+            raise OSError("this process is in no control group with a CPU controller")
         path = parent / name
         path.mkdir()
         group = cls(path, parent, unified)
         if not group._limit.exists():
             group.remove()
-            raise OSError(f"{parent} offers no processor controller to its children")
+            raise OSError(f"{parent} provides no CPU controller for its children")
         return group
 
     @property
@@ -53,7 +53,7 @@ class Group:
         return self.path / ("cpu.max" if self.unified else "cpu.cfs_quota_us")
 
     def limit(self, cores: float | None) -> None:
-        """Allow so many cores from now on; ``None`` for all."""
+        """Set the quota in cores; ``None`` for no limit."""
         allowed = None if cores is None else max(int(cores * _PERIOD_US), 1000)
         if self.unified:
             self._limit.write_text(f"{'max' if allowed is None else allowed} {_PERIOD_US}")
@@ -63,19 +63,19 @@ class Group:
         self._limit.write_text(str(-1 if allowed is None else allowed))
 
     def throttled_ns(self) -> int:
-        """Time that the quota has taken from its threads so far."""
+        """Total time for which the quota has throttled the group's threads."""
         return throttled_ns(counters((self.path / "cpu.stat").read_text()))
 
     def enter(self) -> None:
-        """Move this process in; what it starts from now on is in it too."""
+        """Move this process into the group; processes that it starts later are in it too."""
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
     def leave(self) -> None:
-        """Move this process back to where it came from."""
+        """Move this process back to its former group."""
         (self.parent / "cgroup.procs").write_text(str(os.getpid()))
 
     def remove(self) -> None:
-        """Remove the group; it must be empty, which it is shortly after its last process ended."""
+        """Remove the group, which is empty shortly after its last process has ended."""
         for _ in range(50):
             with contextlib.suppress(OSError):
                 self.path.rmdir()
@@ -85,7 +85,7 @@ class Group:
 
 @functools.cache
 def unavailable() -> str:
-    """Why no quota can be set here; empty where it can."""
+    """Why no quota can be set here; empty if one can."""
     try:
         group = Group.make(f"latfix-selftest-{os.getpid()}-probe")
     except OSError as error:
@@ -102,11 +102,11 @@ def unavailable() -> str:
 
 
 class Quota:
-    """The runner is started inside a group whose quota a thread of this process switches on and off.
+    """Starts the runner in a group whose quota a thread of this process switches on and off.
 
-    Use as a context around the start of the runner; :meth:`start` takes this process out again and begins.
+    Use it as a context around the start of the runner; :meth:`start` moves this process out again and begins.
 
-    :param cores: what the quota leaves while it is on.
+    :param cores: the quota in cores while it is on.
     """
 
     def __init__(self, phases: Phases, cores: float, log: Path) -> None:
@@ -121,7 +121,7 @@ class Quota:
         return self
 
     def start(self) -> None:
-        """Leave the group, whose runner is replaying by now, and switch the quota from here on."""
+        """Leave the group, now that the runner is replaying, and start to switch the quota."""
         if self._thread is None:
             self._group.leave()
             self._thread = threading.Thread(target=self._run, name="quota", daemon=True)

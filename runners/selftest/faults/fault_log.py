@@ -1,8 +1,8 @@
-"""Timing a fault, and the injectors' own log: what was really done to which request, when and for how long.
+"""Times faults and logs them: which request was struck, when and for how long.
 
-One JSON line a fault, written with a single ``write`` to a file opened for appending, so that lines of
-several threads and processes never mix. Times are of ``time.perf_counter_ns``, whose clock is the machine's
-and not the process's on Linux: lines of the runner and of other processes can be compared.
+Each fault is one JSON line, written by a single ``write`` to a file opened for appending, so that lines of several
+threads and processes never mix. Times are from ``time.perf_counter_ns``, on Linux a clock of the whole machine, so
+that lines of different processes can be compared.
 
 The diagnosis never reads this file.
 """
@@ -18,16 +18,16 @@ from pathlib import Path
 
 from latfix.errors import InputError
 
-#: Environment variable that names the file; without it nothing is logged.
+#: Environment variable with the file's path; without it nothing is logged.
 LOG_VARIABLE = "LATFIX_SELFTEST_LOG"
 LOG_FILE = "faults.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an injector did: its ends on the performance counter's clock, and the nanoseconds that it added.
+    """Begin and end of an injection, and the nanoseconds that it added.
 
-    Time in which its thread was ready to run and another had the core is not the fault's and not in ``ns``.
+    ``ns`` does not include time in which its thread was ready to run but had no core.
     """
 
     start_ns: int
@@ -44,18 +44,18 @@ class Stopwatch:
         self.start_ns = time.perf_counter_ns()
 
     def stop(self, ns: int | None = None) -> Done:
-        """The fault ends now; it added ``ns``, or by default all the time less that of waiting for a core."""
+        """End the fault. It added ``ns``; by default the elapsed time minus waits for a core."""
         end = time.perf_counter_ns()
         if ns is None:
-            # A virtual core that was taken away is counted as a wait for a core, now and then for longer than it
-            # lasted; the thread has run for no less than its own processor time.
+            # The kernel counts stolen time as a wait for a core, sometimes more than elapsed; a lower bound is the
+            # thread's own processor time.
             ran_ns = min(time.thread_time_ns() - self._cpu_ns, end - self.start_ns)
             ns = max(end - self.start_ns - (run_delay_ns() - self._delay_ns), ran_ns)
         return Done(self.start_ns, end, max(ns, 0))
 
 
 def run_delay_ns() -> int:
-    """How long this thread has waited for a core while ready to run; 0 where the kernel does not tell."""
+    """How long this thread has waited for a core while ready to run; 0 if the kernel does not report it."""
     try:
         fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -68,12 +68,12 @@ def run_delay_ns() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault as its injector timed it.
+    """One fault, timed by its injector.
 
-    :param cause: id of the cause that owns it; ``unexplained`` where no listed cause does.
-    :param kind: which injector.
+    :param cause: id of its cause; ``unexplained`` if no listed cause fits.
+    :param kind: the injector.
     :param where: ``prepare``, ``model`` or ``finish`` on a request's path, else ``outside``.
-    :param request: id of the request that carried it; empty where it was on nobody's path.
+    :param request: id of the request that carried it; empty if it was on no request's path.
     :param ns: nanoseconds that it added, which may be less than ``end_ns - start_ns``.
     """
 
@@ -98,42 +98,30 @@ class FaultLog:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> FaultLog:
-        """The log that :data:`LOG_VARIABLE` names."""
+        """The log at the path in :data:`LOG_VARIABLE`."""
         name = environment.get(LOG_VARIABLE, "")
         return cls(Path(name) if name else None)
 
     def add(self, fault: Fault) -> None:
-        """Write one line."""
         if self._fd >= 0:
             row = asdict(fault)
             row["ms"] = row.pop("ns") / 1e6
             os.write(self._fd, (json.dumps(row) + "\n").encode())
 
     def note(self, cause: str, kind: str, done: Done, *, where: str = "outside", request: str = "") -> None:
-        """Write what an injector did."""
-        self.add(
-            Fault(
-                cause=cause,
-                kind=kind,
-                where=where,
-                request=request,
-                start_ns=done.start_ns,
-                end_ns=done.end_ns,
-                ns=done.ns,
-            )
-        )
+        self.add(Fault(cause=cause, kind=kind, where=where, request=request, **asdict(done)))
 
     def close(self) -> None:
-        """Give the descriptor back; nothing is logged any more."""
+        """Close the file; later faults are not logged."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def read_faults(path: Path) -> list[Fault]:
-    """The faults in a log, in order of their start; a last line cut short by a kill is left out.
+    """The faults in a log, in order of their start, without a last line cut short by a kill.
 
-    :raises InputError: it cannot be read, or holds something else.
+    :raises InputError: it cannot be read, or a line is no fault.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -160,4 +148,4 @@ def _parse(line: str, where: str) -> Fault:
             ns=round(float(row["ms"]) * 1e6),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{where}: found no fault ({error}); expected a line that an injector wrote") from error
+        raise InputError(f"{where}: found no fault ({error}); expected a line written by an injector") from error

@@ -1,4 +1,4 @@
-"""Work that grows with a service's age, and what it grows with: memory, a cache, sessions, or nothing."""
+"""Work that grows with a service's age, together with memory, a cache, sessions, or nothing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from latfix.runners.selftest.faults.injectors import ExtraWork
 GROWTHS: tuple[str, ...] = ("memory", "cache", "sessions", "unknown", "shift", "scan")
 #: Numbers in an entry of the cache.
 _ENTRY = 64
-#: Growths that are called something else in the catalogue.
+#: Growths with another name in the catalogue.
 _NAMES = {"shift": "unknown", "scan": "cache"}
-#: Entries walked through by which a step's price is measured.
+#: Number of entries for measuring the time of a step.
 _STEPS = 20_000
 
 
 class Growth:
-    """Slows a request down the more the older the service is.
+    """Slows requests down as the service ages.
 
-    :param kind: one of :data:`GROWTHS`; ``shift`` is a level shift of no visible origin, ``scan`` a list that Python
-        walks through.
-    :param most_ms: what the last of ``requests`` pays more than the first.
+    :param kind: one of :data:`GROWTHS`; ``shift`` is a level shift without visible cause, ``scan`` a list that Python
+        iterates over.
+    :param most_ms: additional time of the last of ``requests``, compared with the first.
     """
 
     def __init__(self, kind: str, most_ms: float, requests: int) -> None:
@@ -42,8 +42,8 @@ class Growth:
         self._added = _entries_for(most_ms / self._requests) if kind == "scan" else 0
 
     def __call__(self, session: str) -> Done:
-        """One request's share."""
-        if self._kind == "scan":  # no lock but the interpreter's
+        """Slow one request down."""
+        if self._kind == "scan":  # the interpreter lock is enough
             self._served += 1
             return self._scan(session)
         with self._lock:
@@ -53,25 +53,25 @@ class Growth:
             return self._work(self._most_ms * min(self._share(session), 1.0))
 
     def _share(self, session: str) -> float:
-        """How old the service is, from 0 to 1 and beyond."""
-        if self._kind == "cache":  # one more entry, never evicted, and a look at every entry
+        """The service's age: 1 after all planned requests."""
+        if self._kind == "cache":  # one more entry, never evicted; the work is proportional to their number
             self._cached[f"{session}/{self._served}"] = [self._served + 1 / k for k in range(1, _ENTRY + 1)]
             return len(self._cached) / self._requests
-        if self._kind == "sessions":  # work for every session ever seen: it grows with them, not with requests
+        if self._kind == "sessions":  # grows with the number of sessions, not of requests
             self._seen.add(session)
             return 2.0 * len(self._seen) / self._requests
         share = self._served / self._requests
         return float(share > 0.5) if self._kind == "shift" else share
 
     def _scan(self, session: str) -> Done:
-        """Some more entries are kept, and one is looked for among all of them, in Python."""
+        """Add some entries, and search all of them in Python."""
         watch = Stopwatch()
         self._entries += [(self._served, f"{session}/{k}") for k in range(self._added)]
         _found(self._entries, -1)
         return watch.stop()
 
     def _read_all(self) -> Done:
-        """One more buffer is kept, and all of them are read."""
+        """Add a buffer, and read all of them."""
         import numpy as np
 
         watch = Stopwatch()
@@ -82,7 +82,7 @@ class Growth:
 
 
 def _found(entries: list[tuple[int, str]], wanted: int) -> int:
-    """How many entries are of that number."""
+    """Count the entries with that number, deliberately in a Python loop."""
     found = 0
     for number, _ in entries:
         if number == wanted:
@@ -91,7 +91,7 @@ def _found(entries: list[tuple[int, str]], wanted: int) -> int:
 
 
 def _entries_for(ms: float) -> int:
-    """How many entries are walked through in ``ms``."""
+    """How many entries Python iterates over in ``ms``."""
     entries, times = [(k, "") for k in range(_STEPS)], []
     for _ in range(7):
         start = time.thread_time_ns()
@@ -101,7 +101,7 @@ def _entries_for(ms: float) -> int:
 
 
 def _block_for(ms: float) -> int:
-    """How many numbers can be summed in ``ms`` when they are in nobody's cache."""
+    """How many uncached numbers can be summed in ``ms``."""
     import numpy as np
 
     blocks = [np.ones(1 << 16) for _ in range(64)]

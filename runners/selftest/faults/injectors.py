@@ -1,7 +1,7 @@
-"""Faults on a request's path: each does what its name says, times itself, and returns the truth.
+"""Faults on a request's path.
 
-Every injector blocks or works for the milliseconds asked for, as nearly as this machine allows, and returns
-a :class:`Done` with what it measured. They are made for the self-test's own service and usable from tests.
+Every injector blocks or works for about the requested milliseconds and returns its own measurement as :class:`Done`.
+They are made for the self-test's service, and also used in tests.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, P
 from latfix.spans import span
 
 Inject = Callable[[float], Done]
-#: Denormal numbers are a fault where they cost more than so many times what others do.
+#: Denormal numbers are a fault if they are more than this many times slower than others.
 _SLOWER = 3.0
 
 
 def sleep(ms: float) -> Done:
-    """Wait, as for a reply, without telling anybody."""
+    """Wait, as for a reply, without a span."""
     watch = Stopwatch()
     time.sleep(ms / 1e3)
     return watch.stop()
@@ -40,12 +40,14 @@ def declared_sleep(ms: float) -> Done:
 
 
 class ExtraWork:
-    """On-CPU work that no feature of the request tells of: operators on a small matrix, outside the lock."""
+    """CPU work unrelated to any feature of the request: operators on a small matrix, outside the interpreter lock."""
 
-    def __init__(self, size: int = 128) -> None:
+    _SIZE = 128
+
+    def __init__(self) -> None:
         import torch
 
-        self._matrix = torch.full((size, size), 1.0 / size)
+        self._matrix = torch.full((self._SIZE, self._SIZE), 1.0 / self._SIZE)
 
     def __call__(self, ms: float) -> Done:
         """Work until this thread has used ``ms`` of processor time."""
@@ -57,11 +59,11 @@ class ExtraWork:
 
 
 class Collections:
-    """Full collections of a heap that is sized so that one takes a given time.
+    """Full garbage collections of a heap, whose size is chosen so that one takes a given time.
 
-    What is alive before is frozen, so that only the heap made here is walked.
+    Earlier objects are frozen, so that only this heap is traversed.
 
-    :param ms: wanted length of a full collection.
+    :param ms: requested duration of a full collection.
     """
 
     _OBJECTS = 10_000
@@ -71,15 +73,15 @@ class Collections:
     def __init__(self, ms: float) -> None:
         gc.collect()
         gc.freeze()
-        # The automatic collector would walk this heap too; its full rounds are not this injector's.
+        # Prevent automatic full collections, which would traverse this heap too.
         gc.set_threshold(100_000, 50, 1_000_000)
         self.heap: list[Any] = self._objects(self._OBJECTS)
         for _ in range(self._TRIES):
-            self._collect()  # the first walk after a change is slower than later ones
+            self._collect()  # the first collection after a change is slower than later ones
             took_ms = sorted(self._collect().ns for _ in range(3))[1] / 1e6
             if abs(took_ms - ms) < 0.08 * ms:
                 break
-            # Larger heaps leave the caches, so that time grows faster than objects: in steps, not at once.
+            # Time grows faster than the number of objects, as larger heaps exceed the caches: resize in steps.
             factor = min(max(ms / max(took_ms, 1e-3), 0.5), 3.0)
             self._resize(min(int(len(self.heap) * factor), self._MOST_OBJECTS))
 
@@ -100,21 +102,21 @@ class Collections:
         return watch.stop()
 
     def __call__(self, _ms: float) -> Done:
-        """Run a full collection; how long it takes was decided when the heap was made."""
+        """Run a full collection; its duration depends on the heap only."""
         return self._collect()
 
 
 class Retries:
-    """Tries again after sleeping for as long as every time, until it has waited long enough.
+    """Retries with sleeps of equal length.
 
-    :param most_ms: of one wait: four sleeps.
+    :param most_ms: the longest wait, which is four sleeps.
     """
 
     def __init__(self, most_ms: float) -> None:
         self._sleep_ms = most_ms / 4
 
     def __call__(self, ms: float) -> Done:
-        """Sleep as often as comes nearest to ``ms``."""
+        """Sleep the number of times that comes nearest to ``ms``."""
         watch = Stopwatch()
         for _ in range(max(1, round(ms / self._sleep_ms))):
             time.sleep(self._sleep_ms / 1e3)
@@ -122,9 +124,9 @@ class Retries:
 
 
 class Denormals:
-    """Roots of numbers too small for a full mantissa: operators and shapes as with others, but slow.
+    """Square roots of denormal numbers: same operators and shapes as for others, but slow.
 
-    Products of them are slow on some processors only.
+    Their products are slow on some processors only.
     """
 
     _ELEMENTS, _TRIES = 8192, 7
@@ -138,7 +140,7 @@ class Denormals:
 
     @property
     def times_slower(self) -> float:
-        """How many times longer this processor takes for them."""
+        """How many times slower they are on this processor."""
         return self._slow_ns / self._fast_ns
 
     def _fastest_ns(self, values: Any) -> float:
@@ -156,7 +158,7 @@ class Denormals:
             torch.sqrt(values, out=self._answer)
 
     def __call__(self, ms: float) -> Done:
-        """As many roots as take ``ms`` longer than the same of other numbers."""
+        """Compute as many roots as take ``ms`` longer than those of other numbers."""
         times = max(1, round(ms * 1e6 / max(self._slow_ns - self._fast_ns, 1.0)))
         watch = Stopwatch()
         self._roots(self._tiny, times)
@@ -169,13 +171,13 @@ class HeldLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._taken = threading.Event()
         threading.Thread(target=self._hold, name="lock-holder", daemon=True).start()
 
     def _hold(self) -> None:
         while True:
-            ms = self._asked.get()
+            ms = self._requests.get()
             with self._lock:
                 self._taken.set()
                 time.sleep(ms / 1e3)
@@ -184,13 +186,13 @@ class HeldLock:
         """Wait for the lock, which is held for ``ms``."""
         watch = Stopwatch()
         self._taken.clear()
-        self._asked.put(ms)
+        self._requests.put(ms)
         self._taken.wait()
         with self._lock:
             return watch.stop()
 
 
-#: Kinds of faults that traffic can plan, and whose they are where they strike in ``model``.
+#: Kinds of faults that traffic can plan; :data:`_CAUSES` are their causes.
 KINDS: tuple[str, ...] = (
     "none",
     "sleep",
@@ -219,7 +221,7 @@ _CAUSES = {
 
 
 def cause_of(kind: str, where: str) -> str:
-    """The catalogue's id for a fault; a wait inside the model is nobody's."""
+    """The catalogue's cause of a fault; no listed cause covers waits inside the model."""
     if kind in ("sleep", "retry"):
         return "unexplained" if where == "model" else "external.dependency"
     return _CAUSES[kind]
@@ -228,17 +230,15 @@ def cause_of(kind: str, where: str) -> str:
 class Injectors:
     """The injectors that a run needs, made before it starts.
 
-    :param kinds: which of :data:`KINDS`; with them the largest milliseconds of each.
+    :param kinds: the largest milliseconds of each needed kind of :data:`KINDS`.
     """
 
     def __init__(self, kinds: dict[str, float], log: FaultLog) -> None:
         self._log = log
-        self._by_kind: dict[str, Inject] = {}
-        for kind, most_ms in kinds.items():
-            self._by_kind[kind] = _make(kind, most_ms)
+        self._by_kind = {kind: _make(kind, most_ms) for kind, most_ms in kinds.items()}
 
     def strike(self, where: str, kind: str, ms: float, request: str) -> None:
-        """Do one planned fault to a request and log it."""
+        """Inject one planned fault into a request and log it."""
         self._log.note(cause_of(kind, where), kind, self._by_kind[kind](ms), where=where, request=request)
 
 
@@ -263,7 +263,7 @@ def _make(kind: str, most_ms: float) -> Inject:
 
 
 def supported(kind: str) -> str:
-    """Why a kind cannot be injected on this system; empty where it can."""
+    """Why a kind cannot be injected on this system; empty if it can."""
     if kind in ("trim", "fragment"):
         try:
             Heap()
@@ -279,4 +279,4 @@ def supported(kind: str) -> str:
 @cache
 def _no_slow_denormals() -> str:
     slower = Denormals().times_slower
-    return "" if slower > _SLOWER else f"denormal numbers cost this processor {slower:.1f} times what others do"
+    return "" if slower > _SLOWER else f"denormal numbers are only {slower:.1f} times slower on this processor"

@@ -1,4 +1,4 @@
-"""Faults of memory: pages taken away, a heap that grows and shrinks, a heap in pieces."""
+"""Faults of memory: dropped pages, a heap that grows and shrinks, a fragmented heap."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from latfix.runners.selftest.faults.fault_log import Done, Stopwatch
 PAGE = mmap.PAGESIZE
 _MADV_DONTNEED = 4
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
-#: Memory is given back so long after the fault that took it: later than the end of the request's batch.
+#: Delay before memory is given back, so that the request's batch has ended.
 _LATER_S = 0.02
-#: A heap in pieces is read but seldom: what it grew by is kept so long that a sample sees it.
+#: The same for a fragmented heap, which is sampled rarely: long enough for a sample to see the growth.
 _SEEN_S = 1.2
 #: Called with the interpreter lock held.
 _memset = ctypes.PyDLL(None).memset
 _memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-#: A page's price is measured over so many pages, and no mapping is larger than this.
+#: Number of pages for measuring the time per page, and the largest mapping.
 _PRICE_PAGES = 4096
 _LARGEST_MAPPING = 512 << 20
 
@@ -45,9 +45,9 @@ class Heap:
         self._c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
     def one_arena(self, *, trim_bytes: int) -> None:
-        """All threads on one heap that serves blocks up to 32 MiB and shrinks from ``trim_bytes`` of free top on.
+        """Use one heap for all threads and blocks up to 32 MiB, which shrinks if ``trim_bytes`` are free at its top.
 
-        It must be called before other threads allocate.
+        Call it before other threads allocate.
         """
         self._c.mallopt(_M_ARENA_MAX, 1)
         self._c.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
@@ -55,27 +55,26 @@ class Heap:
         self._c.mallopt(_M_TOP_PAD, 1 << 20)
 
     def malloc(self, size: int) -> int:
-        """An address; the kernel gives its pages when they are touched."""
+        """Allocate a block; the kernel provides its pages when they are touched."""
         address: int | None = self._c.malloc(size)
         if not address:
             raise MemoryError(f"malloc({size})")
         return address
 
     def free(self, address: int) -> None:
-        """Give a block back."""
         self._c.free(address)
 
     def trim(self) -> None:
-        """Give every free page back to the kernel."""
+        """Return all free pages to the kernel."""
         self._c.malloc_trim(0)
 
     def drop(self, address: int, size: int) -> None:
-        """Take the pages of a mapping away, outside the interpreter lock."""
+        """Drop the pages of a mapping, outside the interpreter lock."""
         self._c.madvise(address, size, _MADV_DONTNEED)
 
 
 def touch(address: int, size: int) -> int:
-    """Write one byte to each page, outside the interpreter lock; returns nanoseconds on the core."""
+    """Write one byte to each page, outside the interpreter lock; returns CPU nanoseconds."""
     import numpy as np
 
     pages = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address))[::PAGE]
@@ -85,19 +84,19 @@ def touch(address: int, size: int) -> int:
 
 
 def touch_held(address: int, size: int) -> int:
-    """The same without letting go of the interpreter lock, as a ``bytearray`` of that size is made."""
+    """Like :func:`touch` but holding the interpreter lock, like the allocation of a ``bytearray``."""
     start = time.thread_time_ns()
     _memset(address, 1, size)
     return time.thread_time_ns() - start
 
 
 class PageFaults:
-    """Touches a mapping whose pages were taken away with ``madvise(MADV_DONTNEED)``.
+    """Touches a mapping whose pages were dropped with ``madvise(MADV_DONTNEED)``.
 
-    The pages go again on a thread of its own, after the request, so that only faulting in is on its path.
-    Added is the time of touching less that of touching again.
+    Another thread drops the pages again after the request, so that only page faults are on its path. The added time
+    is that of the first touch minus that of a second one.
 
-    :param reach: touches memory at an address; returns nanoseconds on the core.
+    :param reach: touches memory at an address; returns CPU nanoseconds.
     """
 
     def __init__(self, reach: Callable[[int, int], int] = touch) -> None:
@@ -112,7 +111,7 @@ class PageFaults:
             prices.append(max(first - again, 1) / _PRICE_PAGES)
             mapping.close()
         self.page_ns = sorted(prices)[len(prices) // 2]
-        threading.Thread(target=self._take_away, name="page-reaper", daemon=True).start()
+        threading.Thread(target=self._drop, name="page-reaper", daemon=True).start()
 
     def reserve(self, ms: float, mappings: int = 3) -> None:
         """Make mappings large enough for faults of ``ms``."""
@@ -135,11 +134,11 @@ class PageFaults:
 
     def _mapping(self) -> mmap.mmap:
         mapping = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages has nothing to advise
+        with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_NOHUGEPAGE)
         return mapping
 
-    def _take_away(self) -> None:
+    def _drop(self) -> None:
         while True:
             mapping = self._used.get()
             self._heap.drop(_address(mapping), len(mapping))
@@ -151,10 +150,10 @@ def _address(mapping: mmap.mmap) -> int:
 
 
 class HeapBlocks:
-    """Blocks that a heap grows for, their pages touched; given back on a thread of its own after the request."""
+    """Makes a heap grow by blocks and touches them; another thread frees them after the request."""
 
     _SIZE: int
-    #: Blocks by which the price of one is measured, and how many one fault takes at least and at most.
+    #: Number of blocks for measuring the time per block, and the minimum and maximum of one fault.
     _MEASURED, _LEAST, _MOST = 0, 0, 0
     _KEPT_S: float
     _TRIMMED = False
@@ -185,7 +184,7 @@ class HeapBlocks:
         return watch.stop()
 
     def _give_back(self, held: list[int]) -> None:
-        for address in reversed(held):  # from the top down, so that the heap shrinks with them
+        for address in reversed(held):  # from the top down, so that the heap shrinks
             self._heap.free(address)
         if self._TRIMMED:
             self._heap.trim()
@@ -198,9 +197,9 @@ class HeapBlocks:
 
 
 class HeapGrowth(HeapBlocks):
-    """Fresh blocks from a heap that has none, given back and trimmed after the request.
+    """Allocates blocks from a heap without free memory; frees and trims them after the request.
 
-    Growth and trimming within one unit of work would cancel out in what a process can say of its memory.
+    Growth and trimming within one unit of work would cancel out in the process's memory counters.
     """
 
     _SIZE, _MEASURED, _LEAST, _MOST = 4 << 20, 4, 1, 128
@@ -211,9 +210,9 @@ class HeapGrowth(HeapBlocks):
 
 
 class Fragments(HeapBlocks):
-    """A heap with much free memory in pieces too small to use, so that a larger block must make it grow.
+    """A heap with much free memory in pieces too small to use, so that larger blocks make it grow.
 
-    :param holes_bytes: free memory in holes.
+    :param holes_bytes: free memory in these pieces.
     """
 
     _PIECE = 48 << 10

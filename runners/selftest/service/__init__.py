@@ -1,1 +1,1 @@
-"""The service that the self-test replays: an ordinary workload, used only through the published contract."""
+"""The service that the self-test replays: an ordinary workload that uses only the public interface."""

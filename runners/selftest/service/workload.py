@@ -1,10 +1,10 @@
-"""A small model whose cost grows with its input's length, and which does what its traffic asks it to suffer.
+"""A small model whose cost grows with its input's length, and which injects the faults in its traffic.
 
-``payload = {"items": n, "faults": [[where, kind, ms], ...]}``: ``where`` is ``prepare``, ``model`` or
-``finish``, ``kind`` one of :data:`latfix.runners.selftest.faults.injectors.KINDS`. Faults of the model travel with
-the inputs as a tensor of their own, so that they strike in the batch that carries them.
+``payload = {"items": n, "faults": [[where, kind, ms], ...]}``: ``where`` is ``prepare``, ``model`` or ``finish``,
+``kind`` is one of :data:`latfix.runners.selftest.faults.injectors.KINDS`. Faults of the model are a separate input
+tensor, so that they strike in the batch that carries them.
 
-Faults that last longer than a request are configured by the environment, see ``OPTIONS``.
+Faults that last longer than a request are configured by the environment, see :class:`Options`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from latfix.runners.selftest.faults.injectors import KINDS, ExtraWork, Injectors
 from latfix.runners.selftest.faults.memory import Heap
 
 WIDTH, HIDDEN = 256, 1024
-#: Faults that one request can bring into the model.
+#: Maximum number of model faults per request.
 MOST_FAULTS = 4
 PREFIX = "LATFIX_SELFTEST_"
 _TABLE = 64_000
@@ -35,16 +35,16 @@ _TABLE = 64_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The environment's say, each field in a variable of its name after ``LATFIX_SELFTEST_``.
+    """Options from environment variables, ``LATFIX_SELFTEST_`` and the field's name in capitals.
 
-    :param blocks: layers of the model, by which its speed is set.
-    :param kinds: injectors that traffic will ask for: ``gc=20,sleep=5`` with the largest milliseconds.
-    :param spinner: phases of a spinning thread; ``collector`` of one that collects ``collector_ms`` long.
+    :param blocks: layers of the model, which set its speed.
+    :param kinds: injectors that the traffic needs, with their largest milliseconds: ``gc=20,sleep=5``.
+    :param spinner: phases of a spinning thread; ``collector``: of a thread with collections of ``collector_ms``.
     :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.faults.growth.Growth`.
     :param lazy_ms: work at the first use of each input length.
-    :param compiled: compile the model, anew for each shape.
+    :param compiled: compile the model, separately for each shape.
     :param python_ms: bytecode in ``prepare``, which holds the interpreter lock.
-    :param trim_bytes: free memory at the heap's top from which the C library gives it back.
+    :param trim_bytes: free memory at the heap's top above which the C library returns it to the kernel.
     """
 
     blocks: int = 8
@@ -60,7 +60,6 @@ class Options:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Options:
-        """Read the variables that are set."""
         values: dict[str, Any] = {}
         for each in fields(cls):
             text = environment.get(PREFIX + each.name.upper())
@@ -70,7 +69,7 @@ class Options:
 
 
 class Model(torch.nn.Module):
-    """Blocks of two matrix products on ``(batch, items, width)``, one pair of weights for all of them."""
+    """Blocks of two matrix products on ``(batch, items, width)``, all with the same pair of weights."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ class Model(torch.nn.Module):
 
 
 class Served(torch.nn.Module):
-    """The model with the faults that its batch carries, and those of its age."""
+    """The model with the faults of its batch, and those of its age."""
 
     def __init__(self, options: Options, injectors: Injectors, log: FaultLog) -> None:
         super().__init__()
@@ -136,14 +135,14 @@ class Served(torch.nn.Module):
 
 
 def _growth(options: Options, *, scanned: bool) -> Growth | None:
-    """What grows with age: in ``prepare`` where Python scans it, else in the model."""
+    """The configured growth: in ``prepare`` for a Python scan, else in the model."""
     kind, _, rest = options.growth.partition("/")
     most, _, count = rest.partition("/")
     return Growth(kind, float(most), int(count)) if kind and (kind == "scan") == scanned else None
 
 
 def _no_recompile_limit() -> None:
-    """Let every new shape be compiled. The framework keeps this setting by thread, so the worker's own sets it."""
+    """Allow every new shape to be compiled. torch keeps this setting per thread, so the worker's thread sets it."""
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = 10_000
@@ -151,7 +150,7 @@ def _no_recompile_limit() -> None:
 
 
 def request_id(number: int) -> str:
-    """The id that traffic gives its request of this number."""
+    """The id of the request with this number."""
     return f"r{number:06d}"
 
 
@@ -162,8 +161,8 @@ class Service(Workload):
         del device
         options = Options.of(os.environ)
         gc.collect()
-        gc.freeze()  # the libraries' own objects are nobody's fault
-        # One heap that keeps what it has: an allocator at rest is the background that faults stand out from.
+        gc.freeze()  # exclude the libraries' objects from collections
+        # One heap that keeps its memory, so that injected faults of the allocator stand out.
         with contextlib.suppress(OSError):
             Heap().one_arena(trim_bytes=options.trim_bytes)
         self._log = log = FaultLog.from_environment()

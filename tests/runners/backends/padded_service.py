@@ -1,4 +1,4 @@
-"""A service whose model another backend is to run, and what a fix sees of it."""
+"""A service whose model another backend runs, and a fix's verification of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from tests.records import build_record
 
-#: Two named inputs, integers and numbers, one padded to the longest of the batch; two answers of different shapes.
-#: EACH is the first of them.
+#: Two named inputs, integers (padded to the longest of the batch) and numbers; two answers of different shapes.
+#: EACH is replaced by the first answer.
 PADDED = """
 import torch
 from latfix import Workload
@@ -54,6 +54,6 @@ def loaded(folder: Path, n: int = 12, **values: Any) -> Service:
 
 
 def verified(fix: Any, service: Service) -> Any:
-    """What the fix's proof says of the service after its traffic."""
+    """The fix's verification of the service after its traffic."""
     record = build_record(traffic=traffic(), settings=service.settings)
     return fix.verify(Applied(evidence=service.evidence(traffic()), record=record, without=record))

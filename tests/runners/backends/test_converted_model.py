@@ -1,4 +1,4 @@
-"""Models that another backend runs: the same answers, sizes that vary, and refusals that say why."""
+"""Models that another backend runs: same answers, variable sizes, and refusals with their reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from latfix.errors import InputError, RunnerError
 from latfix.runners.backends import artifact_cache as cache
 from latfix.runners.backends import converted_model as converted
-from latfix.runners.backends.onnx_export import Exported
+from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.requirements import backend_missing
 from latfix.runners.fixes.fuse import onnxruntime as fuse_onnxruntime
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
@@ -33,7 +34,7 @@ BACKENDS = [
     )
     for name in ("onnxruntime", "openvino")
 ]
-#: Where the conversion decides before any backend is asked, one of them is enough.
+#: For behavior that does not depend on the backend.
 EITHER = BACKENDS[:1]
 
 
@@ -44,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared by the tests of this file, so that the model is exported once, and by nothing else."""
+    """One cache for the tests of this file, so that the model is exported once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
 
 
@@ -54,12 +55,12 @@ def padded(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorklo
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, backend: str) -> None:
+def test_the_same_answers_at_every_size_and_verified(padded: Path, backend: str) -> None:
     plain, other = loaded(padded), loaded(padded, backend=backend, workers=2)
     requests = [traffic().request(k) for k in (0, 11, 3, 7, 7, 1)]
     for a, b in zip(plain.predict(requests), other.predict(requests), strict=True):
         assert set(a.output) == set(b.output) == {"each", "all"}, b.error
-        # Batches may have been formed otherwise, so that there is other padding behind the answers.
+        # Batches may differ, and with them the padding at the end of answers.
         length = min(len(a.output["each"]), len(b.output["each"]))
         assert torch.allclose(a.output["each"][:length], b.output["each"][:length], rtol=1e-4, atol=1e-5)
     evidence = other.evidence(traffic())
@@ -84,10 +85,10 @@ def test_a_size_that_traffic_never_had_runs_as_the_original_and_is_not_counted(p
 
 
 @pytest.mark.parametrize("backend", EITHER)
-def test_names_in_another_order_are_not_taken_for_each_other(
+def test_inputs_in_another_order_run_on_the_original(
     tmp_path: Path, write_workload: WriteWorkload, backend: str
 ) -> None:
-    """Both inputs are of one size, so that only their names tell them apart; such a batch is the original's."""
+    """Both inputs have the same size, so only their names distinguish them."""
     source = """
     import torch
     from latfix import Workload
@@ -116,8 +117,18 @@ def test_names_in_another_order_are_not_taken_for_each_other(
     assert (evidence["batches_run"], evidence["batches_replaced"]) == (2, 1)
 
 
+@pytest.fixture
+def cached_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh export takes the file of an earlier one, for tests in which the file is not the point."""
+
+    def reused(*arguments: Any, fresh: bool) -> Exported:
+        return replace(export(*arguments), cached=not fresh)
+
+    monkeypatch.setattr(converted, "export", reused)
+
+
 def changed(monkeypatch: pytest.MonkeyPatch, factor_of: Callable[[Exported], float]) -> None:
-    """Has loaded files answer so many times the right answer."""
+    """Makes loaded files multiply their answers by a factor."""
     load = converted.load_graph
 
     def other(exported: Exported, *given: Any) -> Any:
@@ -129,12 +140,15 @@ def changed(monkeypatch: pytest.MonkeyPatch, factor_of: Callable[[Exported], flo
     monkeypatch.setattr(converted, "load_graph", other)
 
 
+@pytest.mark.usefixtures("cached_export")
 @pytest.mark.parametrize("backend", EITHER)
 def test_answers_that_differ_are_refused_with_figures(
     padded: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed(monkeypatch, lambda _: 1.02)
-    with pytest.raises(RunnerError, match=r"answers something else: .* 0\.02 of the largest number, limit 0\.01"):
+    with pytest.raises(
+        RunnerError, match=r"gives other answers .* 0\.02 of the largest number; expected at most 0\.01"
+    ):
         loaded(padded, backend=backend)
 
 
@@ -142,7 +156,7 @@ def test_answers_that_differ_are_refused_with_figures(
 def test_a_file_of_other_code_with_the_same_weights_is_not_used(
     padded: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code is not in the cache's key where it lies outside of the workload's folder."""
+    """Code outside the workload's folder is not part of the cache's key."""
     loaded(padded, backend=backend)
     seen = list[bool]()
 
@@ -159,7 +173,7 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
 
 @pytest.mark.skipif(bool(backend_missing("onnxruntime")), reason="needs the exporter")
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         (
             "        x = torch",
@@ -180,28 +194,29 @@ def test_a_file_of_other_code_with_the_same_weights_is_not_used(
     ],
     ids=["a loop over a length", "a loop over data", "no tensor"],
 )
-def test_what_cannot_be_exported_says_why_in_one_line(
-    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, says: str
+def test_a_failed_export_is_explained_in_one_line(
+    tmp_path: Path, write_workload: WriteWorkload, old: str, new: str, message: str
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=PADDED.replace(old, new))
-    with pytest.raises(RunnerError, match=f"cannot be exported to ONNX: {says}") as raised:
+    with pytest.raises(RunnerError, match=f"cannot be exported to ONNX: {message}") as raised:
         loaded(folder, backend="onnxruntime")
     assert "\n" not in raised.value.message and len(raised.value.message) < 400
 
 
+@pytest.mark.usefixtures("cached_export")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_that_is_there_and_does_not_import_is_an_error_and_no_fallback(
+def test_a_backend_that_does_not_import_is_an_error_without_fallback(
     padded: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a shared library of its is missing: it can be found, and importing it raises."""
+    """It is installed, but importing it raises, for example because a shared library is missing."""
     loaded(padded)
     monkeypatch.setitem(sys.modules, backend, None)
-    monkeypatch.setattr(converted, "backend_missing", lambda _: "")
+    monkeypatch.setattr(converted, "require_backend", lambda _: None)
     with pytest.raises(RunnerError, match=f"converted for {backend} does not run: .*{backend}"):
         loaded(padded, backend=backend)
 
 
-def test_what_was_used_lately_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recently_used_entries_stay_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_KEPT", 2)
     for age, name in ((300, "old-but-used"), (200, "old"), (100, "newer")):
         (tmp_path / name).mkdir()
@@ -213,16 +228,16 @@ def test_what_was_used_lately_stays_in_the_cache(tmp_path: Path, monkeypatch: py
     assert {entry.name for entry in tmp_path.iterdir()} == {"kept", "old-but-used"}
 
 
-def test_bfloat16_is_used_where_it_is_asked_for_only(padded: Path) -> None:
+def test_bfloat16_is_used_only_if_requested(padded: Path) -> None:
     pytest.importorskip("openvino")
     if backend_missing("openvino"):
         pytest.skip(backend_missing("openvino"))
     plain = loaded(padded, backend="openvino").evidence(traffic())["conversions"][0]
     assert not any("bf16" in name.lower() for name in plain["precisions"]), plain
-    asked = loaded(padded, backend="openvino", precision="bf16")
-    if any("bf16" in name.lower() for name in asked.evidence(traffic())["conversions"][0]["precisions"]):
-        asked.predict([traffic().request(3)])
-        assert verified(fuse_openvino.FIX, asked).effective
+    half = loaded(padded, backend="openvino", precision="bf16")
+    if any("bf16" in name.lower() for name in half.evidence(traffic())["conversions"][0]["precisions"]):
+        half.predict([traffic().request(3)])
+        assert verified(fuse_openvino.FIX, half).effective
 
 
 def test_a_backend_that_is_not_installed(padded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

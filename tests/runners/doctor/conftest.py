@@ -1,4 +1,4 @@
-"""A kernel's files in a folder of their own."""
+"""Kernel files in a temporary folder."""
 
 from __future__ import annotations
 

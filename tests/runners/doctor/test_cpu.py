@@ -1,16 +1,15 @@
-"""Each setting of the processor that costs latency is found, and none where it is as it should be."""
+"""Each processor setting that costs latency is found, and nothing is found on a well-configured machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.cpu import processor
-from latfix.runners.host.kernel_files import System
+from tests.runners.doctor.conftest import MakeSystem
 
-MakeSystem = Callable[[Mapping[str, str]], System]
 _CPU = "/sys/devices/system/cpu"
 _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 _SWITCHED_OFF = {"name": "C6", "latency": "133", "disable": "1"}
@@ -45,7 +44,7 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "files", "said", "change"),
+    ("identity", "files", "text", "change"),
     [
         ("processor.model", {"/proc/cpuinfo": "model name\t: Old\nflags\t: avx2"}, "Old; cores 0-1", ""),
         ("processor.governor", {f"{_CPU}/cpu1/cpufreq/scaling_governor": "powersave"}, "powersave on 1", "cpupower"),
@@ -98,22 +97,22 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
     ],
 )
 def test_what_costs_is_found(
-    make_system: MakeSystem, identity: str, files: dict[str, str], said: str, change: str
+    make_system: MakeSystem, identity: str, files: dict[str, str], text: str, change: str
 ) -> None:
     found = _found(make_system, files)
     costs = [finding.id for finding in found.values() if finding.state == "costs"]
-    assert costs == [identity], "it, and nothing else"
-    assert said in found[identity].found
+    assert costs == [identity]
+    assert text in found[identity].found
     assert found[identity].costs
     assert change in found[identity].change and bool(change) == bool(found[identity].change)
 
 
 @pytest.mark.parametrize(
-    ("identity", "files", "said", "state"),
+    ("identity", "files", "text", "state"),
     [
         (
             "processor.idle_states",
-            {f"{_CPU}/cpu0/cpuidle/state2/{name}": text for name, text in _SWITCHED_OFF.items()},
+            {f"{_CPU}/cpu0/cpuidle/state2/{name}": value for name, value in _SWITCHED_OFF.items()},
             "",
             "ok",
         ),
@@ -154,13 +153,13 @@ def test_what_costs_is_found(
     ],
 )
 def test_a_setting_is_read_wherever_it_is_and_nonsense_is_unknown(
-    make_system: MakeSystem, identity: str, files: dict[str, str], said: str, state: str
+    make_system: MakeSystem, identity: str, files: dict[str, str], text: str, state: str
 ) -> None:
     finding = _found(make_system, files)[identity]
-    assert finding.state == state and said in finding.found
+    assert finding.state == state and text in finding.found
 
 
-def test_a_system_that_tells_nothing_is_unknown(make_system: MakeSystem) -> None:
+def test_a_system_without_kernel_files_is_unknown(make_system: MakeSystem) -> None:
     states = {finding.id: finding.state for finding in processor(make_system({}), (0, 1))}
     assert "costs" not in states.values()
     for name in ("governor", "idle_states", "siblings", "steal", "load", "clock"):

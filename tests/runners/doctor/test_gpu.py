@@ -1,8 +1,8 @@
-"""GPUs through a driver's answers that were made up: no device was at hand."""
+"""Findings about GPUs, from invented NVML readings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,8 +11,8 @@ from latfix.profilers.gpu.nvml_api import NOT_SUPPORTED, NvmlRefused
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.gpu import gpu
 from latfix.runners.host.kernel_files import System
+from tests.runners.doctor.conftest import MakeSystem
 
-MakeSystem = Callable[[Mapping[str, str]], System]
 Answers = Mapping[tuple[Any, ...], Any]
 
 _TORCH = {"built_for_cuda": "13.0", "cuda": True, "devices": []}
@@ -71,7 +71,7 @@ def test_a_calm_device_costs_nothing(make_system: MakeSystem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "answers", "said", "change"),
+    ("identity", "answers", "text", "change"),
     [
         ("gpu.persistence", {("DeviceGetPersistenceMode", 0): 0}, "persistence mode is off", "nvidia-smi -i 0 -pm 1"),
         (
@@ -105,15 +105,15 @@ def test_a_calm_device_costs_nothing(make_system: MakeSystem) -> None:
     ],
 )
 def test_what_costs_is_found(
-    make_system: MakeSystem, identity: str, answers: dict[tuple[Any, ...], Any], said: str, change: str
+    make_system: MakeSystem, identity: str, answers: dict[tuple[Any, ...], Any], text: str, change: str
 ) -> None:
     found = _found(make_system({}), answers)
     assert [finding.id for finding in found.values() if finding.state == "costs"] == [identity]
-    assert said in found[identity].found and change in found[identity].change and found[identity].costs
+    assert text in found[identity].found and change in found[identity].change and found[identity].costs
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "states"),
     [
         (
             {("DeviceGetClockInfo", 0, 1): 345, ("DeviceGetCurrentClocksEventReasons", 0): 0x01},
@@ -126,13 +126,13 @@ def test_what_costs_is_found(
     ],
 )
 def test_what_an_idle_device_shows_is_no_fault(
-    make_system: MakeSystem, answers: dict[tuple[Any, ...], Any], told: dict[str, str]
+    make_system: MakeSystem, answers: dict[tuple[Any, ...], Any], states: dict[str, str]
 ) -> None:
     found = _found(make_system({}), answers)
-    assert {finding.id: finding.state for finding in found.values() if finding.state != "ok"} == told
+    assert {finding.id: finding.state for finding in found.values() if finding.state != "ok"} == states
 
 
-def test_what_is_not_told_is_unknown(make_system: MakeSystem) -> None:
+def test_what_the_driver_does_not_report_is_unknown(make_system: MakeSystem) -> None:
     bare = {key: None for key in _CALM if key[0] not in ("DeviceGetCount", "DeviceGetName")}
     found = _found(make_system({}), bare)
     assert {finding.id: finding.state for finding in found.values()} == {
@@ -145,7 +145,7 @@ def test_what_is_not_told_is_unknown(make_system: MakeSystem) -> None:
 @pytest.mark.parametrize(
     ("torch", "answers", "change"),
     [
-        ({"built_for_cuda": None, "cuda": False}, {}, "install the build of torch for CUDA"),
+        ({"built_for_cuda": None, "cuda": False}, {}, "install torch built for CUDA"),
         (
             {"cuda": False},
             {("SystemGetCudaDriverVersion_v2",): 12040},
@@ -173,7 +173,7 @@ def test_cores_far_from_the_device(make_system: MakeSystem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "files", "there", "state", "said"),
+    ("error", "files", "there", "state", "text"),
     [
         (NvmlRefused(9, "Driver Not Loaded"), {}, False, "note", "gpu.none"),
         (NvmlRefused(9, "Driver Not Loaded"), {"/dev/nvidia0": ""}, True, "costs", "Driver Not Loaded"),
@@ -181,10 +181,10 @@ def test_cores_far_from_the_device(make_system: MakeSystem) -> None:
     ],
 )
 def test_without_a_gpu_its_driver_or_its_package(
-    make_system: MakeSystem, error: Exception, files: dict[str, str], there: bool, state: str, said: str
+    make_system: MakeSystem, error: Exception, files: dict[str, str], there: bool, state: str, text: str
 ) -> None:
     def live() -> _Calls:
         raise error
 
     seen, (finding,) = gpu(make_system(files), {"cuda": False}, live=live)
-    assert (seen, finding.state) == (there, state) and said in f"{finding.id} {finding.found} {finding.change}"
+    assert (seen, finding.state) == (there, state) and text in f"{finding.id} {finding.found} {finding.change}"

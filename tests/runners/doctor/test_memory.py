@@ -1,16 +1,15 @@
-"""Settings of memory that cost latency are found, and none where they are as they should be."""
+"""Each memory setting that costs latency is found, and nothing is found on a well-configured machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from latfix.results.doctor_finding import Finding
 from latfix.runners.doctor.memory import memory
-from latfix.runners.host.kernel_files import System
+from tests.runners.doctor.conftest import MakeSystem
 
-MakeSystem = Callable[[Mapping[str, str]], System]
 _THP = "/sys/kernel/mm/transparent_hugepage"
 _GIB = 1 << 20  # in kB
 
@@ -36,7 +35,7 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "files", "said", "change"),
+    ("identity", "files", "text", "change"),
     [
         (
             "memory.room",
@@ -74,11 +73,11 @@ def test_a_calm_machine_costs_nothing(make_system: MakeSystem) -> None:
     ],
 )
 def test_what_costs_is_found(
-    make_system: MakeSystem, identity: str, files: dict[str, str], said: str, change: str
+    make_system: MakeSystem, identity: str, files: dict[str, str], text: str, change: str
 ) -> None:
     found = _found(make_system, files)
     assert [finding.id for finding in found.values() if finding.state == "costs"] == [identity]
-    assert said in found[identity].found
+    assert text in found[identity].found
     assert change in found[identity].change
     assert found[identity].costs
 
@@ -92,7 +91,7 @@ def test_no_limit_of_version_1_is_none(make_system: MakeSystem) -> None:
     assert "control group" not in _found(make_system, files)["memory.room"].found
 
 
-def test_a_system_that_tells_nothing_is_unknown(make_system: MakeSystem) -> None:
+def test_a_system_without_kernel_files_is_unknown(make_system: MakeSystem) -> None:
     states = {finding.id: finding.state for finding in memory(make_system({}))}
     assert "costs" not in states.values()
     for name in ("room", "pressure", "huge_pages"):

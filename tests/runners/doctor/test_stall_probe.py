@@ -14,9 +14,9 @@ _MS = 1_000_000
 
 
 class _Clock:
-    """Each look takes a tenth of a microsecond; stands still at given times, and wakes late.
+    """A clock whose reads take a microsecond, with stalls at given times and late wake-ups.
 
-    :param gaps: nanoseconds by the time from which on they come.
+    :param gaps: length of each stall by the time at which it starts, in nanoseconds.
     """
 
     def __init__(self, gaps: dict[int, int], late_ns: int) -> None:
@@ -44,32 +44,38 @@ def _found(gaps: dict[int, int], late_ns: int) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize(
-    ("gaps", "late_ns", "identity", "state", "said"),
+    ("gaps", "late_ns", "identity", "state", "text"),
     [
         ({}, 60_000, "interruptions", "ok", "0.05 s of reading the clock: no gap above 0.1 ms"),
-        ({}, 60_000, "wake_ups", "ok", "woken 0.0610 ms late in the median"),
+        ({}, 60_000, "wake_ups", "ok", "wakes 0.0610 ms late at the median"),
         (
             {5 * _MS: 400_000, 9 * _MS: 200_000},
             60_000,
             "interruptions",
             "ok",
-            "for more than 0.1 ms, at most 0.401 ms",
+            "2 gaps above 0.1 ms, the longest 0.401 ms",
         ),
-        ({5 * _MS: 400_000, 9 * _MS: 8 * _MS}, 60_000, "interruptions", "costs", "8.00 ms, 16.8 % of the time"),
+        (
+            {5 * _MS: 400_000, 9 * _MS: 8 * _MS},
+            60_000,
+            "interruptions",
+            "costs",
+            "8.00 ms, together 16.8 % of the time",
+        ),
         ({}, 3 * _MS, "wake_ups", "costs", "3.00 ms at p99"),
     ],
 )
 def test_gaps_and_late_wake_ups_cost_where_they_are_long(
-    gaps: dict[int, int], late_ns: int, identity: str, state: str, said: str
+    gaps: dict[int, int], late_ns: int, identity: str, state: str, text: str
 ) -> None:
     finding = _found(gaps, late_ns)[f"measured.{identity}"]
-    assert finding.state == state and said in finding.found, finding.found
-    assert finding.costs.startswith("up to 8.00 ms on a request") or "16.8 %" not in said
+    assert finding.state == state and text in finding.found, finding.found
+    assert finding.costs.startswith("up to 8.00 ms on a request") or "16.8 %" not in text
 
 
 def test_real_clock() -> None:
     seen = watch(0.05)
-    assert seen.looked_ns >= 0.025e9 and len(seen.late_ns) and (seen.late_ns >= 0).all()
+    assert seen.watched_ns >= 0.025e9 and len(seen.late_ns) and (seen.late_ns >= 0).all()
 
 
 @pytest.fixture(autouse=True)

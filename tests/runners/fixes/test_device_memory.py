@@ -287,7 +287,7 @@ def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path
     [
         ("native", {"expandable_segments", "max_split_size", "garbage_collection_threshold", ALLOC_CONF}, ""),
         ("cudaMallocAsync", set(), ""),
-        ("pluggable", None, "device memory: not read, it is managed by an allocator (pluggable) that counts nothing"),
+        ("pluggable", None, "device memory: not read, because its allocator (pluggable) does not count"),
     ],
 )
 def test_what_an_allocator_refuses_to_tell_ends_no_run(

@@ -1,9 +1,9 @@
-"""A device that works beside the host, made of threads: what a GPU does in time, without one.
+"""A simulated asynchronous device made of threads: a GPU's timing without a GPU.
 
-Each stream is a thread that runs what is put into it, in order, after the call has returned. Copies and operators
-take the time that the test says, by a clock of the device's own. A tensor on the device has a shape at once and its
-numbers later: what is asked for too early is not there, and host memory that is used again too early is copied as it
-is then. Copies from memory that is not pinned keep the host waiting, and so does a number read on the host.
+Each stream is a thread that runs enqueued work in order, after the call has returned. Copies and operators take the
+time that the test sets, by the device's own clock. A tensor on the device has its shape at once and its numbers
+later: numbers read too early are missing, and host memory that is reused too early is copied with its new content.
+Copies from memory that is not pinned block the host, as does reading a number on the host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _local = threading.local()
 
 @dataclass
 class Speeds:
-    """How long things take on the device, in seconds.
+    """Durations on the device in seconds.
 
-    :param operator: each operator; ``per_element`` for each element of its output beside that.
+    :param operator: each operator; ``per_element`` in addition, for each element of its output.
     :param issue: that the host takes to put an operator into a stream.
     :param byte: of a copy; ``pageable`` times as much where the memory is not pinned.
     """
@@ -53,14 +53,14 @@ class SimulatedStream:
             work = self._work.get()
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - told to whoever waits for the stream
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for the stream
                 self.failure = self.failure or error
 
     def put(self, work: Callable[[], None]) -> None:
         self._work.put(work)
 
     def wait_event(self, event: SimulatedEvent) -> None:
-        reached = event.reached  # as it is recorded now, whatever becomes of it later
+        reached = event.reached  # as recorded now, even if it is recorded again later
         self.put(lambda: _wait(reached))
 
     def synchronize(self) -> None:
@@ -72,7 +72,7 @@ class SimulatedStream:
 
 
 class SimulatedEvent:
-    """Takes the device's time when its stream comes to it."""
+    """Records the device's time when its stream reaches it."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -101,20 +101,20 @@ class SimulatedEvent:
     def elapsed_time(self, end_event: SimulatedEvent) -> float:
         if not (self.reached.is_set() and end_event.reached.is_set()):
             raise RuntimeError("both events must be recorded and completed before their times are read")
-        # As the driver does: milliseconds in single precision, in steps of half a microsecond.
+        # Like the driver: milliseconds in single precision, in steps of half a microsecond.
         steps = round((end_event.at - self.at) / 500)
         return float(torch.tensor(steps * 500 / 1e6, dtype=torch.float32))
 
 
 @dataclass
 class _Slot:
-    """Numbers that will be there."""
+    """Future numbers."""
 
     value: torch.Tensor | None = None
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the simulated device: its shape is known, its numbers come when its stream has made them."""
+    """A tensor on the simulated device: its shape is known at once, its numbers when its stream has made them."""
 
     slot: _Slot
     home: SimulatedAccelerator
@@ -182,7 +182,7 @@ class SimulatedAccelerator:
         return self.streams[-1]
 
     def event(self, *, blocking: bool = False) -> SimulatedEvent:
-        del blocking  # nobody spins here
+        del blocking  # no thread spins here
         return SimulatedEvent(self.clock)
 
     def synchronize(self) -> None:
@@ -219,7 +219,7 @@ class SimulatedAccelerator:
         memory = _memory(host)
 
         def copy() -> None:
-            # A copy takes its time, and reads what is there when it is done. It holds nothing that it reads.
+            # A copy takes time, reads its source at the end, and does not keep it alive.
             self._takes("in", size)
             slot.value = memory().to(kind, copy=True)
 
@@ -230,7 +230,7 @@ class SimulatedAccelerator:
         return DeviceTensor.make(like, slot, self)
 
     def download(self, there: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        assert isinstance(there, DeviceTensor), "it does not lie on the device"
+        assert isinstance(there, DeviceTensor), "it is not on the device"
         self.downloads.append(into is not None)
         size = there.numel() * there.element_size() * self.speeds.byte * (1 if into is not None else 2)
         host = torch.empty(there.shape, dtype=there.dtype) if into is None else into.view(there.shape)
@@ -248,7 +248,7 @@ class SimulatedAccelerator:
     def pinned(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         made = torch.empty(elements, dtype=dtype)
         self._pinned.add(made.untyped_storage().data_ptr())
-        self._kept.append(made)  # so that nobody else gets the address
+        self._kept.append(made)  # so that the address is not reused
         return made
 
     def is_pinned(self, host: torch.Tensor) -> bool:
@@ -299,7 +299,7 @@ class SimulatedAccelerator:
 
 
 def _memory(host: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What lies where a contiguous tensor lies now, whoever it belongs to by then."""
+    """The current content of a contiguous tensor's memory, even if it has been reused."""
     assert host.is_contiguous(), "copied in one piece"
     size, address = host.numel() * host.element_size(), host.data_ptr()
     shape, kind = tuple(host.shape), host.dtype

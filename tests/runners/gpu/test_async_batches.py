@@ -1,4 +1,4 @@
-"""Batches through a device that works beside the host, which is simulated: answers, stages, overlap, failures."""
+"""Batches through a simulated asynchronous device: answers, stages, overlap, failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Adapter(Workload):
 
 
 class Model(torch.nn.Module):
-    """A few operators; answers the request's number times the length of its rows. ``fail`` may interfere."""
+    """A few operators; returns the request's number times the length of its rows. ``fail`` may raise."""
 
     facts = ("A model may have facts of its own, as a captured one has.",)
 
@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
 
 
 class Flown(Served):
-    """Requests sent at once, or some time apart, through a device, and what became of them."""
+    """Requests sent through a device, at once or some time apart, and their outcomes."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Flown(Served):
         self.end()
 
     def wrong(self) -> list[int]:
-        """Requests whose answer is not theirs."""
+        """Requests with a wrong answer."""
 
         def right(slot: int, answer: Any) -> bool:
             length = 1 + slot % 9
@@ -102,7 +102,7 @@ class Flown(Served):
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_request_gets_its_own_answer(overlap: bool, staged: bool, workers: int) -> None:
-    """Copies read their memory when the device comes to them: a buffer that is used again too early shows here."""
+    """Copies read their memory when the device reaches them: a buffer that is reused too early shows here."""
     speeds = Speeds(operator=0.001, byte=1e-5)
     served = Flown(60, speeds=speeds, staged=staged, overlap=overlap, workers=workers)
     assert len(served.outcomes) == 60 and served.wrong() == []
@@ -117,12 +117,12 @@ def test_the_next_batch_is_copied_in_while_this_one_computes() -> None:
         busy = Flown(32, speeds=Speeds(operator=0.004, byte=4e-6), overlap=overlap).device.busy
         computing = [(begin, end) for what, begin, end in busy if what == "compute"]
         copying = [(begin, end) for what, begin, end in busy if what == "in"]
-        beside = sum(any(a < end and begin < b for a, b in computing) for begin, end in copying)
-        assert beside >= len(copying) // 2 if overlap else beside == 0
+        overlapping = sum(any(a < end and begin < b for a, b in computing) for begin, end in copying)
+        assert overlapping >= len(copying) // 2 if overlap else overlapping == 0
 
 
 def test_a_batch_that_is_not_full_stays_open_until_the_device_is_free() -> None:
-    """Whoever comes while a batch computes would otherwise be served alone."""
+    """A request that arrives while a batch computes would otherwise be served alone."""
     served = Flown(24, speeds=Speeds(operator=0.01), apart_s=0.006, max_batch_size=16)
     assert (served.batches["ahead_ns"] == 0).all() and len(served.batches) < 20
     assert served.wrong() == []
@@ -135,12 +135,12 @@ def test_stages_are_those_of_the_device() -> None:
         of_batch = served.rows[served.rows["batch_id"] == batch["batch_id"]]
         assert (of_batch["compute_ns"] >= batch["device_ns"] - batch["clock_slack_ns"]).all()
         assert (of_batch["compute_ns"] <= batch["device_ns"] + batch["clock_slack_ns"]).all()
-    # Three operators of 10 ms, as the device itself logged them; in a batch's copies, its bytes and no more.
+    # Three operators of 10 ms, as logged by the device; a batch's copies have exactly its bytes.
     work = [(begin, end) for what, begin, end in served.device.busy if what == "compute"]
     spans = [last[1] - first[0] for first, last in zip(work[::3], work[2::3], strict=True)]
     assert min(spans) >= 30e6
     late = served.batches["device_ns"] - spans
-    # The device begins when the host has issued the first of them.
+    # The device begins when the host has issued the first operator.
     assert (late >= -1_000).all() and (late <= served.batches["issue_ns"] + served.batches["clock_slack_ns"]).all()
     size = served.batches["size"]
     assert (served.batches["copy_in_bytes"] == size * _WIDTH * 4).all()
@@ -149,7 +149,7 @@ def test_stages_are_those_of_the_device() -> None:
     assert (served.batches["copy_in_ns"] >= served.batches["copy_in_bytes"] * 1e4).all()
 
 
-def test_what_is_not_staged_is_counted_as_pageable() -> None:
+def test_unstaged_bytes_are_counted_as_pageable() -> None:
     served = Flown(8, staged=False, adapter=Adapter(longest=1), overlap=False)
     batches = served.batches
     assert (batches["pageable_bytes"] == batches["copy_in_bytes"] + batches["copy_out_bytes"]).all()
@@ -157,7 +157,7 @@ def test_what_is_not_staged_is_counted_as_pageable() -> None:
 
 
 def test_batches_of_a_worker_follow_each_other_in_the_record() -> None:
-    """What was done beside another batch is hidden behind it: its requests waited for the device, nothing else."""
+    """Work done while another batch computed is hidden: the requests only waited for the device."""
     served = Flown(40, speeds=Speeds(operator=0.004, byte=4e-6))
     batches = served.batches
     assert (batches["ahead_ns"] > 0).sum() >= 5
@@ -166,13 +166,13 @@ def test_batches_of_a_worker_follow_each_other_in_the_record() -> None:
     assert (np.diff([batches[name] for name in order], axis=0) >= 0).all()
     ahead = batches[batches["ahead_ns"] > 0]
     hidden = served.rows[np.isin(served.rows["batch_id"], ahead["batch_id"])]
-    # Collating took its time, but beside the batch before.
+    # Collating took time, but while the previous batch computed.
     assert np.median(hidden["batch_ns"]) < 1e6 and np.median(hidden["queue_ns"]) > 4e6
 
 
 def test_a_request_that_the_model_cannot_take_fails_alone() -> None:
     def refuse(rows: torch.Tensor) -> None:
-        if rows.shape[1] == 9:  # the requests 8, 17 and 26 are as long as that
+        if rows.shape[1] == 9:  # requests 8, 17 and 26
             raise ValueError("too long")
 
     served = Flown(32, model=Model(refuse), speeds=Speeds(operator=0.003))
@@ -191,7 +191,7 @@ def test_the_memory_of_a_batch_that_failed_is_free_when_its_members_run(overlap:
         if len(rows) > 1:
             activations = rows + 1
             made.append(weakref.ref(activations))
-            raise MemoryError(f"no room beside {tuple(activations.shape)}")
+            raise MemoryError(f"no room for {tuple(activations.shape)}")
         alive.append(any(each() is not None for each in made))
 
     served = Flown(12, model=Model(refuse), overlap=overlap)
@@ -199,7 +199,7 @@ def test_the_memory_of_a_batch_that_failed_is_free_when_its_members_run(overlap:
 
 
 def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
-    """Its own would be left to the collector by the thousand, and ended in the middle of somebody's request."""
+    """Otherwise the garbage collector would free thousands of events in the middle of a request."""
     served = Flown(40, speeds=Speeds(operator=0.0005))
     (instance,) = served.instances
     assert instance.lane is not None
@@ -210,7 +210,7 @@ def test_an_engine_takes_over_the_events_of_the_one_before_it() -> None:
     assert instance.lane.events(size=6, ready=1, blocking=True) is not pool
 
 
-def test_a_device_that_fails_is_told_in_every_request() -> None:
+def test_a_failed_device_is_reported_for_every_request() -> None:
     class Faulty(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return rows.reshape(-1, _WIDTH)[torch.tensor([10**6])]
@@ -221,7 +221,7 @@ def test_a_device_that_fails_is_told_in_every_request() -> None:
 
 
 def test_a_record_is_written_though_an_event_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that fails after its last batch: what the host stamped stands, and no row is lost."""
+    """If a device fails after its last batch, the host's stamps remain and no row is lost."""
 
     def failing(_event: SimulatedEvent, _end: SimulatedEvent) -> float:
         raise RuntimeError("CUDA error: unspecified launch failure")
@@ -234,17 +234,17 @@ def test_a_record_is_written_though_an_event_cannot_be_read(monkeypatch: pytest.
     assert (rows["compute_end_ns"] > rows["h2d_end_ns"]).all()
 
 
-def test_buffers_and_events_are_there_before_and_used_again() -> None:
+def test_buffers_and_events_are_made_in_advance_and_reused() -> None:
     served = Flown(200, adapter=Adapter(longest=1), speeds=Speeds(operator=0.0005))
     assert served.staging is not None
-    # Two batches under way at most; answers are held until they are finished.
+    # At most two batches are in flight; answers are held until they are finished.
     assert served.staging.misses <= 3 and served.staging.hits >= 40
     flights = served.engine.workers[0]._flights
     assert flights is not None and flights.events_added == 0
 
 
-def test_events_come_back_where_nobody_writes_the_record() -> None:
-    """As in the measurement of accuracy: more batches than events, and no rows are ever asked for before the end."""
+def test_events_are_reused_without_a_record_writer() -> None:
+    """As in the measurement of accuracy: more batches than events, and rows are read only at the end."""
     served = Flown(300, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
     flights = served.engine.workers[0]._flights
     assert flights is not None and flights.events_added == 0 and len(served.batches) == 300
@@ -253,7 +253,7 @@ def test_events_come_back_where_nobody_writes_the_record() -> None:
 
 
 def test_a_batch_that_lands_has_few_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading all that had gathered would hold up the answers of one batch in a hundred."""
+    """Reading all of them would delay the answers of one batch in a hundred."""
     counts: list[int] = []
     reading = Flights._read
 
@@ -263,12 +263,12 @@ def test_a_batch_that_lands_has_few_others_read(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Flights, "_read", read)
     Flown(200, adapter=Adapter(longest=1), max_batch_size=1, overlap=False)
-    # What is left at the end is read when the thread has ended; the record's writer finds nothing more.
+    # The remaining flights are read when the thread has ended; the record's writer finds none.
     assert sum(counts) == 200 and counts[-2:] == [0, 0] and max(counts[:-3]) == 2 and len(counts) > 20
 
 
 def test_a_model_that_waits_for_the_device_is_not_ahead_of_it() -> None:
-    """It was taken early, but its operators were issued only when the batch before was done: nothing was hidden."""
+    """It was taken early, but its operators were issued only after the previous batch: nothing was hidden."""
 
     class Peeks(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -291,7 +291,7 @@ def test_a_pinned_batch_of_one_is_not_copied_on_the_host() -> None:
     assert two.shape == (2, 3, _WIDTH) and staging.misses == 1
 
 
-def test_a_collate_of_the_workloads_own_is_staged_once_more() -> None:
+def test_the_result_of_a_custom_collate_is_staged() -> None:
     device = SimulatedAccelerator()
     staging, tensor = Staging(device), torch.ones(2, 3)
     staged = staging.stage(tensor, ("rows",))

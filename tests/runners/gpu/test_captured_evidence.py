@@ -1,4 +1,4 @@
-"""What is seen of a model that captured graphs run: its own layers, which the graphs stand before."""
+"""Evidence of a model behind captured graphs: its own layers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_weights_are_those_of_the_model_behind_the_graphs(
 
 
 def test_facts_take_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads it there, and a profiler that crashes would end the search with the process."""
+    """The profile is not used there, and a crashing profiler would end the search."""
     (tmp_path / "adapter.py").write_text(ADAPTER)
     service = Service(tmp_path, "adapter:Plain", RunnerSettings(device="cpu"))
     service.load()
@@ -76,10 +76,10 @@ def test_facts_take_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(profiled) == 1
 
 
-@pytest.mark.parametrize(("device", "asked"), [("cpu", 0), ("cuda", 0), ("cuda:1", 1)])
+@pytest.mark.parametrize(("device", "index"), [("cpu", 0), ("cuda", 0), ("cuda:1", 1)])
 def test_the_record_names_the_gpu_that_the_model_is_on(
-    device: str, asked: int, monkeypatch: pytest.MonkeyPatch
+    device: str, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"GPU {number}")
-    assert machine(device)["gpu"] == f"GPU {asked}"
+    assert machine(device)["gpu"] == f"GPU {index}"

@@ -1,4 +1,4 @@
-"""Captured graphs: what is replayed is what was recorded, on the memory it was recorded on.
+"""Captured graphs: a replay repeats the recorded operators on the recorded memory.
 
 The capture is a fake that keeps operators and tensors, and runs nothing of the model again.
 """
@@ -19,7 +19,7 @@ from latfix.runners.gpu.cuda_graphs import GraphedModel
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps each operator with the very tensors that it read and wrote."""
+    """Records each operator with the tensors that it read and wrote."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class FakeCapturer:
-    """As a device does: replays operators, whatever Python would do by now."""
+    """Replays operators without Python, like a device."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -56,7 +56,7 @@ class FakeCapturer:
 
 
 class Scorer(torch.nn.Module):
-    """Attends over the items that are not padding; answers for each request, and for each item."""
+    """Attends over items that are not padding; returns an answer per request and per item."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def test_answers_are_the_models_own(graphed: GraphedModel, size: int, length: in
         got = graphed(**batch)
         assert graphed.original.calls == calls, "a replay runs no Python of the model"
         expected = graphed.original(**batch)
-    # ``wide`` is 8 wide whatever the length, as a bucket is long: it is not cut.
+    # ``wide`` is always 8 wide, which is also a bucket's length: it is not cut.
     shapes = {"score": (size,), "items": (size, length), "wide": (size, 8)}
     assert {name: tuple(value.shape) for name, value in got.items()} == shapes
     torch.testing.assert_close(got["score"], expected["score"])
@@ -109,7 +109,7 @@ def test_an_answer_outlives_the_next_replay(graphed: GraphedModel) -> None:
     assert all(torch.equal(first[name], kept[name]) for name in kept)
 
 
-def test_what_fits_no_bucket_runs_without_and_is_counted(graphed: GraphedModel) -> None:
+def test_a_batch_that_fits_no_bucket_runs_without_graphs_and_is_counted(graphed: GraphedModel) -> None:
     with torch.no_grad():
         for batch in (_batch(4, 9), _batch(5, 4), _batch(4, 9, seed=3)):
             torch.testing.assert_close(graphed(**batch)["score"], graphed.original(**batch)["score"])
@@ -138,7 +138,7 @@ def test_the_largest_is_captured_first() -> None:
 
 
 def test_a_tensor_that_is_not_padded_must_fit() -> None:
-    """A length that no collate pads means something: it is not made longer."""
+    """A length that no collate pads has a meaning: it is not extended."""
     model = GraphedModel(Scorer().eval(), FakeCapturer(), Tally())
     with torch.no_grad():
         model.capture([_batch(2, 8), _batch(2, 4)])
@@ -148,14 +148,14 @@ def test_a_tensor_that_is_not_padded_must_fit() -> None:
 
 
 class Peeks(torch.nn.Module):
-    """Reads a number, which no graph can."""
+    """Reads a number on the host, which no graph can."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum().item() > 0 else x
 
 
 class Counts(torch.nn.Module):
-    """Its state is Python's: a replay does not advance it."""
+    """Its state is in Python: a replay does not advance it."""
 
     calls = 0
 
@@ -165,14 +165,14 @@ class Counts(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         (Peeks(), r"capturing a batch of 2x3 raised RuntimeError.*\.item\(\)"),
-        (Counts(), "answers something else"),
+        (Counts(), "gives other answers than the model"),
     ],
 )
-def test_a_model_that_cannot_be_captured_is_refused(model: torch.nn.Module, says: str) -> None:
-    with pytest.raises(RunnerError, match=says):
+def test_a_model_that_cannot_be_captured_is_refused(model: torch.nn.Module, message: str) -> None:
+    with pytest.raises(RunnerError, match=message):
         GraphedModel(model, FakeCapturer(), Tally()).capture([torch.ones(2, 3)])
 
 

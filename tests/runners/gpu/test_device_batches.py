@@ -1,4 +1,4 @@
-"""The service writes what the allocator did into the row of each batch; the device is one that is none."""
+"""The allocator's calls in the row of each batch, on a fake device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 
 class _Allocating(torch.nn.Module):
-    """Each request takes a piece of the device that grows with its number; the fourth fails."""
+    """Each request allocates device memory that grows with its number; the fourth fails."""
 
     def __init__(self, device: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Allocating(torch.nn.Module):
 
 
 def _serve(device: Any, requests: int, workers: int = 1, model: torch.nn.Module | None = None) -> Any:
-    """Rows of the batches of requests that come one by one, or all at once where there are several workers."""
+    """Batch rows of requests that arrive one by one, or all at once if there are several workers."""
     made = (model or _Allocating(device)).eval()
     counters = BatchCounters.of(lambda: from_nested(device.stats()))
     served = Served(requests_of([2] * requests), made, workers=workers, reserve_mb=4, start=False)
@@ -43,7 +43,7 @@ def _serve(device: Any, requests: int, workers: int = 1, model: torch.nn.Module 
     served.engine.start()
     for slot in range(requests):
         served.send(slot, wait=workers == 1)
-        time.sleep(0.03 if workers == 1 else 0.0)  # a rest after the reading is over
+        time.sleep(0.03 if workers == 1 else 0.0)  # so that the reading is over
     _, batches = served.end()
     assert all(worker.reserved is None for worker in served.engine.workers), "there is no device to reserve on"
     return batches
@@ -53,13 +53,13 @@ def test_each_batch_has_its_own_calls(fake_cuda: Any) -> None:
     rows = _serve(fake_cuda(70 * _MIB), 3)
     assert rows["device_read"].tolist() == [1, 1, 1]
     assert rows["device_allocs"].tolist() == [1, 1, 1]
-    # Twenty MiB, forty beside them, and then sixty, for which both are given back first.
+    # Twenty MiB, then forty more, and then sixty, for which both are released first.
     assert rows["device_taken_bytes"].tolist() == [20 * _MIB, 40 * _MIB, 60 * _MIB]
     assert rows["alloc_retries"].tolist() == [0, 0, 1] and rows["device_frees"].tolist() == [0, 0, 2]
     assert rows["device_reserved_bytes"].tolist() == [20 * _MIB, 60 * _MIB, 60 * _MIB]
 
 
-def test_what_a_failed_batch_did_is_in_the_next_reading(fake_cuda: Any) -> None:
+def test_calls_of_a_failed_batch_are_in_the_next_reading(fake_cuda: Any) -> None:
     rows = _serve(fake_cuda(1 << 30), 5)
     assert rows["device_read"].tolist() == [1, 1, 1, 0, 1]
     assert rows["device_allocs"].tolist() == [1, 1, 1, 0, 2]
@@ -79,6 +79,6 @@ class _Meeting(torch.nn.Module):
 
 
 def test_workers_that_overlap_are_not_read(fake_cuda: Any) -> None:
-    """Of two that meet, only the one that ends last may be read: nobody else is inside by then."""
+    """Of two overlapping batches only the one that ends last is read: by then no other is in progress."""
     rows = _serve(fake_cuda(), 8, workers=2, model=_Meeting())
     assert len(rows) == 8 and rows["device_read"].sum() <= 4

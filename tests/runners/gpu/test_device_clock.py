@@ -12,7 +12,7 @@ _S = 1_000_000_000
 
 
 class _Event:
-    """An event at a time of the device, told to single precision as the driver does."""
+    """An event at a time of the device, in single precision like the driver's."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -31,7 +31,7 @@ class _Event:
 
 
 def _placed(drift: float, *, batches: int = 400, gap_s: float = 0.05, seed: int = 1) -> list[tuple[int, int]]:
-    """Errors of the placed events and the slack that was told, batch by batch, nanoseconds."""
+    """Errors of the placed events and the reported slack in nanoseconds, by batch."""
     rng = random.Random(seed)
     clock, found = DeviceClock(), []
 
@@ -42,22 +42,22 @@ def _placed(drift: float, *, batches: int = 400, gap_s: float = 0.05, seed: int 
         begin = 10 * _S + k * gap_s * _S
         enqueued = int(begin - rng.expovariate(1 / 20_000) - 3_000)
         end = begin + rng.uniform(2e6, 9e6)
-        told = int(end + rng.expovariate(1 / 30_000) + 8_000)
-        marks, _ = clock.observe([_Event(device(begin)), _Event(device(end))], enqueued, told)
+        landed = int(end + rng.expovariate(1 / 30_000) + 8_000)
+        marks, _ = clock.observe([_Event(device(begin)), _Event(device(end))], enqueued, landed)
         times, slack = clock.place(marks)
         found.append((round(max(abs(times[0] - begin), abs(times[1] - end))), slack))
     return found
 
 
 @pytest.mark.parametrize("drift", [0.0, 8e-6, -8e-6])
-def test_events_are_placed_within_the_slack_that_is_told(drift: float) -> None:
+def test_events_are_placed_within_the_reported_slack(drift: float) -> None:
     found = _placed(drift)
     # Half of the slack to either side, and half a step of the device's clock.
     assert all(error <= slack / 2 + 1_500 for error, slack in found)
 
 
-def test_many_batches_know_more_than_one() -> None:
-    """A single batch cannot tell where between enqueueing and its end on the host its delays lie."""
+def test_many_batches_give_tighter_bounds_than_one() -> None:
+    """With a single batch, its delays may be anywhere between enqueueing and landing."""
     found = _placed(0.0)
     alone = [_placed(0.0, batches=1, seed=k)[0][1] for k in range(40)]
     late = [slack for _, slack in found[100:]]
@@ -71,7 +71,7 @@ def test_a_long_run_loses_no_precision() -> None:
 
 
 def test_after_an_hour_without_a_request_a_batch_is_as_long_as_it_was() -> None:
-    """An hour in single precision is told in steps of a quarter of a millisecond; what is within a batch is not."""
+    """An hour in single precision has steps of a quarter of a millisecond; times within a batch do not."""
     clock = DeviceClock()
     clock.observe([_Event(0), _Event(1e6)], 0, 1_000_000)
     late = 3600 * _S + 123_456
@@ -86,7 +86,7 @@ def test_after_an_hour_without_a_request_a_batch_is_as_long_as_it_was() -> None:
 
 
 def test_clocks_that_drift_faster_than_allowed_are_followed() -> None:
-    """Five milliseconds in ten seconds: no bound may be believed for ever."""
+    """Five milliseconds in ten seconds: old bounds must be dropped."""
     found = _placed(500e-6, batches=200)
     assert max(error for error, _ in found) < 200_000
 
@@ -99,7 +99,7 @@ def test_the_origin_is_kept_from_being_used_again() -> None:
     assert kept == [True, False, False, True, False, False, True, False]
 
 
-def test_bounds_only_tighten_by_what_is_seen() -> None:
+def test_bounds_only_tighten_by_observations() -> None:
     offset = Offset(drift=0.0)
     offset.observe(100, 50, 60, 150)
     assert offset.at(150) == (70, 40)

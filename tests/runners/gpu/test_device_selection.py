@@ -1,6 +1,6 @@
-"""Workers on several devices, with a made-up number of them: where models go, what is read, what is told.
+"""Workers on a simulated number of devices: placement of models, readings, messages.
 
-No machine with several GPUs was at hand: the count of devices is made up, and models stay where they are.
+The number of devices is faked, and models stay on the CPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Told(Workload):
     def load(self, device):
         LOADED.append(device)
         model = Model()
-        model.told = device
+        model.where = device
         return model
 
     def prepare(self, request):
@@ -57,7 +57,7 @@ class Told(Workload):
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> GPUs:
-    """A machine with so many GPUs, in name."""
+    """Simulates a machine with that many GPUs."""
     current: list[int] = []
 
     @contextlib.contextmanager
@@ -107,20 +107,22 @@ def test_workers_are_spread_in_turn(settings: dict[str, Any], expected: list[int
         ({"workers": 2, "devices": 2, "device": "cuda:5"}, 'device = "cuda:5": found 2 CUDA devices'),
     ],
 )
-def test_fewer_devices_than_asked_for_are_one_clear_line(settings: dict[str, Any], words: str, gpus: GPUs) -> None:
+def test_fewer_devices_than_requested_are_refused_in_one_line(
+    settings: dict[str, Any], words: str, gpus: GPUs
+) -> None:
     gpus(2)
-    with pytest.raises(RunnerError, match=words) as told:
+    with pytest.raises(RunnerError, match=words) as caught:
         place_workers(RunnerSettings(**settings))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_on_the_cpu_the_setting_is_without_effect_and_that_is_told(device: str, gpus: GPUs) -> None:
+def test_on_the_cpu_the_setting_has_no_effect_which_is_reported(device: str, gpus: GPUs) -> None:
     gpus(0 if device == "auto" else 2)
     settings = RunnerSettings(workers=3, devices=2, device=device)
     devices = place_workers(settings)
     assert devices == ["cpu"] * 3
-    assert placement_note(settings, devices) == "devices = 2 is without effect: all workers run on the CPU"
+    assert placement_note(settings, devices) == "devices = 2 has no effect: all workers run on the CPU"
     assert placement_note(RunnerSettings(workers=3), devices) == ""
 
 
@@ -140,7 +142,7 @@ def test_one_model_a_device_where_it_is_shared_else_one_a_worker(
     models = load_models(tmp_path, "adapter:Told", settings)
     names = [f"cuda:{index}" for index in (0, 1, 0, 1)]
     assert [instance.device for instance in models.instances] == names
-    assert [instance.model.told for instance in models.instances] == names
+    assert [instance.model.where for instance in models.instances] == names
     assert len(models.distinct()) == len(loads)
     assert models.device == "cuda:0" and models.note == ""
 
@@ -153,17 +155,17 @@ def test_a_model_is_called_with_its_device_as_the_current_one(gpus: GPUs) -> Non
     with in_mode("cuda:1", torch.inference_mode()):
         assert torch.cuda.current_device() == 1 and torch.is_inference_mode_enabled()
     with on_device("cuda:2"), on_device("cuda:0"):
-        assert torch.cuda.current_device() == 0, "somebody may have left another one current"
+        assert torch.cuda.current_device() == 0, "a library may have left another one current"
     with in_mode("cuda:1", torch.no_grad()), in_mode("cuda:0", torch.inference_mode()):
         assert torch.cuda.current_device() == 0 and torch.is_inference_mode_enabled()
     for device, count in (("cpu", 3), ("cuda:0", 1)):
         gpus(count)
         mode = torch.no_grad()
-        assert in_mode(device, mode) is mode, "nothing beside it"
+        assert in_mode(device, mode) is mode
 
 
 class _Nvml(Nvml):
-    """One device's readings, as NVML would give them."""
+    """One device's NVML readings."""
 
     def __init__(self, clock: float, others: float | None = None) -> None:
         self._clock, self._share = clock, others
@@ -174,7 +176,7 @@ class _Nvml(Nvml):
         return found if self._share is None else {**found, "nvml.others_sm_util": self._share}
 
 
-def test_every_device_has_series_of_its_own_and_the_first_keeps_its_names() -> None:
+def test_every_device_has_its_own_series_and_the_first_keeps_its_names() -> None:
     readers = {"cuda:1": _Nvml(1980.0), "cuda:3": _Nvml(1200.0, others=40.0)}
     probes = open_devices(
         ["cuda:1", "cuda:3", "cuda:1"],
@@ -201,7 +203,7 @@ def test_every_device_has_series_of_its_own_and_the_first_keeps_its_names() -> N
     assert polls == {"poll.nvml_ns", "poll.nvml.3_ns", "poll.cuda.3_ns"}
 
 
-def test_a_device_that_nvml_does_not_open_is_told_and_the_others_are_read() -> None:
+def test_a_device_that_nvml_does_not_open_is_reported_and_the_others_are_read() -> None:
     probes = open_devices(
         ["cuda:0", "cuda:1"],
         open_nvml=lambda device: (None, "NVML: not read") if device == "cuda:0" else (_Nvml(1.0), "NVML: B"),
@@ -214,12 +216,12 @@ def test_a_device_that_nvml_does_not_open_is_told_and_the_others_are_read() -> N
 
 
 def engine_on(devices: Sequence[str], **settings: Any) -> Engine:
-    """An engine that is not started, with a worker on each of these devices."""
+    """An engine that is not started, with a worker on each of the devices."""
     instances = [instance_of(None, device) for device in devices]
     return Served([], instances=instances, start=False, workers=len(devices), **settings).engine
 
 
-def test_others_on_a_device_weigh_on_its_workers() -> None:
+def test_other_processes_on_a_device_affect_its_workers() -> None:
     routed = engine_on(["cuda:0", "cuda:1", "cuda:1"], routing="weighted")
     routed.device_taken("cuda:1", 0.5)
     load = routed.load()
@@ -238,7 +240,7 @@ def test_others_on_a_device_weigh_on_its_workers() -> None:
         (["cpu", "cpu"], "native", type(None)),
     ],
 )
-def test_what_the_devices_counters_are_read_by(
+def test_how_the_devices_counters_are_read(
     devices: Sequence[str], backend: str, kind: type, torch_on: Any, fake_cuda: Any
 ) -> None:
     torch_on(fake_cuda(), fake_cuda(), backend=backend)
@@ -260,7 +262,7 @@ def test_the_memory_of_every_device_is_limited(gpus: GPUs, torch_on: Any, fake_c
 def test_engines_are_made_with_their_own_device_as_the_current_one(
     gpus: GPUs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch-tensorrt builds and loads on the current one, whichever device the model and its inputs are on."""
+    """torch-tensorrt builds and loads on the current device, not on that of the model and its inputs."""
     gpus(2)
     made: list[tuple[str, int]] = []
 
@@ -272,7 +274,7 @@ def test_engines_are_made_with_their_own_device_as_the_current_one(
     instances = [instance_of(torch.nn.Identity(), f"cuda:{index}") for index in (1, 0)]
     shapes: Any = SimpleNamespace(seen=[], tuned=())
     monkeypatch.setattr(Workload, "folder", Path(), raising=False)
-    with on_device("cuda:1"):  # as a library leaves it
+    with on_device("cuda:1"):  # left by a library
         convert_models(
             LoadedModels(instances[0].adapter, instances, "cuda:1"), [], RunnerSettings(backend="tensorrt"), shapes
         )

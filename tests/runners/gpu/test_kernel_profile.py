@@ -1,4 +1,4 @@
-"""What a profile of the device says: traces as ``torch.profiler`` exports them, made up call by call."""
+"""Profiles of the device, from synthetic traces in the format of ``torch.profiler``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.alone
 
 
 class Trace:
-    """Calls of the host at its own pace; the device runs what it was given in order. Times in microseconds."""
+    """Calls of the host, and the device's work in order. Times in microseconds."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -34,7 +34,7 @@ class Trace:
         self.now, self.free = self.now + host, begin + takes
 
     def item(self) -> None:
-        """``.item()``: a copy to pageable memory, and its end waited for."""
+        """``.item()``: a copy to pageable memory, and a wait for its end."""
         self.ties += 1
         begin = max(self.free, self.now + 3.0) + 1.0
         self._add("cuda_runtime", "cudaMemcpyAsync", self.now, begin + 1.5 - self.now, correlation=self.ties)
@@ -70,11 +70,11 @@ def test_a_host_that_is_behind_leaves_the_device_waiting() -> None:
         trace.launch(takes=2.0, host=10.0)
     work = work_of(trace.called())
     assert work is not None and work.sync_ns == 0
-    # Of ten microseconds, the device works for two; the moment that a start takes is the launch's, too.
+    # The device works for two of ten microseconds; the delay of a start also counts as launch.
     assert work.launch_ns == pytest.approx(19 * 8_000) and work.busy_ns == 20 * 2_000
 
 
-def test_the_gap_after_a_number_was_read_is_the_waits() -> None:
+def test_the_gap_after_a_read_number_counts_as_sync() -> None:
     trace = Trace()
     for _ in range(6):
         for _ in range(5):
@@ -84,7 +84,7 @@ def test_the_gap_after_a_number_was_read_is_the_waits() -> None:
     work = work_of(trace.called())
     assert work is not None and work.waits == 6
     assert work.sync_ns == pytest.approx(5 * (0.5 + 2 + 20 + 5 + 1) * 1e3, rel=0.05)
-    # The first operator after each finds the stream empty; those after it do not.
+    # Only the first operator after each finds the stream empty.
     assert work.launch_ns == 0
     assert work.copies == {"DtoH (Device -> Pageable)": 24}
 
@@ -99,8 +99,8 @@ def test_a_copy_from_pinned_memory_is_no_wait() -> None:
     assert work is not None and work.waits == 0 and work.copies == {"HtoD (Pinned -> Device)": 4096}
 
 
-def test_what_others_do_meanwhile_is_not_counted() -> None:
-    """Only what the model's call put into a stream: not the answer's copy, and no other thread's work."""
+def test_only_work_of_the_models_call_is_counted() -> None:
+    """Not the answer's copy, and no other thread's work."""
     trace = Trace()
     trace.launch()
     inside = trace.called()
@@ -110,7 +110,7 @@ def test_what_others_do_meanwhile_is_not_counted() -> None:
     assert work is not None and work.kernels == {"kernel": 1}
 
 
-def test_a_profile_without_a_device_says_nothing() -> None:
+def test_a_profile_without_a_device_is_empty() -> None:
     assert work_of([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.0, "dur": 2.0}]) is None
     assert work_of([]) is None
 
@@ -133,6 +133,6 @@ def test_the_line_that_waits_is_named() -> None:
 def test_the_price_of_a_copy_is_a_latency_and_a_time_for_each_byte() -> None:
     found = copy_costs(SimulatedAccelerator(speeds=Speeds(byte=2e-8)), large=1 << 20)
     assert set(found) == {"copy_in_ns", "copy_in_mib_ns", "copy_out_ns", "copy_out_mib_ns"}
-    # 2e-8 seconds a byte are 21 ms a MiB; a small copy takes next to nothing beside that.
+    # 2e-8 seconds per byte are 21 ms per MiB; a small copy takes almost nothing.
     assert found["copy_in_mib_ns"] == pytest.approx(2e-8 * (1 << 20) * 1e9, rel=0.3)
     assert 0 < found["copy_in_ns"] < 0.3 * found["copy_in_mib_ns"]

@@ -1,4 +1,4 @@
-"""What a diagnosis makes of batches that overlapped: a record of real threads and a simulated device."""
+"""Diagnosis of overlapping batches, from a record of real threads and a simulated device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MACHINES = ("host.", "python.", "cold.")
 
 @pytest.fixture(autouse=True)
 def _without_collections() -> Iterator[None]:
-    """A collection among all that a test run holds takes as long as ten batches, and these records know of none."""
+    """Disables garbage collection, which takes as long as ten batches in a test run and is not in these records."""
     gc.collect()
     gc.disable()
     yield
@@ -34,7 +34,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _record(served: Flown, **meta: Any) -> RunRecord:
-    """The run as it would be read from its folder."""
+    """The run as read from its folder."""
     rows = {name: np.ascontiguousarray(served.rows[name]) for name in served.rows.dtype.names or ()}
     batches = {name: np.ascontiguousarray(served.batches[name]) for name in served.batches.dtype.names or ()}
     return build_record(
@@ -50,7 +50,7 @@ def _by_cause(diagnosis: Diagnosis) -> dict[str, float]:
 
 
 def test_a_burst_through_overlapping_batches_is_the_traffics() -> None:
-    """Everything comes at once and waits for the device; copies beside other batches cost nobody anything."""
+    """All requests arrive at once and wait for the device; overlapped copies cost nothing."""
     Flown(4)  # the process's first operators take seconds
     served = Flown(80, adapter=Adapter(longest=1), speeds=Speeds(operator=0.004, byte=2e-5), max_batch_size=4)
     assert (served.batches["ahead_ns"] > 0).sum() >= 12
@@ -58,15 +58,15 @@ def test_a_burst_through_overlapping_batches_is_the_traffics() -> None:
     assert diagnosis.ledger.conservation_error_ns() == 0
     found = _by_cause(diagnosis)
     traffic = found.get("traffic.burst", 0.0) + found.get("traffic.overload", 0.0)
-    # Beside what the machine does to threads, nearly all of it.
+    # Apart from noise of the machine's threads, nearly all of it.
     machine = sum(ms for name, ms in found.items() if name.startswith(_MACHINES))
     assert traffic > 0.85 * (diagnosis.excess_ms - machine), found
     assert abs(found.get("transfer.copy", 0.0)) < 0.05 * diagnosis.excess_ms
 
 
-def test_a_batch_that_keeps_the_device_is_blamed_by_those_behind_it() -> None:
+def test_waits_behind_a_long_batch_are_attributed_to_it() -> None:
     class Slow(Model):
-        """One request in forty keeps the device for as long as ten others do."""
+        """One request in forty takes the device as long as ten others."""
 
         def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
             if rows.shape[1] == 9:
@@ -88,8 +88,8 @@ def test_a_batch_that_keeps_the_device_is_blamed_by_those_behind_it() -> None:
     ledger = diagnosis.ledger
     own, passed_on = (table.sum(axis=1) / 1e6 for table in (ledger.own_ns, ledger.propagated_ns))
     sizes = ledger.causes.index("input.size")
-    # The long requests' own excess, and more for all who came while they were served.
+    # The long requests' own excess, and more for all requests that arrived while they were served.
     assert own[sizes] == pytest.approx(4 * 90, rel=0.5) and passed_on[sizes] > own[sizes]
-    # Beside what the machine does to threads, nobody else had a part in it.
+    # Apart from noise of the machine's threads, there is no other cause.
     others = [k for k, name in enumerate(ledger.causes) if k != sizes and not name.startswith(_MACHINES)]
     assert passed_on[sizes] > 3 * abs(passed_on[others]).sum()

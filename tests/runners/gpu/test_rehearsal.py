@@ -1,4 +1,4 @@
-"""Warming up on a device goes the way that requests go, and leaves nothing for the first of them to pay."""
+"""Warm-up on a device takes the same path as requests, so that the first ones pay nothing extra."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Rows(Workload):
 
 
 class _Doubling(torch.nn.Module):
-    """Keeps what it answered."""
+    """Keeps its answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Doubling(torch.nn.Module):
 
 
 class _Read(Served):
-    """Keeps numbers and no answer: whoever holds one holds its buffer."""
+    """Keeps numbers, not answers, which would hold their buffers."""
 
     def _done(self, slot: int, outcome: Outcome) -> None:
         super()._done(slot, replace(outcome, output=float(outcome.output[0, 0])))
@@ -58,7 +58,7 @@ def _instance(device: SimulatedAccelerator) -> ModelInstance:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_no_buffer_is_used_again_before_its_copy_is_done(overlap: bool) -> None:
-    """Copies read their memory when the device comes to them: what is dropped too early is another's by then."""
+    """Copies read their memory when the device reaches them: memory freed too early has been reused by then."""
     instance = _instance(SimulatedAccelerator(speeds=Speeds(operator=0.002, byte=2e-5)))
     once = rehearsal(instance, RunnerSettings(overlap=overlap, pinned_staging=True))
     ran = [once(torch.full((3, 4), float(k)), 2) for k in range(6)]
@@ -68,7 +68,7 @@ def test_no_buffer_is_used_again_before_its_copy_is_done(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> None:
+def test_streams_and_buffers_exist_before_the_first_request(overlap: bool) -> None:
     device = SimulatedAccelerator(speeds=Speeds(operator=0.001))
     instance = _instance(device)
     settings: dict[str, Any] = {"max_batch_size": 4, "overlap": overlap, "pinned_staging": True}
@@ -78,18 +78,18 @@ def test_the_first_requests_find_streams_and_buffers_there(overlap: bool) -> Non
     staging, streams = instance.staging, len(device.streams)
     assert staging is not None and staging.answer_misses
     before = (staging.misses, staging.answer_misses)
-    for _ in range(3):  # each replay has an engine of its own
+    for _ in range(3):  # each replay has its own engine
         served = _Read(requests_of(24), instances=[instance], **settings)
         served.send(*range(24))
         served.end()
         assert [served.outcomes[slot].output for slot in range(24)] == [2.0 * slot for slot in range(24)]
     assert len(device.streams) == streams, "memory that was warmed up belongs to the streams of then"
-    # An answer may be held by its request while the next batch lands.
+    # A request may hold its answer while the next batch lands.
     assert staging.misses == before[0] and staging.answer_misses <= before[1] + 1
 
 
 def test_workers_that_share_a_model_are_warmed_up_each(tmp_path: Path) -> None:
-    """Streams, and the memory that belongs to them, are a worker's own."""
+    """Streams and their memory are per worker."""
     device = SimulatedAccelerator()
     (tmp_path / "adapter.py").write_text(
         "import torch\nfrom latfix import Workload\n"
@@ -114,7 +114,7 @@ def test_workers_that_share_a_model_are_warmed_up_each(tmp_path: Path) -> None:
     service.release()
 
 
-def test_what_an_instance_runs_beside_requests_is_done_when_it_ends() -> None:
+def test_work_outside_requests_is_complete_when_its_context_ends() -> None:
     instance = _instance(SimulatedAccelerator(speeds=Speeds(operator=0.02)))
     with instance.working() as stream:
         instance.model(instance.on_device(torch.ones(2, 3, 4)))
@@ -124,7 +124,7 @@ def test_what_an_instance_runs_beside_requests_is_done_when_it_ends() -> None:
     assert float(answer.slot.value.mean()) == 2.0
 
 
-def test_a_batch_that_fails_is_told() -> None:
+def test_a_failed_batch_is_reported() -> None:
     class Refuses(torch.nn.Module):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             raise ValueError(f"no rows of {rows.shape[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from latfix.config.model_input_rules import InputRule, parse_inputs
+from latfix.files.toml_reader import TomlFile
 from latfix.request import Request
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
@@ -21,6 +24,16 @@ from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
 ROWS, WIDTH, CLASSES = 50, 8, 3
+Opened = Callable[..., OpenedModel]
+MakeRequest = Callable[..., Request]
+MakeTraffic = Callable[..., Traffic]
+Save = Callable[..., Path]
+
+
+def rules(text: str = "") -> dict[str, InputRule]:
+    """``[inputs]`` with these lines."""
+    text = f"[inputs]\n{text}\n"
+    return parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
 
 
 class Encoder(torch.nn.Module):
@@ -38,19 +51,42 @@ class Encoder(torch.nn.Module):
         return scores
 
 
+class Counted(torch.nn.Module):
+    """A model with an input that is no tensor."""
+
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n
+
+
+def scripted(module: torch.nn.Module, file: Path) -> Path:
+    """Saves a module as TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), file)
+    return file
+
+
+def traced(module: torch.nn.Module, example: torch.Tensor, file: Path) -> Path:
+    """Saves a module as TorchScript, traced on an example."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.trace(module, example), file)  # type: ignore[no-untyped-call]
+    return file
+
+
 @pytest.fixture
 def quick_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """No processes only to see how long loading takes; returns the backends for which one would be started."""
-    asked: list[str] = []
+    """Replaces the processes that measure loading; returns the backends whose loading was to be measured."""
+    requested: list[str] = []
 
     def load(file: Path, backend: str, inputs: Sequence[str], threads: int) -> float:
         assert file.is_file() and threads >= 1, inputs
-        asked.append(backend)
+        requested.append(backend)
         return 0.5
 
     monkeypatch.setattr(candidates, "first_load_s", load)
     monkeypatch.setattr(loading, "first_load_s", load)
-    return asked
+    return requested
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +102,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def save_exported(files: Path) -> Callable[..., Path]:
+def save_exported(files: Path) -> Save:
     """Saves a module as an exported program."""
 
     def save(module: torch.nn.Module, args: Any, name: str = "model", **more: Any) -> Path:
@@ -80,8 +116,8 @@ def save_exported(files: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def exported_file(encoder: torch.nn.Module, save_exported: Callable[..., Path]) -> Path:
-    """The encoder as ``.pt2``, its batch and its length free, the length up to 64."""
+def exported_file(encoder: torch.nn.Module, save_exported: Save) -> Path:
+    """The encoder as ``.pt2`` with dynamic batch and length, the length up to 64."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=64)
     sizes = {0: batch, 1: length}
     # One tensor given twice would be exported as one input.
@@ -92,14 +128,11 @@ def exported_file(encoder: torch.nn.Module, save_exported: Callable[..., Path]) 
 @pytest.fixture(scope="session")
 def script_file(encoder: torch.nn.Module, files: Path) -> Path:
     """The encoder as TorchScript."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(encoder), files / "encoder.pt")
-    return files / "encoder.pt"
+    return scripted(encoder, files / "encoder.pt")
 
 
 @pytest.fixture
-def request_of() -> Callable[..., Request]:
+def request_of() -> MakeRequest:
     """Makes a request."""
 
     def make(name: str = "a", payload: Any = None, **features: float | str) -> Request:
@@ -109,7 +142,7 @@ def request_of() -> Callable[..., Request]:
 
 
 @pytest.fixture
-def traffic_of() -> Callable[..., Traffic]:
+def traffic_of() -> MakeTraffic:
     """Makes traffic with these features and payloads."""
 
     def make(payloads: Sequence[Any] | None = None, **features: Sequence[Any]) -> Traffic:
@@ -129,8 +162,8 @@ def _column(values: Sequence[Any]) -> Any:
 
 
 @pytest.fixture
-def opened() -> Callable[..., OpenedModel]:
-    """A model as its backend would describe it: for each input its dimensions, a number or a symbol each."""
+def opened() -> Opened:
+    """Makes a model as a backend would open it; each dimension is a number or a symbol."""
 
     def make(
         inputs: Mapping[str, Sequence[int | str | Axis] | None],
@@ -171,8 +204,8 @@ def _axis(given: int | str | Axis) -> Axis:
 def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[Any] = (), opset: int = 17) -> Path:
     """An ONNX file.
 
-    :param nodes: operator, inputs and outputs of each, and its attributes.
-    :param inputs: by name, each a type and a shape; ``outputs`` likewise.
+    :param nodes: for each, operator, inputs, outputs, and its attributes.
+    :param inputs: type and shape by name; ``outputs`` likewise.
     """
     from onnx import helper
 
@@ -186,7 +219,7 @@ def written(file: Path, nodes: Any, inputs: Any, outputs: Any, tables: Sequence[
 
 
 def served(file: Path, requests: list[Request], **values: Any) -> list[Any]:
-    """The file's answers to requests, as a service gives them; none may fail."""
+    """A service's answers from the file; none may fail."""
     service = Service(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=1, **values))
     service.load()
     outcomes = service.predict(requests)

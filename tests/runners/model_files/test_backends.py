@@ -1,11 +1,9 @@
-"""Model files of each kind: read, served alone and in batches, and refused where they are wrong."""
+"""Model files of each kind: read, served alone and in batches, and refused if they are wrong."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,7 @@ from latfix.runners.model_files.opened_model import TensorInput
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
-from tests.runners.model_files.conftest import served
-
-MakeRequest = Callable[..., Request]
-Save = Callable[..., Path]
+from tests.runners.model_files.conftest import Counted, MakeRequest, Save, scripted, served
 
 
 def settings(**values: Any) -> RunnerSettings:
@@ -40,7 +35,7 @@ def close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
 
 
-def test_an_exported_program_tells_its_inputs(exported_file: Path) -> None:
+def test_inputs_of_an_exported_program(exported_file: Path) -> None:
     tokens, mask = open_model(exported_file).inputs
     assert (tokens.name, tokens.dtype, tokens.rows) == ("tokens", "int64", 50)
     assert (mask.name, mask.dtype, mask.rows) == ("attention_mask", "int64", None)
@@ -88,11 +83,7 @@ def test_a_program_stays_in_the_mode_that_it_was_saved_in(exported_file: Path) -
     assert list(model.parameters())
 
 
-def test_what_is_no_tensor_is_refused(save_exported: Save) -> None:
-    class Counted(torch.nn.Module):
-        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
-            return x * n
-
+def test_an_input_that_is_no_tensor_is_refused(save_exported: Save) -> None:
     size = torch.export.Dim.DYNAMIC
     file = save_exported(Counted(), (torch.ones(2), 3), "counted", dynamic_shapes=(None, size))
     with pytest.raises(InputError, match="input 'n', which is no tensor"):
@@ -118,7 +109,7 @@ def test_pickles_of_more_than_tensors_are_refused_and_not_run(exported_file: Pat
     assert not ran.exists()
 
 
-def test_an_archive_with_a_part_that_is_not_what_was_written(exported_file: Path, tmp_path: Path) -> None:
+def test_an_archive_with_a_corrupt_part(exported_file: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(exported_file) as source:
         name = next(name for name in source.namelist() if "/sample_inputs/" in name)
         at = source.getinfo(name).header_offset
@@ -144,7 +135,7 @@ def test_a_program_with_a_damaged_part(exported_file: Path, tmp_path: Path, repl
     assert "\n" not in caught.value.message
 
 
-def test_torchscript_tells_names_only(script_file: Path) -> None:
+def test_torchscript_states_names_only(script_file: Path) -> None:
     assert open_model(script_file).inputs == (
         TensorInput(name="tokens", dtype=None, axes=None),
         TensorInput(name="attention_mask", dtype=None, axes=None),
@@ -175,28 +166,17 @@ def test_torchscript_serves_what_the_payload_carries(
 
 
 def test_torchscript_with_other_than_tensors(tmp_path: Path) -> None:
-    class Counted(torch.nn.Module):
-        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
-            return x * n
-
     class Defaulted(torch.nn.Module):
         def forward(self, x: torch.Tensor, n: int = 2) -> torch.Tensor:
             return x * n
 
-    for kind in (Counted, Defaulted):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.jit.save(torch.jit.script(kind()), tmp_path / f"{kind.__name__}.pt")
     with pytest.raises(InputError, match="forward with n: int"):
-        open_model(tmp_path / "Counted.pt")
-    assert [given.name for given in open_model(tmp_path / "Defaulted.pt").inputs] == ["x"]
+        open_model(scripted(Counted(), tmp_path / "counted.pt"))
+    assert [given.name for given in open_model(scripted(Defaulted(), tmp_path / "defaulted.pt")).inputs] == ["x"]
 
 
-def test_torchscript_says_why_it_failed(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2).eval()), tmp_path / "model.pt")
-    module = open_model(tmp_path / "model.pt").load("cpu")
+def test_an_error_of_torchscript_is_reduced_to_its_reason(tmp_path: Path) -> None:
+    module = open_model(scripted(torch.nn.Linear(4, 2).eval(), tmp_path / "model.pt")).load("cpu")
     with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied"):
         module(torch.ones(1, 5))
 

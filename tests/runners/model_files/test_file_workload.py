@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from latfix.adapter_api import Workload
-from latfix.config.model_input_rules import parse_inputs
 from latfix.errors import InputError
-from latfix.files.toml_reader import TomlFile
-from latfix.request import Request
 from latfix.runners.calls.model_call import split_output
 from latfix.runners.model_files.file_workload import FileWorkload, PaddedFileWorkload, _default_collate_pads
 from latfix.runners.model_files.input_layout import lay_out
@@ -23,16 +17,11 @@ from latfix.runners.model_files.input_values import value_range
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.runners.service.adapter_file import check_batch_size
 from latfix.runners.service.load import pool_applies
-from latfix.traffic.schedule import Traffic
-
-Opened = Callable[..., OpenedModel]
-MakeRequest = Callable[..., Request]
+from tests.runners.model_files.conftest import MakeRequest, MakeTraffic, Opened, rules
 
 
 def adapter(model: OpenedModel, text: str = "") -> FileWorkload:
-    text = f"[inputs]\n{text}\n"
-    rules = parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
-    layout = lay_out(model, rules)
+    layout = lay_out(model, rules(text))
     return (FileWorkload if _default_collate_pads(layout) else PaddedFileWorkload)(model, layout)
 
 
@@ -61,14 +50,14 @@ def test_values_have_the_kind_that_their_input_has(opened: Opened, request_of: M
     assert value_range(adapter(ids).layout.inputs[0]) == (1, 7)
 
 
-def test_a_mask_of_padding_marks_none_and_what_is_added(opened: Opened, request_of: MakeRequest) -> None:
-    """All true, attention has nothing to look at, and answers no numbers."""
+def test_a_padding_mask_is_false_for_values_and_true_for_padding(opened: Opened, request_of: MakeRequest) -> None:
+    """If all were true, attention would have no input and answer NaN."""
     model = adapter(opened({"src_key_padding_mask": ("batch", "length")}, dtype="bool"))
     assert isinstance(model, PaddedFileWorkload)
     inputs = [model.prepare(request_of(length=length)) for length in (2, 3)]
     assert model.collate(inputs).tolist() == [[False, False, True], [False] * 3]
-    told = adapter(opened({"padding_mask": ("batch", "length")}, dtype="bool"), "padding_mask = { pad = 0 }")
-    assert told.layout.inputs[0].pad == 0
+    ruled = adapter(opened({"padding_mask": ("batch", "length")}, dtype="bool"), "padding_mask = { pad = 0 }")
+    assert ruled.layout.inputs[0].pad == 0
 
 
 @pytest.mark.parametrize("name", ["input_lengths", "seq_len", "length"])
@@ -81,7 +70,7 @@ def test_a_length_is_that_of_the_request(opened: Opened, request_of: MakeRequest
     for shape in (("batch",), ("batch", 1)):
         assert drawn(**{name: shape}).prepare(request_of(frames=37))[1].tolist() in (37, [37])
     of_two = drawn(y=("batch", "other"), **{name: ("batch",)})
-    assert of_two.prepare(request_of(frames=37, other=9))[2] in (0, 1), "nobody knows of which"
+    assert of_two.prepare(request_of(frames=37, other=9))[2] in (0, 1), "ambiguous: of x or of y"
 
 
 def test_rules_give_the_range(opened: Opened, request_of: MakeRequest) -> None:
@@ -95,7 +84,7 @@ def test_rules_give_the_range(opened: Opened, request_of: MakeRequest) -> None:
 def test_sizes_come_from_expressions_rounded_up(opened: Opened, request_of: MakeRequest) -> None:
     model = adapter(opened({"x": ("batch", "s1")}), 'x = { shape = ["batch", "tokens / 16"] }')
     assert model.prepare(request_of(tokens=17)).shape == (2,)
-    assert model.prepare(request_of(tokens=0)).shape == (1,), "nothing has no length"
+    assert model.prepare(request_of(tokens=0)).shape == (1,), "at least 1"
     with pytest.raises(InputError, match="no numeric feature 'tokens'"):
         model.prepare(request_of(length=3))
 
@@ -108,11 +97,11 @@ def test_a_size_that_the_model_does_not_take_fails_the_request(opened: Opened, r
             model.prepare(request_of(length=length))
 
 
-def test_what_the_payload_carries_is_taken(opened: Opened, request_of: MakeRequest) -> None:
+def test_tensors_in_the_payload_are_used(opened: Opened, request_of: MakeRequest) -> None:
     model = adapter(opened({"x": ("batch", "s1"), "mask": ("batch", "s1"), "wide": ("batch", "2*s1")}))
     x, mask, wide = model.prepare(request_of(payload={"x": [1, 2, 3]}))
     assert x.tolist() == [1.0, 2.0, 3.0] and x.dtype == torch.float32
-    assert mask.tolist() == [1.0] * 3, "as long as what the payload brought"
+    assert mask.tolist() == [1.0] * 3, "as long as x in the payload"
     assert wide.shape == (6,)
     whole = {"x": [1], "mask": [0], "wide": [5, 6]}
     assert [tensor.tolist() for tensor in model.prepare(request_of(payload=whole))] == [[1.0], [0.0], [5.0, 6.0]]
@@ -123,7 +112,7 @@ def test_what_the_payload_carries_is_taken(opened: Opened, request_of: MakeReque
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ([[1, 2], [3]], "payload 'x'"),
         ("text", "payload 'x'"),
@@ -139,10 +128,10 @@ def test_what_the_payload_carries_is_taken(opened: Opened, request_of: MakeReque
     ids=range(10),
 )
 def test_a_payload_that_is_no_tensor_fails_the_request(
-    opened: Opened, request_of: MakeRequest, value: Any, says: str
+    opened: Opened, request_of: MakeRequest, value: Any, message: str
 ) -> None:
     model = adapter(opened({"x": ("batch", Axis(symbol="length", most=9))}))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         model.prepare(request_of(payload={"x": value}))
 
 
@@ -195,7 +184,7 @@ def test_a_list_of_tensors_is_several_outputs_and_one_of_texts_is_of_requests(
         assert all(map(torch.equal, levels, (own, 2 * own, 3 * own)))
 
 
-def test_inputs_without_a_batch_are_given_as_they_are(opened: Opened, request_of: MakeRequest) -> None:
+def test_inputs_without_a_batch_dimension(opened: Opened, request_of: MakeRequest) -> None:
     def run(x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
         assert x.shape == (1, 4) and rate.shape == ()
         return x * rate
@@ -210,17 +199,17 @@ def test_inputs_without_a_batch_are_given_as_they_are(opened: Opened, request_of
     assert torch.allclose(second.load("cpu")(second.collate(values))[1], values[1].sum(0))
 
 
-def test_inputs_are_told_in_one_line_each(opened: Opened, traffic_of: Callable[..., Traffic]) -> None:
+def test_inputs_are_described_in_one_line_each(opened: Opened, traffic_of: MakeTraffic) -> None:
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "flags")
     model = adapter(opened(dict.fromkeys(names, ("batch", "s1", 4)), dtype="int64", rows=7), "flags = { high = 3 }")
-    told = model.describe_inputs(traffic_of(length=[3]))
+    lines = model.describe_inputs(traffic_of(length=[3]))
     drawn = ("values from 1 to 6", "ones", "zeros", "0, 1, 2, …", "values from 0 to below 3")
-    assert told == [f"{name}: int64 (batch, length, 4), {what}" for name, what in zip(names, drawn, strict=True)]
+    assert lines == [f"{name}: int64 (batch, length, 4), {what}" for name, what in zip(names, drawn, strict=True)]
     assert model.describe_inputs(traffic_of(width=[3], length=[3]))[0].startswith("input_ids: int64 (batch, s1, 4)")
     one = adapter(opened({"x": (1, 3), "rate": ()}))
-    told = one.describe_inputs(traffic_of())
-    assert told == ["x: float32 (1, 3), normal values", "rate: float32 (), normal values"]
-    assert adapter(opened({"x": None}, dtype=None)).describe_inputs(traffic_of()) == ["x: as the payload brings it"]
+    lines = one.describe_inputs(traffic_of())
+    assert lines == ["x: float32 (1, 3), normal values", "rate: float32 (), normal values"]
+    assert adapter(opened({"x": None}, dtype=None)).describe_inputs(traffic_of()) == ["x: from the payload"]
 
 
 def test_batches_larger_than_the_file_takes_are_refused(opened: Opened) -> None:

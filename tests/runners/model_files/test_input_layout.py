@@ -1,31 +1,21 @@
-"""What a model's inputs are made of: by its signature, and by ``[inputs]`` where that does not say."""
+"""The layout of a model's inputs, from its signature and ``[inputs]``."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from latfix.config.model_input_rules import InputRule, parse_inputs
 from latfix.errors import InputError
-from latfix.files.toml_reader import TomlFile
 from latfix.runners.model_files.input_layout import Layout, lay_out
-from latfix.runners.model_files.opened_model import Axis, OpenedModel
-
-Opened = Callable[..., OpenedModel]
-
-
-def rules(text: str = "") -> dict[str, InputRule]:
-    text = f"[inputs]\n{text}\n"
-    return parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text))
+from latfix.runners.model_files.opened_model import Axis
+from tests.runners.model_files.conftest import Opened, rules
 
 
 def shapes(layout: Layout) -> dict[str, tuple[int | None, list[Any]]]:
     return {
-        given.name: (given.batch_axis, [size.fixed or size.symbol for size in given.sizes or ()])
+        given.name: (given.batch_axis, [axis.size or axis.symbol for axis in given.axes or ()])
         for given in layout.inputs
     }
 
@@ -60,7 +50,7 @@ def test_a_fixed_batch_limits_batches(opened: Opened) -> None:
 
 
 def test_limits_of_a_batch_that_varies(opened: Opened) -> None:
-    """An engine's profiles, or an exported program's: the tightest of all inputs."""
+    """From the profiles of an engine or the bounds of an exported program: the tightest of all inputs."""
     inputs = {
         "x": (Axis(symbol="s0", least=2, most=8), 4),
         "y": (Axis(symbol="s0", least=3, most=6), Axis(symbol="length", least=5, most=9)),
@@ -74,13 +64,13 @@ def test_limits_of_a_batch_that_varies(opened: Opened) -> None:
         lay_out(opened({"x": (8, 4), "y": (2,)}), rules(both))
 
 
-def test_what_may_be_a_batch_or_not_is_asked_for(opened: Opened) -> None:
+def test_an_ambiguous_batch_is_refused_with_the_lines_to_write(opened: Opened) -> None:
     with pytest.raises(InputError, match="may be the batch") as caught:
         lay_out(opened({"x": (3, 224, "s1")}), {})
     assert 'x = { shape = ["batch", 224, "s1"] } or x = { shape = [3, 224, "s1"] }' in caught.value.message
 
 
-def test_rules_say_what_a_file_does_not(opened: Opened) -> None:
+def test_rules_supply_what_a_file_does_not_state(opened: Opened) -> None:
     layout = lay_out(
         opened({"x": None}, dtype=None), rules('x = { shape = ["batch", "length", 4], dtype = "int32" }')
     )
@@ -102,14 +92,14 @@ def test_dimensions_of_one_symbol_share_their_expression(opened: Opened) -> None
     layout = lay_out(model, rules('x = { shape = ["batch", "length"] }'))
     assert list(layout.symbols()) == ["s1"]
     assert layout.expressions["s1"].source == "length"
-    derived = layout.inputs[2].sizes
+    derived = layout.inputs[2].axes
     assert derived is not None and derived[0].derived is not None and derived[0].derived.evaluate({"s1": 5}) == 10
     with pytest.raises(InputError, match="as long as one of another input"):
         lay_out(model, rules('x = { shape = ["batch", "length"] }\nmask = { shape = ["batch", "other"] }'))
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("y = {}", "found input 'y'; expected one of model.pt2's: tokens"),
         ("token = {}", "did you mean 'tokens'"),
@@ -119,28 +109,33 @@ def test_dimensions_of_one_symbol_share_their_expression(opened: Opened) -> None
         ('tokens = { dtype = "int32" }', "tokens of int32; model.pt2 takes float32"),
     ],
 )
-def test_rules_that_contradict_the_file(opened: Opened, text: str, says: str) -> None:
+def test_rules_that_contradict_the_file(opened: Opened, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         lay_out(opened({"tokens": ("s0", "s1", 64)}), rules(text))
-    assert says in caught.value.message
+    assert message in caught.value.message
     assert caught.value.message.startswith("workload.toml:2: ")
 
 
-def test_what_one_input_says_of_a_dimension_holds_for_all_that_share_it(opened: Opened) -> None:
+def test_what_one_input_message_of_a_dimension_holds_for_all_that_share_it(opened: Opened) -> None:
     model = opened({"x": ("s0", "s1"), "mask": ("s0", "s1")})
     assert shapes(lay_out(model, rules('x = { shape = ["batch", 16] }'))) == {"x": (0, [16]), "mask": (0, [16])}
     turned = rules('x = { shape = ["length", "batch"] }')
     assert shapes(lay_out(model, turned)) == {"x": (1, ["s0"]), "mask": (1, ["s0"])}
     wide = lay_out(opened({"x": ("s0", "s1"), "wide": ("s0", "2*s1")}), rules('x = { shape = ["batch", 5] }'))
-    assert shapes(wide) == {"x": (0, ["s1"]), "wide": (0, ["2*s1"])}, "what follows from it needs its value"
+    assert shapes(wide) == {"x": (0, ["s1"]), "wide": (0, ["2*s1"])}, "the derived dimension needs its value"
     with pytest.raises(InputError, match=r"found '2' in .* as long as dimension 0 of mask, the batch"):
         lay_out(model, rules('x = { shape = [2, "length"] }'))
 
 
 @pytest.mark.parametrize(
-    ("rule", "dtype", "rows", "says"),
+    ("rule", "dtype", "rows", "message"),
     [
-        ("low = 0, high = 100000", "int64", 1000, "a table of 1000 rows: expected low = 0 or more and high = 1000"),
+        (
+            "low = 0, high = 100000",
+            "int64",
+            1000,
+            "index a table of 1000 rows: expected low = 0 or more and high = 1000",
+        ),
         ("low = -1, high = 5", "int64", 1000, "expected low = 0 or more"),
         ("low = 0.2, high = 0.9", "int64", None, "int64 takes whole numbers"),
         ("high = 300", "uint8", None, "it is uint8: expected low = 0 or more and high = 256 or less"),
@@ -148,11 +143,13 @@ def test_what_one_input_says_of_a_dimension_holds_for_all_that_share_it(opened: 
         ("low = 0.2, high = 0.9", "float32", None, ""),
     ],
 )
-def test_values_that_an_input_cannot_hold(opened: Opened, rule: str, dtype: str, rows: int | None, says: str) -> None:
+def test_values_that_an_input_cannot_hold(
+    opened: Opened, rule: str, dtype: str, rows: int | None, message: str
+) -> None:
     model = opened({"x": ("batch", 4)}, dtype=dtype, rows=rows)
-    if not says:
+    if not message:
         assert lay_out(model, rules(f"x = {{ {rule} }}")).inputs[0].high is not None
         return
     with pytest.raises(InputError) as caught:
         lay_out(model, rules(f"x = {{ {rule} }}"))
-    assert says in caught.value.message and caught.value.message.startswith("workload.toml:2: ")
+    assert message in caught.value.message and caught.value.message.startswith("workload.toml:2: ")

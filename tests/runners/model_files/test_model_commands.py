@@ -1,4 +1,4 @@
-"""What the runner's process answers when it is asked about its model."""
+"""The runner process's commands about its model."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Small(Workload):
 
 
 def loaded(folder: Path, **values: Any) -> Child:
-    """The runner's side, without a process of its own: nobody sends it commands, and none hears of it."""
+    """The runner's side in this process, without pipes."""
     settings = RunnerSettings(device="cpu", intra_op_threads=1, **values)
-    nobody: Any = None
-    child = Child({"folder": str(folder), "entry": "adapter:Small", "settings": settings.to_json()}, nobody, nobody)
+    pipe: Any = None
+    child = Child({"folder": str(folder), "entry": "adapter:Small", "settings": settings.to_json()}, pipe, pipe)
     child._service.load()
     return child
 

@@ -1,4 +1,4 @@
-"""ONNX files: their inputs, threads, and what ONNX Runtime refuses."""
+"""ONNX files: their inputs, threads, and files that ONNX Runtime rejects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
-from latfix.request import Request
 from latfix.runners.backend_comparison.candidates import Candidate, candidates
 from latfix.runners.model_files import open_model
 from latfix.runners.model_files.embedding_lookups import looked_up_rows
@@ -19,12 +18,11 @@ from latfix.runners.model_files.input_layout import lay_out
 from latfix.runners.service.adapter_file import load_adapter
 from latfix.runners.service.load import load_models
 from latfix.settings import RunnerSettings
-from tests.runners.model_files.conftest import served, written
+from tests.runners.model_files.conftest import MakeRequest, served, written
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-MakeRequest = Callable[..., Request]
 Build = Callable[..., Path]
 ROWS, WIDTH = 40, 4
 
@@ -35,7 +33,7 @@ def weights() -> torch.Tensor:
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Writes the mean of embeddings over real tokens, with these dimensions and this version of the operators."""
+    """Writes a model that averages embeddings over real tokens, with the given dimensions and opset."""
 
     def make(batch: Any = "batch", length: Any = "length", *, opset: int = 17) -> Path:
         make_tensor, kinds = onnx.helper.make_tensor, onnx.TensorProto
@@ -67,7 +65,7 @@ def settings(**values: Any) -> RunnerSettings:
     return RunnerSettings(device="cpu", intra_op_threads=1, **values)
 
 
-def test_a_file_tells_its_inputs(build: Build) -> None:
+def test_inputs_of_a_file(build: Build) -> None:
     tokens, mask = open_model(build()).inputs
     assert (tokens.name, tokens.dtype, tokens.rows) == ("tokens", "int32", ROWS)
     assert (mask.name, mask.dtype, mask.rows) == ("mask", "float32", None)
@@ -78,7 +76,7 @@ def test_a_file_tells_its_inputs(build: Build) -> None:
     assert unnamed is not None and [axis.symbol for axis in unnamed] == ["mask[0]", "mask[1]"]
 
 
-def test_what_is_written_where_a_dimension_has_no_name_is_none(tmp_path: Path) -> None:
+def test_placeholders_of_exporters_are_no_names(tmp_path: Path) -> None:
     """By exporters; dimensions that are written alike are not equally long then, and no length of anything."""
     float32 = onnx.TensorProto.FLOAT
     shapes = {"x": ("?", 3, "?", "?"), "tokens": ("tokens_dynamic_axes_1", "tokens_dynamic_axes_2"), "y": ("None", 4)}
@@ -95,7 +93,7 @@ def test_what_is_written_where_a_dimension_has_no_name_is_none(tmp_path: Path) -
 
 
 def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, request_of: MakeRequest) -> None:
-    """Steps first, and as many as there are requests: nothing but the name tells them apart."""
+    """Steps first, and as many as there are requests: only the name distinguishes them."""
     float32 = onnx.TensorProto.FLOAT
     file = written(
         tmp_path / "m.onnx",
@@ -110,7 +108,7 @@ def test_outputs_are_split_along_the_batch_that_the_file_names(tmp_path: Path, r
 
 
 def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path, request_of: MakeRequest) -> None:
-    """Boxes that were found, as many as there are."""
+    """Such as a variable number of boxes."""
     float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     file = written(
         tmp_path / "m.onnx",
@@ -135,7 +133,7 @@ def test_it_serves_alone_and_in_batches(build: Build, request_of: MakeRequest) -
 def test_threads_are_those_of_the_settings(build: Build, threads: int) -> None:
     file = build()
     loaded = load_models(file.parent, file.name, RunnerSettings(device="cpu", intra_op_threads=threads))
-    options = loaded.instances[0].model.model._graph._session.get_session_options()
+    options = loaded.instances[0].model.model.runtime._session.get_session_options()
     assert options.intra_op_num_threads == threads
 
 
@@ -148,7 +146,7 @@ def test_a_fixed_batch_dimension(build: Build) -> None:
 
 def test_precision_and_device_are_fixed_in_the_file(build: Build) -> None:
     file = build()
-    with pytest.raises(RunnerError, match="holds its precision in the file"):
+    with pytest.raises(RunnerError, match="fixes its precision and device"):
         load_models(file.parent, file.name, settings(precision="bf16"))
     model = load_models(file.parent, file.name, settings()).instances[0].model
     copied = copy.deepcopy(model)
@@ -188,7 +186,7 @@ def test_a_table_is_seen_through_a_conversion_only(build: Build, tmp_path: Path)
     assert looked_up_rows(tmp_path / "broken.onnx") == {}
 
 
-def test_the_smallest_table_by_rows_limits_what_is_looked_up(tmp_path: Path) -> None:
+def test_the_smallest_table_limits_an_index(tmp_path: Path) -> None:
     float32, int64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     sizes = {"small": (9, 4), "large": (ROWS, 4), "wide": (4, 30)}
     file = written(
@@ -206,20 +204,20 @@ def test_the_smallest_table_by_rows_limits_what_is_looked_up(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("quick_loads")
-def test_openvino_runs_the_file_as_it_is(build: Build, request_of: MakeRequest, tmp_path: Path) -> None:
+def test_openvino_runs_the_file_itself(build: Build, request_of: MakeRequest, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     adapter = load_adapter(build().parent, "model.onnx")
     model = adapter.load("cpu")
     own = Candidate(backend="ONNX Runtime", model=model)
     found = {one.backend: one for one in candidates(adapter, own, [], tmp_path)}
     assert not found["OpenVINO"].missing and found["OpenVINO"].convert_s is None
-    assert found["torch.export"].missing.startswith("nothing makes a module of torch of an ONNX file")
+    assert found["torch.export"].missing.startswith("an ONNX file cannot be converted to torch")
     batch = adapter.collate([adapter.prepare(request_of(str(k), length=length)) for k, length in enumerate((3, 9))])
     first = found["OpenVINO"].model(*batch)
     assert torch.allclose(first, model(*batch), atol=1e-5)
     kept = first.clone()
     found["OpenVINO"].model(*(tensor[:1] for tensor in batch))
-    assert torch.equal(first, kept), "a later answer does not take the place of an earlier one"
+    assert torch.equal(first, kept), "a later answer does not overwrite an earlier one"
 
 
 def test_outputs_are_called_as_the_file_calls_them(build: Build) -> None:
@@ -228,6 +226,6 @@ def test_outputs_are_called_as_the_file_calls_them(build: Build) -> None:
     (file.parent / "workload.toml").write_text(
         '[workload]\nname = "w"\nmodel = "model.onnx"\ntraffic = "t.jsonl"\n[outputs]\nmeen = { kind = "vectors" }\n'
     )
-    said = r"workload.toml:6: found output 'meen'; expected one of model.onnx's: mean; did you mean 'mean'"
-    with pytest.raises(InputError, match=said):
+    message = r"workload.toml:6: found output 'meen'; expected one of model.onnx's: mean; did you mean 'mean'"
+    with pytest.raises(InputError, match=message):
         load_adapter(file.parent, file.name)

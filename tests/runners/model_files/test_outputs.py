@@ -1,8 +1,7 @@
-"""Files whose outputs are as long as their padded inputs: what `[outputs]` cuts."""
+"""Files whose outputs are as long as their padded inputs, and how `[outputs]` cuts them."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,13 +23,14 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.runners.model_files.conftest import traced
 
 _CLASSES = 6
 Write = Callable[..., Path]
 
 
 class Reader(torch.nn.Module):
-    """A step for every four columns, its class scores."""
+    """Class scores for a step of every four columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,15 +46,12 @@ class Reader(torch.nn.Module):
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a TorchScript file of a reader, and the ``workload.toml`` beside it."""
+    """Writes a TorchScript file of a reader with its ``workload.toml``."""
 
     def make(outputs: str = "") -> Path:
         folder = tmp_path / f"reader-{len(outputs)}"
         folder.mkdir()
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            traced = torch.jit.trace(Reader().eval(), torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
-            torch.jit.save(traced, folder / "model.pt")
+        traced(Reader().eval(), torch.zeros(2, 40, 8), folder / "model.pt")
         (folder / "traffic.jsonl").write_text('{"arrival_s": 0.0, "width": 40}\n')
         (folder / "workload.toml").write_text(
             '[workload]\nname = "reader"\nmodel = "model.pt"\ntraffic = "traffic.jsonl"\n'
@@ -112,7 +109,7 @@ def test_a_file_that_is_right_loses_nothing_by_other_batches(write: Write, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"),
+    ("outputs", "message"),
     [
         ('[outputs]\nkind = "classes"\n', "found kind of kind 'classes'; expected one of scores, steps, vectors"),
         ("[outputs]\ny = 3\n", "found y = 3; expected a table like"),
@@ -120,16 +117,18 @@ def test_a_file_that_is_right_loses_nothing_by_other_batches(write: Write, tmp_p
         ('[outputs]\ny = { shape = ["batch", "batch"] }\n', 'found y with "batch" twice'),
     ],
 )
-def test_what_is_wrong_in_outputs_is_one_line(write: Write, outputs: str, said: str) -> None:
+def test_an_error_in_outputs_is_one_line(write: Write, outputs: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
         read_spec(write(outputs))
     assert (
-        said in raised.value.message and "workload.toml:" in raised.value.message and "\n" not in raised.value.message
+        message in raised.value.message
+        and "workload.toml:" in raised.value.message
+        and "\n" not in raised.value.message
     )
 
 
 class Recurrent(torch.nn.Module):
-    """Steps first, as recurrent networks answer, and the last step's state with the batch first."""
+    """Returns steps first, as recurrent networks do, and the last step's state with the batch first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,14 +141,11 @@ class Recurrent(torch.nn.Module):
 
 
 def test_outputs_with_the_steps_first_are_split_along_the_batch(write: Write) -> None:
-    """A batch as large as there are steps, too: nothing but the declaration tells them apart."""
+    """Even if batch size and number of steps are equal: only the declaration distinguishes them."""
     shapes = '0 = { shape = ["width", "batch", 6] }\n1 = { shape = ["batch", 6] }\n'
     folder = write(f"[outputs]\n{shapes}")
     model = Recurrent().eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        traced = torch.jit.trace(model, torch.zeros(2, 40, 8))  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, folder / "model.pt")
+    traced(model, torch.zeros(2, 40, 8), folder / "model.pt")
     adapter: Any = load_adapter(folder, "model.pt")
     requests = [Request(id=str(k), arrival_s=0.0, features={"width": width}) for k, width in enumerate((4, 3, 2, 1))]
     with torch.no_grad():
@@ -164,7 +160,7 @@ def test_a_shape_must_have_the_batch_and_read_what_there_is(write: Write) -> Non
     with pytest.raises(InputError, match='found output without "batch"'):
         load_adapter(write('[outputs]\noutput = { shape = ["width / 4", 6] }\n'), "model.pt")
     adapter: Any = load_adapter(write('[outputs]\noutput = { shape = ["batch", "height", 6] }\n'), "model.pt")
-    with pytest.raises(InputError, match="neither a numeric feature nor a variable dimension 'height'"):
+    with pytest.raises(InputError, match="neither a numeric feature nor a variable dimension is called 'height'"):
         adapter.check_traffic(_traffic())
 
 

@@ -1,4 +1,4 @@
-"""``backend`` of an ONNX file: the file itself in another runtime, and never an export of it."""
+"""``backend`` for an ONNX file: another runtime runs the file itself, never an export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Build = Callable[..., Path]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    """Writes ``relu(x @ w)`` over rows of a length that varies."""
+    """Writes ``relu(x @ w)`` over a variable number of rows."""
 
     def make(batch: Any = "batch") -> Path:
         float32 = onnx.TensorProto.FLOAT
@@ -53,7 +53,7 @@ def build(tmp_path: Path) -> Build:
 
 @pytest.fixture(autouse=True)
 def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is ONNX already."""
+    """Exporting fails the test: the file is ONNX already."""
 
     def export(*_: Any, **__: Any) -> None:
         raise AssertionError("the file was exported")
@@ -86,7 +86,7 @@ def verified(fix: Any, service: Service) -> Any:
 
 @pytest.mark.parametrize("backend", [pytest.param("openvino", marks=needs_openvino), "onnxruntime"])
 @pytest.mark.parametrize("batch", ["batch", 4], ids=["any batch", "a fixed batch, which is filled up"])
-def test_the_file_itself_is_run_and_seen_to_run(build: Build, backend: str, batch: Any) -> None:
+def test_the_backend_runs_the_file_itself_and_the_fix_verifies_it(build: Build, backend: str, batch: Any) -> None:
     file = build(batch)
     other = loaded(file, backend=backend, workers=2)
     for found, wanted in zip(answers(other), answers(loaded(file)), strict=True):
@@ -108,7 +108,7 @@ def test_the_file_itself_is_run_and_seen_to_run(build: Build, backend: str, batc
 @pytest.mark.parametrize("threads", [1, 2])
 def test_openvino_has_the_threads_of_the_settings(build: Build, threads: int) -> None:
     compiled = loaded(build(), backend="openvino", intra_op_threads=threads).models.instances[0].model.model
-    assert compiled._graph._compiled.get_property("INFERENCE_NUM_THREADS") == threads
+    assert compiled.runtime._compiled.get_property("INFERENCE_NUM_THREADS") == threads
 
 
 def test_onnx_runtime_goes_on_with_the_session_that_the_file_was_opened_with(build: Build) -> None:
@@ -123,7 +123,7 @@ def test_onnx_runtime_goes_on_with_the_session_that_the_file_was_opened_with(bui
 def test_answers_that_differ_are_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     run = OpenVinoGraph.run
     monkeypatch.setattr(OpenVinoGraph, "run", lambda self, arrays: [1.02 * array for array in run(self, arrays)])
-    with pytest.raises(RunnerError, match=r"rows\.onnx: openvino answers something else: .* 0\.02 of the largest"):
+    with pytest.raises(RunnerError, match=r"rows\.onnx: openvino gives other answers .* 0\.02 of the largest"):
         loaded(build(), backend="openvino")
 
 
@@ -139,7 +139,7 @@ def test_a_file_that_openvino_does_not_take(build: Build, monkeypatch: pytest.Mo
 
 
 def test_openvino_alone_is_needed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the packages that make ONNX files."""
+    """The packages that export ONNX files are not needed."""
     monkeypatch.setattr("latfix.runners.backends.requirements.installed", lambda name: "o" not in name[:1])
     with pytest.raises(InputError, match=r"backend = 'openvino': needs openvino, not installed here \(.*x0\.63\); "):
         loaded(build(), backend="openvino")

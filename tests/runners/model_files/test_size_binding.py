@@ -1,28 +1,18 @@
-"""Which feature gives which dimension, and what is said where none does."""
+"""Which feature determines which dimension, and the message if none does."""
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from latfix.config.model_input_rules import parse_inputs
 from latfix.errors import InputError
-from latfix.files.toml_reader import TomlFile
 from latfix.runners.model_files.input_layout import Layout, lay_out
 from latfix.runners.model_files.opened_model import Axis, OpenedModel
 from latfix.runners.model_files.size_binding import bind, check_traffic
-from latfix.traffic.schedule import Traffic
-
-Opened = Callable[..., OpenedModel]
-MakeTraffic = Callable[..., Traffic]
+from tests.runners.model_files.conftest import MakeTraffic, Opened, rules
 
 
 def ruled(model: OpenedModel, text: str = "") -> Layout:
-    text = f"[inputs]\n{text}\n"
-    return lay_out(model, parse_inputs(tomllib.loads(text)["inputs"], TomlFile(Path("workload.toml"), text)))
+    return lay_out(model, rules(text))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +40,9 @@ def test_rules_go_first(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("features", [(), ("price",), ("length", "width"), ("output_tokens",), ("a length",)])
-def test_no_feature_or_too_many_asks_with_the_lines_to_write(opened: Opened, features: tuple[str, ...]) -> None:
+def test_no_feature_or_too_many_are_refused_with_the_lines_to_write(
+    opened: Opened, features: tuple[str, ...]
+) -> None:
     layout = ruled(opened({"x": ("batch", "s1", 64), "mask": ("batch", "s1")}))
     with pytest.raises(InputError) as caught:
         bind(layout, features, ("s1",))
@@ -60,7 +52,7 @@ def test_no_feature_or_too_many_asks_with_the_lines_to_write(opened: Opened, fea
     assert ", ".join(sorted(features)) in message and "\n" not in message
 
 
-def test_the_lines_of_the_advice_are_what_is_read(opened: Opened) -> None:
+def test_the_advised_lines_can_be_read(opened: Opened) -> None:
     model = opened({"x": ("batch", "s1", 64)})
     with pytest.raises(InputError) as caught:
         bind(ruled(model), ("a", "b"), ("s1",))
@@ -68,14 +60,16 @@ def test_the_lines_of_the_advice_are_what_is_read(opened: Opened) -> None:
     assert bind(ruled(model, line), ("a", "b"), ("s1",))["s1"].source == "a"
 
 
-def test_sizes_are_seen_before_anything_is_replayed(opened: Opened, traffic_of: MakeTraffic) -> None:
+def test_sizes_are_checked_before_anything_is_replayed(opened: Opened, traffic_of: MakeTraffic) -> None:
     layout = ruled(opened({"x": ("batch", Axis(symbol="s1", most=64))}))
     check_traffic(layout, traffic_of(length=[1, 64, 3.2]))
-    with pytest.raises(InputError, match=r"request 'r2': found length is 65; .* 64 at most") as caught:
+    with pytest.raises(InputError, match=r"request 'r2': found length is 65; .* at most 64") as caught:
         check_traffic(layout, traffic_of(length=[1, 64, 65]))
     assert '"min(length, 64)"' in caught.value.message
-    held = ruled(opened({"x": ("batch", Axis(symbol="s1", most=64))}), 'x = { shape = ["batch", "min(length, 64)"] }')
-    check_traffic(held, traffic_of(length=[65]))
+    clamped = ruled(
+        opened({"x": ("batch", Axis(symbol="s1", most=64))}), 'x = { shape = ["batch", "min(length, 64)"] }'
+    )
+    check_traffic(clamped, traffic_of(length=[65]))
     least = ruled(opened({"x": ("batch", Axis(symbol="s1", least=4))}))
     with pytest.raises(InputError, match=r'takes 4 or more; .*"max\(length, 4\)"'):
         check_traffic(least, traffic_of(length=[3]))
@@ -106,11 +100,10 @@ def test_inputs_of_which_nothing_is_known(opened: Opened, traffic_of: MakeTraffi
     line = caught.value.message.rpartition("in [workload]: ")[2]
     assert 'model = "model.pt2"' in caught.value.message
     line = line.replace("FEATURE", "length").replace("DTYPE", "int64")
-    told = ruled(opened({"x": None}, dtype=None), line)
-    check_traffic(told, traffic_of(length=[3]))
+    check_traffic(ruled(opened({"x": None}, dtype=None), line), traffic_of(length=[3]))
 
 
-def test_all_inputs_that_lack_something_are_told_at_once(opened: Opened, traffic_of: MakeTraffic) -> None:
+def test_all_undescribed_inputs_are_named_at_once(opened: Opened, traffic_of: MakeTraffic) -> None:
     layout = ruled(opened({"x": None, "y": None, "z": None}, dtype=None))
     with pytest.raises(InputError, match=r"of 'x' and 'z' in the file.*x = \{.*\}, z = \{"):
         check_traffic(layout, traffic_of(payloads=[{"y": [1.0]}]))
@@ -118,10 +111,10 @@ def test_all_inputs_that_lack_something_are_told_at_once(opened: Opened, traffic
 
 def test_sizes_that_no_tensor_has(opened: Opened, traffic_of: MakeTraffic) -> None:
     layout = ruled(opened({"x": ("batch", "s1")}), 'x = { shape = ["batch", "length * 1e9"] }')
-    with pytest.raises(InputError, match=r"is 7000000000, which is no size of a tensor"):
+    with pytest.raises(InputError, match=r"is 7000000000, too large for a tensor"):
         check_traffic(layout, traffic_of(length=[7]))
     most = opened({"x": ("batch", Axis(symbol="s1", most=64))})
     endless = ruled(most, 'x = { shape = ["batch", "length / 0"] }')
     with pytest.raises(InputError) as caught:
         check_traffic(endless, traffic_of(length=[7]))
-    assert "where the service cuts it" not in caught.value.message, "min() would not mend it"
+    assert "if the service clamps it" not in caught.value.message, "min() would not help"

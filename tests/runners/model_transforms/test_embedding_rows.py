@@ -1,4 +1,4 @@
-"""Rows of embedding tables: the most used ones are found, counted and read, and looking changes no answer."""
+"""Hot rows of embedding tables: chosen by use, read while idle, without changing answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def look_up(model: Any, times: int = 1) -> None:
 
 
 def learned(model: Any, rows: int) -> HotRows:
-    """Rows of what a first batch looks up."""
+    """The rows that a first batch looks up."""
     hot = HotRows(model, rows)
     with hot.learning():
         look_up(model)
@@ -42,7 +42,7 @@ def test_the_most_used_rows_of_all_tables_are_chosen_once() -> None:
     model = Model()
     hot = learned(model, 3)
     assert (hot.tables, hot.lookups, hot.rows) == (2, 15, 3)
-    chosen = {len(part.weight): sorted(part.rows.tolist()) for part in hot._parts}
+    chosen = {len(weight): sorted(rows.tolist()) for weight, rows in hot._parts}
     # Row 1 of the items was looked up ten times, row 7 of the users twice, all others once.
     assert chosen[40][0] == 1 and 7 in chosen[100]
     assert hot.share == pytest.approx(13 / 15)
@@ -55,15 +55,17 @@ def test_the_most_used_rows_of_all_tables_are_chosen_once() -> None:
     assert (by_name.rows, by_name.lookups) == (2, 3)
 
 
-def test_rows_that_nobody_looked_up_are_not_hot() -> None:
+def test_unused_rows_are_not_hot() -> None:
     hot = learned(Model(), 1000)
     assert hot.rows == 5 and hot.share == 1.0
     assert hot.touch_all() == 5
 
 
-def test_looking_takes_memory_for_what_was_looked_up_and_not_for_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_takes_memory_only_for_used_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of a billion rows has no billion counters, during the lookups or after them."""
-    monkeypatch.setattr(hot_rows, "_read", lambda part: len(part.rows))  # no kernel reads a table made of one row
+    monkeypatch.setattr(
+        hot_rows, "_read", lambda part: len(part[1])
+    )  # no kernel reads a table that is one expanded row
     weight = torch.zeros(1, 4).expand(1 << 36, 4)
     table = torch.nn.Embedding(2, 4)
     table.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -71,7 +73,7 @@ def test_looking_takes_memory_for_what_was_looked_up_and_not_for_every_row(monke
     with hot.learning(), torch.no_grad():
         table(torch.tensor([1 << 35, 7, 7]))
     assert (hot.rows, hot.share, hot.touch_all()) == (2, 1.0, 2)
-    assert not hot._tables[0].rows, "nothing is kept once they are chosen"
+    assert not hot._tables[0].rows, "counts are dropped after the choice"
 
 
 def test_reading_goes_round_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +81,7 @@ def test_reading_goes_round_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     hot = learned(Model(), 1000)
     touched = [hot.touch_some() for _ in range(4)]
     assert sorted(touched) == [1, 1, 1, 2]
-    assert hot.touch_some() == touched[0], "and begins again"
+    assert hot.touch_some() == touched[0], "starts again"
 
 
 def test_without_lookups_there_is_nothing_and_it_may_still_learn() -> None:
@@ -91,7 +93,7 @@ def test_without_lookups_there_is_nothing_and_it_may_still_learn() -> None:
     hot.watch()
     look_up(model, hot_rows._ENOUGH_CALLS)
     assert hot.rows == 5
-    assert not any(module._forward_pre_hooks for module in model.modules()), "it stops looking by itself"
+    assert not any(module._forward_pre_hooks for module in model.modules()), "counting stops by itself"
 
 
 def test_a_table_that_is_never_called_does_not_keep_the_others_waiting() -> None:
@@ -106,7 +108,7 @@ def test_a_table_that_is_never_called_does_not_keep_the_others_waiting() -> None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_looking_changes_no_answer(mode: Any) -> None:
+def test_counting_changes_no_answer(mode: Any) -> None:
     model = Model().eval()
     users, items = torch.tensor([5, 6]), torch.tensor([[1, 2], [3, 4]])
     with mode():
@@ -163,7 +165,7 @@ def test_rows_that_are_not_used_or_cannot_be_seen_are_not_kept(settings: RunnerS
     assert instance.hot is None
 
 
-def test_of_a_compiled_model_the_original_is_looked_at() -> None:
+def test_lookups_of_a_compiled_model_are_counted_on_the_original() -> None:
     original, compiled = Model(), torch.nn.Module()
     compiled._orig_mod = original
     instance = instance_of(compiled)

@@ -1,4 +1,4 @@
-"""Which layers a precision changes, and that those that are kept work beside the others."""
+"""Which layers a precision changes, and that kept layers work with changed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latfix.runners.model_transforms.precision import in_precision, kept_modules
 
 
 class Tied(nn.Module):
-    """Embedding and head hold one parameter, and attention reads its child's weight itself."""
+    """Embedding and head share a parameter, and attention reads its child's weight itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def answer(model: nn.Module) -> torch.Tensor:
     return found
 
 
-def test_a_module_that_is_kept_computes_in_its_own_precision_beside_the_others() -> None:
+def test_a_kept_module_computes_in_its_own_precision() -> None:
     exact = answer(tied())
     model = in_precision(tied(), "bf16", ["middle.0"])
     assert {name for name, dtype in dtypes(model).items() if dtype is torch.float32} == {
@@ -64,7 +64,7 @@ def test_a_module_that_is_kept_computes_in_its_own_precision_beside_the_others()
     assert torch.allclose(exact, found.float(), atol=0.05 * float(exact.abs().max()))
 
 
-def test_half_precision_reaches_all_but_what_is_kept() -> None:
+def test_half_precision_changes_all_but_kept_modules() -> None:
     exact = answer(tied())
     assert set(dtypes(in_precision(tied(), "fp16")).values()) == {torch.float16}
     model = in_precision(tied(), "fp16", ["middle"])
@@ -79,14 +79,14 @@ def test_half_precision_reaches_all_but_what_is_kept() -> None:
 
 @pytest.mark.parametrize("keep", [[], ["middle"]])
 def test_complex_numbers_stay_what_they_are(keep: list[str]) -> None:
-    """The turns of rotary positions, say; torch casts them to their real parts."""
+    """Such as rotary positions; torch would cast them to their real parts."""
     model = tied()
     model.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
     assert in_precision(model, "bf16", keep).get_buffer("turns").dtype is torch.complex64
 
 
 @pytest.mark.parametrize("precision", ["int8_dynamic", "int8_weight_only", "bf16"])
-def test_a_model_that_cannot_be_copied_changes_all_the_same(precision: Any) -> None:
+def test_a_model_that_cannot_be_copied_is_changed_in_place(precision: Any) -> None:
     model = nn.Sequential(nn.Linear(32, 32))
     model.lock = threading.Lock()  # type: ignore[assignment]
     changed = in_precision(model, precision)
@@ -137,7 +137,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ("default", set()),
         ("int8_dynamic", {"middle.0", "head"}),
         ("int8_weight_only", set()),  # eight inputs are too few for its kernel
-        ("fp8_dynamic", set()),  # as here
+        ("fp8_dynamic", set()),  # also too few
         ("bf16", {"embed", "attend", "middle.0", "head"}),
         ("fp16", {"embed", "attend", "middle.0", "head"}),
     ],
@@ -165,7 +165,7 @@ def test_the_product_is_that_of_the_rounded_weights(inputs: int, outputs: int, r
     """Few rows by the packed kernel, many by the same weights in bfloat16."""
     torch.manual_seed(5)
     linear = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
-    linear.weight[0] = 0.0  # a row without a scale of its own
+    linear.weight[0] = 0.0  # a row whose scale would be zero
     packed = Int8WeightLinear(linear)
     rounded = packed.weight.double() * packed.scale.double()[:, None]
     assert float((rounded - linear.weight.double()).abs().max()) <= float(packed.scale.double().max()) * 0.8
@@ -177,7 +177,7 @@ def test_the_product_is_that_of_the_rounded_weights(inputs: int, outputs: int, r
 
 
 def test_sizes_that_the_packed_kernel_reads_beyond_are_left_alone() -> None:
-    """In torch 2.13 it ends the process, or answers with whatever lies behind the row."""
+    """In torch 2.13 the kernel crashes, or reads memory behind the row."""
     with pytest.raises(ValueError, match="found 24 inputs; expected a multiple of 16"):
         Int8WeightLinear(nn.Linear(24, 8))
     model = in_precision(nn.Sequential(nn.Linear(24, 32), nn.Linear(32, 4)), "int8_weight_only")
@@ -199,7 +199,7 @@ def test_a_layer_that_is_kept_stays_exact_among_int8_weights() -> None:
 @pytest.mark.parametrize("precision", ["int8_dynamic", "int8_weight_only"])
 @pytest.mark.parametrize("keep", [[], ["layers.0.linear1"], ["layers.1"]])
 def test_the_frameworks_own_encoder_runs_with_int8_layers(precision: Any, keep: list[str]) -> None:
-    """In inference it hands its layers' weights to one fused kernel, which takes float ones only."""
+    """In inference, torch's encoder passes its layers' weights to a fused kernel, which takes only floats."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     encoder, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 6, 32)
@@ -215,7 +215,7 @@ def test_the_frameworks_own_encoder_runs_with_int8_layers(precision: Any, keep: 
 
 
 def test_an_int8_layer_takes_a_vector_as_it_did() -> None:
-    """A loop that generates text asks its last layer about the last token alone."""
+    """A loop that generates text calls its last layer with the last token only."""
 
     class LastToken(nn.Module):
         def __init__(self) -> None:

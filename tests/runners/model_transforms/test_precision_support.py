@@ -1,4 +1,4 @@
-"""Where a precision can run, and what is missing where it cannot."""
+"""Whether a precision can run, and what is missing if not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from latfix.settings import Precision
 
 @pytest.fixture
 def torchao(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has torchao be installed or not."""
+    """Simulates that torchao is installed or not."""
 
     def have(there: bool) -> None:
         spec = types.SimpleNamespace() if there else None
@@ -36,11 +36,11 @@ def test_the_cpu_has_no_half_precision_and_no_fp8() -> None:
     assert refused == {"fp16", "fp8_dynamic"}
 
 
-def test_without_torchao_a_gpu_has_no_eight_bits_and_says_what_to_install(torchao: Any) -> None:
+def test_without_torchao_a_gpu_has_no_8_bit_precision(torchao: Any) -> None:
     torchao(False)
-    found = {one: said for one in get_args(Precision) if (said := unsupported(one, "cuda:0", (9, 0)))}
+    found = {one: reason for one in get_args(Precision) if (reason := unsupported(one, "cuda:0", (9, 0)))}
     assert set(found) == {"int8_dynamic", "int8_weight_only", "fp8_dynamic"}
-    assert all("pip install 'latfix[quantization]'" in said for said in found.values())
+    assert all("pip install 'latfix[quantization]'" in reason for reason in found.values())
     torchao(True)
     assert torchao_missing() == ""
 

@@ -1,6 +1,6 @@
-"""Compiled models: graphs count themselves, and what runs uncompiled is not taken for compiled.
+"""Compiled models: graphs count themselves, and uncompiled runs are not counted as compiled.
 
-The compiler behind dynamo takes many seconds and is left out; that dynamo calls what it was given is what matters.
+The compiler behind dynamo takes many seconds and is replaced: only dynamo's calls of its result matter here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Small(Workload):
 @pytest.fixture(autouse=True)
 def without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the framework's own, about itself
+        warnings.simplefilter("ignore")  # torch's own
         from torch._dynamo import config as dynamo
         from torch._inductor import compile_fx, config
 
@@ -91,7 +91,7 @@ def small(tmp_path: Path, write_workload: WriteWorkload) -> Path:
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_graphs_compiled_at_warm_up_run_in_requests(small: Path, inference: bool) -> None:
-    """In whatever mode: what was warmed up in another one would be compiled again."""
+    """In each mode: graphs warmed up in another mode would be compiled again."""
     service = loaded(small, inference_mode=inference)
     warm = service.compiles.count
     seen = served(service, [2, 4, 7, 9])
@@ -110,8 +110,8 @@ def test_every_workers_model_runs_compiled(small: Path, shared: bool) -> None:
     assert seen["batches_run"] == seen["batches_replaced"] == 16
 
 
-def test_shapes_that_run_uncompiled_are_told(small: Path) -> None:
-    """A length of one is a graph of its own, which warm-up did not see."""
+def test_shapes_that_run_uncompiled_are_reported(small: Path) -> None:
+    """A length of one needs another graph, which warm-up did not compile."""
     service = loaded(small)
     seen = served(service, [1, 1, 4, 1])
     assert (seen["batches_run"], seen["batches_replaced"]) == (4, 1)
@@ -119,7 +119,7 @@ def test_shapes_that_run_uncompiled_are_told(small: Path) -> None:
     assert not found.effective and "1 of 4 batches" in found.evidence
 
 
-def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
+def test_bfloat16_shows_in_the_compiled_graphs(small: Path) -> None:
     for precision, effective in (("bf16", True), ("default", False)):
         service = loaded(small, precision=precision)
         assert verified(service, served(service, [2]), fix=quantize_bf16.FIX).effective is effective
@@ -127,7 +127,7 @@ def test_graphs_in_bfloat16_are_seen_in_what_was_compiled(small: Path) -> None:
 
 def test_the_cache_is_the_users(small: Path, tmp_path: Path) -> None:
     service = loaded(small, warmup_shapes=0)
-    assert service.warmup.batches > 0, "without a number of shapes, too"
+    assert service.warmup.batches > 0, "also without a number of shapes"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "latfix" / "inductor")
 
 
@@ -171,8 +171,8 @@ class Small"""
     return head + net + tail
 
 
-def test_a_compiler_that_is_switched_off_is_told(small: Path) -> None:
-    """As by an adapter that prefers the debugger: everything runs, and nothing is compiled."""
+def test_a_disabled_compiler_is_reported(small: Path) -> None:
+    """For example by an adapter under a debugger: everything runs, nothing is compiled."""
     torch.compiler.set_stance("force_eager")
     service = loaded(small)
     found = verified(service, served(service, [2, 4, 7]))
@@ -180,8 +180,8 @@ def test_a_compiler_that_is_switched_off_is_told(small: Path) -> None:
     assert "0 of 3 batches" in found.evidence
 
 
-def test_a_model_that_the_compiler_steps_around_is_told(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    """Every part of it is behind a graph break, so that no graph holds anything."""
+def test_a_model_without_compiled_operators_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    """Every part is behind a graph break, so all graphs are empty."""
     forward = """
         return torch.compiler.disable(self.whole)(x)
 
@@ -192,10 +192,8 @@ def test_a_model_that_the_compiler_steps_around_is_told(tmp_path: Path, write_wo
     assert not found.effective and "0 of 3 batches" in found.evidence, found.evidence
 
 
-def test_a_graph_that_holds_next_to_nothing_of_the_time_is_told(
-    tmp_path: Path, write_workload: WriteWorkload
-) -> None:
-    """One addition is compiled; what takes the time is a call that no graph can hold."""
+def test_a_graph_with_hardly_any_of_the_time_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    """One addition is compiled; the time is in a call that cannot be."""
     forward = """
         return torch.compiler.disable(self.whole)(x + 1)
 

@@ -1,4 +1,4 @@
-"""Layers of eight bits by torchao, run for real on the CPU in the place of a GPU."""
+"""8-bit layers by torchao, run on the CPU in place of a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def in_place_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the kernels is as on a GPU: torchao's own tensors, and its products by torch's operators."""
+    """Everything but the kernels is as on a GPU: torchao's tensors, and its products by torch's operators."""
     monkeypatch.setattr("latfix.runners.model_transforms.precision._gpu", lambda _: torch.device("cuda", 0))
     monkeypatch.setattr("latfix.runners.model_transforms.precision.device_capability", lambda _: (9, 0))
     monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda _: None)
@@ -76,7 +76,7 @@ def off_by(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def by_name(model: nn.Module) -> dict[str, bool]:
-    """Linear layers and whether torchao holds their weights."""
+    """Linear layers by name: True if torchao holds their weights."""
     return {name: by_torchao(part.weight) for name, part in model.named_modules() if isinstance(part, nn.Linear)}
 
 
@@ -99,7 +99,7 @@ def test_layers_that_fit_are_quantized_and_answer_nearly_the_same(
         "odd": precision == "int8_weight_only",
         "head": True,
     }
-    assert not by_torchao(model.get_submodule("embed").weight), "what the head shared a parameter with"
+    assert not by_torchao(model.get_submodule("embed").weight), "it shared a parameter with the head"
     found = answer(model)
     assert found.dtype is dtype
     assert 0 < off_by(found, answer(net())) < most
@@ -108,7 +108,7 @@ def test_layers_that_fit_are_quantized_and_answer_nearly_the_same(
 
 
 @pytest.mark.parametrize("precision", [*INT8, "fp8_dynamic"])
-def test_what_is_kept_computes_as_it_did(precision: Any) -> None:
+def test_kept_layers_compute_as_before(precision: Any) -> None:
     model = in_precision(net(), precision, ["wide", "attend"])
     assert by_name(model) | {"odd": False} == {
         "attend.out_proj": False,
@@ -133,8 +133,8 @@ def by_count(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 5), (31,), (32,), (40,), (2, 3, 7), (0,)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_few_rows_are_filled_up_and_change_nothing(shape: tuple[int, ...], bias: bool) -> None:
-    """Of each row, whatever others it is multiplied with."""
+def test_few_rows_are_padded_and_answers_do_not_change(shape: tuple[int, ...], bias: bool) -> None:
+    """Each row's answer is independent of the others."""
     torch.manual_seed(2)
     layer = nn.Linear(32, 16, bias=bias)
     quantize_layers([layer], "int8_dynamic", (9, 0))
@@ -144,13 +144,13 @@ def test_few_rows_are_filled_up_and_change_nothing(shape: tuple[int, ...], bias:
     with torch.inference_mode(), Products(products):
         found = layer(x)
         assert found.shape == (*shape, 16)
-        if x.numel():  # torchao by itself takes no empty batch
+        if x.numel():  # torchao alone takes no empty batch
             assert torch.equal(found, nn.functional.linear(x, layer.weight, layer.bias))
     assert products[0] >= 32, "the kernel of a GPU takes no fewer than 17"
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the rows of each int8 product."""
+    """Records the number of rows of each int8 product."""
 
     def __init__(self, rows: list[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -163,16 +163,15 @@ class Products(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("capability", "scales"), [((9, 0), 16), ((10, 0), 16), ((8, 9), 1), ((12, 0), 1)])
-def test_fp8_has_a_scale_a_row_where_the_gpu_takes_that(capability: tuple[int, int], scales: int) -> None:
+def test_fp8_has_a_scale_per_row_if_the_gpu_takes_that(capability: tuple[int, int], scales: int) -> None:
     layer = nn.Linear(32, 16).bfloat16()
     quantize_layers([layer], "fp8_dynamic", capability)
     weight: Any = layer.weight
     assert weight.scale.numel() == scales and weight.qdata.dtype is torch.float8_e4m3fn
 
 
-def test_a_layer_that_torchao_leaves_alone_is_told() -> None:
-    """It would compute on as before, and say nothing."""
-    with pytest.raises(RuntimeError, match="torchao left a linear layer of 24 × 16 as it was"):
+def test_a_layer_that_torchao_does_not_change_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="torchao did not change a linear layer of 24 × 16"):
         quantize_layers([nn.Linear(24, 16).bfloat16()], "fp8_dynamic", (9, 0))
 
 
@@ -200,7 +199,7 @@ def test_one_layer_alone_takes_and_answers_what_it_did(precision: Any) -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("precision", [*INT8, "fp8_dynamic"])
 def test_the_frameworks_own_encoder_runs(precision: Any) -> None:
-    """In inference it hands its layers' weights to one fused kernel, which takes float ones only."""
+    """In inference, torch's encoder passes its layers' weights to a fused kernel, which takes only floats."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
     x = torch.randn(3, 6, 32)
@@ -225,7 +224,7 @@ def test_a_forward_pass_shows_layers_and_their_products(precision: Any, operator
 def test_settings_reach_torchao(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: Callable[..., Path]
 ) -> None:
-    """From the settings to the loaded service, with the CPU as a GPU; compiled without constant weights."""
+    """From settings to loaded service, with the CPU as the GPU; compiled without constant weights."""
     from latfix.runners.service import load as loading
     from latfix.settings import RunnerSettings
 
@@ -258,7 +257,7 @@ def test_settings_reach_torchao(
     assert loaded.set_up is not None
 
 
-def test_what_torchao_asserts_is_told(
+def test_an_assertion_of_torchao_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_workload: Callable[..., Path]
 ) -> None:
     from latfix.errors import RunnerError

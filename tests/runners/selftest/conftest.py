@@ -1,4 +1,4 @@
-"""Recorded runs made by a queue that is simulated here, with faults that are known to the nanosecond."""
+"""Simulated runs with faults that are known to the nanosecond."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T0 = 5_000 * MS
 
 @dataclass(frozen=True)
 class Simulated:
-    """A run: its record, and the faults as an injector would have logged them."""
+    """A run: its record and its log of faults."""
 
     record: RunRecord
     faults: list[Fault] = field(default_factory=list)
@@ -33,7 +33,7 @@ Simulate = Callable[..., Simulated]
 
 
 def case_score(case: Case, **known: Any) -> CaseScore:
-    """The score of a case that was quiet, but for what is known of it."""
+    """The score of a quiet case, with some fields replaced."""
     blank: dict[str, Any] = dict.fromkeys(("injected", "right_tops", "named", "present", "wrong"), ())
     blank |= {"id": case.id, "recipes": case.recipes, "group": case.group, "intensity": case.intensity}
     blank |= {"seed": case.seed, "requests": 100, "p50_ms": 5.0, "excess_ms": 1.0, "faults": 0, "dropped": 0}
@@ -67,17 +67,9 @@ def _simulate(
             return 0
         cause, ms = fault
         length = int(ms * MS)
-        faults.append(
-            Fault(
-                cause=cause,
-                kind="sleep",
-                where=where,
-                request=f"r{k:06d}",
-                start_ns=T0 + at,
-                end_ns=T0 + at + length,
-                ns=length,
-            )
-        )
+        name, start = f"r{k:06d}", T0 + at
+        ends = {"start_ns": start, "end_ns": start + length, "ns": length}
+        faults.append(Fault(cause=cause, kind="sleep", where=where, request=name, **ends))
         return length
 
     free, enqueued = 0, np.zeros(n, dtype=np.int64)
@@ -111,14 +103,7 @@ def _simulate(
         for name, value in stamps.items():
             table[name][number] = value
     traffic = Traffic.plain(rows["arrival_ns"], ids=[f"r{k:06d}" for k in range(n)])
-    record = build_record(
-        t0_ns=T0,
-        state="complete",
-        requests=rows,
-        batches=table,
-        traffic=traffic,
-    )
-    return Simulated(record, faults)
+    return Simulated(build_record(t0_ns=T0, state="complete", requests=rows, batches=table, traffic=traffic), faults)
 
 
 @pytest.fixture(scope="session")

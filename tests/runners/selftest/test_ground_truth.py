@@ -1,4 +1,4 @@
-"""The oracle: what logged faults cost each request, by hand-made queues whose answer is known."""
+"""The ground truth: the cost of logged faults for each request, in small queues with known answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _part(truth: Truth, cause: str) -> tuple[list[float], list[float]]:
     return (truth.own[k] / MS).tolist(), (truth.propagated[k] / MS).tolist()
 
 
-def test_the_recorded_waits_come_back(simulate: Simulate) -> None:
+def test_the_recorded_waits_are_reproduced(simulate: Simulate) -> None:
     rng = np.random.default_rng(3)
     run = simulate(np.cumsum(rng.exponential(6, 200)).tolist(), model_faults={20: ("a", 40), 90: ("b", 25)})
     rows = run.record.requests
@@ -37,11 +37,11 @@ def test_the_recorded_waits_come_back(simulate: Simulate) -> None:
     assert waits.max() > 30 * MS
 
 
-def test_a_fault_in_the_model_reaches_who_waits_behind(simulate: Simulate) -> None:
+def test_a_fault_in_the_model_delays_requests_behind_it(simulate: Simulate) -> None:
     run = simulate([0, 10, 12, 100], model_faults={1: ("python.gc", 20)})
     own, propagated = _part(_truth(run), "python.gc")
     assert own == [0, 20, 0, 0]
-    # Request 2 is there at 13 and would wait until 15; with the fault the worker is free at 35.
+    # Request 2 is prepared at 13 and would wait until 15; with the fault the worker is free at 35.
     assert propagated == [0, 0, 20, 0]
 
 
@@ -102,7 +102,7 @@ def test_warm_up_and_small_faults_do_not_count(simulate: Simulate) -> None:
 
 
 def test_a_collection_holds_up_other_threads(simulate: Simulate) -> None:
-    """It runs beside request 1's model for 3 of its 4 ms, and request 2 arrives in it, 1.5 ms before it ends."""
+    """It overlaps 3 of the 4 ms of request 1's model, and request 2 arrives 1.5 ms before its end."""
     run = simulate([0, 20, 23.5])
     rows = run.record.requests
     start = run.record.meta.t0_ns + 22 * MS
@@ -135,23 +135,23 @@ def test_the_tail_is_that_of_the_run(simulate: Simulate) -> None:
     assert without.causes == () and without.own.shape == (0, 3) and without.faults == {}
 
 
-def test_whoever_comes_sooner_does_not_wait_for_those_it_was_served_with(simulate: Simulate) -> None:
-    # GIVEN a request whose prepare is struck, which is served with one that comes while it is
+def test_an_earlier_request_does_not_wait_for_its_recorded_batch(simulate: Simulate) -> None:
+    # GIVEN a request with a fault in prepare, served in a batch with one that arrives during the fault
     run = simulate([0, 100, 135], batches=[[0], [1, 2]], prepare_faults={1: ("external.dependency", 40)})
     queue = fixed_queue(run.record)
     nothing, service = np.zeros(3, np.int64), np.zeros(2, np.int64)
     less = np.array([0, 40 * MS, 0])
-    # WHEN it is not, THEN the worker is idle when it comes
+    # WHEN the fault is removed, THEN the worker is idle when the request arrives
     assert replace(queue, most=2, workers=1, window=0).waits(nothing, less, service)[1] == 0
     assert replace(queue, most=2, workers=1, window=3 * MS).waits(nothing, less, service)[1] == 3 * MS
-    # nobody else is moved by that, and served as it was it waits as it did
+    # other requests are not affected, and with the fault the waits are as recorded
     assert (
         replace(queue, most=2).waits(nothing, nothing, service).tolist()
         == queue.waits(nothing, nothing, service).tolist()
     )
 
 
-def test_whoever_comes_sooner_takes_the_place_of_one_that_came_later(simulate: Simulate) -> None:
+def test_an_earlier_request_takes_the_place_of_a_later_one(simulate: Simulate) -> None:
     run = simulate([0, 10, 11, 12], batches=[[0], [2], [3], [1]], prepare_faults={1: ("external.dependency", 0.5)})
     queue = replace(fixed_queue(run.record), most=2, workers=1, window=0)
     rows = run.record.requests

@@ -1,4 +1,4 @@
-"""Which cases there are, and what each one's traffic holds."""
+"""The planned cases and their traffic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPICAL_MS = 5.0
 ON_PATH = [name for name, recipe in RECIPES.items() if name.partition("_")[2] in ("prepare", "model", "finish")]
 
 
-def test_every_cause_of_the_catalogue_is_injected_or_said_not_to_be() -> None:
+def test_every_cause_of_the_catalogue_is_injected_or_listed_as_not_injectable() -> None:
     injected = {recipe.cause for recipe in RECIPES.values()}
     known = {cause.id for cause in CAUSES}
     assert known <= injected | set(NOT_INJECTABLE)
@@ -46,14 +46,14 @@ def test_quick_fits_into_three_minutes_and_has_every_group() -> None:
     assert {case.group for case in cases} == {"single", "mixed", "unlisted", "quiet"}
 
 
-def test_repeats_have_seeds_of_their_own() -> None:
+def test_repeats_have_different_seeds() -> None:
     once, thrice = plan_cases(quick=True, seed=2000), plan_cases(quick=True, seed=2000, repeat=3)
     assert len(thrice) == 3 * len(once)
     assert {case.seed for case in thrice} == {2000, 2001, 2002}
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_only_cases_of_the_causes_asked_for(quick: bool) -> None:
+def test_only_cases_of_the_requested_causes(quick: bool) -> None:
     cases = plan_cases(quick=quick, causes=("python.gc", "batching.window"))
     assert cases
     for case in cases:
@@ -69,7 +69,7 @@ def test_only_quiet_cases(quick: bool) -> None:
     assert {case.recipes[0] for case in cases} == set(QUIET) and by_group(cases) == {"quiet": len(cases)}
 
 
-def test_what_cannot_be_injected_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_that_cannot_be_injected_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     quota = replace(RECIPES["quota"], obstacle=lambda: "no control group can be made (denied)")
     monkeypatch.setattr(matrix, "RECIPES", {**RECIPES, "quota": quota})
     assert not_injectable()["host.throttle"] == "no control group can be made (denied)"
@@ -92,7 +92,7 @@ def test_a_case_is_decided_by_its_seed(name: str, intensity: Intensity) -> None:
     assert traffic.arrival_ns.tolist() != other.traffic().arrival_ns.tolist()
     assert (np.diff(traffic.arrival_ns) >= 0).all()
     assert min(first.items) > 0
-    # Traffic of about the planned length; overload is shorter by design, and growth makes room for itself.
+    # Traffic of about the planned length; overload is shorter, and growth longer, by design.
     assert 1.5 < traffic.duration_s < 9.0
 
 
@@ -116,9 +116,7 @@ def test_quiet_cases_carry_nothing() -> None:
     for name in matrix.QUIET:
         draft = draft_case(make_case((name,), "large", 1, 6.0), TYPICAL_MS)
         assert not (draft.faults or draft.hogs or draft.quota)
-        assert (
-            not (draft.env or draft.overrides) or name == "quiet_threads"
-        )  # which contends for the lock as it serves
+        assert not (draft.env or draft.overrides) or name == "quiet_threads"  # which has Python work in prepare
 
 
 def test_mixed_causes_differ_in_intensity_and_strike_different_requests() -> None:

@@ -1,4 +1,4 @@
-"""The self-test as a whole: one case through a real runner process, and how it ends when it does not end well."""
+"""The self-test as a whole: one case through a real runner process, interrupts and failures."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from tests.runners.selftest.conftest import case_score
 
 PACE = Pace(blocks=2, typical_ms=3.0)
 COLLECTED = (
-    *("--case", "sleep_prepare+work_model", "--intensity", "large", "--seed", "11", "--seconds", "2"),
+    *("--case", "sleep_prepare+work_model", "--intensity", "large", "--seed", "11", "--seconds", "1.2"),
     *("--blocks", "2", "--typical-ms", "3"),
 )
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """A short run with pauses in prepare and in the model, as the collector keeps it."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    """A short kept run with pauses in prepare and in the model."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert collect(["--out", str(tmp_path_factory.mktemp("cases")), *COLLECTED]) == 0
-    return load_kept(Path(told.getvalue().split()[0]))
+    return load_kept(Path(output.getvalue().split()[0]))
 
 
 @pytest.mark.slow
-def test_what_was_planned_was_done_to_the_right_requests(kept: Kept) -> None:
+def test_planned_faults_strike_the_right_requests(kept: Kept) -> None:
     record, faults = RunRecord.load(kept.record), read_faults(kept.log)
     planned = {
         (row, where, kind)
@@ -61,12 +61,12 @@ def test_what_was_planned_was_done_to_the_right_requests(kept: Kept) -> None:
 
 @pytest.mark.slow
 def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
-    assert (kept.case, kept.pace) == (make_case(("sleep_prepare", "work_model"), "large", 11, 2.0), PACE)
+    assert (kept.case, kept.pace) == (make_case(("sleep_prepare", "work_model"), "large", 11, 1.2), PACE)
     assert collect(["--out", str(kept.folder.parent), *COLLECTED]) == 2, "nothing is overwritten"
     first, second = score_kept(kept), score_kept(load_kept(kept.folder))
     assert first == second
     assert set(first.injected) == {"external.dependency", "host.slowdown"} and first.faults >= 8
-    # Beside requests that a crowded machine slowed down, small faults count for nothing.
+    # If a busy machine slowed all requests down, small faults do not count.
     counted = set(first.true_ms) == set(first.injected) and first.errors is not None and first.errors.count >= 8
     assert counted or first.dropped
     board = rescore(kept.folder.parent, on_case=lambda *_: None)
@@ -109,24 +109,24 @@ QUICK: dict[str, Any] = {"seed": 1, "quick": True}
 CASES = [make_case(("quiet_low",), "small", seed, 1.0) for seed in (1, 2, 3)]
 
 
-def test_every_case_is_replayed_once_and_told(no_replay: list[Case], tmp_path: Path) -> None:
-    told: list[tuple[int, bool]] = []
+def test_every_case_is_replayed_and_reported_once(no_replay: list[Case], tmp_path: Path) -> None:
+    reported: list[tuple[int, bool]] = []
     board = run_selftest(
         CASES,
         tmp_path,
         keep=False,
         **QUICK,
-        on_case=lambda k, _n, _c, score: told.append((k, bool(score))),
+        on_case=lambda k, _n, _c, score: reported.append((k, bool(score))),
     )
     assert no_replay == CASES and len(board.cases) == 3 and not board.interrupted
-    assert told == [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)]
+    assert reported == [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)]
     assert not list(tmp_path.iterdir())
     run_selftest(CASES, tmp_path, keep=True, **QUICK, on_case=lambda *_: None)
     assert {path.name for path in tmp_path.iterdir()} == {case.id for case in CASES}
 
 
 @pytest.mark.usefixtures("no_replay")
-def test_an_interrupt_keeps_what_was_scored(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_scores_so_far(tmp_path: Path) -> None:
     def stop_at_second(place: int, _of: int, _case: Case, score: CaseScore | None) -> None:
         if place == 1 and score is None:
             raise KeyboardInterrupt

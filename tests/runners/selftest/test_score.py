@@ -1,4 +1,4 @@
-"""Scores of single cases, and their sum: every measure moves with what it measures."""
+"""Scores of single cases and their summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURED: tuple[EvidenceClass, ...] = ("measured",)
 
 
 def _truth(causes: Mapping[str, float], *, natural_ms: float = 0.0, kept: int = 2) -> Truth:
-    """Each cause struck two requests, which are the tail."""
+    """A ground truth in which each cause struck two requests, which are the tail."""
     own = np.zeros((len(causes), N), dtype=np.int64)
     for k, ms in enumerate(causes.values()):
         own[k, list(STRUCK)] = int(ms * MS)
@@ -44,7 +44,7 @@ def _truth(causes: Mapping[str, float], *, natural_ms: float = 0.0, kept: int = 
 def _diagnosis(
     found: Mapping[str, float], named: tuple[str, ...] = (), *, width_ms: float = 1.0, gap_ns: int = 0
 ) -> Diagnosis:
-    """One that gives each cause so many milliseconds in the two tail requests."""
+    """A diagnosis that attributes the given milliseconds in the two tail requests."""
     ids = (*[cause for cause in found if cause != "unexplained"], "unexplained")
     own = np.zeros((len(ids), N), dtype=np.int64)
     for k, cause in enumerate(ids):
@@ -193,7 +193,7 @@ def test_a_quiet_run_that_names_a_fault_is_a_false_alarm() -> None:
     assert _measure(_board(unfounded), "false_alarms").met is False
 
 
-def test_what_neighbors_took_counts_neither_way() -> None:
+def test_causes_of_neighbors_are_not_judged() -> None:
     found = {"host.contention": 60.0, "python.gc": 20.0, "unexplained": 0.0}
     diagnosis = _diagnosis(found, ("host.contention", "python.gc"))
     case = _score(("gc_model",), _truth({"python.gc": 20.0}), diagnosis, neighbors=0.3)

@@ -1,9 +1,9 @@
-"""Stand-ins for torch-tensorrt and TensorRT that refuse, divide, lose and run as the real ones do, on the CPU.
+"""Fakes of torch-tensorrt and TensorRT that refuse, partition, round and run like the real ones, on the CPU.
 
 Written after the sources of torch-tensorrt 2.11 and 2.13 and the documentation of TensorRT 10 and 11: shapes come
 from the exported program and not from ``inputs``; unknown options are swallowed; engines are kept only where weights
 may be given again; a saved program is inlined around an operator that runs an engine; TensorRT returns ``None`` or
-false and tells the reason to a logger.
+false and logs the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _wide(value: Any) -> Any:
 
 
 class FakeEngine(torch.nn.Module):
-    """An engine: refuses what its profile does not hold, and one thread in it at a time is all that it bears."""
+    """An engine: refuses shapes outside its profile, and fails if two threads run it at once."""
 
     def __init__(self, part: torch.nn.Module, low: torch.dtype | None, wrong: float) -> None:
         super().__init__()
@@ -58,19 +58,19 @@ class FakeEngine(torch.nn.Module):
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("two threads in one execution context")
         try:
-            time.sleep(0.001)  # long enough for another thread to come
+            time.sleep(0.001)  # long enough for another thread to enter
             for tensor, limits in zip(tensors, self.limits, strict=True):
                 for size, (least, _, most) in zip(getattr(tensor, "shape", ()), limits, strict=False):
                     if not least <= size <= most:
                         raise RuntimeError(f"[Error] shape {tuple(tensor.shape)} is outside of the profile")
-            # Casts stand at the borders of what is of few bits: whatever comes in is taken, and the last leaves so.
+            # Casts are at the borders of the low-precision part: all inputs are cast, and the last output.
             found = self.part(*(_wide(tensor) for tensor in tensors) if self.low is not None else tensors)
             return found if self.low is None and not self.wrong else self._changed(found)
         finally:
             self._busy.release()
 
     def twin(self) -> FakeEngine:
-        """The same engine, read from a file: with an execution context of its own."""
+        """The same engine, read from a file, with its own execution context."""
         twin = FakeEngine(self.part, self.low, self.wrong)
         twin.limits = self.limits
         return twin
@@ -94,13 +94,13 @@ class FakeInput:
 
 
 class FakeTorchTensorRt:
-    """The package, and what it did.
+    """The package and its calls.
 
     :ivar stays: operators without a converter, by a part of their name.
     :ivar wrong: added to what engines answer.
     :ivar refittable: whether engines can be built whose weights are given again.
     :ivar unsaved: what saving a program raises.
-    :ivar options: what the compiler was told, each time.
+    :ivar options: the compiler's options, by call.
     :ivar files: programs by the content of their files.
     """
 
@@ -166,7 +166,7 @@ class FakeTorchTensorRt:
         blob = folder / "blob.bin"
         if reuse and blob.exists():
             if blob.read_bytes() != b"engine":
-                raise EOFError("Ran out of input")  # it unpickles what lies there
+                raise EOFError("Ran out of input")  # it unpickles the file
             self.reused += 1
             return
         self.built += 1
@@ -197,7 +197,7 @@ class FakeTorchTensorRt:
 
 
 def _divided(program: Any, takes: Callable[[Any], bool], low: Any, wrong: float) -> Any:
-    """The program with each run of operators that an engine takes, and each that stays, as a part of its own."""
+    """The program with each run of operators as a submodule: those for an engine and those that stay."""
     whole = program.module()
     for node in list(whole.graph.nodes):
         if node.op == "call_module":  # the guards, which lowering removes
@@ -237,7 +237,7 @@ def _divided(program: Any, takes: Callable[[Any], bool], low: Any, wrong: float)
 
 
 def _tell(graph: Any) -> None:
-    """What the partitioner writes to its log, whose level only some look at."""
+    """Writes the partitioner's log."""
     lines = []
     for name, part in graph.named_children():
         if isinstance(part, FakeEngine):
@@ -247,7 +247,7 @@ def _tell(graph: Any) -> None:
 
 
 def _inlined(graph: Any) -> Any:
-    """As a program is saved: each engine a call of the operator that runs one."""
+    """A saved program: each engine is a call of the operator that runs one."""
     made = copy.deepcopy(graph.graph)
     root = torch.nn.Module()
     for name, part in graph.named_children():
@@ -278,7 +278,7 @@ def _inlined(graph: Any) -> Any:
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> FakeTorchTensorRt:
-    """torch-tensorrt, and the device that it runs on: this test's CPU."""
+    """torch-tensorrt on this test's CPU."""
     fake = FakeTorchTensorRt()
     other = ModuleType("tensorrt")
     other.__spec__ = ModuleSpec("tensorrt", None)
@@ -293,7 +293,7 @@ _NUMPY = {"FLOAT": torch.float32, "INT64": torch.int64}
 
 
 class FakeContext:
-    """An execution context: a shape outside of its profile is refused with false; memory is where addresses say."""
+    """An execution context: returns false for a shape outside its profile, and reads memory by address."""
 
     def __init__(self, engine: FakeCudaEngine) -> None:
         self._engine = engine
@@ -351,7 +351,7 @@ class FakeContext:
 
 
 class FakeCudaEngine:
-    """An engine that its file describes in JSON: twice the first input plus one, and the sum of that."""
+    """An engine described by JSON: returns twice the first input plus one, and the sum of that."""
 
     def __init__(self, document: dict[str, Any], logger: Any) -> None:
         self.document, self.logger = document, logger
@@ -401,7 +401,7 @@ class FakeTensorRt:
     FLOAT, INT64, HALF, FP8 = "FLOAT", "INT64", "HALF", "FP8"
 
     class ILogger:
-        """What errors are told to."""
+        """The receiver of errors."""
 
         INTERNAL_ERROR, ERROR, WARNING = 0, 1, 2
 
@@ -430,7 +430,7 @@ class FakeTensorRt:
 
 @pytest.fixture
 def engine_package(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRt:
-    """TensorRT, with a driver, and this test's CPU for a GPU."""
+    """TensorRT with a driver, and this test's CPU as the GPU."""
     fake = FakeTensorRt()
     monkeypatch.setitem(sys.modules, "tensorrt", fake)
     monkeypatch.setattr("latfix.config.tensorrt_requirements.driver_missing", lambda: "")
@@ -444,7 +444,7 @@ WriteEngine = Callable[..., Path]
 
 @pytest.fixture
 def write_engine(tmp_path: Path) -> WriteEngine:
-    """Writes an engine's file; by default of up to 4 requests of 1 to 6 numbers: as many, and their sum."""
+    """Writes an engine file; by default for up to 4 requests of 1 to 6 numbers."""
 
     def write(**more: Any) -> Path:
         document = {

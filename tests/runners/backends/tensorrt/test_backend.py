@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from latfix.errors import InputError, RunnerError
+from latfix.runners.backends.replaced_model import export_program
+from latfix.runners.calls.tensor_tree import flatten
 from latfix.runners.fixes.fuse import openvino as fuse_openvino
 from latfix.runners.fixes.fuse import tensorrt as fuse_tensorrt
 from latfix.runners.service import load as model
@@ -20,13 +22,32 @@ from tests.runners.backends.padded_service import loaded, traffic
 
 WriteWorkload = Callable[..., Path]
 
-#: Its running sum stays in PyTorch.
+#: The running sum stays in PyTorch.
 PADDED = padded_service.PADDED.replace("EACH", "torch.cumsum(x, 1)")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Any]:
+    """Exported programs by the sizes of their inputs."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def exported_once(programs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports the model once for each kind of sizes: all tests of this file have the same model."""
+
+    def export(model: torch.nn.Module, example: Any, dynamic: Any) -> Any:
+        key = repr(([tuple(tensor.shape) for tensor in flatten(example)[0]], dynamic))
+        if key not in programs:
+            programs[key] = export_program(model, example, dynamic)
+        return programs[key]
+
+    monkeypatch.setattr("latfix.runners.backends.tensorrt.program.export_program", export)
 
 
 @pytest.fixture
@@ -58,11 +79,11 @@ def program_of(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_same_answers_at_every_size_and_seen_to_run(padded: Path, package: Any) -> None:
+def test_the_same_answers_at_every_size_and_verified(padded: Path, package: Any) -> None:
     plain, other = loaded(padded), compiled(padded, workers=2)
     requests = (0, 11, 3, 7, 7, 1)
     for a, b in zip(serve(plain, *requests), serve(other, *requests), strict=True):
-        length = min(len(a["each"]), len(b["each"]))  # batches may have been formed otherwise
+        length = min(len(a["each"]), len(b["each"]))  # batches, and so padding, may differ
         assert torch.allclose(a["each"][:length], b["each"][:length], rtol=1e-4, atol=1e-5)
     for k in requests:
         (a,), (b,) = serve(plain, k), serve(other, k)
@@ -114,7 +135,7 @@ def test_the_profile_is_of_the_traffic_and_what_never_varies_is_fixed(
     assert n == 12 or given == (three if n == 300 else {"shape": (1, 2)})
 
 
-def test_shapes_outside_of_the_profile_run_on_the_original_and_are_told(padded: Path, package: Any) -> None:
+def test_shapes_outside_the_profile_run_on_the_original_and_are_reported(padded: Path, package: Any) -> None:
     service = compiled(padded, n=4, max_batch_size=1)
     serve(service, 0, 30, 3, 20)
     evidence = service.evidence(traffic(4))
@@ -124,23 +145,23 @@ def test_shapes_outside_of_the_profile_run_on_the_original_and_are_told(padded: 
     found = verified(service)
     assert not found.effective and "2 of other shapes ran on the original" in found.evidence
     serve(service, 0)
-    assert service.evidence(traffic(4))["outside"]["batches"] == 0, "each replay counts anew"
+    assert service.evidence(traffic(4))["outside"]["batches"] == 0, "each replay counts from zero"
     assert package.built == 2
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_a_precision_is_asked_for_and_answers_keep_their_dtype(
+def test_a_precision_is_requested_and_answers_keep_their_dtype(
     padded: Path, package: Any, precision: str, dtype: torch.dtype
 ) -> None:
     service = compiled(padded, precision=precision)
     assert package.options[0]["autocast_low_precision_type"] is dtype and package.options[0]["enable_autocast"]
     (answer,) = serve(service, 5)
     assert {tensor.dtype for tensor in answer.values()} == {torch.float32}
-    assert 1e-5 < conversion(service)["deviation"] < 0.05, "its error is for the accuracy to judge"
+    assert 1e-5 < conversion(service)["deviation"] < 0.05, "accuracy judges its error"
 
 
-def test_an_older_compiler_is_asked_in_its_own_words(padded: Path, package: Any) -> None:
-    told: dict[str, Any] = {}
+def test_an_older_compiler_gets_its_own_options(padded: Path, package: Any) -> None:
+    options: dict[str, Any] = {}
 
     def older(
         exported_program: Any,
@@ -151,23 +172,25 @@ def test_an_older_compiler_is_asked_in_its_own_words(padded: Path, package: Any)
         use_explicit_typing: bool = True,
         **kwargs: Any,
     ) -> Any:
-        told.update(kwargs, enabled_precisions=enabled_precisions, explicit=use_explicit_typing)
+        options.update(kwargs, enabled_precisions=enabled_precisions, explicit=use_explicit_typing)
         return package.compile(exported_program, inputs, device=device)
 
     package.module.dynamo.compile = older
     compiled(padded, precision="fp16")
-    assert told == {"enabled_precisions": {torch.float32, torch.float16}, "explicit": False}
+    assert options == {"enabled_precisions": {torch.float32, torch.float16}, "explicit": False}
 
 
-def test_a_compiler_that_cannot_be_asked_is_not_asked(padded: Path, package: Any) -> None:
+def test_a_compiler_without_options_for_precision(padded: Path, package: Any) -> None:
     def bare(exported_program: Any, inputs: Any = None, *, device: Any = None, **kwargs: Any) -> Any:
         return package.compile(exported_program, inputs, device=device, **kwargs)
 
     package.module.dynamo.compile = bare
-    with pytest.raises(RunnerError, match=r"torch_tensorrt 2\.13\.0 has neither enable_autocast nor enabled_prec"):
+    with pytest.raises(
+        RunnerError, match=r"torch_tensorrt 2\.13\.0 has no option for it \(neither enable_autocast nor"
+    ):
         compiled(padded, precision="bf16")
     compiled(padded)
-    assert package.options[-1]["kwargs"] == {}, "unknown options are swallowed, so that none is passed"
+    assert package.options[-1]["kwargs"] == {}, "the compiler would silently ignore unknown options"
 
 
 def test_a_second_process_loads_the_program(padded: Path, package: Any, tmp_path: Path) -> None:
@@ -207,13 +230,13 @@ def test_a_damaged_program_is_built_again_from_its_engines(padded: Path, package
     assert (package.built, package.reused) == (4, 2), "engines that cannot be read are built again"
 
 
-def test_an_engine_whose_weights_cannot_be_given_again_is_built_all_the_same(padded: Path, package: Any) -> None:
+def test_an_engine_that_cannot_be_refitted_is_built_without_a_cache(padded: Path, package: Any) -> None:
     package.refittable = False
     service = compiled(padded)
     one = conversion(service)
-    assert "engines are not kept (RuntimeError: layer is not refittable)" in one["kept"]
+    assert "engines are not cached (RuntimeError: layer is not refittable)" in one["kept"]
     serve(service, 0, 3)
-    assert verified(service).effective and "not kept" in verified(service).evidence
+    assert verified(service).effective and "not cached" in verified(service).evidence
     assert conversion(compiled(padded))["cached"], "the program itself is"
 
 
@@ -222,7 +245,7 @@ def execute_engine(*_: Any) -> None:
 
 
 class Stale(torch.nn.Module):
-    """What lies in the cache where the code that built the model changed and its weights did not."""
+    """A cached program of a model with the same weights but other code."""
 
     def __init__(self, engines: int) -> None:
         super().__init__()
@@ -234,35 +257,33 @@ class Stale(torch.nn.Module):
         return torch.zeros(*tensors[1].shape, 8), torch.zeros(len(tensors[0]), 3)
 
 
-@pytest.mark.parametrize(
-    ("engines", "says"), [(2, "answers something else"), (1, "has 1 engine(s) where 2 were built")]
-)
-def test_a_program_that_is_another_by_now_is_thrown_away(padded: Path, package: Any, engines: int, says: str) -> None:
+@pytest.mark.parametrize(("engines", "message"), [(2, "gives other answers"), (1, "has 1 engine(s); expected 2")])
+def test_a_stale_program_is_discarded(padded: Path, package: Any, engines: int, message: str) -> None:
     compiled(padded)
     (token,) = package.files
     package.files[token] = lambda: Stale(engines)
     one = conversion(compiled(padded))
-    assert not one["cached"] and says in one["discarded"] and one["deviation"] < 1e-4
+    assert not one["cached"] and message in one["discarded"] and one["deviation"] < 1e-4
     assert conversion(compiled(padded))["cached"], "the new one took its place"
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "says"),
+    ("attribute", "value", "message"),
     [
-        ("wrong", 0.5, "answers something else: the largest deviation over"),
+        ("wrong", 0.5, "gives other answers than the original: the largest deviation over"),
         ("stays", ("aten",), r"TensorRT takes none of the model's \d+ operators \(aten\.cumsum, aten\.embedding"),
     ],
 )
-def test_a_program_that_is_of_no_use_is_refused_and_not_kept(
-    padded: Path, package: Any, tmp_path: Path, attribute: str, value: Any, says: str
+def test_a_wrong_or_empty_program_is_refused_and_not_cached(
+    padded: Path, package: Any, tmp_path: Path, attribute: str, value: Any, message: str
 ) -> None:
     setattr(package, attribute, value)
-    with pytest.raises(RunnerError, match=says):
+    with pytest.raises(RunnerError, match=message):
         compiled(padded)
     assert not list((tmp_path / "cache" / "latfix" / "tensorrt").glob("*/program.pt2"))
 
 
-def test_a_program_that_cannot_be_saved_serves_all_the_same(padded: Path, package: Any) -> None:
+def test_a_program_that_cannot_be_saved_still_serves(padded: Path, package: Any) -> None:
     package.unsaved = NotImplementedError("SymInt in a saved program\nand pages more")
     service = compiled(padded)
     assert "cannot be saved (NotImplementedError: SymInt in a saved program)" in conversion(service)["kept"]
@@ -293,16 +314,16 @@ def test_workers_that_share_a_model_take_turns(padded: Path, package: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"precision": "int8_dynamic"}, "found precision = 'int8_dynamic'; expected 'default' or 'bf16' or 'fp16'"),
         ({"compile": "dynamic"}, "found compile = 'dynamic'"),
         ({"precision": "bf16", "keep_precision": ("mix",)}, "found keep_precision"),
     ],
 )
-def test_settings_that_do_not_go_with_it(padded: Path, package: Any, values: dict[str, Any], says: str) -> None:
+def test_settings_that_do_not_go_with_it(padded: Path, package: Any, values: dict[str, Any], message: str) -> None:
     assert package.module.__version__
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         compiled(padded, **values)
 
 
@@ -323,9 +344,9 @@ def test_extremes_of_a_feature_are_seen_wherever_they_are(padded: Path) -> None:
     assert found.tuned == ((1,), (1, 7))
 
 
-def test_an_unmade_request_tells_nothing_of_shapes(padded: Path) -> None:
+def test_a_request_that_prepare_fails_on_is_skipped(padded: Path) -> None:
     service = loaded(padded)
     broken = traffic(3)
-    broken.features["value"][1] = -5  # what prepare fails on is reported when it is replayed
+    broken.features["value"][1] = -5  # reported when it is replayed
     found = traffic_shapes(service.models.adapter, broken, 2)
     assert found.tuned == ((2,), (2, 4)) and len(found.seen) == 4

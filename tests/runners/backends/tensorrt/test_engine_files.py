@@ -1,4 +1,4 @@
-"""``.engine`` files as workloads: what they take, profiles and their bounds, contexts, and refusals in one line."""
+"""``.engine`` files as workloads: inputs, profiles and their bounds, contexts, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_profile_that_fits_is_chosen(engine_package: Any, write_engine: Writ
         assert torch.allclose(y, x * 2 + 1) and total.shape == (size,)
         (context,) = engine_package.engines[-1].contexts
         assert context.active_optimization_profile == number
-    x = torch.rand(3, 4).t()  # no block of memory
+    x = torch.rand(3, 4).t()  # not contiguous
     assert torch.allclose(module(x)[0], x * 2 + 1)
     with pytest.raises(ValueError, match=r"found x \(4, 2\); expected .* x \(1, 1\.\.2\) or x \(1\.\.4, 3\.\.6\)"):
         module(torch.rand(4, 2))
@@ -96,7 +96,7 @@ def test_each_thread_has_a_context(engine_package: Any, write_engine: WriteEngin
     meeting = threading.Barrier(4)
 
     def work(k: int) -> bool:
-        meeting.wait(20)  # four threads, not one that is quick
+        meeting.wait(20)  # all four threads run at once
         given = [torch.full((2, 1 + (k + n) % 6), float(k)) for n in range(20)]
         return all(torch.equal(module(x)[0], x * 2 + 1) for x in given)
 
@@ -106,37 +106,37 @@ def test_each_thread_has_a_context(engine_package: Any, write_engine: WriteEngin
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         ({"inputs": [{"name": "x", "dtype": "FP8", "shape": [-1, 2]}]}, "'x' of type FP8; expected one of FLOAT"),
         (
             {"inputs": [{"name": "x", "dtype": "INT64", "shape": [2], "location": "HOST"}]},
-            "whose values are sizes that are read on the host",
+            "whose values are sizes that TensorRT reads on the host",
         ),
         ({"inputs": []}, "an engine without inputs"),
     ],
 )
 def test_engines_that_are_refused(
-    engine_package: Any, write_engine: WriteEngine, more: dict[str, Any], says: str
+    engine_package: Any, write_engine: WriteEngine, more: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         open_model(write_engine(**more))
     assert engine_package.engines
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         ({"by_value": True}, "the size of output 'y' depends on values"),
         ({"fails": True}, r"TensorRT refused to run \(Error Code 1: Cuda Runtime \(out of memory\)\)"),
         ({"memory": 0}, "refused an execution context; it may need more memory"),
     ],
 )
-def test_runs_that_fail_say_why(
-    engine_package: Any, write_engine: WriteEngine, more: dict[str, Any], says: str
+def test_failed_runs_give_their_reason(
+    engine_package: Any, write_engine: WriteEngine, more: dict[str, Any], message: str
 ) -> None:
     module = open_model(write_engine(**more)).load("cpu")
-    with pytest.raises(RuntimeError, match=says):
+    with pytest.raises(RuntimeError, match=message):
         module(torch.ones(1, 2))
     assert engine_package.engines
 
@@ -155,7 +155,7 @@ def test_it_keeps_its_precision_and_its_device(
 ) -> None:
     module = open_model(write_engine()).load("cpu")
     assert module.to("cpu") is module
-    with pytest.raises(ValueError, match="holds its precision in the file"):
+    with pytest.raises(ValueError, match="fixes its precision and device"):
         module.to(torch.bfloat16)
     monkeypatch.setattr("latfix.runners.model_files.formats.engine_file.DEVICE_KIND", "cuda")
     with pytest.raises(InputError, match=r"model\.engine: a TensorRT engine runs on a GPU; found device cpu"):
@@ -164,7 +164,7 @@ def test_it_keeps_its_precision_and_its_device(
 
 
 @pytest.mark.parametrize(
-    ("asked", "line"),
+    ("requirements", "line"),
     [
         (None, "pip install tensorrt"),
         (["numpy", "torch<2.12.0,>=2.11.0", "tensorrt-cu13<10.16.0,>=10.15.1"], "pip install tensorrt"),
@@ -175,24 +175,24 @@ def test_it_keeps_its_precision_and_its_device(
         (['tensorrt (>=10.3,<10.4) ; platform_machine != "aarch64"'], 'pip install "tensorrt>=10.3,<10.4"'),
     ],
 )
-def test_tensorrt_is_installed_as_torch_tensorrt_asks_for_it(
-    asked: list[str] | None, line: str, monkeypatch: pytest.MonkeyPatch, write_engine: WriteEngine
+def test_the_command_installs_the_version_that_torch_tensorrt_requires(
+    requirements: list[str] | None, line: str, monkeypatch: pytest.MonkeyPatch, write_engine: WriteEngine
 ) -> None:
-    """The newest is of another major version, which it does not load with."""
+    """The newest has another major version, with which torch-tensorrt does not load."""
 
     def requires(name: str) -> list[str]:
-        if asked is None:
+        if requirements is None:
             raise metadata.PackageNotFoundError(name)
-        return asked
+        return requirements
 
     monkeypatch.setattr("latfix.config.tensorrt_requirements.metadata.requires", requires)
     monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: False)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as caught:
         open_model(write_engine())
-    assert told.value.message.endswith(f"which is not installed; {line}")
+    assert caught.value.message.endswith(f"which is not installed; {line}")
 
 
-def test_the_command_line_says_so_before_torch_is_loaded(write_engine: WriteEngine) -> None:
+def test_the_command_line_refuses_before_torch_is_loaded(write_engine: WriteEngine) -> None:
     file = write_engine()
     (file.parent / "traffic.jsonl").write_text('{"arrival_s": 0.0}\n')
     program = (

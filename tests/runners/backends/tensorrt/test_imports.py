@@ -1,4 +1,4 @@
-"""The packages of TensorRT: missing, broken in every way that they break in, and quiet."""
+"""The packages of TensorRT: missing, broken, or noisy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Write = Callable[[str, str], None]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a package that stands before all others."""
+    """Writes a package that precedes all others on the path."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(name: str, source: str) -> None:
@@ -32,7 +32,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.mark.parametrize(
-    ("raises", "says"),
+    ("raises", "message"),
     [
         ("OSError('libcuda.so.1: cannot open shared object file')", r"OSError: libcuda\.so\.1: cannot open"),
         ("RuntimeError('CUDA driver version is insufficient')", "RuntimeError: CUDA driver version"),
@@ -43,10 +43,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         ("SystemExit(1)", "SystemExit: 1"),
     ],
 )
-def test_an_import_that_fails_is_one_line(write: Write, raises: str, says: str) -> None:
+def test_an_import_that_fails_is_one_line(write: Write, raises: str, message: str) -> None:
     write("torch_tensorrt", f"print('make sure tensorrt lib is in the path')\nraise {raises}\n")
     with pytest.raises(
-        RunnerError, match=rf"torch_tensorrt does not import \({says}.*check the NVIDIA driver"
+        RunnerError, match=rf"torch_tensorrt does not import \({message}.*check the NVIDIA driver"
     ) as caught:
         torch_tensorrt()
     assert "\n" not in caught.value.message and "pip install" in caught.value.message
@@ -63,7 +63,7 @@ def test_nothing_is_printed_and_warnings_stay_warnings(write: Write, capsys: pyt
     logging.captureWarnings(False)
 
 
-def test_what_is_missing_is_named_with_the_line_that_installs_it(
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cu130")
@@ -80,13 +80,15 @@ def test_what_is_missing_is_named_with_the_line_that_installs_it(
         torch_tensorrt()
 
 
-def test_what_the_backend_needs_is_seen_without_loading_it(
+def test_needs_of_the_backend_are_checked_without_loading_it(
     monkeypatch: pytest.MonkeyPatch, write: Write, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    said = backend_missing("tensorrt")
-    assert said.startswith("needs torch_tensorrt and tensorrt, not installed here (it may compute in 0.7 of the time")
-    assert "); pip install " in said
+    missing = backend_missing("tensorrt")
+    assert missing.startswith(
+        "needs torch_tensorrt and tensorrt, not installed here (it may compute in 0.7 of the time"
+    )
+    assert "); pip install " in missing
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("torch_tensorrt", "tensorrt"):

@@ -1,4 +1,4 @@
-"""Profiles of shapes, the batch to trace, how a graph is divided, and turns in an engine."""
+"""Shape profiles, the batch to trace, partitions of a graph, and the lock around an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from latfix.runners.calls.call_counters import Outside
 SEEN: list[Shapes] = [((1, 4), (1,)), ((8, 4), (8,)), ((1, 90), (1,)), ((8, 90), (8,))]
 
 
-def test_a_profile_holds_what_was_seen_and_nothing_else() -> None:
+def test_a_profile_covers_exactly_the_seen_range() -> None:
     profile = profile_of(SEEN, ((8, 30), (8,)))
     assert profile.words() == ["(1..8..8, 4..30..90)", "(1..8..8)"]
     assert all(profile.holds(shapes) for shapes in SEEN)
@@ -33,7 +33,7 @@ def test_a_profile_holds_what_was_seen_and_nothing_else() -> None:
 def test_sizes_that_an_exporter_cannot_vary() -> None:
     assert profile_of([((1,),), ((2,),)], ((2,),)).words() == ["(1..2..3)"]
     assert profile_of([((0,),), ((1,),)], ((1,),)).words() == ["(1)"], "there are no empty tensors in an engine"
-    with pytest.raises(RunnerError, match="different dimensions at one place"):
+    with pytest.raises(RunnerError, match="different numbers of dimensions"):
         profile_of([((1,),), ((1, 2),)], ((1,),))
 
 
@@ -73,10 +73,10 @@ def test_a_graph_is_read_part_by_part() -> None:
     assert found.share == pytest.approx(7 / 9)
     assert Partition.from_json(found.to_json()) == found
     assert partition_words(found.to_json()) == "7 operators in 1 engine(s), 2 left in PyTorch (aten.cumsum ×2)"
-    untold = partition_of(graph)
-    assert untold.inside is None and untold.share is None
+    unknown = partition_of(graph)
+    assert unknown.inside is None and unknown.share is None
     assert partition_of(graph, [3, 4]).inside is None, "sizes of other engines than there are"
-    assert partition_words(untold.to_json()).startswith("operators in 1 engine(s)")
+    assert partition_words(unknown.to_json()).startswith("operators in 1 engine(s)")
     assert (
         partition_words(Partition(engines=1, inside=3).to_json())
         == "3 operators in 1 engine(s), none left in PyTorch"

@@ -1,4 +1,4 @@
-"""Phases, and what runs beside the requests: a spinner, hogs, a quota."""
+"""Phases, and background faults: a spinner, hogs, a quota."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_a_quota_is_on_in_phases_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert not group.path.exists()
     faults = read_faults(file)
     assert {fault.cause for fault in faults} == {"host.throttle"}
-    # Nobody was in the group: nothing was throttled, and the log says so.
+    # No process was in the group: nothing was throttled, as the log shows.
     assert {fault.ns for fault in faults} == {0}
 
 
 @pytest.mark.skipif(bool(unavailable()), reason="no control group can be made here")
-def test_a_quota_throttles_who_is_in_it(tmp_path: Path) -> None:
+def test_a_quota_throttles_the_group(tmp_path: Path) -> None:
     group = Group.make(f"latfix-test-{tmp_path.name}")
     try:
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:

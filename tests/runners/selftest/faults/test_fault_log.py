@@ -18,7 +18,7 @@ def _fault(number: int, start: int) -> Fault:
     return Fault(cause="python.gc", kind="gc", where="model", request=name, start_ns=start, end_ns=end, ns=1_234_567)
 
 
-def test_what_is_written_is_read_in_order_of_time_but_for_a_line_cut_by_a_kill(tmp_path: Path) -> None:
+def test_faults_are_read_in_order_of_time_without_a_truncated_last_line(tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     log = FaultLog(file)
     for fault in (_fault(2, 200), _fault(1, 100), _fault(3, 300)):
@@ -33,7 +33,7 @@ def test_what_is_written_is_read_in_order_of_time_but_for_a_line_cut_by_a_kill(t
 def test_a_fault_lasts_no_less_than_its_processor_time(
     monkeypatch: pytest.MonkeyPatch, delay_ms: int, ms: int
 ) -> None:
-    """Ten milliseconds, five of them computing; the wait for a core that the kernel tells may exceed both."""
+    """Ten milliseconds, five of them computing; the kernel may report a longer wait for a core."""
     clocks = {"perf_counter_ns": [0, 10_000_000], "thread_time_ns": [0, 5_000_000]}
     for name, values in clocks.items():
         monkeypatch.setattr(time, name, iter(values).__next__)

@@ -1,4 +1,4 @@
-"""Each injector does what it says, seen by counters that are not its own."""
+"""Each injector does what it claims, by independent counters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_extra_work_is_on_the_core_and_as_much_as_asked() -> None:
+def test_extra_work_uses_the_requested_processor_time() -> None:
     work = injectors.ExtraWork()
     before = time.thread_time_ns()
     done = work(6.0)
@@ -75,7 +75,7 @@ def test_extra_work_is_on_the_core_and_as_much_as_asked() -> None:
 
 @pytest.fixture
 def collector_put_back() -> Iterator[None]:
-    """The collector as it was, whatever an injector did to it."""
+    """Restores the garbage collector."""
     threshold = gc.get_threshold()
     yield
     gc.set_threshold(*threshold)
@@ -134,7 +134,7 @@ for _ in range(2):
 
 @glibc
 def test_heap_growth_faults_its_pages_every_time() -> None:
-    # In a process of its own: what other tests left free in the heap would serve the blocks.
+    # In a separate process: memory that other tests freed would be used for the blocks.
     script = [sys.executable, "-c", _GROWTH]
     lines = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == 2
@@ -167,10 +167,10 @@ print(free_before, grown, 160 * Fragments._SIZE)
 
 @glibc
 def test_a_fragmented_heap_grows_although_enough_is_free() -> None:
-    """In a process of its own: a heap cannot be mended."""
+    """In a separate process, as a fragmented heap stays fragmented."""
     done = subprocess.run([sys.executable, "-c", _FRAGMENTS], capture_output=True, text=True, check=True)
-    free, grown, asked = map(int, done.stdout.split())
-    assert free > 1.5 * asked and grown > 0.7 * asked
+    free, grown, requested = map(int, done.stdout.split())
+    assert free > 1.5 * requested and grown > 0.7 * requested
 
 
 def test_retries_are_sleeps_of_one_length() -> None:
