@@ -68,7 +68,7 @@ def test_before_anything_is_kept_two_thirds_of_the_final_replays_time_may_be_use
 def test_the_final_stretch_is_so_short_that_five_rounds_fit(search: Any, world: Any, budget_s: float) -> None:
     outcome = search(world.fix("HALF", 0.5), *(world.fix(f"N{k}", 1.1) for k in range(30)), budget_s=budget_s)
     assert outcome.final is not None and outcome.final.rounds == 5 and outcome.verdict == "improved"
-    assert any("The final replay is of the slowest stretch of the traffic" in note for note in outcome.notes)
+    assert any("The final replay covers the slowest stretch of the traffic" in note for note in outcome.notes)
     assert len(outcome.after.traffic) < len(outcome.baseline.traffic)
     assert world.now <= budget_s
 

@@ -119,8 +119,8 @@ def test_on_the_host_they_share_as_before(search: Any, world: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (22.0, "beside the other service on the device one of the two failed"),
-        (17.0, "beside each other the services"),
+        (22.0, "one of two services on the device failed"),
+        (17.0, "two services together ran out of the device's memory"),
     ],
 )
 def test_a_larger_service_is_not_held_to_fail_by_itself(search: Any, world: Any, more: float, why: str) -> None:

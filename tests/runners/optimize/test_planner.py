@@ -158,7 +158,7 @@ def test_what_does_not_go_together_is_left_out() -> None:
     made = compose(first, [heap, pool], obstacle)
     assert dict(made.settings.env) == {"A": "1", "B": "2"}
     assert made.without("heap").fixes == ("pool",) and made.words == "heap, pool"
-    assert Configuration(first).words == "as it is" and one.words == "size (max_batch_size = 1)"
+    assert Configuration(first).words == "unmodified" and one.words == "size (max_batch_size = 1)"
 
 
 @pytest.mark.parametrize(

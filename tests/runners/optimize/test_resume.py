@@ -75,7 +75,7 @@ def test_something_else_is_not_gone_on_with(search: Any, world: Any, more: dict[
 
 def test_another_traffic_is_refused(search: Any, world: Any) -> None:
     search(world.fix("A", 0.5))
-    with pytest.raises(InputError, match="another traffic"):
+    with pytest.raises(InputError, match="other traffic"):
         search(world.fix("A", 0.5), resume=True, traffic=world.traffic(30.0))
 
 
@@ -111,8 +111,8 @@ EDITS: tuple[tuple[tuple[Any, ...], object, str], ...] = (
     (("accuracy",), float("nan"), "NaN is no number"),
     (("accuracy",), 10**400, "a number of 401 digits"),
     (("load_s",), float("inf"), "Infinity is no number"),
-    (("load_s",), 1e300, "a time or a count that cannot be"),
-    (("accuracy_s",), -1, "a time or a count that cannot be"),
+    (("load_s",), 1e300, "an impossible time or count"),
+    (("accuracy_s",), -1, "an impossible time or count"),
     (("replays",), 1.5, "replays = 1.5"),
     (("seed",), True, "seed = True"),
     (("found",), 3, "found = 3"),
@@ -135,7 +135,7 @@ def test_a_journal_of_another_version_or_an_edited_one_is_one_line(search: Any, 
             search(world.fix("A", 0.5), resume=True)
         message = caught.value.message
         assert said in message and "\n" not in message and str(tmp_path / "out") in message, (where, value)
-    assert "this search cannot be gone on with: start anew without --resume" in message
+    assert "this search cannot be resumed: start a new one without --resume" in message
 
 
 def test_a_journal_without_end_is_one_line(search: Any, world: Any, tmp_path: Path) -> None:

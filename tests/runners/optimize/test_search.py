@@ -107,7 +107,7 @@ def test_where_answers_would_be_others_nothing_is_left_out_unscored(search: Any,
 def test_what_is_foretold_to_be_no_better_than_what_stands_is_not_replayed(search: Any, world: Any) -> None:
     outcome = search(model(world, "FAST", 0.5), model(world, "OTHER", 0.7))
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.OTHER": "no_gain"}
-    assert "another way is foretold to be better" in world.step(outcome, "OTHER").reason
+    assert "another way to run the model is predicted to be better" in world.step(outcome, "OTHER").reason
     assert len(outcome.trials) == 1
 
 
@@ -199,7 +199,7 @@ def test_what_there_was_no_time_to_replay_is_left_to_the_final_replay(
     outcome = search(model(world, "INT8", 0.5), limits(world, 2, 4, 8))
     assert outcome.settings.max_batch_size == 8 and outcome.verdict == "improved"
     step = world.step(outcome, "LIMIT")
-    assert step.status == "kept" and "the final replay alone tells" in step.reason and step.verified
+    assert step.status == "kept" and "only the final replay tests it" in step.reason and step.verified
     assert {label for label, _, _ in world.replays} == {"before", "after"}
 
 
@@ -216,7 +216,7 @@ def test_what_no_forecast_knows_is_added_where_it_treats_what_is_left(search: An
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.HEAP": "kept", "a.ELSEWHERE": "skipped"}
     assert dict(outcome.settings.env) == {"FAST": "0.5", "HEAP": "0.8"}
     assert world.step(outcome, "HEAP").comparison.ratio["mean"].value == pytest.approx(0.8, rel=0.02)
-    assert "0.0% of what is left of the tail" in world.step(outcome, "ELSEWHERE").reason
+    assert "0.0% of the remaining tail latency" in world.step(outcome, "ELSEWHERE").reason
     assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.02)
     assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
 
