@@ -1,4 +1,4 @@
-"""How far apart two outputs are number by number, for a conversion that is meant to change nothing but rounding."""
+"""Deviation of two outputs, number by number, for a conversion that should change only rounding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from latfix.runners.answers.named_outputs import Array, outputs_of
 
 
 def deviation_of(expected: Any, got: Any) -> float:
-    """The largest difference of the floats of two outputs, as a share of the largest number in the same tensor.
+    """Largest difference of the floats of two outputs, as a share of the largest number in the same tensor.
 
-    Infinite where the outputs differ in structure, in shape, in where they hold NaN or infinity, or in texts or
-    integers: those are labels and counts, which are the same or are not.
+    Infinite if the outputs differ in structure, shape, positions of NaN or infinity, texts or integers.
     """
     first, second = outputs_of(expected), outputs_of(got)
     if [output.name for output in first] != [output.name for output in second]:

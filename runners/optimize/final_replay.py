@@ -110,8 +110,8 @@ def prove(
         proof.interrupted = True
     if late and proof.rounds:
         proof.notes.append(
-            f"{len(late)} of {len(late) + len(proof.rounds)} final rounds are left out: another process delayed the "
-            "replayer."
+            f"{len(late)} of {len(late) + len(proof.rounds)} final rounds are left out: something else on the "
+            "machine delayed the replayer."
         )
     elif late:
         proof.rounds = late  # this is no accident: the comparison reports that nothing can be proved

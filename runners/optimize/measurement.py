@@ -350,7 +350,9 @@ class Bench:
                     arm.restart()
                 if not cold:
                     self.settle(arm)
-                records[arm.label] = record = self._replay_window(arm, window)
+                self.room.make(arm, self._arms)
+                folder = self._window_folder(f"{self.replays:03d}-{arm.label}")
+                records[arm.label] = record = arm.replay(folder, window, self.watch, seed=self.seed)
                 if apart and arm is candidate and number == len(windows):
                     # Its process ends before the comparison does.
                     self._seen = (record.folder, self.evidence(arm, record))
@@ -364,10 +366,6 @@ class Bench:
         """The start of the traffic, once for each restart on which a cold fix is judged."""
         return [first_window(self.traffic)] * RESTARTS
 
-    def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
-        self.room.make(arm, self._arms)
-        return arm.replay(self._window_folder(f"{self.replays:03d}-{arm.label}"), window, self.watch, seed=self.seed)
-
     def _window_folder(self, name: str) -> Path:
         # A search that was killed may have left an incomplete window with this number: numbers come from the journal.
         return new_folder(self.search_folder / name)
@@ -378,7 +376,8 @@ class Bench:
         windows = self.cold_windows() if cold else self.windows
         own = sum(replay_s(self.traffic, self.baseline, window) + DRAIN_S for window in windows)
         settling = sum(max(part.duration_s - part.start_s, _SETTLING_S) + DRAIN_S for part in self._settling)
-        fixed = self.load_s + self._accuracy_of(fixes) + self._making_of(fixes) + 2 * own
+        scoring = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+        fixed = self.load_s + scoring + self._making_of(fixes) + 2 * own
         fixed += self._start_s if any(arm.worn for arm in self._arms) else 0.0
         if cold:
             return fixed + 2 * len(windows) * self._start_s
@@ -397,9 +396,6 @@ class Bench:
         restart = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
         preparing = 1.5 if self._prepared else 1.0
         return self.load_s + self._making_of(fixes) + 2 * preparing * passes_s(_PACE_S, batches_s) + restart
-
-    def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
-        return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
 
     def _making_of(self, fixes: Sequence[Fix]) -> float:
         device = self.baseline.meta.device

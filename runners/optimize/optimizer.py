@@ -87,7 +87,7 @@ class Outcome:
     :param layers: measured sensitivity of layers, if quantizing all of them cost too much accuracy.
     :param answers: how answers are compared, and whether the baseline answers differently in a batch.
     :param foretold: by statistic, the predicted ratio over the whole traffic for all kept fixes together, with
-        measured compute; empty without a forecast. ``at_pace`` is the same with the batches' speed in the final replay.
+        measured compute; empty without a forecast. ``at_pace`` is the same at the pace of the final replay's batches.
     :param shares: by kept fix, its part of the prediction (:meth:`Planner.shares`).
     :param adds: by fix, the measured ratio of the whole plan over the plan without it.
     :param trials: replayed configurations; ``candidates`` also holds those that were only measured.

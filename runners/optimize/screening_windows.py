@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from latfix.arrays import Floats
+from latfix.arrays import Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -50,7 +49,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | N
     if 2 * width_s >= 0.8 * span_s:
         return [traffic]
     width = int(width_s * 1e9)
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    starts = _starts(traffic, width)
     held = _inside(traffic.arrival_ns, starts, width)
     chosen = _best_pair(starts, _slow(traffic, baseline, starts, width, latency), width)
     kept = [int(starts[k]) for k in chosen if held[k]]
@@ -90,11 +89,10 @@ def lead_in(traffic: Traffic, baseline: RunRecord, stretch: Traffic, seconds: fl
 
 def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
     """The ``seconds`` of the traffic with the most requests; all of it if it is not longer."""
-    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     width = int(seconds * 1e9)
-    if last - first <= width:
+    if int(traffic.arrival_ns[-1]) - int(traffic.arrival_ns[0]) <= width:
         return traffic
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    starts = _starts(traffic, width)
     start = int(starts[np.argmax(_inside(traffic.arrival_ns, starts, width))])
     return slice_time(traffic, start / 1e9, (start + width) / 1e9)
 
@@ -119,9 +117,8 @@ def slowest_stretch(
     width_s = max(wanted_s, min(should_s, most_s), least_s, SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return traffic
-    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     width = int(width_s * 1e9)
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    starts = _starts(traffic, width)
     best = int(np.argmax(_slow(traffic, baseline, starts, width, latency)))
     return _slice(traffic, baseline, int(starts[best]), width)
 
@@ -130,6 +127,11 @@ def window_bounds(window: Traffic) -> tuple[float, float]:
     """Bounds of a slice in the original schedule, in nanoseconds."""
     last = [entry for entry in window.metadata["transforms"] if entry["transform"] == "slice_time"][-1]
     return float(last["start_s"]) * 1e9, float(last["end_s"]) * 1e9
+
+
+def _starts(traffic: Traffic, width: int) -> Ints:
+    """Candidate starts of a stretch of ``width`` nanoseconds."""
+    return np.linspace(int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1]) - width, _CANDIDATES).astype(np.int64)
 
 
 def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Traffic:
@@ -141,13 +143,13 @@ def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Tra
     return slice_time(traffic, start / 1e9, end / 1e9)
 
 
-def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> npt.NDArray[np.float64]:
+def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> Floats:
     begin = 0.0 if window is traffic else window_bounds(window)[0]
     first = int(np.searchsorted(traffic.arrival_ns, begin))
     return _work_s(baseline)[first : first + len(window)]
 
 
-def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
+def _work_s(baseline: RunRecord) -> Floats:
     """By request of the schedule, its part of a batch's time in seconds, divided by the number of workers."""
     rows, batches = baseline.requests, baseline.batches
     if not len(batches["batch_id"]):
@@ -161,13 +163,7 @@ def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
     return work / baseline.meta.settings.workers
 
 
-def _slow(
-    traffic: Traffic,
-    baseline: RunRecord,
-    starts: npt.NDArray[np.int64],
-    width: int,
-    latency: Floats | None,
-) -> npt.NDArray[np.int64]:
+def _slow(traffic: Traffic, baseline: RunRecord, starts: Ints, width: int, latency: Floats | None) -> Ints:
     """Score of a stretch from each start: its slow requests first, then all its requests."""
     rows = baseline.requests
     ok = baseline.measured & (rows["status"] == Status.OK)
@@ -237,12 +233,12 @@ def _stacked(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _inside(times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+def _inside(times: Ints, starts: Ints, width: int) -> Ints:
     """Number of sorted ``times`` in the window of ``width`` from each start."""
     return np.asarray(np.searchsorted(times, starts + width) - np.searchsorted(times, starts), dtype=np.int64)
 
 
-def _best_pair(starts: npt.NDArray[np.int64], score: npt.NDArray[np.int64], width: int) -> tuple[int, int]:
+def _best_pair(starts: Ints, score: Ints, width: int) -> tuple[int, int]:
     """Indices of the two disjoint windows with the highest total score, the earlier one first."""
     pairs = []
     for k, start in enumerate(starts):

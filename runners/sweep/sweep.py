@@ -1,4 +1,4 @@
-"""``latfix sweep``: replays recorded traffic at a few loads, simulates the others, and decides which load is next."""
+"""``latfix sweep``: replays recorded traffic at a few loads, simulates the others, and chooses the next load."""
 
 from __future__ import annotations
 
@@ -34,26 +34,25 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
-#: Processes that are kept alive at once: each holds a model, or several.
+#: Maximum number of processes alive at once: each holds one model or more.
 _MOST_ALIVE = 6
-#: The first load takes at most such a share of the budget; a higher one than the recorded rate takes less.
+#: Maximum share of the budget for the first load; a rate above the recorded one takes less.
 _FIRST_SHARE = 0.25
-#: A process is started anew for each replay where that takes at most such a share of it: what a restart changes then
-#: belongs to the errors seen.
+#: Processes restart before each replay if that takes at most this share of it: the errors then include restarts.
 _RESTART_SHARE = 0.25
-#: Errors so many times as large as usual, waits for a core of such a share of the service, and percentiles that rise
-#: by so little with load, are named where they keep the answer from being narrow.
+#: Reasons for a wide answer: errors this many times the usual ones, waits for a core that exceed this share of the
+#: service, a percentile whose slope over load is below this.
 _NOISY, _WAITING, _FLAT = 1.3, 0.1, 0.7
 
 
 class Sweep:
-    """Measures points until nothing is left to find out or the budget ends.
+    """Measures points until every setting is decided or the budget ends.
 
     :param out: a new folder for all records.
     :param watch: shows replays.
     :param say: shows a line.
-    :param keep: called after each replay, to write down what there is.
-    :param new_arm: starts a service, and ``clock`` tells seconds: for simulated time.
+    :param keep: called after each replay, to save the results so far.
+    :param new_arm: makes a service, ``clock`` returns seconds; tests replace both.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Sweep:
         self._guesses: dict[int, float] = {}
 
     def run(self) -> Outcome:
-        """All of it; what was measured is returned on Ctrl-C, too.
+        """Run the sweep; on Ctrl-C return the points so far.
 
         :raises LatfixError: no setting could be replayed at all.
         """
@@ -106,7 +105,7 @@ class Sweep:
             self._search()
         except (Interrupted, KeyboardInterrupt):
             outcome.interrupted = True
-            outcome.notes.append("Interrupted: what had been replayed is kept; the point under way is not.")
+            outcome.notes.append("Interrupted: complete points are kept; the current one is not.")
         finally:
             for arm in self._arms.values():
                 arm.close()
@@ -117,7 +116,7 @@ class Sweep:
         return outcome
 
     def _explain(self) -> None:
-        """What queueing theory says of the loads, from the first replay of each."""
+        """Predictions of queueing theory, from the first replay of each load."""
         part, target = self._outcome.part, self._outcome.target
         more = {"seed": self._options.seed, "points": max(len(self._outcome.measured), 1)}
         for setting in self._outcome.settings:
@@ -139,7 +138,7 @@ class Sweep:
         return self._outcome.part.seconds(load) + POINT_OVERHEAD_S + (0.0 if started else self._load_s)
 
     def _calibrate(self) -> None:
-        """The loads asked for, or one to begin with: settings in turns, each with its loads in its own order."""
+        """Replay the requested loads, or one to begin with: settings in turns, each in its own order of loads."""
         pending = {setting.number: self._ordered() for setting in self._active()}
         while any(pending.values()):
             turn = [setting for setting in self._active() if pending[setting.number]]
@@ -152,29 +151,29 @@ class Sweep:
                     pending[setting.number].clear()
 
     def _ordered(self) -> list[float]:
-        """The middle load first, because what it shows spares others; the rest in random order."""
+        """The middle load first, because its result may make others unnecessary; the rest in random order."""
         loads = list(self._loads())
         middle = loads.pop(len(loads) // 2)
         self._random.shuffle(loads)
         return [middle, *loads]
 
     def _loads(self) -> tuple[float, ...]:
-        """Those asked for; else the recorded rate, or what is replayed in a fair share of the budget."""
+        """The requested loads; by default the recorded rate, or a higher one that fits a fair share of the budget."""
         part, most = self._outcome.part, _FIRST_SHARE * self._options.budget_s / len(self._outcome.settings)
         return self._options.loads or (max(1.0, part.seconds(1.0) / most),)
 
     def _next_of(self, setting: int, pending: list[float]) -> float | None:
-        """Takes the next load that is worth it and fits; the others are noted as skipped."""
+        """Take the next load that is useful and fits; others before it are recorded as skipped."""
         measured = self._outcome.measured
         while pending:
             load = pending.pop(0)
             if not measured and self._cost_s(setting, load) > self._left_s():
                 pending.append(load)
-                load = pending.pop(pending.index(max(pending)))  # one point there is, and this one is the shortest
+                load = pending.pop(pending.index(max(pending)))  # at least one point is replayed: the shortest
             past = min((one.load for one in measured if one.setting == setting and one.point.cut), default=math.inf)
             cost, left = self._cost_s(setting, load), max(self._left_s(), 0.0)
             if load > past:
-                reason = f"past saturation: the replay of load {past:.3g} was ended early"
+                reason = f"past saturation: the replay of load {past:.3g} ended early"
             elif measured and cost > left:
                 reason = f"budget: it takes {cost:.0f} s, {left:.0f} s are left"
             else:
@@ -183,20 +182,20 @@ class Sweep:
         return None
 
     def _search(self) -> None:
-        """One load after the other, until every setting is decided, surely not the best, or has no load left."""
+        """Replay load after load, until every setting is decided, cannot be the best, or has no load left."""
         while wanted := self._wanted():
             fitting = [pair for pair in wanted if self._cost_s(pair[0].number, pair[1]) <= self._left_s()]
             if not fitting:
                 self._outcome.notes.append(
-                    f"The budget of {self._options.budget_s:.0f} s ended the search: more time narrows the "
-                    "intervals (--budget)."
+                    f"The budget of {self._options.budget_s:.0f} s ended the search: a larger --budget narrows the "
+                    "intervals."
                 )
                 return
             setting, load = fitting[0]
             self._measure(setting, load, "knee" if self._options.target.limit is None else "largest")
 
     def _wanted(self) -> list[tuple[Setting, float]]:
-        """The load that each setting would have replayed next, of the setting replayed least first."""
+        """The next load of each setting, the setting with the fewest replays first."""
         answers = self._outcome.answers
         found = [one.largest for one in answers.values() if one.largest is not None]
         best = max((one.lo for one in found if one.lo is not None), default=0.0)
@@ -219,7 +218,7 @@ class Sweep:
         return sorted(wanted, key=lambda pair: len(self._replays[pair[0].number]))
 
     def _learn(self, setting: Setting, record: RunRecord, measured: Measured) -> None:
-        """The setting's answer after a replay."""
+        """Update the setting's answer after a replay."""
         outcome, number = self._outcome, setting.number
         replays = self._replays[number]
         replays.append(Simulated.of(record, measured.load, measured.point))
@@ -240,7 +239,7 @@ class Sweep:
         )
 
     def _why_none(self, number: int, errors: LoadErrors | None) -> str:
-        """What is known of a service that meets the objective at no load."""
+        """Why a service meets the objective at no load, as far as that is known."""
         waiting, percentile = self._waiting(number), self._outcome.target.percentile
         cores = f"batches wait for a core {100 * waiting:.0f} % of their time" if waiting > _WAITING else ""
         least = "" if errors is None else f"{1e3 * math.exp(errors.curve.level[0]):.3g} ms"
@@ -248,13 +247,13 @@ class Sweep:
         return ", and ".join(filter(None, (floor, cores)))
 
     def _waiting(self, number: int) -> float:
-        """The share of batches' service in which they were ready to run, and no core was free."""
+        """Share of the batches' service time in which they were ready to run, but no core was free."""
         batches = [one.point.batches for one in self._replays[number]]
         served = sum(float(each.service.sum()) for each in batches)
         return sum(float(each.run_delay.sum()) for each in batches) / max(served, 1e-9)
 
     def _why_wide(self, number: int, errors: LoadErrors | None) -> str:
-        """What keeps an answer from being narrower: the first of its likely reasons."""
+        """Why an answer is not narrower: the first of the likely reasons."""
         replays, target = self._replays[number], self._options.target
         points = [one.point for one in replays]
         requests = min(len(point.latency) for point in points)
@@ -272,8 +271,8 @@ class Sweep:
             )
         return f"only {len(replays)} replays fitted into the budget"
 
-    def _foretold(self, setting: int, load: float) -> tuple[float, float, float] | None:
-        """The percentile that a load is predicted to have, in seconds, with its 95 % interval."""
+    def _predicted(self, setting: int, load: float) -> tuple[float, float, float] | None:
+        """The predicted percentile at a load, in seconds, with its 95 % interval."""
         errors = self._errors.get(setting)
         if errors is None:
             return None
@@ -300,7 +299,7 @@ class Sweep:
             self._say(f"{setting.label}: failed, and is left out: {error.message}")
             return
         if cut_s is not None or self._load_s < _RESTART_SHARE * outcome.part.seconds(load):
-            arm.restart()  # after an early end its workers still have the backlog
+            arm.restart()  # after an early end the workers still have the backlog
         outcome.meta = record.meta
         point = load_point(record, cut_s=cut_s, hopeless=hopeless)
         measured = Measured(
@@ -311,7 +310,7 @@ class Sweep:
             kind=kind,
             began_s=began,
             fresh=not self._used[setting.number],
-            foretold=self._foretold(setting.number, load),
+            foretold=self._predicted(setting.number, load),
             costs=costs([record]),
         )
         self._used[setting.number] = True
@@ -321,7 +320,7 @@ class Sweep:
         self._keep(outcome)
 
     def _arm(self, setting: Setting) -> Arm:
-        """The setting's process, the one used longest ago ended where there are too many."""
+        """The setting's process; if there are too many, the least recently used one ends."""
         arm = self._arms.pop(setting.number, None)
         if arm is None:
             log = self._out / f"runner-s{setting.number}.log"
@@ -333,9 +332,9 @@ class Sweep:
         return arm
 
     def _replay(self, arm: Arm, folder: Path, schedule: Traffic, load: float) -> tuple[RunRecord, float | None, bool]:
-        """A replay, ended early where its backlog tells nothing more, or with the budget.
+        """Replay; end early if the backlog shows nothing new, or with the budget.
 
-        Beside it when it was ended, in seconds of the schedule, and whether its backlog did that.
+        :returns: the record, when it ended early in seconds of the schedule, and True if the backlog was the reason.
         """
         settings = arm.settings
         backlog = BacklogWatch(
@@ -345,7 +344,7 @@ class Sweep:
             limit_s=self._options.target.limit,
         )
         process, cut_s, hopeless = arm.running(), [math.inf], [False]
-        first = not self._outcome.measured  # one point there is, whatever it takes
+        first = not self._outcome.measured  # at least one point is replayed, even beyond the budget
 
         @contextmanager
         def watching(label: str, traffic: Traffic, where: Path) -> Iterator[OnEvent]:

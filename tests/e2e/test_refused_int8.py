@@ -121,7 +121,7 @@ def test_the_layer_that_accuracy_hangs_on_is_named_and_left_out(
     # Replayed, and seen to run as they were; whether that is faster is this machine's business.
     assert part["status"] in ("kept", "no_gain", "undecided", "rejected"), part
     if part["ratio"]:  # not where measuring the compute had told that it is no faster
-        assert f"ran as they were: {', '.join(kept)}" in part["verified"]
+        assert f"ran in their own precision: {', '.join(kept)}" in part["verified"]
     planned = [fix.id for fix in read_plan(tmp_path / "o" / "plan.toml").fixes]
     assert WHOLE not in planned
     if PART in planned:

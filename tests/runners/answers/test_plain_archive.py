@@ -183,7 +183,7 @@ def test_another_file_is_refused_in_one_line_and_not_executed(tmp_path: Path, ca
     with pytest.raises(InputError) as caught:
         plain_archive.load(file)
     message = caught.value.message
-    assert message.startswith(f"{file}: found ") and message.endswith("begin anew in another folder")
+    assert message.startswith(f"{file}: found ") and message.endswith("start again in another folder")
     assert "\n" not in message
 
 

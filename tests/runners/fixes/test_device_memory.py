@@ -180,15 +180,15 @@ def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make
     assert facts(record)["share"] == settings.device_memory_share
     assert facts(record)["reserved_peak_bytes"] <= settings.device_memory_share * _TOTAL
     assert found.effective == (calls(record).retries <= 0.5 * calls(stalls).retries), found.evidence
-    assert "may have 95.0% of the device; segments are given back from 80% of that on" in found.evidence
+    assert "may have 95.0% of the device; segments are freed from 80% of that on" in found.evidence
     assert "already" in _BY_ID["memory.limit"].obstacle(make_context(stalls, settings))
 
 
 @pytest.mark.parametrize(
     ("changed", "settings", "words"),
     [
-        ({"allocated_peak_bytes": 1200 * _MIB}, {}, "nothing would be kept"),
-        ({}, {"env": {ALLOC_CONF: "expandable_segments:True"}}, "not given back one by one"),
+        ({"allocated_peak_bytes": 1200 * _MIB}, {}, "nothing would stay cached"),
+        ({}, {"env": {ALLOC_CONF: "expandable_segments:True"}}, "cannot be freed one by one"),
         ({}, {"env": {ALLOC_CONF: "garbage_collection_threshold:0.6"}}, "is set already"),
     ],
 )
@@ -201,10 +201,10 @@ def test_where_a_limit_does_not_help(
 
 def test_a_reservation_and_a_split_limit_do_not_go_together(stalls: RunRecord, make_context: MakeContext) -> None:
     split = RunnerSettings(env={ALLOC_CONF: "max_split_size_mb:128"}, buffer_pool=True)
-    assert "no request would be served" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
+    assert "would not serve any request" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
     choice = Choice(setting="max_split_size_mb:128", said="")
     now = make_context(stalls, RunnerSettings(reserve_mb=900), found={"memory.device_allocator": choice})
-    assert "would serve no request" in _BY_ID["memory.device_allocator"].obstacle(now)
+    assert "would not serve any request" in _BY_ID["memory.device_allocator"].obstacle(now)
 
 
 @pytest.mark.parametrize("fix", _DEVICE_FIXES)
@@ -433,7 +433,7 @@ def test_a_limit_is_that_of_the_fullest_device_and_verified_on_all(
     changed = _BY_ID["memory.limit"].change(now)
     assert changed["device_memory_share"] == 0.475
     full = make_context(_two(stalls, fitting, {**crowded, "allocated_peak_bytes": 500 * _MIB}), RunnerSettings())
-    assert "nothing would be kept" in _BY_ID["memory.limit"].obstacle(full)
+    assert "nothing would stay cached" in _BY_ID["memory.limit"].obstacle(full)
     record = _quiet(play(RunnerSettings().with_overrides(changed)))
     for share, effective in ((0.475, True), (1.0, False)):
         run = _two(record, {}, {"share": share})
@@ -474,7 +474,7 @@ def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: 
     quiet = _quiet(stalls)
     verify = _BY_ID[fix].verify
     found = verify(Applied(evidence={}, record=run(quiet), without=quiet))
-    assert found.effective and "nothing stalled in these windows, and whether it pays" in found.evidence
+    assert found.effective and "nothing stalled in these windows, so only" in found.evidence
     seen = verify(Applied(evidence={}, record=run(quiet), without=stalls))
     assert seen.effective and "nothing stalled" not in seen.evidence
     worse = verify(Applied(evidence={}, record=run(stalls), without=quiet))

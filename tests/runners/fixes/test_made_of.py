@@ -176,7 +176,7 @@ def test_of_torchscript_what_exchanges_or_looks_into_layers_is_not_begun(
     assert facts["kernels"]["aten::conv2d"] == 1, "what runs in it is seen all the same"
     found = obstacles(facts)
     assert [fix for fix, reason in found.items() if not reason] == ["quantize.bf16"]
-    assert "no linear layers in it that could be exchanged" in found["quantize.int8_dynamic"]
+    assert "it has no linear layers that could be replaced" in found["quantize.int8_dynamic"]
     assert found["fuse.compile"] == "the model is TorchScript: the compiler does not see into it"
     assert "give the model that it was made from" in found["fuse.openvino"]
     assert found["fuse.attention"] == "no scaled_dot_product_attention ran in a forward pass"
@@ -191,7 +191,7 @@ def test_of_an_exported_program_compiling_and_converting_are_begun(
     found = obstacles(facts)
     begun = [fix for fix, reason in found.items() if not reason]
     assert begun == ["quantize.bf16", "fuse.compile", "fuse.openvino", "fuse.onnxruntime"]
-    assert "would not be verified" in found["fuse.channels_last"]
+    assert "could not be verified" in found["fuse.channels_last"]
 
 
 @pytest.mark.parametrize("model", ["Fixed(scripted())", "Fixed(exported())"])
@@ -203,7 +203,7 @@ def test_bfloat16_of_a_graph_is_verified_by_its_answers(
         evidence = loaded(folder, precision=precision).evidence(traffic())
         found = verified("quantize.bf16", make_record(settings={"precision": precision}), **evidence)
         assert found.effective is effective, found.evidence
-        assert found.evidence.startswith(f"{int(effective)} of 1 answers of the model")
+        assert found.evidence.startswith(f"{int(effective)} of 1 outputs of the model")
 
 
 def test_of_modules_everything_that_they_have_is_begun(

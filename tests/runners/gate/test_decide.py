@@ -113,7 +113,7 @@ def test_five_rounds_are_the_least() -> None:
 def test_late_rounds_do_not_count() -> None:
     found = decided(Service(late=3))
     assert found.late == 3 and outcome(found) == [True, True] and found.comparison is not None
-    assert any("3 rounds more are left out" in note for note in found.comparison.notes)
+    assert any("3 more rounds are left out" in note for note in found.comparison.notes)
     assert decided(Service(late=100)).comparison is None
 
 
@@ -134,8 +134,8 @@ def test_a_gate_without_a_baseline_is_judged_at_the_end() -> None:
     ("gate", "found"),
     [
         ("", "found none"),
-        ("p99.9<=baseline*1.1", "found what short rounds do not show"),
-        ("max<1s", "found what short rounds do not show"),
+        ("p99.9<=baseline*1.1", "found p99_9, which short rounds cannot measure"),
+        ("max<1s", "found max, which short rounds cannot measure"),
         ("p99<history*1.1", "found no history"),
         ("accuracy>=0.9", "found no accuracy"),
         ("cause:python.gc<10%", "found no diagnosis"),

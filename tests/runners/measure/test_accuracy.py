@@ -106,7 +106,7 @@ def test_answers_of_a_users_own_class_cost_the_pairing_only(tmp_path: Path) -> N
 @pytest.mark.parametrize("held", [None, {"scored": ((), (), None), "sample": 3}, {"scored": 1}])
 def test_a_file_that_holds_no_answers_is_one_line(tmp_path: Path, held: object) -> None:
     plain_archive.save(tmp_path / "r.npz", held)
-    with pytest.raises(InputError, match=r"found something else than a model's answers.*begin anew"):
+    with pytest.raises(InputError, match=r"found something else than a model's answers.*start again"):
         Reference.load(tmp_path / "r.npz")
 
 

@@ -52,7 +52,7 @@ def test_the_figures_are_told() -> None:
     measured = scored(0.88, loss=0.02, loss_lo=0.01, loss_hi=0.03, agreement=0.97)
     _, said = judge(measured, 0.90, 0.01)
     assert (
-        "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers say the same" in said and "deviation 0.05" in said
+        "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers agree" in said and "deviation 0.05" in said
     )
 
 

@@ -166,6 +166,6 @@ def test_answers_that_a_pickle_holds_are_refused_before_anything_runs(
     world.replays.clear()
     pickled = np.frombuffer(canary.pickle, dtype=np.uint8)
     np.savez(tmp_path / "out" / "outputs.npz", scored=pickled, told=np.array("{}"))
-    with pytest.raises(InputError, match=r"outputs\.npz: found .* pickles.*; expected .*; begin anew") as caught:
+    with pytest.raises(InputError, match=r"outputs\.npz: found .* pickles.*; expected .*; start again") as caught:
         search(world.fix("A", 0.5), resume=True)
     assert "\n" not in caught.value.message and not canary.sang and not world.replays

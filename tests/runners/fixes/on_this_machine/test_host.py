@@ -125,7 +125,7 @@ def test_sleeping_instead_of_spinning(
     change = WAIT.change(context)
     assert change["env"]["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "PASSIVE already" in WAIT.obstacle(make_context(make_record(), BUSY, env=change["env"]))
-    assert "waits for no other" in WAIT.obstacle(make_context(make_record(torch_threads=1), BUSY))
+    assert "run on one thread" in WAIT.obstacle(make_context(make_record(torch_threads=1), BUSY))
 
     def run(spun_ms: float, **environment: str) -> Any:
         """40 batches; the counter starts again with a second window."""
@@ -153,7 +153,7 @@ def test_idle_cores_are_used_by_large_requests(make_record: Make, make_context: 
     assert PARALLEL.obstacle(make_context(one, QUIET)) == ""
     assert PARALLEL.change(make_context(one, QUIET)) == {"intra_op_threads": 4}
     assert PARALLEL.change(make_context(one, QUIET, workers=2)) == {"intra_op_threads": 2}
-    assert "wanted by others" in PARALLEL.obstacle(make_context(one, BUSY))
+    assert "compete for the cores" in PARALLEL.obstacle(make_context(one, BUSY))
     assert "has 1 core" in PARALLEL.obstacle(make_context(one, QUIET, workers=4))
     assert "unknown number" in PARALLEL.obstacle(make_context(make_record(torch_threads=0), QUIET))
     busy = make_record(torch_threads=1, compute_ms=20.0, gap_ms=10.0)
@@ -284,7 +284,7 @@ def test_locality_is_believed_by_where_workers_may_run(make_record: Make, verifi
     pages = {"N0": 10, "N1": 90}
     apart = make_record(placement=placed([worker(2, 3), worker(0, 1)], node_pages=pages))
     effective, said = verified(LOCALITY, apart, everywhere)
-    assert effective and "2 of 2, one domain: 0 of 2 without; memory on N0 10%, N1 90%" in said
+    assert effective and "2 of 2, 0 of 2 without; memory on N0 10%, N1 90%" in said
     astride = make_record(placement=placed([worker(2, 3), worker(1, 2)]))
     assert not verified(LOCALITY, astride, everywhere)[0]
     assert not verified(LOCALITY, apart, apart)[0], "it was so before"
@@ -296,5 +296,5 @@ def test_a_frozen_collector_says_what_could_not_wait(make_record: Make, verified
     effective, said = verified(
         gc_freeze.FIX, make_record(collections=done), make_record(), gc_frozen=5, gc_enabled=False
     )
-    assert effective
-    assert "31 collections in idle moments, 3 that could wait no longer (1 of everything), 900 objects freed" in said
+    waited = "3 that could not wait any longer (1 of them full)"
+    assert effective and f"31 collections in idle moments, {waited}, 900 objects freed" in said

@@ -100,7 +100,7 @@ def test_a_preload_that_cannot_be_says_why(
     monkeypatch.setattr(preload, "preload_name", lambda _: "")
     assert "is not installed" in module.FIX.obstacle(make_context(faulting))
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "Linux only" in module.FIX.obstacle(make_context(faulting))
+    assert "only be preloaded on Linux" in module.FIX.obstacle(make_context(faulting))
 
 
 def grown(start: int, peak: int, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fixes that reduce the precision on a GPU: when they apply, and kernels that tell whether they took effect."""
+"""Fixes that reduce the precision on a GPU: when they apply, and how kernel names show that they took effect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Contex
     [
         ("quantize.fp8_dynamic", [8, 0], "compute capability 8.0; its products need 8.9 or later"),
         ("quantize.int8_dynamic", [7, 5], "compute capability 7.5; its products need 8.0 or later"),
-        ("quantize.bf16", [7, 5], "emulated on GPUs before compute capability 8.0; quantize.fp16 is not"),
+        ("quantize.bf16", [7, 5], "GPUs below compute capability 8.0 emulate bfloat16; quantize.fp16 is native"),
         ("quantize.fp16", [7, 5], ""),
         ("quantize.fp8_dynamic", [8, 9], ""),
         ("quantize.int8_dynamic", [8, 0], ""),
@@ -129,8 +129,8 @@ def seen(kernels: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("quantize.fp16", {FP16: 2, TRITON: 7}, True, "9 of 18 leaf modules"),
         ("quantize.bf16", {FP16: 2, TRITON: 7}, True, "9 of 18 leaf modules"),
         # Without a matrix kernel, the others count.
-        ("quantize.bf16", {ADD.format("c10::BFloat16"): 5}, True, "5 of 5 kernels that tell"),
-        ("quantize.bf16", {ADD.format("float"): 5}, False, "0 of 5 kernels that tell"),
+        ("quantize.bf16", {ADD.format("c10::BFloat16"): 5}, True, "5 of 5 kernels with a known format"),
+        ("quantize.bf16", {ADD.format("float"): 5}, False, "0 of 5 kernels with a known format"),
         (
             "quantize.int8_dynamic",
             {INT8: 4, FP32: 20},
@@ -191,7 +191,7 @@ def test_on_a_gpu_weights_tell_what_was_left_out(
     run = with_meta(make_record(device="cuda:0"), settings={"keep_precision": ["head"]})
     found = verified("quantize.int8_excluded", run, **seen(kernels, weights={AO: 3}, kept_weights=kept))
     assert found.effective is effective, found.evidence
-    assert found.evidence.endswith("the weights that they had: head")
+    assert found.evidence.endswith("kept their weights: head")
 
 
 @pytest.mark.parametrize(
