@@ -206,7 +206,8 @@ def _cause(cause: str, share: float) -> CauseSummary:
     )
 
 
-def _diagnosis(shares: Mapping[str, float]) -> Diagnosis:
+def diagnosis_of(shares: Mapping[str, float]) -> Diagnosis:
+    """A diagnosis with these shares of the tail by cause."""
     none = np.zeros((0, 0), dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)
     return Diagnosis(
@@ -254,7 +255,7 @@ def make_context() -> Callable[..., Context]:
         shares: Mapping[str, float] | None = None,
         **more: Any,
     ) -> Context:
-        known: dict[str, Any] = {"diagnosis": _diagnosis(shares or {}), "default_collate": True, "cores": 2}
+        known: dict[str, Any] = {"diagnosis": diagnosis_of(shares or {}), "default_collate": True, "cores": 2}
         return Context(settings=settings, record=_record() if run is None else run, **{**known, **more})
 
     return make

@@ -51,9 +51,7 @@ def test_no_loss_at_all_is_judged_by_the_estimate() -> None:
 def test_the_figures_are_told() -> None:
     measured = scored(0.88, loss=0.02, loss_lo=0.01, loss_hi=0.03, agreement=0.97)
     _, said = judge(measured, 0.90, 0.01)
-    assert (
-        "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers agree" in said and "deviation 0.05" in said
-    )
+    assert "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers agree" in said and "deviation 0.05" in said
 
 
 @pytest.mark.parametrize(("deviation", "told"), [(0.05, False), (None, True)])
