@@ -53,7 +53,7 @@ def test_distance_grows_with_the_error(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_what_is_not_there_any_more_does_not_agree(kind: Kind) -> None:
+def test_missing_values_do_not_agree(kind: Kind) -> None:
     output = _RNG.integers(0, 9, 5) if kind == "ids" else _drawn(kind)
     other = output[:0] if output.ndim == 1 else output[..., :-1]
     assert _judged(kind, output, other).agreement < 1.0
@@ -177,7 +177,7 @@ def test_images_agree_by_their_noise() -> None:
     assert _judged("images", pixels, 255 - pixels).agreement == 0.0
 
 
-def test_the_bound_follows_from_what_the_original_varies_by() -> None:
+def test_the_bound_follows_from_the_originals_variation() -> None:
     assert Measure(kind="numbers").bound == BOUNDS["numbers"]
     varying = Measure(kind="numbers", varies=0.015)
     assert varying.bound == 0.03 and varying.noise == BOUNDS["numbers"]

@@ -124,7 +124,7 @@ _ITSELF.append(_ITSELF)
     ],
     ids=range(13),
 )
-def test_what_would_need_a_pickle_is_not_written(tmp_path: Path, value: Any) -> None:
+def test_a_value_that_needs_a_pickle_is_not_written(tmp_path: Path, value: Any) -> None:
     with pytest.raises(Unwritable):
         plain_archive.save(tmp_path / "v.npz", [value])
     assert not (tmp_path / "v.npz").exists()

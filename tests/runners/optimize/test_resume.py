@@ -22,7 +22,7 @@ def stop_at(world: Any, label: str) -> None:
     world.on_replay = stop
 
 
-def test_it_goes_on_where_it_was_stopped(search: Any, world: Any) -> None:
+def test_a_search_is_resumed(search: Any, world: Any) -> None:
     # GIVEN a search that was stopped in its third fix
     fixes = [world.fix("A", 0.5), world.fix("B", 1.0), world.fix("C", 0.7), world.fix("D", 0.9)]
     stop_at(world, "a.C")
@@ -44,7 +44,7 @@ def test_it_goes_on_where_it_was_stopped(search: Any, world: Any) -> None:
     assert all(int(name[:3]) >= 5 for name in world.windows)
 
 
-def test_what_was_kept_keeps_its_figures(search: Any, world: Any) -> None:
+def test_kept_fixes_keep_their_figures(search: Any, world: Any) -> None:
     stop_at(world, "a.B")
     first = search(world.fix("A", 0.5), world.fix("B", 0.9))
     world.on_replay = lambda *_: None
@@ -54,7 +54,7 @@ def test_what_was_kept_keeps_its_figures(search: Any, world: Any) -> None:
     assert (after.reason, after.verified, after.accuracy) == (before.reason, before.verified, before.accuracy)
 
 
-def test_what_was_undecided_or_skipped_is_tried_again(search: Any, world: Any) -> None:
+def test_skipped_fixes_are_tried_again(search: Any, world: Any) -> None:
     search(world.fix("A", 0.5), budget_s=10.0)
     outcome = search(world.fix("A", 0.5), resume=True)
     assert world.statuses(outcome) == {"a.A": "kept"}
@@ -67,7 +67,7 @@ def test_what_was_undecided_or_skipped_is_tried_again(search: Any, world: Any) -
         ({"seed": 3}, "--seed 0"),
     ],
 )
-def test_something_else_is_not_gone_on_with(search: Any, world: Any, more: dict[str, Any], words: str) -> None:
+def test_other_settings_are_refused(search: Any, world: Any, more: dict[str, Any], words: str) -> None:
     search(world.fix("A", 0.5))
     with pytest.raises(InputError, match=words):
         search(world.fix("A", 0.5), resume=True, **more)

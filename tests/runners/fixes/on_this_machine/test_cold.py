@@ -87,7 +87,7 @@ def test_memory_is_locked_where_it_was_paged_in_and_may_be(
         assert RESIDENT.change(context) == {"keep_warm_ms": 5.0}
 
 
-def test_idle_runs_are_believed_when_they_were_and_pauses_cost_less(make_record: Make, verified: Verify) -> None:
+def test_idle_runs_are_verified_by_their_number_and_the_cost_of_pauses(make_record: Make, verified: Verify) -> None:
     done = {"runs": 40, "total_ns": 80_000_000, "longest_ns": 5_000_000, "elements": 8, "delayed": 2, "failure": ""}
     setting: dict[str, Any] = {"settings": {"keep_warm_ms": 5.0}}
     before = paused(make_record, 1.5)
