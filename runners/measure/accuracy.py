@@ -19,7 +19,7 @@ from latfix.runners.answers.agreement import Difference, Yardstick, difference
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.measure.accuracy_guard import Loss, judge, paired_loss, share_loss
-from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, look_at_own
+from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, compare_own
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.statistics.distributions import wilson_interval
@@ -186,7 +186,7 @@ def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:
 
 def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accuracy:
     """Save the original's answers to each request alone; its score is the agreement of its batches with them."""
-    alone, own = look_at_own(service, requests)
+    alone, own = compare_own(service, requests)
     Reference(sample=tuple(alone), agreements=own.agreements, yardstick=own.yardstick).save(file)
     count = own.check.compared or len(alone)
     share = float(own.agreements[:count].mean()) if count else 1.0
@@ -282,7 +282,7 @@ def _by_own_score(
     accuracy = _compared_scores(service, new, known)
     if save is None:
         return accuracy
-    _, own = look_at_own(service, requests[:_OWN_SAMPLE], ends=_OWN_ENDS)
+    _, own = compare_own(service, requests[:_OWN_SAMPLE], ends=_OWN_ENDS)
     Reference(yardstick=own.yardstick, ids=tuple(new.ids), answers=tuple(new.answers), score=new.score).save(save)
     return replace(accuracy, answers=own.check.to_json(), again_s=again_s)
 

@@ -183,7 +183,7 @@ def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> fl
     return held / span if span > 0 else 0.0
 
 
-def prepared_beside(record: RunRecord) -> float:
+def preparing_share(record: RunRecord) -> float:
     """Share of the batches' time in which a request was being prepared."""
     rows, batches = record.requests, record.batches
     begin = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_wait_ns"]
@@ -198,7 +198,7 @@ def blend(paces: Mapping[str, Floats], load: float, workers: int, prepared: floa
     :param paces: nanoseconds by batch: ``alone``; ``together`` with all other workers; ``beside`` the preparation of
         requests, NaN for batches that were not measured so.
     :param load: mean number of busy workers (:func:`offered`).
-    :param prepared: see :func:`prepared_beside`.
+    :param prepared: see :func:`preparing_share`.
     """
     alone, share = paces["alone"], min(max(load / workers, 0.0), 1.0)
     shared = (1.0 - share) * alone + share * paces["together"]

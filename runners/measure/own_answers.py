@@ -40,7 +40,7 @@ def answers_alone(service: Service, requests: Sequence[Request]) -> list[Answer 
     return _answers(service, requests, _ALONE)
 
 
-def look_at_own(
+def compare_own(
     service: Service, requests: Sequence[Request], ends: Sequence[tuple[float, int]] = _ENDS
 ) -> tuple[list[Answer | None], OwnAnswers]:
     """A service's answers to requests alone, as many as time and memory allow, and how its other answers differ.

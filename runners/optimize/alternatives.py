@@ -51,7 +51,7 @@ def measure(
     fixes = [choice.fix for choice in way.choices]
     arm = bench.arm(f"pace-{'-'.join(way.fixes)}", way.settings, way.fixes, alone=bench.room.alone_with(fixes))
     try:
-        paces = bench.apart_if_need_be(arm, lambda: bench.paces(base, arm, batches))
+        paces = bench.retry_alone(arm, lambda: bench.paces(base, arm, batches))
     except LatfixError as error:
         if base.failed:
             raise

@@ -56,7 +56,7 @@ class DeviceRoom:
             return _OWN_MEMORY
         return next((self._crowding[fix.id] for fix in fixes if fix.id in self._crowding), "")
 
-    def alone_at_all(self) -> str:
+    def alone_uncompared(self) -> str:
         """Why a service that is not compared with another one has the device to itself; empty on the host."""
         return _NO_OTHER if self.on_device else ""
 
@@ -79,7 +79,7 @@ class DeviceRoom:
             self.alone = why
         self._crowding.update(dict.fromkeys(fixes, why))
 
-    def make(self, arm: Arm, others: Iterable[Arm]) -> None:
+    def close_others(self, arm: Arm, others: Iterable[Arm]) -> None:
         """End the processes that must not share the device with an arm's."""
         for other in others:
             if other is not arm and other.loaded and (arm.alone or other.alone):

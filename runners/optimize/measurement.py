@@ -15,7 +15,7 @@ from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
-from latfix.runners.measure.compute_pace import blend, offered, passes_s, prepared_beside
+from latfix.runners.measure.compute_pace import blend, offered, passes_s, preparing_share
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
@@ -117,7 +117,7 @@ class Bench:
         """Remaining seconds of the budget; negative once it is spent."""
         return self._deadline - time.monotonic()
 
-    def keep(self, seconds: float) -> None:
+    def reserve(self, seconds: float) -> None:
         """Reserve seconds of the budget for what follows the replays."""
         self._deadline -= seconds
 
@@ -141,18 +141,18 @@ class Bench:
 
     def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
         """An arm that is not compared with another one; on a device, all others are closed first."""
-        arm = self.arm(label, settings, fixes, alone=self.room.alone_at_all())
-        self.room.make(arm, self._arms)
+        arm = self.arm(label, settings, fixes, alone=self.room.alone_uncompared())
+        self.room.close_others(arm, self._arms)
         return arm
 
     def ready(self, arm: Arm) -> Mapping[str, Any]:
         """What an arm's process reported when it started; on a device, an ended process is not restarted for it."""
         if self.room.on_device and arm.told and not arm.failed:
             return arm.told
-        self.room.make(arm, self._arms)
+        self.room.close_others(arm, self._arms)
         return arm.ready
 
-    def apart_if_need_be(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
+    def retry_alone(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
         """Call ``run()``; if a service fails that shared the device, repeat it with each service alone.
 
         This tells a service that found no memory next to another one from a service that fails by itself. The latter
@@ -189,7 +189,7 @@ class Bench:
     def begin(self, baseline: RunRecord) -> None:
         """Choose windows and batches by the baseline's record."""
         self.baseline = baseline
-        prepared = prepared_beside(baseline)
+        prepared = preparing_share(baseline)
         self._prepared = prepared if prepared >= _LEAST_PREPARED else 0.0
         self.room.begin(baseline)
         self.choose_windows(None)
@@ -218,7 +218,7 @@ class Bench:
 
         :param original: the arm is the original; save its answers as the reference.
         """
-        self.room.make(arm, self._arms)
+        self.room.close_others(arm, self._arms)
         reference = str(self.reference)
         ways: dict[str, Any] = (
             {"save": reference} if original else {"reference": reference, "max_drop": self.max_drop}
@@ -249,7 +249,7 @@ class Bench:
             arm.restart()
         if arm.primed:
             return
-        self.room.make(arm, self._arms)
+        self.room.close_others(arm, self._arms)
         again, started = bool(arm.told) and not arm.loaded, time.monotonic()
         arm.prime(self.out / "baseline")
         if again and self.room.on_device:  # on the host, arms restart only for cold fixes
@@ -350,7 +350,7 @@ class Bench:
                     arm.restart()
                 if not cold:
                     self.settle(arm)
-                self.room.make(arm, self._arms)
+                self.room.close_others(arm, self._arms)
                 folder = self._window_folder(f"{self.replays:03d}-{arm.label}")
                 records[arm.label] = record = arm.replay(folder, window, self.watch, seed=self.seed)
                 if apart and arm is candidate and number == len(windows):

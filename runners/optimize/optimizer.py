@@ -296,7 +296,7 @@ class Optimizer:
         """Diagnose and show the baseline, and reserve time to diagnose the final replay."""
         started = time.monotonic()
         found = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
-        self._bench.keep(_REPORTS * (time.monotonic() - started))
+        self._bench.reserve(_REPORTS * (time.monotonic() - started))
         self._show(found)
         return found
 
@@ -326,6 +326,7 @@ class Optimizer:
             self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
         fixes = _fixes(outcome.answers)
+        known = {fix.id: fix for fix in fixes}
 
         def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or not trusted(forecast):
@@ -336,19 +337,19 @@ class Optimizer:
             replace(journal, replays=self._bench.replays, **entries_of(search)).write(self._out)
 
         search = Search(
-            self._bench,
-            base,
-            outcome.diagnosis,
-            outcome.accuracy,
-            [fix for fix in fixes if fix.id not in options.exclude and (not options.only or fix.id in options.only)],
-            planner,
+            bench=self._bench,
+            base=base,
+            diagnosis=outcome.diagnosis,
+            original=outcome.accuracy,
+            fixes=[fix for fix in fixes if fix.id in (options.only or known) and fix.id not in options.exclude],
+            make_planner=planner,
             goal=goal,
-            trials=options.trials,
+            most_trials=options.trials,
             reserved_s=lambda: _FINAL_SHARE * options.budget_s,
             say=lambda text: self._say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
             note=note,
         )
-        journal.restore(self._out, search, {fix.id: fix for fix in fixes})
+        journal.restore(self._out, search, known)
         return search
 
     def _final(self, outcome: Outcome, search: Search) -> None:

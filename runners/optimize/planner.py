@@ -66,7 +66,7 @@ class Planner:
     :param costs: by :func:`way`, how the time of batches changes.
     :param paces: by :func:`way`, how much longer batches took than predicted, one figure for each replay.
     :param refused: ways that were rejected for their answers or did not run.
-    :ivar looked_at: number of simulated configurations.
+    :ivar simulations: number of simulated configurations.
     """
 
     forecast: Forecast
@@ -76,7 +76,7 @@ class Planner:
     costs: dict[tuple[str, ...], BatchCost | None] = field(default_factory=lambda: {(): None})
     paces: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
     refused: set[tuple[str, ...]] = field(default_factory=set)
-    looked_at: int = 0
+    simulations: int = 0
     _seen: dict[tuple[Serving, tuple[tuple[float, float], ...]], dict[str, float]] = field(default_factory=dict)
 
     def knows(self, configuration: Configuration) -> bool:
@@ -196,7 +196,7 @@ class Planner:
     def _simulated(self, serving: Serving, within: Bounds) -> dict[str, float]:
         key = (serving, tuple(within))
         if key not in self._seen:
-            self.looked_at += 1
+            self.simulations += 1
             self._seen[key] = self.forecast.statistics(serving, within)
         return self._seen[key]
 

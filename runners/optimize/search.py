@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -100,72 +100,63 @@ class Trial:
         return abs(self.prediction.ratio[key] / measured.value - 1.0)
 
 
+@dataclass(slots=True, kw_only=True)
 class Search:
     """Finds the best configuration on a bench.
-
-    :ivar best: the current best configuration; ``arm`` is its service, ``best_score`` its measured goal.
-    :ivar alternatives: measured ways to run the model, in order.
-    :ivar trials: replayed configurations, in order.
-    :ivar found: results of set-ups, by fix.
-    :ivar ineffective: by fix, the evidence that it took no effect.
 
     :param fixes: the fixes to choose from.
     :param make_planner: returns ``None`` if the baseline is too short, or its simulation too inaccurate, to predict
         other settings.
     :param original: accuracy of the first settings.
-    :param trials: maximum number of replayed configurations; ``None`` for no limit.
+    :param most_trials: maximum number of replayed configurations; ``None`` for no limit.
     :param reserved_s: seconds that must remain for the final replay.
     :param say: shows a line of progress.
     :param note: called after every step that took time.
+    :ivar best: the current best configuration; ``arm`` is its service, ``best_score`` its measured goal.
+    :ivar alternatives: measured ways to run the model, in order.
+    :ivar trials: replayed configurations, in order.
+    :ivar found: results of set-ups, by fix.
+    :ivar ineffective: by fix, the evidence that it took no effect.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        base: Arm,
-        diagnosis: Diagnosis,
-        original: float,
-        fixes: Sequence[Fix],
-        make_planner: Callable[[Obstacle], Planner | None],
-        *,
-        goal: Goal,
-        trials: int | None,
-        reserved_s: Callable[[], float],
-        say: Callable[[str], None],
-        note: Callable[[], None],
-    ) -> None:
-        self._bench = bench
-        self._base = base
-        self._diagnosis = diagnosis
-        self._original = original
-        self._fixes = list(fixes)
-        self._goal = goal
-        self._most_trials = trials
-        self._reserved_s = reserved_s
-        self._say = say
-        self._note = note
-        self.first = base.settings
-        self.found: dict[str, Any] = {}
-        self.best = Configuration(base.settings)
-        self.best_score = 0.0
-        self.arm = base
-        self.alternatives: list[Alternative] = []
-        self.trials: list[Trial] = []
-        self.ineffective: dict[str, str] = {}
-        self._batches: Sequence[Sequence[int]] = ()
-        self._obstacles: dict[str, str] = {}
-        self._skipped: dict[str, str] = {}
-        self._dropped: set[str] = set()
-        # Caches by settings, valid until the next result: some preconditions read the whole record.
-        self._contexts: dict[str, Context] = {}
-        self._obstacle_cache: dict[tuple[str, str], str] = {}
-        self._choice_cache: dict[tuple[str, str], list[Choice]] = {}
+    bench: Bench
+    base: Arm
+    diagnosis: Diagnosis
+    original: float
+    fixes: Sequence[Fix]
+    make_planner: InitVar[Callable[[Obstacle], Planner | None]]
+    goal: Goal
+    most_trials: int | None
+    reserved_s: Callable[[], float]
+    say: Callable[[str], None]
+    note: Callable[[], None]
+    planner: Planner | None = field(init=False)
+    first: RunnerSettings = field(init=False)
+    best: Configuration = field(init=False)
+    arm: Arm = field(init=False)
+    best_score: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+    alternatives: list[Alternative] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    ineffective: dict[str, str] = field(default_factory=dict)
+    _batches: Sequence[Sequence[int]] = ()
+    _obstacles: dict[str, str] = field(default_factory=dict)
+    _skipped: dict[str, str] = field(default_factory=dict)
+    _dropped: set[str] = field(default_factory=set)
+    # Caches by settings, valid until the next result: some preconditions read the whole record.
+    _contexts: dict[str, Context] = field(default_factory=dict)
+    _obstacle_cache: dict[tuple[str, str], str] = field(default_factory=dict)
+    _choice_cache: dict[tuple[str, str], list[Choice]] = field(default_factory=dict)
+
+    def __post_init__(self, make_planner: Callable[[Obstacle], Planner | None]) -> None:
+        self.first, self.arm = self.base.settings, self.base
+        self.best = Configuration(self.first)
         self.planner = make_planner(self._obstacle)
 
     @property
     def recorded(self) -> dict[str, Any]:
         """Results of set-ups that the journal keeps."""
-        kept = {fix.id for fix in self._fixes if fix.set_up is not None and fix.set_up.recorded}
+        kept = {fix.id for fix in self.fixes if fix.set_up is not None and fix.set_up.recorded}
         return {name: found for name, found in self.found.items() if name in kept}
 
     def restore(
@@ -182,7 +173,7 @@ class Search:
         for each in self.alternatives:
             if each.status == "ready" and self.planner is not None:
                 self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
-        accuracy = self._base.accuracy
+        accuracy = self.base.accuracy
         for trial in self.trials:
             if self.planner is not None:
                 _refuse(self.planner, trial)
@@ -190,28 +181,28 @@ class Search:
                     self.planner.take(configuration, pace)
             if trial.status == "kept":
                 self.best_score, self.best = trial.score, self._without_ineffective(trial.configuration)
-                accuracy = self._base.accuracy if trial.accuracy is None else trial.accuracy
+                accuracy = self.base.accuracy if trial.accuracy is None else trial.accuracy
         if self.best.choices:
-            self.arm = self._bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
-            self._bench.room.adopt(self.arm)
+            self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
+            self.bench.room.adopt(self.arm)
 
     def run(self) -> None:
         """Search while time allows.
 
         :raises LatfixError: the service failed with its first settings.
         """
-        spare = max(self._bench.left_s() - self._reserved_s(), 0.0)
-        trials = int((1 - _MEASURING) * spare / self._bench.trial_s(self._scored_fixes()))
+        spare = max(self.bench.left_s() - self.reserved_s(), 0.0)
+        trials = int((1 - _MEASURING) * spare / self.bench.trial_s(self._scored_fixes()))
         count = "about 1 replay" if trials <= 1 else f"about {trials} replays"
-        self._say(f"this traffic and budget leave time for {count} of candidates and for the final replay")
+        self.say(f"this traffic and budget leave time for {count} of candidates and for the final replay")
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
             self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
             if self._simulated_choices() or any(choice.measured for choice in self._applicable()):
-                self.planner.forecast.learn(self._batches, self._bench.base_pace(self._base, self._batches))
+                self.planner.forecast.learn(self._batches, self.bench.base_pace(self.base, self._batches))
             self._measure_ways(self.planner)
             self._replay_predicted(self.planner)
-            if self._measure_core_shares(self.planner, self._reserved_s() + self._bench.trial_s([])):
+            if self._measure_core_shares(self.planner, self.reserved_s() + self.bench.trial_s([])):
                 self._replay_predicted(self.planner)
         self._replay_additions()
         if self.planner is not None and not self.best.choices:
@@ -229,9 +220,9 @@ class Search:
 
     def _measure_ways(self, planner: Planner) -> None:
         """Measure the ways that apply, quickest set-up first; then other worker/thread splits."""
-        left = self._bench.left_s()
-        spare = max(left - self._reserved_s(), 0.0)
-        until = left - max(min(_MEASURING * spare, spare - self._bench.trial_s(self._scored_fixes())), 0.0)
+        left = self.bench.left_s()
+        spare = max(left - self.reserved_s(), 0.0)
+        until = left - max(min(_MEASURING * spare, spare - self.bench.trial_s(self._scored_fixes())), 0.0)
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
         for choice in sorted(
             self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.expected_compute)
@@ -266,11 +257,11 @@ class Search:
         self._set_up()
         for choice in self._models():
             if choice.fix.after:
-                self._measure_way(planner, self._reserved_s(), [choice])
+                self._measure_way(planner, self.reserved_s(), [choice])
 
     def _scored_fixes(self) -> list[Fix]:
         """A fix that changes answers, if there is one: to estimate how long the first trial takes."""
-        return [fix for fix in self._fixes if fix.changes_outputs and not fix.making_s][:1]
+        return [fix for fix in self.fixes if fix.changes_outputs and not fix.making_s][:1]
 
     def _models(self) -> list[Choice]:
         return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
@@ -285,21 +276,21 @@ class Search:
         if known or len(configuration.choices) < len(choices):
             return
         fixes = [choice.fix for choice in choices]
-        cost_s = self._bench.pace_s(fixes, planner.forecast.seconds(self._batches))
-        left = self._bench.left_s()
-        if left - cost_s < (until if self.alternatives else self._reserved_s()):
+        cost_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
+        left = self.bench.left_s()
+        if left - cost_s < (until if self.alternatives else self.reserved_s()):
             spare = max(left - until, 0.0)
             reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, and {spare:.0f} s were left for measuring"
             for fix in fixes:
                 self._skipped.setdefault(fix.id, reason)
             return
         self._make_room(self.arm)
-        measured = measure(self._bench, self._base, configuration, self._batches, planner.forecast.cost)
+        measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast.cost)
         self.alternatives.append(measured)
         if measured.status == "ready":
             planner.costs[way(configuration)] = measured.cost
         status = "" if measured.status == "ready" else f"{measured.status}, "
-        self._say(f"{configuration.words}: {status}{measured.reason}")
+        self.say(f"{configuration.words}: {status}{measured.reason}")
         self._record_progress()
 
     def _contains_failed_way(self, configuration: Configuration) -> bool:
@@ -310,12 +301,12 @@ class Search:
 
     def _set_up(self) -> None:
         """Measure, once each, what fixes need to know before they can be decided."""
-        for fix in self._fixes:
+        for fix in self.fixes:
             due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
             if due and fix.set_up is not None and not self._out_of_time([]):
-                found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
+                found = self.found[fix.id] = fix.set_up.measure(self.bench, self.base)
                 if words := fix.set_up.shown(found):
-                    self._say(f"{fix.id}: {words}")
+                    self.say(f"{fix.id}: {words}")
                 self._record_progress()
         list(self._applicable())  # updates the obstacles
 
@@ -361,9 +352,9 @@ class Search:
                 continue
             if ranked and not reported:
                 reported = True
-                self._say(
-                    f"{planner.looked_at} configurations simulated; the best: {ranked[0].words}, "
-                    f"{_ratio_words(planner.predict(ranked[0]).ratio, self._goal.key)}"
+                self.say(
+                    f"{planner.simulations} configurations simulated; the best: {ranked[0].words}, "
+                    f"{_ratio_words(planner.predict(ranked[0]).ratio, self.goal.key)}"
                 )
             if best is None:
                 break
@@ -380,16 +371,16 @@ class Search:
         """Leave the best untried configuration that changes no answer to the final replay."""
         ranked = self._ranked(planner, {(), *(trial.configuration.key for trial in self.trials)})
         best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
-        if best is None or self._bench.left_s() < self._bench.least_round_s:
+        if best is None or self.bench.left_s() < self.bench.least_round_s:
             return
         if (score := planner.score(best)) > math.log(_UNTRIED):
             return
-        predicted = _ratio_words(planner.predict(best).ratio, self._goal.key)
+        predicted = _ratio_words(planner.predict(best).ratio, self.goal.key)
         reason = f"predicted {predicted}; there was no time to try it, so only the final replay tests it"
-        self._say(f"{best.words}: {reason}")
+        self.say(f"{best.words}: {reason}")
         self.trials.append(Trial(configuration=best, status="kept", reason=reason, score=score))
         self.best, self.best_score = best, score
-        self.arm = self._bench.arm("predicted", best.settings, best.fixes, self._base.accuracy)
+        self.arm = self.bench.arm("predicted", best.settings, best.fixes, self.base.accuracy)
         self._record_progress()
 
     def _drop_needless(self, planner: Planner) -> None:
@@ -407,7 +398,7 @@ class Search:
             score, fix, rest = min(rests, key=lambda each: each[:2], default=(math.inf, "", self.best))
             if score > planner.score(self.best) + LEAST_GAIN:
                 return
-            self._say(f"{fix} is left out of the plan: next to the other fixes it is predicted to gain nothing")
+            self.say(f"{fix} is left out of the plan: next to the other fixes it is predicted to gain nothing")
             self._dropped.add(fix)
             self.best = rest
 
@@ -441,7 +432,7 @@ class Search:
     def _current_diagnosis(self) -> Diagnosis:
         """Diagnosis of the current best configuration."""
         latest = self.arm.latest
-        return self._diagnosis if latest is None else diagnose(latest, percentile=self._diagnosis.percentile)
+        return self.diagnosis if latest is None else diagnose(latest, percentile=self.diagnosis.percentile)
 
     def _additions(self, diagnosis: Diagnosis, tried: Collection[str]) -> list[list[Choice]]:
         """Groups of choices that are expected to reduce the remaining tail, most promising first.
@@ -477,14 +468,14 @@ class Search:
 
     def _replay(self, configuration: Configuration, planner: Planner | None) -> None:
         """Replay a configuration in turns with the current best, and keep it if it is better."""
-        bench, current = self._bench, self.arm
-        self._make_room(self._base)
-        self._say(f"replaying {configuration.words}")
+        bench, current = self.bench, self.arm
+        self._make_room(self.base)
+        self.say(f"replaying {configuration.words}")
         added = [choice.fix for choice in configuration.choices if choice.fix.id not in self.best.fixes]
         label = added[0].id if len(added) == 1 else f"trial-{len(self.trials) + 1}"
         candidate = bench.arm(label, configuration.settings, configuration.fixes, alone=bench.room.alone_with(added))
         try:
-            trial = bench.apart_if_need_be(candidate, lambda: self._try(configuration, candidate, planner))
+            trial = bench.retry_alone(candidate, lambda: self._try(configuration, candidate, planner))
         except LatfixError as error:
             candidate.close()
             status, which = ("undecided", "without") if current.failed else ("not_effective", "with")
@@ -493,11 +484,11 @@ class Search:
         self.trials.append(trial)
         if planner is not None:
             _refuse(planner, trial)
-        self._say(f"{configuration.words}: {trial.status}: {trial.reason}")
+        self.say(f"{configuration.words}: {trial.status}: {trial.reason}")
         if trial.status == "kept":
             effective = self._without_ineffective(configuration)
             bench.room.adopt(candidate)
-            if current is not self._base:
+            if current is not self.base:
                 current.close()
             candidate.fixes = effective.fixes
             self.best, self.best_score, self.arm = effective, trial.score, candidate
@@ -507,7 +498,7 @@ class Search:
 
     def _make_room(self, idle: Arm) -> None:
         """Close an idle service on a device, so that only the two that are compared hold memory there."""
-        if self._bench.room.on_device and self.arm is not self._base:
+        if self.bench.room.on_device and self.arm is not self.base:
             idle.close()
 
     def _without_ineffective(self, configuration: Configuration) -> Configuration:
@@ -517,13 +508,13 @@ class Search:
 
     def _try(self, configuration: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
         """Score the answers, then replay, then verify that each fix took effect."""
-        bench = self._bench
+        bench = self.bench
         scored: Mapping[str, Any] = {}
         candidate.accuracy = self.arm.accuracy
         if any(choice.fix.changes_outputs for choice in configuration.choices):
             scored = bench.accuracy(candidate)
             candidate.accuracy = float(scored["score"])
-            enough, reason = judge(scored, self._original, bench.max_drop)
+            enough, reason = judge(scored, self.original, bench.max_drop)
             if not enough:
                 return Trial(configuration=configuration, status="rejected", reason=reason, scored=scored)
         added = [choice for choice in configuration.choices if choice.fix.id not in self.best.fixes]
@@ -531,12 +522,12 @@ class Search:
         pairs = bench.screen(self.arm, candidate, cold=cold)
         comparison = compare_windows(pairs, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison)
-        gained = self._goal.score(ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
+        gained = self.goal.score(ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
         prediction, paces = None, tuple[float, ...]()
         if planner is not None and not cold and planner.knows(self.best) and planner.knows(configuration):
             now, then = (planner.predict(each, bench.window_bounds) for each in (self.best, configuration))
             prediction = Prediction(ratio=ratios(now.ratio, then.ratio), compute=then.compute)
-            if status == "undecided" and max(gained, self._goal.score(prediction.ratio)) < math.log(_LIKELY):
+            if status == "undecided" and max(gained, self.goal.score(prediction.ratio)) < math.log(_LIKELY):
                 status, reason = "kept", f"likely a gain, as predicted: {reason}"
             paces = self._learn(planner, configuration, pairs)
         verified, missing = self._verify(configuration, candidate, pairs)
@@ -560,7 +551,7 @@ class Search:
 
     def _learn(self, planner: Planner, configuration: Configuration, pairs: Pairs) -> tuple[float, ...]:
         """Tell the planner how long batches took on both sides, the current best first."""
-        begins = [begin for begin, _ in self._bench.window_bounds] or [0.0]
+        begins = [begin for begin, _ in self.bench.window_bounds] or [0.0]
         shown = [
             planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
             for k, each in enumerate((self.best, configuration))
@@ -571,7 +562,7 @@ class Search:
         self, configuration: Configuration, candidate: Arm, pairs: Pairs
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Evidence by fix: of the fixes that took effect, and of those that did not."""
-        evidence = self._bench.evidence(candidate, pairs[-1][1])
+        evidence = self.bench.evidence(candidate, pairs[-1][1])
         without, record = (join(arm) for arm in zip(*pairs, strict=True))
         verified, missing = dict[str, str](), dict[str, str]()
         for choice in configuration.choices:
@@ -586,7 +577,7 @@ class Search:
     def _applicable(self, configuration: Configuration | None = None) -> Iterator[Choice]:
         """Every change of every fix that applies to a configuration, by default to the first settings."""
         context = self._context(self.first if configuration is None else configuration.settings)
-        for fix in self._fixes:
+        for fix in self.fixes:
             if fix.id in self.ineffective or (configuration is not None and fix.id in configuration.fixes):
                 continue
             if obstacle := self._obstacle(fix, context.settings):
@@ -607,13 +598,13 @@ class Search:
         return self._obstacle_cache[key]
 
     def _context(self, settings: RunnerSettings) -> Context:
-        key, baseline = repr(settings), self._bench.baseline
+        key, baseline = repr(settings), self.bench.baseline
         if key not in self._contexts:
             self._contexts[key] = Context(
                 settings=settings,
                 record=baseline,
-                diagnosis=self._diagnosis,
-                default_collate=bool(self._bench.ready(self._base)["default_collate"]),
+                diagnosis=self.diagnosis,
+                default_collate=bool(self.bench.ready(self.base)["default_collate"]),
                 cores=int(baseline.meta.machine.get("cores", 1)),
                 latest=self.arm.latest,
                 steps=self.steps(ended=False),
@@ -626,13 +617,13 @@ class Search:
 
         :param promise: predicted gain over the current best, as a logarithm.
         """
-        if self._most_trials is not None and len(self.trials) >= self._most_trials:
-            return f"{BUDGET}all {self._most_trials} trials are used"
-        needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
+        if self.most_trials is not None and len(self.trials) >= self.most_trials:
+            return f"{BUDGET}all {self.most_trials} trials are used"
+        needed, left = self.bench.trial_s(fixes), self.bench.left_s() - self.reserved_s()
         if not self.best.choices:  # nothing to prove yet, and a shorter proof is better than none
-            left += self._reserved_s() * _SHORTER_PROOF
+            left += self.reserved_s() * _SHORTER_PROOF
         elif promise >= _MUCH:
-            left += self._reserved_s() * _FEWER_ROUNDS
+            left += self.reserved_s() * _FEWER_ROUNDS
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
@@ -641,7 +632,7 @@ class Search:
         """Write the journal, and forget what preconditions made of earlier results."""
         for cache in (self._contexts, self._obstacle_cache, self._choice_cache):
             cache.clear()
-        self._note()
+        self.note()
 
     # -- results
 
@@ -694,7 +685,7 @@ class Search:
 
         :param ended: the search was not interrupted; otherwise fixes without a result are left out.
         """
-        steps = {fix.id: step for fix in self._fixes if (step := self._step(fix, ended)) is not None}
+        steps = {fix.id: step for fix in self.fixes if (step := self._step(fix, ended)) is not None}
         kept = [steps[fix] for fix in self.best.fixes if fix in steps]
         return [*kept, *(step for fix, step in steps.items() if fix not in self.best.fixes)]
 

@@ -53,7 +53,7 @@ def _verify(applied: Applied) -> Verified:
     wanted = applied.settings.env.get(ALLOC_CONF, "")
     missing = not_in_effect(applied.record, wanted)
     now, before = applied.both(calls)
-    counts = now.beside(before)
+    counts = now.compared_with(before)
     if missing or not wanted:
         what = ", ".join(missing) or "any setting"
         return Verified(False, f"the allocator does not report {what}; {counts}")

@@ -68,7 +68,8 @@ def _verify(applied: Applied) -> Verified:
     now, before = applied.both(calls)
     text = (
         f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are freed "
-        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.beside(before)}"
+        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; "
+        f"{now.compared_with(before)}"
     )
     limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)
     in_effect = wanted > 0 and limited and not missing

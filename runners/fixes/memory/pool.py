@@ -84,7 +84,7 @@ def _verify_reservation(applied: Applied) -> Verified:
     now, before = applied.both(calls)
     text = (
         f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(reserved) < 2 else 'each'} device before the "
-        f"first request; {now.beside(before)}"
+        f"first request; {now.compared_with(before)}"
     )
     enough = wanted > 0 and got >= _RESERVED * wanted
     return Verified(enough and now.fewer_than(before), "; ".join([text, *refusals(applied.record, "reserve_mb")]))

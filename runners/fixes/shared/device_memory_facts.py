@@ -46,10 +46,10 @@ class Calls:
         return self.fewer_stalls_than(before) and self.total <= 0.5 * before.total
 
     def fewer_stalls_than(self, before: Calls) -> bool:
-        """True if stalls halved, or are zero in both: :meth:`beside` mentions that."""
+        """True if stalls halved, or are zero in both: :meth:`compared_with` mentions that."""
         return self.retries <= 0.5 * before.retries
 
-    def beside(self, before: Calls) -> str:
+    def compared_with(self, before: Calls) -> str:
         """Both in words; if nothing stalled, only latencies can show an effect."""
         text = f"{self.words()}; without it {before.words()}"
         if before.retries or self.retries:

@@ -156,7 +156,7 @@ def test_few_answers_are_compared_of_a_slow_model_or_if_they_are_large(
     monkeypatch.setattr(own_answers, "available_bytes", lambda: available)
     clock = count(0.0, seconds)
     monkeypatch.setattr(own_answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    alone, own = own_answers.look_at_own(labelled(scored=False), sample_requests(traffic(400)))
+    alone, own = own_answers.compare_own(labelled(scored=False), sample_requests(traffic(400)))
     assert len(alone) == own.check.compared == looked_at
 
 

@@ -16,7 +16,7 @@ from latfix.runners.measure.compute_pace import (
     blend,
     measure_pace,
     offered,
-    prepared_beside,
+    preparing_share,
     typical_batches,
 )
 from latfix.runners.service.loaded_service import Service
@@ -188,10 +188,10 @@ def test_concurrent_preparation_is_counted_once() -> None:
     run = record([1] * 4, [40.0] * 4)
     rows = run.requests
     rows["prepare_wait_ns"][:], rows["prepare_ns"][:] = 10 * MS, 30 * MS
-    assert prepared_beside(run) == pytest.approx(0.5)
+    assert preparing_share(run) == pytest.approx(0.5)
     rows["arrival_ns"][:] = 0
-    assert prepared_beside(run) == pytest.approx(0.125), "all at once"
-    assert prepared_beside(record([], [])) == 0.0
+    assert preparing_share(run) == pytest.approx(0.125), "all at once"
+    assert preparing_share(record([], [])) == 0.0
 
 
 def test_python_code_is_slower_while_requests_are_prepared(serve: Any) -> None:

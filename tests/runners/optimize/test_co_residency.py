@@ -97,19 +97,19 @@ def test_a_second_device_may_be_the_one_without_room() -> None:
 def test_only_services_that_may_not_share_are_closed() -> None:
     room = DeviceRoom()
     one, other, alone = _arm(), _arm(), _arm()
-    room.make(one, [one, other])
+    room.close_others(one, [one, other])
     assert one.loaded and other.loaded
     alone.alone = "why"
-    room.make(one, [one, other, alone])
+    room.close_others(one, [one, other, alone])
     assert (one.loaded, other.loaded, alone.loaded) == (True, True, False)
     alone.loaded = True
-    room.make(alone, [one, other, alone])
+    room.close_others(alone, [one, other, alone])
     assert (one.loaded, other.loaded, alone.loaded) == (False, False, True)
 
 
 def test_on_the_host_no_service_is_alone() -> None:
     room = DeviceRoom()
     room.begin(_record(device="cpu"))
-    assert not room.alone_with([_fix("memory.pool", alone=True)]) and not room.alone_at_all()
+    assert not room.alone_with([_fix("memory.pool", alone=True)]) and not room.alone_uncompared()
     room.adopt(_arm("large", latest=_record(device="cpu", retries=3)))
     assert not room.alone

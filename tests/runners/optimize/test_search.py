@@ -134,7 +134,7 @@ def test_a_process_that_prepared_more_than_a_replay_brings_is_not_timed(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What grows with every request (a cache, a list) would be older in the first settings' process alone."""
-    monkeypatch.setattr(measurement, "prepared_beside", lambda _: 0.5)
+    monkeypatch.setattr(measurement, "preparing_share", lambda _: 0.5)
     worn: list[bool] = []
     world.on_replay = lambda arm, _: worn.append(arm.worn)
     outcome = search(model(world, "FAST", 0.5))
