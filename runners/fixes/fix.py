@@ -99,8 +99,10 @@ class Bench(Protocol):
     baseline: RunRecord
     windows: list[Traffic]
     replays: int
-    watch: Watch
     seed: int
+
+    @property
+    def watch(self) -> Watch: ...
 
     @property
     def max_drop(self) -> float: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +69,7 @@ def lead_in_s(seconds: float) -> float:
     return min(max(seconds / (2 * WANTED_ROUNDS) - _SHORT_REPLAY_S, 0.0), LEAD_IN_S)
 
 
+@dataclass
 class Bench:
     """The arms of one search and how they are measured.
 
@@ -79,29 +81,29 @@ class Bench:
     :ivar broken: error messages of services that did not run, by their fixes.
     """
 
-    def __init__(
-        self, spec: WorkloadSpec, traffic: Traffic, out: Path, *, watch: Watch, seed: int, budget_s: float
-    ) -> None:
-        self.spec = spec
-        self.traffic = traffic
-        self.out = out
-        self.seed = seed
-        self.watch = watch
-        self._first_load_s = 0.0
-        self.accuracy_s = 0.0
-        self.replays = 0
-        self.room = DeviceRoom()
-        self.broken: dict[tuple[str, ...], str] = {}
-        self.windows: list[Traffic] = []
-        self._settling: list[Traffic] = []
-        self._latency: Floats | None = None
-        self.baseline: RunRecord
-        self._arms: list[Arm] = []
-        self._restart_s = 0.0
-        self._base_pace: tuple[float, Mapping[str, Floats]] | None = None
-        self._base_pace_s = 0.0
-        self._prepared = 0.0
-        self._seen: tuple[Path, Mapping[str, Any]] | None = None
+    spec: WorkloadSpec
+    traffic: Traffic
+    out: Path
+    watch: Watch
+    seed: int
+    budget_s: InitVar[float]
+    baseline: RunRecord = field(init=False)
+    accuracy_s: float = 0.0
+    replays: int = 0
+    room: DeviceRoom = field(default_factory=DeviceRoom)
+    broken: dict[tuple[str, ...], str] = field(default_factory=dict)
+    windows: list[Traffic] = field(default_factory=list)
+    _settling: list[Traffic] = field(default_factory=list)
+    _latency: Floats | None = None
+    _arms: list[Arm] = field(default_factory=list)
+    _first_load_s: float = 0.0
+    _restart_s: float = 0.0
+    _base_pace: tuple[float, Mapping[str, Floats]] | None = None
+    _base_pace_s: float = 0.0
+    _prepared: float = 0.0
+    _seen: tuple[Path, Mapping[str, Any]] | None = None
+
+    def __post_init__(self, budget_s: float) -> None:
         self._deadline = time.monotonic() + budget_s
 
     @property

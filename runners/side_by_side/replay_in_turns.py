@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class _Tried:
         return None if self.scored is None else float(self.scored["score"])
 
 
+@dataclass
 class SideBySide:
     """Ideas compared with the unmodified workload.
 
@@ -81,28 +82,26 @@ class SideBySide:
     :param clock: seconds of a monotonic clock.
     """
 
-    def __init__(
-        self,
-        ideas: Sequence[Idea],
-        traffic: Traffic,
-        out: Path,
-        options: Options,
-        *,
-        watch: Watch,
-        say: Callable[[str], None],
-        make_arm: Callable[[str, WorkloadSpec, Any, tuple[str, ...], Path], Arm] = Arm,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._traffic, self._stretch, self._offset_s = traffic, traffic, 0.0
-        self._lead_in: Traffic | None = None
-        self._out, self._options, self._watch, self._say, self._clock = out, options, watch, say, clock
-        self._deadline = clock() + options.budget_s
-        log = out / "runner.log"
+    ideas: InitVar[Sequence[Idea]]
+    traffic: Traffic
+    out: Path
+    options: Options
+    _: KW_ONLY
+    watch: Watch
+    say: Callable[[str], None]
+    make_arm: InitVar[Callable[[str, WorkloadSpec, Any, tuple[str, ...], Path], Arm]] = Arm
+    clock: Callable[[], float] = time.monotonic
+    _lead_in: Traffic | None = field(default=None, init=False)
+    _looked: RunRecord | None = field(default=None, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self, ideas: Sequence[Idea], make_arm: Callable[..., Arm]) -> None:
+        self._stretch, self._offset_s = self.traffic, 0.0
+        self._scoring_s = self._scored_s = 0.0
+        self._deadline = self.clock() + self.options.budget_s
+        log = self.out / "runner.log"
         arms = [_Tried(idea, make_arm(idea.name, idea.spec, idea.settings, idea.fixes, log)) for idea in ideas]
         self._base, self._ideas = arms[0], arms[1:]
-        self._looked: RunRecord | None = None
-        self._scoring_s = self._scored_s = 0.0
-        self._notes: list[str] = []
 
     def run(self) -> Trial:
         """Replay within the budget; on Ctrl-C return the complete rounds.
@@ -122,24 +121,22 @@ class SideBySide:
 
     @property
     def _wanted(self) -> int:
-        return self._options.rounds or WANTED_ROUNDS
+        return self.options.rounds or WANTED_ROUNDS
 
     def _left_s(self) -> float:
-        return self._deadline - self._clock()
+        return self._deadline - self.clock()
 
     def _look(self) -> None:
         """First replay of the unmodified workload: saves its answers, and decides how much traffic fits."""
         base, replays = self._base, self._wanted * (1 + len(self._ideas))
-        self._say(f"{base.idea.name}: loading the model")
+        self.say(f"{base.idea.name}: loading the model")
         base.arm.running()
-        whole_s = self._traffic.duration_s - self._traffic.start_s
+        whole_s = self.traffic.duration_s - self.traffic.start_s
         fits = replays * (whole_s + _DRAIN_S + base.arm.start_s) <= self._left_s()
-        looked_at = self._traffic
-        if not fits and _LOOK_SHARE * self._options.budget_s < whole_s:
-            self._offset_s = self._traffic.start_s
-            looked_at = slice_time(
-                self._traffic, self._offset_s, self._offset_s + _LOOK_SHARE * self._options.budget_s
-            )
+        looked_at = self.traffic
+        if not fits and _LOOK_SHARE * self.options.budget_s < whole_s:
+            self._offset_s = self.traffic.start_s
+            looked_at = slice_time(self.traffic, self._offset_s, self._offset_s + _LOOK_SHARE * self.options.budget_s)
         self._stretch = looked_at
         self._measure(base, 1)
         if answers := (base.scored or {}).get("answers"):
@@ -153,18 +150,18 @@ class SideBySide:
             self._lead_in = lead_in(looked_at, base.records[1], self._stretch)
             del base.records[1]
             self._offset_s += float(self._stretch.metadata["transforms"][-1]["start_s"])
-        if self._stretch is not self._traffic:
+        if self._stretch is not self.traffic:
             self._notes.append(self._stretch_words(looked_at, whole_s))
-            self._say(self._notes[-1])
+            self.say(self._notes[-1])
 
     def _stretch_words(self, looked_at: Traffic, whole_s: float) -> str:
         """Which part of the traffic is replayed, and why not all of it."""
         to_s = self._offset_s + self._stretch.duration_s
-        chosen, unseen = f"the first {significant(to_s - self._traffic.start_s)} s of the traffic", ""
+        chosen, unseen = f"the first {significant(to_s - self.traffic.start_s)} s of the traffic", ""
         if self._stretch is not looked_at:
             bounds = f"{significant(self._offset_s)} to {significant(to_s)}"
             chosen = f"seconds {bounds} of the traffic, with the most slow requests"
-        if looked_at is not self._traffic:
+        if looked_at is not self.traffic:
             unseen = f"; only its first {significant(looked_at.duration_s)} s were searched for slow requests"
         arms = 1 + len(self._ideas)
         return (
@@ -174,13 +171,13 @@ class SideBySide:
 
     def _replay_rounds(self) -> None:
         arms = [self._base, *self._ideas]
-        for number in range(1, (self._options.rounds or MOST_ROUNDS) + 1):
-            started, scored_s = self._clock(), self._scored_s
+        for number in range(1, (self.options.rounds or MOST_ROUNDS) + 1):
+            started, scored_s = self.clock(), self._scored_s
             for tried in arms if number % 2 else arms[::-1]:
                 if not tried.failure and number not in tried.records:
                     self._try(tried, number)
             # Answers are scored only once. The first arm's first replay may have been before the round.
-            took_s = self._clock() - started - (self._scored_s - scored_s)
+            took_s = self.clock() - started - (self._scored_s - scored_s)
             if number == 1 and self._looked is self._base.records.get(1):
                 took_s += self._stretch.duration_s + _DRAIN_S + self._base.starts_s[0]
             if self._base.failure or all(tried.failure for tried in self._ideas) or self._left_s() < took_s:
@@ -192,32 +189,32 @@ class SideBySide:
             self._measure(tried, number)
         except LatfixError as error:
             tried.failure = error.message
-            self._say(f"{tried.idea.name}: failed: {error.message}")
+            self.say(f"{tried.idea.name}: failed: {error.message}")
 
     def _measure(self, tried: _Tried, number: int) -> None:
         """One replay on a fresh process; the arm's first one is scored."""
-        folder = new_folder(self._out / f"{_plain(tried.idea.name)}-{number}")
+        folder = new_folder(self.out / f"{_plain(tried.idea.name)}-{number}")
         try:
             if self._lead_in is not None:
                 earlier = folder.with_name(f"{folder.name}-lead-in")
-                tried.arm.replay(earlier, self._lead_in, self._watch, seed=self._options.seed)
-            record = tried.arm.replay(folder, self._stretch, self._watch, seed=self._options.seed)
+                tried.arm.replay(earlier, self._lead_in, self.watch, seed=self.options.seed)
+            record = tried.arm.replay(folder, self._stretch, self.watch, seed=self.options.seed)
             tried.starts_s.append(tried.arm.start_s)
             if not record.counts()["ok"]:
                 first = next(iter(record.errors.values()), "none ended in time")
                 raise RunnerError(f"no request ended ok; the first one: {first}")
             tried.records[number] = record
             if tried.scored is None:
-                started = self._clock()
+                started = self.clock()
                 tried.scored = self._score(tried.arm, record)
-                self._scoring_s = self._clock() - started
+                self._scoring_s = self.clock() - started
                 self._scored_s += self._scoring_s
         finally:
             tried.arm.close()
 
     def _score(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
         """The accuracy, on the requests of the first replay: the first arm saves its answers as the reference."""
-        reference = str(self._out / "outputs.npz")
+        reference = str(self.out / "outputs.npz")
         ways: dict[str, Any] = {"reference": reference, "max_drop": self._max_drop}
         if self._looked is None:
             self._looked, ways = record, {"save": reference}
@@ -229,7 +226,7 @@ class SideBySide:
         return self._base.idea.spec.objective.max_accuracy_drop
 
     def _result(self, interrupted: bool) -> Trial:
-        base, seed = self._base, self._options.seed
+        base, seed = self._base, self.options.seed
         records = list(base.records.values())
         found = [self._idea_result(tried) for tried in self._ideas]
         compared = [idea.comparison for idea in found if idea.comparison is not None]
@@ -245,7 +242,7 @@ class SideBySide:
             from_s=self._offset_s + self._stretch.start_s,
             to_s=self._offset_s + self._stretch.duration_s,
             requests=len(self._stretch),
-            whole=self._stretch is self._traffic,
+            whole=self._stretch is self.traffic,
             accuracy_limit=None if base.score is None else base.score - self._max_drop,
             interrupted=interrupted,
             failure=base.failure,
@@ -289,7 +286,7 @@ class SideBySide:
                 "on the machine delayed the replayer."
             )
         before, after = zip(*(on_time or pairs), strict=True)
-        return compare_rounds(before, after, seed=self._options.seed, accuracy=(base.score, tried.score))
+        return compare_rounds(before, after, seed=self.options.seed, accuracy=(base.score, tried.score))
 
 
 def _plain(name: str) -> str:

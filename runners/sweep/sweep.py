@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ _RESTART_SHARE = 0.25
 _NOISY, _WAITING, _FLAT = 1.3, 0.1, 0.7
 
 
+@dataclass
 class Sweep:
     """Measures points until every setting is decided or the budget ends.
 
@@ -55,40 +57,30 @@ class Sweep:
     :param new_arm: makes a service, ``clock`` returns seconds; tests replace both.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        part: Part,
-        settings: Sequence[Setting],
-        out: Path,
-        options: Options,
-        *,
-        watch: Watch,
-        say: Callable[[str], None],
-        keep: Callable[[Outcome], None],
-        fixes: tuple[str, ...] = (),
-        new_arm: Callable[[str, WorkloadSpec, RunnerSettings, tuple[str, ...], Path], Arm] = Arm,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._spec = spec
-        self._out = out
-        self._options = options
-        self._watch = watch
-        self._say = say
-        self._keep = keep
-        self._fixes = fixes
-        self._new_arm = new_arm
-        self._random = random.Random(options.seed)
-        self._arms: dict[int, Arm] = {}
-        self._used: dict[int, bool] = {}
-        self._load_s = 3.0
-        self._clock = clock
-        self._began = clock()
-        self._outcome = Outcome(settings=list(settings), part=part, target=options.target)
-        self._first_error: LatfixError | None = None
+    spec: WorkloadSpec
+    part: InitVar[Part]
+    settings: InitVar[Sequence[Setting]]
+    out: Path
+    options: Options
+    _: KW_ONLY
+    watch: Watch
+    say: Callable[[str], None]
+    keep: Callable[[Outcome], None]
+    fixes: tuple[str, ...] = ()
+    new_arm: Callable[[str, WorkloadSpec, RunnerSettings, tuple[str, ...], Path], Arm] = Arm
+    clock: Callable[[], float] = time.monotonic
+    _arms: dict[int, Arm] = field(default_factory=dict, init=False)
+    _used: dict[int, bool] = field(default_factory=dict, init=False)
+    _load_s: float = field(default=3.0, init=False)
+    _first_error: LatfixError | None = field(default=None, init=False)
+    _errors: dict[int, LoadErrors | None] = field(default_factory=dict, init=False)
+    _guesses: dict[int, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, part: Part, settings: Sequence[Setting]) -> None:
+        self._random = random.Random(self.options.seed)
+        self._outcome = Outcome(settings=list(settings), part=part, target=self.options.target)
         self._replays: dict[int, list[Simulated]] = {setting.number: [] for setting in settings}
-        self._errors: dict[int, LoadErrors | None] = {}
-        self._guesses: dict[int, float] = {}
+        self._began = self.clock()
 
     def run(self) -> Outcome:
         """Run the sweep; on Ctrl-C return the points so far.
@@ -96,8 +88,8 @@ class Sweep:
         :raises LatfixError: no setting could be replayed at all.
         """
         outcome = self._outcome
-        self._began = self._clock()
-        schedule = self._out / "schedule"
+        self._began = self.clock()
+        schedule = self.out / "schedule"
         schedule.mkdir(parents=True, exist_ok=True)
         save_schedule(outcome.part.traffic, schedule / SCHEDULE)
         try:
@@ -110,7 +102,7 @@ class Sweep:
             for arm in self._arms.values():
                 arm.close()
             self._explain()
-            outcome.seconds = self._clock() - self._began
+            outcome.seconds = self.clock() - self._began
         if not outcome.measured and self._first_error is not None:
             raise self._first_error
         return outcome
@@ -118,7 +110,7 @@ class Sweep:
     def _explain(self) -> None:
         """Predictions of queueing theory, from the first replay of each load."""
         part, target = self._outcome.part, self._outcome.target
-        more = {"seed": self._options.seed, "points": max(len(self._outcome.measured), 1)}
+        more = {"seed": self.options.seed, "points": max(len(self._outcome.measured), 1)}
         for setting in self._outcome.settings:
             first: dict[float, Simulated] = {}
             for one in sorted(self._replays[setting.number], key=lambda each: each.load):
@@ -128,7 +120,7 @@ class Sweep:
                 self._outcome.theory[setting.number] = found
 
     def _left_s(self) -> float:
-        return self._options.budget_s - (self._clock() - self._began)
+        return self.options.budget_s - (self.clock() - self._began)
 
     def _active(self) -> list[Setting]:
         return [setting for setting in self._outcome.settings if not setting.failure]
@@ -159,8 +151,8 @@ class Sweep:
 
     def _loads(self) -> tuple[float, ...]:
         """The requested loads; by default the recorded rate, or a higher one that fits a fair share of the budget."""
-        part, most = self._outcome.part, _FIRST_SHARE * self._options.budget_s / len(self._outcome.settings)
-        return self._options.loads or (max(1.0, part.seconds(1.0) / most),)
+        part, most = self._outcome.part, _FIRST_SHARE * self.options.budget_s / len(self._outcome.settings)
+        return self.options.loads or (max(1.0, part.seconds(1.0) / most),)
 
     def _next_of(self, setting: int, pending: list[float]) -> float | None:
         """Take the next load that is useful and fits; others before it are recorded as skipped."""
@@ -187,12 +179,12 @@ class Sweep:
             fitting = [pair for pair in wanted if self._cost_s(pair[0].number, pair[1]) <= self._left_s()]
             if not fitting:
                 self._outcome.notes.append(
-                    f"The budget of {self._options.budget_s:.0f} s ended the search: a larger --budget narrows the "
+                    f"The budget of {self.options.budget_s:.0f} s ended the search: a larger --budget narrows the "
                     "intervals."
                 )
                 return
             setting, load = fitting[0]
-            self._measure(setting, load, "knee" if self._options.target.limit is None else "largest")
+            self._measure(setting, load, "knee" if self.options.target.limit is None else "largest")
 
     def _wanted(self) -> list[tuple[Setting, float]]:
         """The next load of each setting, the setting with the fewest replays first."""
@@ -203,12 +195,12 @@ class Sweep:
         for setting in self._active():
             number = setting.number
             answer = answers.get(number)
-            if answer is None or answer.decided(self._options.gate_rps) or answer.below(best):
+            if answer is None or answer.decided(self.options.gate_rps) or answer.below(best):
                 continue
             load = next_load(
                 self._errors[number],
                 [one.load for one in self._replays[number]],
-                self._options.target.limit,
+                self.options.target.limit,
                 partial(self._cost_s, number),
                 first=min(self._loads()),
                 guess=self._guesses.get(number),
@@ -223,7 +215,7 @@ class Sweep:
         replays = self._replays[number]
         replays.append(Simulated.of(record, measured.load, measured.point))
         part, target = outcome.part, outcome.target
-        found = load_errors_of(replays, part, target, seed=self._options.seed)
+        found = load_errors_of(replays, part, target, seed=self.options.seed)
         whole = sum(one.whole for one in replays)
         errors = self._errors[number] = found if whole else None
         if found is not None:
@@ -254,7 +246,7 @@ class Sweep:
 
     def _why_wide(self, number: int, errors: LoadErrors | None) -> str:
         """Why an answer is not narrower: the first of the likely reasons."""
-        replays, target = self._replays[number], self._options.target
+        replays, target = self._replays[number], self.options.target
         points = [one.point for one in replays]
         requests = min(len(point.latency) for point in points)
         middle = math.nan if errors is None else quantiles(errors.wanted(target.limit))[0]
@@ -283,20 +275,20 @@ class Sweep:
         """Replay one point; a setting that fails is left out."""
         outcome = self._outcome
         schedule = outcome.part.at(load)
-        folder = self._out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}"
-        began = self._clock() - self._began
+        folder = self.out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}"
+        began = self.clock() - self._began
         try:
             arm = self._arm(setting)
             if not arm.primed:
-                started = self._clock()
-                arm.prime(self._out / "schedule")
-                self._load_s = self._clock() - started
+                started = self.clock()
+                arm.prime(self.out / "schedule")
+                self._load_s = self.clock() - started
                 self._used[setting.number] = False
             record, cut_s, hopeless = self._replay(arm, folder, schedule, load)
         except LatfixError as error:
             setting.failure = error.message
             self._first_error = self._first_error or error
-            self._say(f"{setting.label}: failed, and is left out: {error.message}")
+            self.say(f"{setting.label}: failed, and is left out: {error.message}")
             return
         if cut_s is not None or self._load_s < _RESTART_SHARE * outcome.part.seconds(load):
             arm.restart()  # after an early end the workers still have the backlog
@@ -316,15 +308,15 @@ class Sweep:
         self._used[setting.number] = True
         outcome.measured.append(measured)
         self._learn(setting, record, measured)
-        outcome.seconds = self._clock() - self._began
-        self._keep(outcome)
+        outcome.seconds = self.clock() - self._began
+        self.keep(outcome)
 
     def _arm(self, setting: Setting) -> Arm:
         """The setting's process; if there are too many, the least recently used one ends."""
         arm = self._arms.pop(setting.number, None)
         if arm is None:
-            log = self._out / f"runner-s{setting.number}.log"
-            arm = self._new_arm(setting.label, self._spec, setting.settings, self._fixes, log)
+            log = self.out / f"runner-s{setting.number}.log"
+            arm = self.new_arm(setting.label, self.spec, setting.settings, self.fixes, log)
         self._arms[setting.number] = arm
         alive = [number for number, other in self._arms.items() if other.primed and number != setting.number]
         for number in alive[: max(0, len(alive) - _MOST_ALIVE + 1)]:
@@ -341,14 +333,14 @@ class Sweep:
             requests=len(schedule),
             scheduled_s=schedule.duration_s,
             at_once=settings.max_batch_size * settings.workers,
-            limit_s=self._options.target.limit,
+            limit_s=self.options.target.limit,
         )
         process, cut_s, hopeless = arm.running(), [math.inf], [False]
         first = not self._outcome.measured  # at least one point is replayed, even beyond the budget
 
         @contextmanager
         def watching(label: str, traffic: Traffic, where: Path) -> Iterator[OnEvent]:
-            with self._watch(f"load {load:.3g}, {label}", traffic, where) as shown:
+            with self.watch(f"load {load:.3g}, {label}", traffic, where) as shown:
 
                 def on_event(event: Mapping[str, Any]) -> None:
                     shown(event)
@@ -367,5 +359,5 @@ class Sweep:
 
                 yield on_event
 
-        record = arm.replay(folder, schedule, watching, seed=self._options.seed)
+        record = arm.replay(folder, schedule, watching, seed=self.options.seed)
         return record, cut_s[0] if record.partial and math.isfinite(cut_s[0]) else None, hopeless[0]
