@@ -1,4 +1,4 @@
-"""How much of a model's answers says the same as those of the original to the same requests."""
+"""Agreement of a model's answers with those of the original to the same requests."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.config.model_output_rules import ALL, OutputRule, rule_of
 from latfix.errors import InputError
 from latfix.runners.answers.named_outputs import Answer, Answers, Array
-from latfix.runners.answers.output_distance import Apart, Floats, Measure, apart, measure_of
+from latfix.runners.answers.output_distance import Apart, Measure, apart, measure_of
 from latfix.runners.answers.output_kinds import kind_of
 
 #: Sizes of one request's inputs, input by input.
 Shapes = Sequence[tuple[int, ...]]
-#: Answers that kinds are told from.
-_LOOKED_AT = 64
+#: Number of answers from which kinds are inferred.
+_INFERRED_FROM = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """What answers are judged by: found once, in the original's, and used for all others.
+    """How answers are judged: determined once from the original's answers, and used for all others.
 
     :param measures: by output.
-    :param told: what told the kind of each output.
-    :param follows: of an output the dimensions that are as long as an input of the request makes them. What is longer
-        in a batch is the padding's part, and is cut.
+    :param told: by output, the reason for its kind.
+    :param follows: by output, the dimensions whose size follows from an input of the request. In a batch they may be
+        longer by padding, which is cut.
     """
 
     measures: Mapping[str, Measure]
@@ -36,7 +37,7 @@ class Yardstick:
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def measure(self, name: str, values: Array) -> Measure:
-        """How an output is judged; one that no answer had so far, by itself."""
+        """How an output is judged; one that no answer of the original has, by its own values."""
         return self.measures.get(name) or measure_of(kind_of(name, [values])[0], [values])
 
     @property
@@ -63,8 +64,8 @@ class Compared:
     """How an answer differs from the reference.
 
     :param agreement: of the output that agrees least.
-    :param distance: the largest one, in its kind's own measure; ``None`` without numbers.
-    :param output: the name of the output that agrees least, or lies farthest.
+    :param distance: the largest one, in the measure of its kind; ``None`` without numbers.
+    :param output: name of the output that agrees least, or has the largest distance.
     :param apart: by output.
     """
 
@@ -80,9 +81,9 @@ class Compared:
 class Difference:
     """How two lists of answers differ.
 
-    :param agreements: ``(n,)`` of the answers of the first list that are not failures.
-    :param deviation: the largest distance in any answer; ``None`` where there are no numbers to compare.
-    :param broken: answers that failed in the second list alone, or hold NaN or infinity where the first has numbers.
+    :param agreements: ``(n,)``, of the answers that did not fail in the first list.
+    :param deviation: the largest distance of any answer; ``None`` if there are no numbers to compare.
+    :param broken: number of answers that failed only in the second list, or have NaN or infinity in place of numbers.
     :param same: all differ by no more than the original's own answers do.
     """
 
@@ -93,43 +94,39 @@ class Difference:
 
     @property
     def agreement(self) -> float:
-        """The mean; 0 where nothing was compared."""
+        """The mean; 0 if nothing was compared."""
         return float(self.agreements.mean()) if len(self.agreements) else 0.0
 
 
 def yardstick_of(
     answers: Answers, rules: Mapping[str, OutputRule], shapes: Sequence[Shapes | None] = ()
 ) -> Yardstick:
-    """What to judge by, from the original's answers to requests alone.
+    """How to judge answers, from the original's answers to requests alone.
 
-    :param rules: what ``[outputs]`` declares.
-    :param shapes: of the inputs of the first requests; ``None`` where unknown.
-    :raises InputError: a rule is of an output that no answer has.
+    :param rules: declared in ``[outputs]``.
+    :param shapes: of the inputs of the first requests; ``None`` if unknown.
+    :raises InputError: a rule names an output that no answer has.
     """
     known = [answer for answer in answers if answer is not None]
     names = list(dict.fromkeys(output.name for answer in known for output in answer))
-    _check_names(names, rules)
+    for name, rule in rules.items():
+        if name not in (*names, ALL) and names:
+            found = ", ".join(repr(each) for each in names if each) or "one output without a name: kind = ... for all"
+            raise InputError(f"{rule.where}: found output {name!r}; the service answers {found}")
     measures, told = {}, {}
     for name in names:
-        values = [output.values for answer in known for output in answer if output.name == name][:_LOOKED_AT]
+        values = [output.values for answer in known for output in answer if output.name == name][:_INFERRED_FROM]
         declared = rule_of(rules, name)
         kind, told[name] = (declared.kind, "declared") if declared.kind is not None else kind_of(name, values)
         measures[name] = measure_of(kind, values)
     return Yardstick(measures=measures, told=told, follows=following_axes(answers, shapes))
 
 
-def _check_names(names: Sequence[str], rules: Mapping[str, OutputRule]) -> None:
-    for name, rule in rules.items():
-        if name not in (*names, ALL) and names:
-            found = ", ".join(repr(each) for each in names if each) or "one output without a name: kind = ... for all"
-            raise InputError(f"{rule.where}: found output {name!r}; the service answers {found}")
-
-
 def following_axes(answers: Answers, shapes: Sequence[Shapes | None]) -> dict[str, tuple[int, ...]]:
-    """Of each output the dimensions whose size follows from that of a dimension of an input.
+    """By output, the dimensions whose size follows from the size of an input's dimension.
 
-    That is: it differs between requests, and is no smaller where the input's is larger. Of a number of boxes, or of
-    written tokens, it cannot be said.
+    That is: it differs between requests, and never shrinks as the input's grows. The number of detected boxes, or of
+    generated tokens, does not follow.
     """
     sized: dict[str, list[tuple[tuple[int, ...], Shapes]]] = {}
     for answer, inputs in zip(answers, shapes, strict=False):
@@ -168,7 +165,7 @@ def _rises_with(sizes: Sequence[int], given: Sequence[int]) -> bool:
 
 
 def compare(yardstick: Yardstick, expected: Answer, got: Answer | None) -> Compared:
-    """One answer beside the reference; ``None`` is a failure."""
+    """Compare one answer with the reference; ``None`` is a failure."""
     if got is None:
         return Compared(agreement=0.0, broken=True)
     if [output.name for output in expected] != [output.name for output in got]:
@@ -181,7 +178,7 @@ def compare(yardstick: Yardstick, expected: Answer, got: Answer | None) -> Compa
         found[wanted.name] = _worse(found[wanted.name], here) if wanted.name in found else here
     if not found:
         return Compared(agreement=1.0, same=True)
-    # Where several are equally bad, the one that is farther off says more.
+    # Among outputs with equal agreement, report the one with the largest distance.
     name = min(found, key=lambda each: (found[each].agreement, -(found[each].distance or 0.0)))
     known = [each.distance for each in found.values() if each.distance is not None]
     return Compared(
@@ -205,18 +202,17 @@ def _worse(one: Apart, other: Apart) -> Apart:
 
 
 def _cut(values: Array, shape: tuple[int, ...], axes: Sequence[int]) -> Array:
-    """Without what padding added at the ends of ``axes``."""
+    """The values without padding at the ends of ``axes``."""
     if values.ndim != len(shape):
         return values
     return values[tuple(slice(size) if axis in axes else slice(None) for axis, size in enumerate(shape))]
 
 
 def difference(yardstick: Yardstick, first: Answers, second: Answers) -> Difference:
-    """Compare answers in the same order; what failed in the first list is left out.
+    """Compare answers in the same order, without the requests that failed in the first list.
 
-    :raises ValueError: the lists are not of one length.
+    :raises ValueError: the lists differ in length.
     """
-    # A request that the original itself fails says nothing about a fix.
     judged = [compare(yardstick, a, b) for a, b in zip(first, second, strict=True) if a is not None]
     known = [each.distance for each in judged if each.distance is not None and math.isfinite(each.distance)]
     return Difference(

@@ -1,4 +1,4 @@
-"""An answer as named arrays in a fixed order, whatever structure ``finish`` or a model gave it."""
+"""An answer as named arrays in a fixed order, for any structure that ``finish`` or a model returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 class Output(NamedTuple):
     """One output of an answer.
 
-    :param name: keys and places that lead to it, joined by dots; empty where the answer is nothing else.
+    :param name: keys and positions that lead to it, joined by dots; empty if the answer has only one output.
     """
 
     name: str
@@ -30,10 +30,10 @@ Answers = Sequence[Answer | None]
 def outputs_of(answer: Any, names: Sequence[str] = ()) -> Answer:
     """An answer as arrays of its tensors, numbers and texts.
 
-    A list of numbers, or of texts, is one output; items of other lists share one name, however many there are. Of
-    complex numbers the real parts come first, then the imaginary ones.
+    A list of numbers, or of texts, is one output; the items of other lists share one name. For complex numbers the
+    real parts come first, then the imaginary ones.
 
-    :param names: of the outputs, by their order, where a model file has them.
+    :param names: names of the outputs in order, if a model file has them.
     """
     if names and isinstance(answer, tuple) and len(answer) == len(names):
         return [output for name, item in zip(names, answer, strict=True) for output in _walked(item, name)]
@@ -71,5 +71,5 @@ def _under(name: str, key: str) -> str:
 
 
 def _is_row(items: Sequence[Any]) -> bool:
-    """True if items are all numbers, or all texts, and so one array; what is empty is a row of nothing."""
+    """True if the items are all numbers or all texts, so that they form one array."""
     return all(isinstance(item, bool | int | float) for item in items) or all(isinstance(item, str) for item in items)

@@ -1,22 +1,19 @@
-"""How far apart two outputs of one kind are, and how much of the one says the same as the other.
+"""Distance and agreement of two outputs of one kind.
 
-A distance is 0 for equal outputs and has one bound for each kind, beyond which they do not agree:
+A distance is 0 for equal outputs. Each kind has a bound beyond which two outputs do not agree:
 
 scores, steps
-    total variation of the two distributions, and for logits, too, the root of their mean squared difference as a
-    share of their own spread (at least half of what is usual), whichever is larger.
+    total variation of the two distributions; for logits, the larger of this and the root mean squared difference as a
+    share of their spread (at least half of the usual spread).
 vectors
-    the chord of the angle between them (the root of 2 - 2 cosine), or how far the ratio of their norms is from 1.
-numbers
-    the difference as a share of the number; of one next to zero as a share of a tenth of what is usual there.
-images
-    root of the mean squared error as a share of the range (10^(-PSNR/20)).
-ids
-    they are the same or not.
+    the larger of the chord of the angle between them (the root of 2 - 2 cosine), and the distance of the ratio of
+    their norms from 1. numbers the difference as a share of the number, or of a tenth of the usual size if the number
+    is close to zero. images root mean squared error as a share of the range (10^(-PSNR/20)). ids equal or not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +21,13 @@ from operator import ne
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.config.model_output_rules import Kind
-from latfix.runners.answers.named_outputs import Array
+from latfix.runners.answers.named_outputs import Array, outputs_of
 from latfix.runners.answers.output_kinds import bare, sum_to_one
 
-Floats = npt.NDArray[np.float64]
-
-#: The largest distance at which outputs agree. Images: 30 dB. Vectors: a cosine of 0.989.
+#: Maximum distance at which outputs agree. Images: 30 dB. Vectors: a cosine of 0.989.
 BOUNDS: Mapping[Kind, float] = {
     "scores": 0.2,
     "steps": 0.2,
@@ -41,13 +36,14 @@ BOUNDS: Mapping[Kind, float] = {
     "images": 10 ** (-30 / 20),
     "ids": 0.0,
 }
-#: Another order of summation in float32 explains so much.
+#: Distance that another order of summation in float32 explains.
 ROUNDING = 1e-3
-#: The farthest of a few answers is not the farthest of all.
+#: Margin on the largest observed variation: the maximum over a few answers is not that over all.
 _VARIES_MORE = 2.0
-#: A number counts as at least this share of what is usual in its place.
+#: Minimum size that a number counts as, as a share of the usual size.
 _NEXT_TO_ZERO = 0.1
-#: Logits count as spread at least this share of what is usual: where none stands out, noise is as large as they are.
+#: Minimum spread that logits count as, as a share of the usual spread: if none stands out, they are as small as
+#: noise.
 _UNDECIDED = 0.5
 #: Sequences longer than this are compared place by place.
 _LONGEST_EDITED = 4096
@@ -55,11 +51,11 @@ _LONGEST_EDITED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """What two outputs differ in.
+    """How two outputs differ.
 
-    :param agreement: the share of the one that says the same as the other: 1 or 0 for a single decision.
-    :param distance: the largest one; ``None`` where there are no numbers to tell them apart by.
-    :param broken: there is NaN or infinity where the first has numbers.
+    :param agreement: share of the output that agrees; 1 or 0 for a single decision.
+    :param distance: the largest one; ``None`` if there are no numbers to compare.
+    :param broken: the second has NaN or infinity in place of numbers.
     :param same: they differ by no more than the original does from itself.
     """
 
@@ -73,10 +69,9 @@ class Apart:
 class Measure:
     """How an output is judged.
 
-    :param scale: what is usual: the root mean square of numbers, the spread of logits, the norm of vectors, the range
-        of images.
+    :param scale: usual size: root mean square of numbers, spread of logits, norm of vectors, range of images.
     :param form: of scores and steps: ``distributions``, ``shares`` (each between 0 and 1) or ``logits``.
-    :param varies: the largest distance at which the original's own answers lie, in a batch or on other threads.
+    :param varies: largest distance between the original's own answers, alone and in a batch or on other threads.
     """
 
     kind: Kind
@@ -86,17 +81,17 @@ class Measure:
 
     @property
     def bound(self) -> float:
-        """The largest distance at which outputs agree."""
+        """Maximum distance at which outputs agree."""
         return max(BOUNDS[self.kind], _VARIES_MORE * self.varies)
 
     @property
     def noise(self) -> float:
-        """Outputs this near are the same, whatever they say."""
+        """Maximum distance at which outputs count as the same, even if their decisions differ."""
         return min(max(ROUNDING, _VARIES_MORE * self.varies), BOUNDS[self.kind])
 
 
 def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
-    """What is usual of an output, from answers of the original."""
+    """The measure of an output, from answers of the original."""
     floats = [_finite(array) for array in values if array.dtype.kind in "fiub" and array.size]
     if not floats or kind == "ids":
         return Measure(kind=kind)
@@ -114,7 +109,7 @@ def measure_of(kind: Kind, values: Sequence[Array]) -> Measure:
 
 
 def apart(measure: Measure, a: Array, b: Array) -> Apart:
-    """What ``b`` differs in from ``a``, which is the reference."""
+    """How ``b`` differs from the reference ``a``."""
     if "f" not in (a.dtype.kind, b.dtype.kind) and measure.kind != "images":
         return _labels_apart(measure.kind, a, b)
     if "f" in (a.dtype.kind, b.dtype.kind) and not {a.dtype.kind, b.dtype.kind} <= set("fiub"):
@@ -138,7 +133,7 @@ def apart(measure: Measure, a: Array, b: Array) -> Apart:
 
 
 def _unlike(measure: Measure, a: Array, b: Array) -> Array:
-    """By row of ``b``: a number in it is not that of ``a``."""
+    """By row of ``b``, True if any of its numbers differs from ``a``."""
     near = np.abs(b - a) <= measure.bound * np.maximum(np.abs(a), _NEXT_TO_ZERO * measure.scale)
     return np.asarray(~near.all(axis=tuple(range(1, near.ndim))))
 
@@ -157,9 +152,10 @@ def _labels_apart(kind: Kind, a: Array, b: Array) -> Apart:
 
 
 def similarity(a: Array, b: Array, unlike: Callable[[Any, Array], Array] = ne) -> float:
-    """1 less the edit distance (Levenshtein, 1966) of two sequences over the length of the longer one.
+    """1 minus the edit distance (Levenshtein, 1966) of two sequences over the length of the longer one.
 
-    :param unlike: of an item of ``a``, or as many as there are of ``b``, by item of ``b`` whether the two differ.
+    :param unlike: takes one item of ``a``, or as many as ``b`` has, and ``b``; True for each item of ``b`` that
+        differs.
     """
     longest = max(len(a), len(b))
     if not longest:
@@ -171,14 +167,14 @@ def similarity(a: Array, b: Array, unlike: Callable[[Any, Array], Array] = ne) -
 
 
 def edits(a: Array, b: Array, unlike: Callable[[Any, Array], Array] = ne) -> int:
-    """The least number of insertions, deletions and substitutions that lead from one sequence to the other."""
+    """Minimum number of insertions, deletions and substitutions that lead from one sequence to the other."""
     places = np.arange(len(b) + 1)
     row = places.copy()
     for item in a:
         ahead = np.empty_like(row)
         ahead[0] = row[0] + 1
         ahead[1:] = np.minimum(row[1:] + 1, row[:-1] + unlike(item, b))
-        # What insertions make of it, from left to right at once.
+        # All insertions at once, from left to right.
         row = np.minimum.accumulate(ahead - places) + places
     return int(row[-1])
 
@@ -191,8 +187,8 @@ def _form(values: Sequence[Array]) -> str:
 
 
 def _scores(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
-    """By row: the same entry is the largest, and the distance of the distributions."""
-    if a.ndim == 0 or a.shape[-1] == 1:  # one class against none
+    """By row: True if the same entry is the largest, and the distance of the distributions."""
+    if a.ndim == 0 or a.shape[-1] == 1:  # a binary decision
         one = np.atleast_1d(a), np.atleast_1d(b)
         p, q = one if measure.form != "logits" else (1 / (1 + np.exp(-one[0])), 1 / (1 + np.exp(-one[1])))
         return (p >= 0.5)[..., 0] == (q >= 0.5)[..., 0], np.abs(p - q)[..., 0]
@@ -205,7 +201,7 @@ def _scores(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
     usable = np.isfinite(a)
     difference = np.where(usable, np.subtract(b, a, where=usable, out=np.zeros_like(a)), 0.0)
     count = np.maximum(usable.sum(-1, keepdims=True), 1)
-    # A constant added to all logits changes no distribution.
+    # A constant that is added to all logits does not change the distribution.
     difference = np.where(usable, difference - difference.sum(-1, keepdims=True) / count, 0.0)
     centered = np.where(usable, a, 0.0)
     centered = np.where(usable, centered - centered.sum(-1, keepdims=True) / count, 0.0)
@@ -219,7 +215,7 @@ def _vectors(measure: Measure, a: Floats, b: Floats) -> tuple[Array, Array]:
     least = _NEXT_TO_ZERO * measure.scale
     first, second = (np.linalg.norm(each, axis=-1) for each in (a, b))
     cosine = (a * b).sum(-1) / np.maximum(first * second, np.finfo(np.float64).tiny)
-    # Next to nothing there is no direction; the difference itself is what is left to look at.
+    # A vector close to zero has no direction: use the difference itself.
     chord = np.where(
         np.minimum(first, second) >= least,
         np.sqrt(np.clip(2.0 - 2.0 * cosine, 0.0, None)),
@@ -262,13 +258,15 @@ def _finite(array: Array) -> Floats:
 
 
 def _filled(array: Floats) -> Floats:
-    """Without what is no number, which is never the largest."""
+    """NaN and infinity replaced by minus infinity, so that they are never the largest."""
     return np.where(np.isfinite(array), array, -np.inf)
 
 
 def _rows(array: Floats, reference: Floats) -> Floats:
-    """Vectors along the last axis. What has more than two dimensions is one vector, and no direction but a field:
-    what lies above the mean of the reference. With a large mean any two would point the same way."""
+    """Vectors along the last axis; an array of more than two dimensions is one vector, minus the reference's mean.
+
+    Without that, any two fields with a large mean would point in the same direction.
+    """
     array, reference = bare(array, 2), bare(reference, 2)
     if array.ndim == 2:
         return array
@@ -282,3 +280,27 @@ def _softmax(array: Floats) -> Floats:
     raised = np.exp(usable - np.where(np.isfinite(highest), highest, 0.0))
     total = raised.sum(-1, keepdims=True)
     return np.asarray(raised / np.where(total > 0, total, 1.0), dtype=np.float64)
+
+
+def deviation_of(expected: Any, got: Any) -> float:
+    """Largest difference of the floats of two outputs, as a share of the largest number in the same tensor.
+
+    Infinite if the outputs differ in structure, shape, positions of NaN or infinity, texts or integers.
+    """
+    first, second = outputs_of(expected), outputs_of(got)
+    if [output.name for output in first] != [output.name for output in second]:
+        return math.inf
+    return max((_deviation(a.values, b.values) for a, b in zip(first, second, strict=True)), default=0.0)
+
+
+def _deviation(a: Array, b: Array) -> float:
+    if a.shape != b.shape:
+        return math.inf
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return 0.0 if np.array_equal(a, b) else math.inf
+    finite = np.isfinite(a)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True) or not np.isfinite(b[finite]).all():
+        return math.inf
+    largest = float(np.abs(a[finite]).max(initial=0.0))
+    apart = float(np.abs(a[finite].astype(np.float64) - b[finite]).max(initial=0.0))
+    return apart / (largest or 1.0)

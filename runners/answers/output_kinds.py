@@ -1,4 +1,4 @@
-"""What kind of output an answer holds: as declared, otherwise told from its name, its shapes and its values."""
+"""The kind of an output, inferred from its name, its shapes and its values unless it is declared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from latfix.config.model_output_rules import Kind
 from latfix.runners.answers.named_outputs import Array
 
-#: Words in an output's name, the first match decides. Sizes and values say more, and go before, where they decide.
+#: Words in an output's name; the first match decides. Conclusive sizes and values take precedence.
 _NAMES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"logit|prob|score|class|cls|softmax|confidence", re.IGNORECASE), "scores"),
     (re.compile(r"embed|hidden|feature|vector|pool|represent|encod", re.IGNORECASE), "vectors"),
@@ -21,18 +21,18 @@ _NAMES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"image|picture|frame|pixel|depth|mask", re.IGNORECASE), "images"),
 )
 _SEQUENCES = re.compile(r"token|ids$|sequence|text", re.IGNORECASE)
-#: Channels of pictures, and the least height and width of one.
+#: Channels of pictures, and their minimum height and width.
 _CHANNELS, _LEAST_SIDE = (1, 3, 4), 16
-#: How near a sum, or a length, must be to 1.
+#: Tolerance of a sum, or a length, of 1.
 _ONE = 1e-2
-#: From this share of different texts on they are written, not chosen from a few labels.
+#: From this share of different texts on, they are generated rather than chosen from a few labels.
 _WRITTEN = 0.5
 
 
 def kind_of(name: str, values: Sequence[Array]) -> tuple[Kind, str]:
-    """The kind of one output, and what told it.
+    """The kind of one output, and the reason for it.
 
-    :param values: the output in some answers to different requests.
+    :param values: the output in answers to different requests.
     """
     types = {array.dtype.kind for array in values}
     if not types <= set("f"):
@@ -52,7 +52,7 @@ def kind_of(name: str, values: Sequence[Array]) -> tuple[Kind, str]:
 
 
 def bare(array: Array, least: int) -> Array:
-    """Without leading dimensions of 1, such as the batch of one that a model kept, down to ``least`` dimensions."""
+    """The array without leading dimensions of 1, such as a batch of one, but with at least ``least`` dimensions."""
     while array.ndim > least and array.shape[0] == 1:
         array = array[0]
     return array
@@ -82,7 +82,7 @@ def _of_labels(name: str, values: Sequence[Array]) -> tuple[Kind, str]:
 
 
 def _classes(rows: Sequence[Array]) -> Kind:
-    """Classes of a request, or of its steps; in rows of any length there is a number for each of what was found."""
+    """Classes of a request, or of its steps; numbers if rows differ in length, as one number for each detection."""
     if max(array.ndim for array in rows) > 1:
         return "steps"
     return "scores" if len({array.shape for array in rows}) == 1 else "numbers"

@@ -1,4 +1,4 @@
-"""How far a service's own answers vary: alone, in the service's batches, on another number of threads."""
+"""How a service's own answers vary: alone, in the service's batches, on another number of threads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.config.model_output_rules import OutputRule
 from latfix.results.answer_check import AnswerCheck, JudgedOutput, OddAnswer
 from latfix.runners.answers.agreement import Compared, Shapes, Yardstick, compare, yardstick_of
 from latfix.runners.answers.named_outputs import Answers
-from latfix.runners.answers.output_distance import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnAnswers:
     """A service's own answers, judged.
 
-    :param agreements: ``(n,)`` of the answers in its batches with those alone, request by request; a request that
-        failed alone counts 1.
-    :param shared_s: seconds that the answers in batches took, or those alone where there are no batches.
+    :param agreements: ``(n,)`` of its answers in batches with those alone, by request; 1 for a request that failed
+        alone.
+    :param shared_s: seconds that the answers in batches took, or those alone if there are no batches.
     """
 
     yardstick: Yardstick
@@ -38,14 +38,14 @@ def own_variation(
     rules: Mapping[str, OutputRule],
     shapes: Sequence[Shapes | None] = (),
 ) -> OwnAnswers:
-    """Judge a service's answers in batches, and on another number of threads, by those to each request alone.
+    """Compare a service's answers in batches, and on another number of threads, with those to each request alone.
 
     :param ids: of the requests.
-    :param batched: answers to the first requests in the service's own batches; empty where it has none.
+    :param batched: answers to the first requests in the service's own batches; empty if it has none.
     :param threaded: answers to the first requests alone, on another number of threads.
-    :param rules: what ``[outputs]`` declares.
+    :param rules: declared in ``[outputs]``.
     :param shapes: of the inputs of the first requests.
-    :raises InputError: a rule is of an output that no answer has.
+    :raises InputError: a rule names an output that no answer has.
     """
     first = yardstick_of(alone, rules, shapes)
     shared, apart = _compared(first, alone, batched), _compared(first, alone, threaded)
@@ -69,13 +69,13 @@ def own_variation(
 
 
 def _compared(yardstick: Yardstick, alone: Answers, other: Answers) -> dict[int, Compared]:
-    """By the request's place; requests that failed alone are left out."""
+    """By position of the request; requests that failed alone are left out."""
     pairs = enumerate(zip(alone, other, strict=False))
     return {k: compare(yardstick, one, two) for k, (one, two) in pairs if one is not None}
 
 
 def _with_variation(yardstick: Yardstick, shared: Iterable[Compared], apart: Iterable[Compared]) -> Yardstick:
-    """With what each output varies by. Where batches change what an answer says, that is a fault and no noise."""
+    """With the variation of each output; a batch that changes an answer is a fault, not noise, and does not count."""
     shared, apart = list(shared), list(apart)
     measures = {}
     for name, measure in yardstick.measures.items():

@@ -1,7 +1,7 @@
 """Nested values of answers as one file of plain arrays and JSON: nothing in it is executed when it is read.
 
-A number, text, truth value or ``None`` stands for itself; a list, tuple, dict, array or tensor is an object of one
-key that names its kind. Elements of all arrays of a type lie one after another in one array of the file.
+In the JSON tree a number, text, truth value or ``None`` is itself; a list, tuple, dict, array or tensor is an object
+with one key that names its kind. The elements of all arrays of a type are concatenated into one array of the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DAMAGED = (
     EOFError,
     LookupError,
     MemoryError,
-    NotImplementedError,  # of zipfile, where it does not know the compression
+    NotImplementedError,  # raised by zipfile for an unknown compression
     OSError,
     RecursionError,
     TypeError,
@@ -45,7 +45,7 @@ class Unwritable(ValueError):
 def save(file: Path, value: Any) -> None:
     """Write a value of tensors, arrays, numbers, texts, truth values, lists, tuples, dicts and ``None``.
 
-    :raises Unwritable: something in it is of another type, a subclass included; nothing was written.
+    :raises Unwritable: it contains a value of another type, including subclasses; nothing was written.
     """
     pools: dict[str, list[Array]] = {}
     try:
@@ -60,16 +60,16 @@ def save(file: Path, value: Any) -> None:
 def load(file: Path) -> Any:
     """Read what :func:`save` wrote; tensors are on the CPU.
 
-    :raises InputError: it is another file, a damaged one, or of a version that wrote pickles.
+    :raises InputError: it is another file, a damaged one, or from a version that wrote pickles.
     """
     with _opened(file) as (tree, archive):
         return _restored(tree, {name: archive[name] for name in archive.files if name != _TREE})
 
 
 def check(file: Path) -> None:
-    """See that a file is one that :func:`load` knows, without reading its arrays.
+    """Check that :func:`load` knows a file, without reading its arrays.
 
-    :raises InputError: it is not.
+    :raises InputError: it does not.
     """
     with _opened(file):
         pass
@@ -77,7 +77,7 @@ def check(file: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
-    """The tree and the archive."""
+    """The JSON tree and the archive."""
     check_regular(file, _EXPECTED)
     if file.is_file() and not zipfile.is_zipfile(file):
         raise _refused(file, "no archive of arrays")
@@ -90,12 +90,12 @@ def _opened(file: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _refused(file: Path, found: str) -> InputError:
-    return input_error(file, None, found, _EXPECTED, "begin anew in another folder")
+    return input_error(file, None, found, _EXPECTED, "start again in another folder")
 
 
 def _tree(file: Path, archive: Mapping[str, Array]) -> Any:
     if _TREE not in archive:
-        raise _refused(file, "no such tree in it, as older versions wrote it, with pickles that can run any code")
+        raise _refused(file, "an archive of an older version, with pickles that can run any code")
     document = json.loads(archive[_TREE].tobytes())
     if document["schema"] != _SCHEMA:
         raise _refused(file, f"schema {str(document['schema'])[:40]!r}")
@@ -103,14 +103,14 @@ def _tree(file: Path, archive: Mapping[str, Array]) -> Any:
 
 
 class _Writer:
-    """Makes the tree of a value, and moves elements of arrays into pools by type."""
+    """Makes the JSON tree of a value, and moves the elements of arrays into pools by type."""
 
     def __init__(self, pools: dict[str, list[Array]]) -> None:
         self._pools = pools
         self._sizes: dict[str, int] = {}
 
     def plain(self, value: Any) -> Any:
-        kind = type(value)  # not isinstance: a subclass would be read as something else than it was
+        kind = type(value)  # not isinstance: a subclass would be read back as its base class
         if value is None or kind in (bool, int, float, str):
             return value
         if kind in (list, tuple):
@@ -131,14 +131,14 @@ class _Writer:
         value = value.detach()
         try:
             array = value.resolve_conj().resolve_neg().numpy()
-        except TypeError as error:  # NumPy knows no bfloat16 and no float8; float32 holds their values exactly
+        except TypeError as error:  # NumPy has no bfloat16 and no float8; float32 represents their values exactly
             if not value.is_floating_point():
                 raise Unwritable(f"a tensor of {value.dtype}") from error
             array = value.float().numpy()
         return [str(value.dtype).removeprefix("torch."), *self._pooled(array)]
 
     def _pooled(self, array: Array) -> list[Any]:
-        """Type, first element and shape."""
+        """Type, position of the first element, and shape."""
         if array.dtype.hasobject or array.dtype.names:
             raise Unwritable(f"an array of {array.dtype}")
         name = array.dtype.str

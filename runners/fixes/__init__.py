@@ -1,4 +1,4 @@
-"""The fixes, one module each, in the order in which they are tried where the diagnosis sees no difference.
+"""The fixes, one module each, in the order in which they are tried if the diagnosis does not rank them.
 
 The module follows from the id: ``batch.size`` is ``batch/size.py``. A family of one or two fixes has no folder:
 ``gc.freeze`` is ``gc_freeze.py``. Each module has one declaration, ``FIX`` (:class:`latfix.runners.fixes.fix.Fix`);

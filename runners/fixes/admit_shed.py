@@ -1,4 +1,4 @@
-"""``admit.shed``: requests that cannot be answered by their deadline are turned away before they cost anything."""
+"""``admit.shed``: requests that cannot be answered by their deadline are rejected before they take resources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.run_evidence import losses, losses_text, series_range
 
-#: Timeouts below this part of the requests leave nothing to gain.
+#: Minimum share of requests that time out.
 _LATE = 0.01
 
 
@@ -24,19 +24,19 @@ def _deadlines_missed(context: Context) -> str:
 def _verify(applied: Applied) -> Verified:
     names = ("refused_by_deadline", "dropped_by_deadline")
     if any(series_range(applied.record, f"runner.{name}") is None for name in names):
-        return Verified(False, "deadlines were not looked at")
-    said = losses_text(applied)
+        return Verified(False, "deadlines were not checked")
+    lost = losses_text(applied)
     if not losses(applied.record)[2]["shed"]:
-        return Verified(False, f"nobody was turned away; {said}")
-    return Verified(True, f"some were turned away on arrival, others in the queue; {said}")
+        return Verified(False, f"no request was rejected; {lost}")
+    return Verified(True, f"some requests were rejected on arrival, others in the queue; {lost}")
 
 
 FIX = Fix(
     id="admit.shed",
-    title="turn away what cannot be answered in time",
+    title="reject requests that cannot be answered in time",
     treats=("traffic.overload", "traffic.burst"),
     relief=0.4,
-    risk="requests with a deadline are shed by an estimate; those that would have been late anyhow, if it is right",
+    risk="requests with a deadline are shed by an estimate; if it is right, they would have been late anyway",
     needs=(at_default("admission", "admission is by {} already"), _deadlines_missed),
     sets={"admission": "deadline"},
     verify=_verify,

@@ -1,4 +1,4 @@
-"""``cache.embeddings``: the rows of embedding tables that most requests look up are read again while idle."""
+"""``cache.embeddings``: idle workers read the most used rows of embedding tables, to keep them in the cache."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, on_host
 from latfix.runners.host.cpu_topology import allowed_cores, last_level_cache_bytes
 
-#: The share of the last-level cache that the rows may take: activations and weights need the rest.
+#: Share of the last-level cache for the rows: activations and weights need the remainder.
 _OF_CACHE = 0.5
-#: Where the system does not say how large the cache is.
+#: Assumed size if the system does not report the size of the cache.
 _CACHE = 16 << 20
-#: How often an idle worker reads some of them, where it does nothing else yet, in milliseconds.
+#: How often an idle worker reads some of them, in milliseconds, unless keep_warm_ms is set.
 _PERIOD_MS = 20.0
-#: Lookups that the most used rows must serve: otherwise any row is as likely as any other.
+#: Minimum share of lookups that the most used rows serve: otherwise all rows are about equally likely.
 _SHARE = 0.2
 
 
@@ -26,7 +26,7 @@ def _large_tables(context: Context) -> str:
         return "the model has no embedding tables"
     size, cache = found.bytes, _cache_bytes()
     if size <= _OF_CACHE * cache:
-        return f"the tables ({size / 2**20:.1f} MiB) fit into the cache ({cache / 2**20:.0f} MiB) whole"
+        return f"the whole tables ({size / 2**20:.1f} MiB) fit into the cache ({cache / 2**20:.0f} MiB)"
     return ""
 
 
@@ -40,13 +40,13 @@ def _sets(context: Context) -> Change:
 def _verify(applied: Applied) -> Verified:
     found, residence = applied.record.meta.embeddings, applied.record.meta.residence
     rows, share, touched = found.hot_rows, found.hot_share, 0 if residence is None else residence.rows
-    said = (
+    reads = (
         f"{rows} rows, which served {share:.0%} of {found.lookups} lookups, of {found.rows} in "
-        f"{found.tables} table(s); {touched} reads of them beside requests"
+        f"{found.tables} table(s); {touched} reads of them between requests"
     )
     if rows and share < _SHARE:
-        return Verified(False, f"no rows are much used: {said}")
-    return Verified(rows > 0 and touched >= rows, said)
+        return Verified(False, f"no rows stand out: {reads}")
+    return Verified(rows > 0 and touched >= rows, reads)
 
 
 FIX = Fix(
@@ -55,11 +55,11 @@ FIX = Fix(
     treats=("host.slowdown", "cold.start"),
     relief=0.2,
     gentle=True,
-    risk="an idle worker reads memory that others on the machine may want the bandwidth for",
+    risk="an idle worker uses memory bandwidth that other programs on the machine may need",
     needs=(
         at_default("hot_rows", "{} rows are kept warm already"),
         on_host(),
-        at_default("backend", "{} has tables of its own"),
+        at_default("backend", "{} has its own tables"),
         _large_tables,
     ),
     sets=_sets,

@@ -1,4 +1,4 @@
-"""``dispatch.inference_mode``: batches run without the bookkeeping of views and versions."""
+"""``dispatch.inference_mode``: batches run without autograd's bookkeeping of views and versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIX = Fix(
     treats=COMPUTE,
     relief=0.05,
     gentle=True,
-    risk="answers are tensors that cannot be changed in place later; a model that keeps state must not mind",
+    risk="answers cannot be changed in place later; a model that keeps state must allow that",
     needs=(at_default("inference_mode", "batches run in inference mode already"), torch_runs_it),
     sets={"inference_mode": True},
     verify=_verify,

@@ -1,4 +1,4 @@
-"""What a fix is: one declaration that holds all that the search, plans and reports need to know of it."""
+"""A fix: one declaration with everything that the search, plans and reports need."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 _Measured = TypeVar("_Measured")
 Change = dict[str, Any]
-#: A precondition: why it is not met, in one clause; empty where it is.
+#: A precondition: why it is not met, in one clause; empty if it is.
 Condition = Callable[["Context"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a fix may look at when it decides whether and how it applies.
+    """Input for the preconditions and settings of a fix.
 
-    :param settings: as they stand, with the fixes kept so far.
-    :param record: the record of the baseline.
-    :param diagnosis: its diagnosis.
-    :param default_collate: the adapter batches by the default collate.
+    :param settings: current settings, with the fixes kept so far.
+    :param record: of the baseline.
+    :param diagnosis: of the baseline.
+    :param default_collate: the adapter uses the default collate.
     :param cores: cores that the runner may use.
-    :param latest: the last replay of the service as it stands; ``None`` where nothing was kept yet.
-    :param steps: what became of the fixes that are decided.
-    :param found: by fix, what its :class:`SetUp` found.
+    :param latest: last replay of the current best; ``None`` if no fix was kept yet.
+    :param steps: results of the decided fixes.
+    :param found: by fix, the result of its :class:`SetUp`.
     """
 
     settings: RunnerSettings
@@ -58,7 +58,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """A service that ran with the fix, beside one that ran without.
+    """A service that ran with the fix, and one that ran without.
 
     :param evidence: of the service with the fix (:meth:`latfix.runners.service.loaded_service.Service.evidence`).
     :param record: its replay.
@@ -81,26 +81,28 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Whether a fix took effect, and the evidence in one sentence."""
+    """True if a fix took effect, and the evidence in one sentence."""
 
     effective: bool
     evidence: str
 
 
 class Bench(Protocol):
-    """What a fix may measure with (:class:`latfix.runners.optimize.measurement.Bench`).
+    """The part of :class:`latfix.runners.optimize.measurement.Bench` that fixes use.
 
-    :ivar windows: the slices of the traffic that fixes are replayed on.
-    :ivar replays: pairs of windows that were replayed so far.
-    :ivar max_drop: the largest loss of the score that the workload allows.
-    :ivar search_folder: where the search's own records lie.
+    :ivar windows: slices of the traffic on which fixes are replayed.
+    :ivar replays: number of replayed pairs of windows.
+    :ivar max_drop: maximum loss of the score that the workload allows.
+    :ivar search_folder: folder of the search's records.
     """
 
     baseline: RunRecord
     windows: list[Traffic]
     replays: int
-    watch: Watch
     seed: int
+
+    @property
+    def watch(self) -> Watch: ...
 
     @property
     def max_drop(self) -> float: ...
@@ -108,24 +110,19 @@ class Bench(Protocol):
     @property
     def search_folder(self) -> Path: ...
 
-    def left_s(self) -> float:
-        """Seconds of the budget that are left."""
+    def left_s(self) -> float: ...
 
-    def arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
-        """A new service; its process starts at its first use."""
-
-    def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
-        """One that has the device to itself."""
+    def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
-    """What is measured on the bench, once in a search, before a fix can be decided.
+    """A measurement on the bench, once in a search, that a fix needs before it can be decided.
 
     :param due: True once it is worth its time.
-    :param measure: the finding, which ``Context.found`` holds from then on. A service that fails is a finding, too.
-    :param shown: the finding as a line for people; empty for none.
-    :param recorded: ``search.json`` and ``optimization.json`` keep the finding (a JSON object), as ``layers``.
+    :param measure: returns the result for ``Context.found``, also if the service fails.
+    :param shown: the result as a line for the user; empty for none.
+    :param recorded: keep the result (a JSON object) in ``search.json``, and as ``layers`` in ``optimization.json``.
     """
 
     due: Callable[[Context], bool]
@@ -142,26 +139,25 @@ class Fix:
     :param title: what it does, in a few words, for reports.
     :param treats: ids of the causes that it treats.
     :param risk: what it may cost, for reports.
-    :param relief: the share of those causes' milliseconds that it has been seen to remove; for the order only.
-    :param removes: of those causes, the ones that it takes away whole, so that the forecast can leave them out.
-    :param compute: what is left of a batch's compute, as a first guess; what is not 1 is measured.
-    :param gentle: it changes neither answers nor capacity, so it may be tried together with others like it.
-    :param cold: it acts on a service's first requests only, so it is judged on fresh processes.
-    :param alone: it acts on how much of a device's memory the service holds, so that there it is judged with nothing
-        of the search beside it.
+    :param relief: usual share of those causes' milliseconds that it removes; only for the order of trials.
+    :param removes: causes that it removes completely, so that the forecast leaves them out.
+    :param compute: expected ratio of a batch's compute; anything but 1 is measured.
+    :param gentle: it changes neither answers nor capacity, so it may be tried together with other gentle fixes.
+    :param cold: it acts only on a service's first requests, so it is judged on fresh processes.
+    :param alone: it acts on the device memory of the service, so it is judged with no other service on the device.
     :param changes_outputs: answers may differ, so accuracy is measured before speed.
-    :param accepted: the share of models whose answers it is expected to leave accurate enough; for the order only.
-    :param mates_only: they may, only as far as the model's answers hang on who shares a batch: where a service
-        answers the same in batches as alone, this changes none.
-    :param making_s: seconds that a service takes longer to make with it, seen on the samples: compiling, converting,
-        comparing. ``making_gpu_s`` where that differs on a GPU.
-    :param needs: its preconditions, in the order in which they are checked.
-    :param sets: the settings that it changes, or how they follow from the context.
-    :param variables: of the process, those that ``sets`` may set where it follows from the context.
-    :param options: of a number, all changes that the forecast may choose from, in the place of ``sets``.
-    :param verify: looks for its effect.
-    :param set_up: what must be measured before it can be decided.
-    :param after: the fix that is decided before it, where that one may be tried at all.
+    :param accepted: expected share of models that stay accurate enough with it; only for the order of trials.
+    :param mates_only: answers may differ only through the other requests in a batch; if a service answers the same in
+        batches as alone, they do not.
+    :param making_s: additional seconds to make a service with it (compile, convert, compare), measured on the
+        samples; ``making_gpu_s`` on a GPU, if that differs.
+    :param needs: preconditions, in the order in which they are checked.
+    :param sets: the settings that it changes, or a function that returns them.
+    :param variables: environment variables that such a function may set.
+    :param options: returns all changes that the forecast may choose from; replaces ``sets``.
+    :param verify: checks that it took effect.
+    :param set_up: measurement that it needs before it can be decided.
+    :param after: the fix that is decided before it.
     """
 
     id: str
@@ -188,33 +184,33 @@ class Fix:
     options: Callable[[Context], Sequence[Change]] | None = None
 
     def obstacle(self, context: Context) -> str:
-        """Why it does not apply, by the first precondition that is not met; empty where it applies."""
+        """Why it does not apply: the first precondition that is not met; empty if it applies."""
         return next((reason for condition in self.needs if (reason := condition(context))), "")
 
     def change(self, context: Context) -> Change:
-        """Overrides of the settings."""
+        """The settings that it changes."""
         change = self.sets(context) if callable(self.sets) else dict(self.sets)
         assert set(change.get("env", {})) <= set(self.environment), "a plan may hold declared variables only"
         return change
 
     def changes(self, context: Context) -> Sequence[Change]:
-        """Every change that may be chosen, where it applies."""
+        """All changes to choose from, if it applies."""
         return [self.change(context)] if self.options is None else self.options(context)
 
     @property
     def environment(self) -> tuple[str, ...]:
-        """Variables of the process that it may set."""
+        """Environment variables that it may set."""
         return (*self.variables, *({} if callable(self.sets) else self.sets.get("env", {})))
 
     @property
     def expected_compute(self) -> float:
-        """What is left of a batch's compute, as a first guess, where answers may turn out not to be good enough."""
+        """Expected ratio of a batch's compute, weighted by the chance that answers stay accurate enough."""
         return 1.0 - self.accepted * (1.0 - self.compute)
 
     def seconds_to_make(self, device: str) -> float:
-        """See ``making_s``."""
+        """Additional seconds to make a service with it, on a device."""
         return self.making_s if device == "cpu" or self.making_gpu_s is None else self.making_gpu_s
 
     def step(self, status: str, reason: str, **more: Any) -> Step:
-        """An entry of ``optimization.json`` for it."""
+        """Its entry in ``optimization.json``."""
         return Step(fix=self.id, title=self.title, risk=self.risk, status=status, reason=reason, **more)

@@ -1,4 +1,4 @@
-"""``gc.freeze``: what is alive after load is never walked again, and young objects are collected when idle."""
+"""``gc.freeze``: objects that are alive after loading are never traversed again; collections run when idle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latfix.runners.fixes.shared.conditions import at_default
 
 
 def _pauses(record: RunRecord) -> tuple[int, float]:
-    """How many collections there were, and how many milliseconds the longest took."""
+    """Number of collections, and milliseconds of the longest."""
     pauses = record.events["duration_ns"][record.events["kind"] == "gc"]
     return len(pauses), float(np.max(pauses)) / 1e6 if len(pauses) else 0.0
 
@@ -22,17 +22,17 @@ def _long_pauses(context: Context) -> str:
 
 def _verify(applied: Applied) -> Verified:
     if applied.evidence.get("gc_enabled", True):
-        return Verified(False, "the automatic collector was still on")
+        return Verified(False, "automatic collection was still on")
     frozen = int(applied.evidence.get("gc_frozen", 0))
     (_, longest), (_, before) = applied.both(_pauses)
-    said = f"{frozen} objects frozen, automatic collection off; longest collection {longest:.2g} ms, was {before:.2g}"
+    text = f"{frozen} objects frozen, automatic collection off; longest collection {longest:.2g} ms, was {before:.2g}"
     if done := applied.record.meta.collections:
         waited = done["forced"] + done["full_forced"]
-        said += (
-            f"; {done['young'] + done['full']} collections in idle moments, {waited} that could wait no "
-            f"longer ({done['full_forced']} of everything), {done['collected']} objects freed"
+        text += (
+            f"; {done['young'] + done['full']} collections in idle moments, {waited} that could not wait any "
+            f"longer ({done['full_forced']} of them full), {done['collected']} objects freed"
         )
-    return Verified(frozen > 0, said)
+    return Verified(frozen > 0, text)
 
 
 FIX = Fix(

@@ -13,7 +13,7 @@ _TREATS = ("host.slowdown", "host.contention", "input.size")
 
 
 def _sets(context: Context) -> Change:
-    """With no more threads an operator than the domain has cores for each worker on it."""
+    """Limit the threads of an operator to the domain's cores for each of its workers."""
     placed = plan_placement(read_topology(), context.settings, "locality").workers
     cores = min(max(len(own) // placed.count(own), 1) for own in placed)
     threads = context.settings.intra_op_threads or operator_threads(context.record) or cores
@@ -27,13 +27,13 @@ def _verify(applied: Applied) -> Verified:
         return [domain_of(topology, place.allowed) is not None for place in record.meta.placement.worker]
 
     now, before = applied.both(on_one_domain)
-    said = f"workers kept to one domain: {sum(now)} of {len(now)}, one domain: {sum(before)} of {len(before)} without"
+    text = f"workers kept to one domain: {sum(now)} of {len(now)}, {sum(before)} of {len(before)} without"
     if pages := applied.record.meta.placement.node_pages:
         total = max(sum(pages.values()), 1)
-        said += "; memory on " + ", ".join(f"{node} {count / total:.0%}" for node, count in sorted(pages.items()))
+        text += "; memory on " + ", ".join(f"{node} {count / total:.0%}" for node, count in sorted(pages.items()))
     refused = refusals(applied.record, "pin", "cores")
     effective = bool(now) and all(now) and not any(before) and not refused
-    return Verified(effective, "; ".join([said, *refused]))
+    return Verified(effective, "; ".join([text, *refused]))
 
 
 FIX = Fix(
@@ -41,7 +41,7 @@ FIX = Fix(
     title="keep each worker and its memory on one memory node and cache",
     treats=_TREATS,
     relief=0.2,
-    risk="cores of other domains stand idle where there are fewer workers than domains",
+    risk="cores of other domains are idle if there are fewer workers than domains",
     needs=(
         at_default("pin", "pin = {} already"),
         on_host(),

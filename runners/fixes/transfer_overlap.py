@@ -1,4 +1,4 @@
-"""``transfer.overlap``: the next full batch is put together and copied in while this one computes."""
+"""``transfer.overlap``: the next full batch is collated and copied to the device while this one computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _waits_for_device(context: Context) -> str:
     waits = context.record.meta.device_waits
     if not waits:
         return ""
-    return f"the model's code waits for the device (at {waits[0]}), and with it whoever would enqueue the next batch"
+    return f"the model's code waits for the device (at {waits[0]}), so the worker cannot enqueue the next batch"
 
 
 def _verify(applied: Applied) -> Verified:
@@ -22,29 +22,28 @@ def _verify(applied: Applied) -> Verified:
     hidden = ahead[ahead > 0]
     if not len(hidden):
         return Verified(False, f"none of {len(ahead)} batches was full when the one before it computed")
-    said = f"{len(hidden)} of {len(ahead)} batches were enqueued while another computed"
-    return Verified(True, f"{said}, {from_ns(np.median(hidden))} before their turn in the median")
+    enqueued = f"{len(hidden)} of {len(ahead)} batches were enqueued while another computed"
+    return Verified(True, f"{enqueued}, {from_ns(np.median(hidden))} before their turn in the median")
 
 
 FIX = Fix(
     id="transfer.overlap",
-    title="copy the next batch in while this one computes",
+    title="copy the next batch to the device while this one computes",
     treats=("transfer.copy", "traffic.burst", "traffic.overload"),
     relief=0.2,
-    risk="two batches' memory at once; a request of high priority that comes after a full batch was taken waits for "
-    "that one, too",
+    risk="memory of two batches at once; a request of high priority also waits for a full batch that was taken ahead",
     needs=(
-        on_gpu("the model runs on the CPU: a batch is computed by whoever would prepare the next"),
+        on_gpu("the model runs on the CPU, and so does the preparation of the next batch"),
         at_default("overlap", "batches overlap already"),
-        at_default("batching", "batching is {}: a batch that is taken ahead could not be joined any more"),
+        at_default("batching", "batching is {}: requests could not join a batch that is taken ahead"),
         need(
             lambda context: context.settings.routing == "pull" or context.settings.workers < 2,
-            "routing weighs workers by when their batches end, which is not known of one that is taken ahead",
+            "routing by weight needs the end of each batch, which is unknown for one that is taken ahead",
         ),
         _waits_for_device,
-        at_default("memory_limit_mb", "batches are limited by memory, of which two would be needed at once"),
+        at_default("memory_limit_mb", "batches are limited by memory, and two at once would need more"),
     ),
-    # From pageable memory the host waits for each copy, and nothing runs beside it.
+    # The host waits for each copy from pageable memory, so that nothing overlaps.
     sets={"overlap": True, "pinned_staging": True},
     verify=_verify,
 )

@@ -1,4 +1,4 @@
-"""``transfer.pinned``: batches and answers travel through pinned memory that is there already."""
+"""``transfer.pinned``: batches and answers are copied through preallocated pinned memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, on_gpu
 
-#: What may still lie in pageable memory: answers that a model hands back in another form than tensors of its own.
+#: Maximum share of bytes in pageable memory: answers that a model does not return as tensors of its own.
 _MOST_PAGEABLE = 0.01
 
 
@@ -20,12 +20,12 @@ def _copied(record: RunRecord) -> tuple[int, int]:
 def _verify(applied: Applied) -> Verified:
     (pageable, total), (was, whole) = applied.both(_copied)
     meta = applied.record.meta
-    said = (
+    copies = (
         f"{share(pageable / max(total, 1))} of the bytes were copied from or to memory that is not pinned, "
         f"{share(was / max(whole, 1))} before; {meta.pool_hits or 0} batch tensors were written into "
-        f"buffers that were there, {meta.pool_misses or 0} needed a new one"
+        f"existing buffers, {meta.pool_misses or 0} needed a new one"
     )
-    return Verified(total > 0 and pageable <= _MOST_PAGEABLE * total < was, said)
+    return Verified(total > 0 and pageable <= _MOST_PAGEABLE * total < was, copies)
 
 
 FIX = Fix(
@@ -34,8 +34,8 @@ FIX = Fix(
     treats=("transfer.copy",),
     relief=0.7,
     gentle=True,
-    risk="pinned memory of the largest batches is kept; a batch that the workload's own collate makes is copied once "
-    "more on the host",
+    risk="pinned memory of the largest batches is kept; batches of the workload's own collate are copied once more "
+    "on the host",
     needs=(
         on_gpu("the model runs on the CPU: there is no device to copy to"),
         at_default("pinned_staging", "batches and answers are copied through pinned memory already"),

@@ -1,31 +1,31 @@
-"""``warmup.resident``: an idle worker runs a small input of its own, so that no request finds it cold."""
+"""``warmup.resident``: an idle worker runs a small synthetic input, so that no request finds it cold."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.run_record.process_facts import Residence
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, refusals
 from latfix.runners.host.privileges import lockable_bytes
 
-#: Lengths of a pause, in milliseconds, after which batches are compared with those after shorter ones.
+#: Pauses in milliseconds: batches after longer ones are compared with batches after shorter ones.
 _PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
-#: Batches on either side that a comparison rests on.
+#: Minimum number of batches on either side of a comparison.
 _ENOUGH = 8
-#: How much slower batches after a pause must be.
+#: Minimum slowdown of batches after a pause.
 _SLOWER = 1.1
-#: The share of the clearest difference that is about as clear.
+#: A difference of at least this share of the largest one is as clear.
 _ABOUT = 0.8
 _MIB = 1 << 20
 
 
 def after_pauses(record: RunRecord, pause_ms: float) -> float | None:
-    """How much longer batches compute after an idle time of ``pause_ms`` or more than after a shorter one.
+    """How much longer batches compute after an idle time of at least ``pause_ms`` than after a shorter one.
 
-    Medians of the compute time over that of all batches of about the same size; ``None`` where there are too few.
+    Ratio of medians of compute time relative to batches of about the same size; ``None`` if there are too few.
     """
     relative, idle = _relative_compute(record), _idle_ms(record)
     known = np.isfinite(relative) & np.isfinite(idle)
@@ -35,8 +35,8 @@ def after_pauses(record: RunRecord, pause_ms: float) -> float | None:
     return float(np.median(late) / max(np.median(soon), 1e-9))
 
 
-def _idle_ms(record: RunRecord) -> npt.NDArray[np.float64]:
-    """Time from the end of a worker's last batch to this one; ``nan`` for its first."""
+def _idle_ms(record: RunRecord) -> Floats:
+    """Time from the end of the worker's previous batch to this one; ``nan`` for its first."""
     batches = record.batches
     idle = np.full(len(batches["open_ns"]), np.nan)
     for worker in np.unique(batches["worker"]):
@@ -46,8 +46,8 @@ def _idle_ms(record: RunRecord) -> npt.NDArray[np.float64]:
     return idle
 
 
-def _relative_compute(record: RunRecord) -> npt.NDArray[np.float64]:
-    """Compute over the median of batches as large (within a factor of two); ``nan`` where there are too few."""
+def _relative_compute(record: RunRecord) -> Floats:
+    """Compute over the median of batches of the same size (within a factor of two); ``nan`` if there are too few."""
     batches = record.batches
     compute = (batches["compute_end_ns"] - batches["h2d_end_ns"]).astype(np.float64)
     counted = (batches["warmup"] == 0) & (batches["retried"] == 0) & (compute > 0)
@@ -61,9 +61,9 @@ def _relative_compute(record: RunRecord) -> npt.NDArray[np.float64]:
 
 
 def cold_after_ms(record: RunRecord) -> tuple[float, float] | None:
-    """The shortest pause after which batches are slower, and how much; ``None`` where no pause makes them so.
+    """The shortest pause after which batches are clearly slower, and by how much; ``None`` if there is none.
 
-    The shortest that tells slow from fast about as well as any: longer ones would count cold batches as warm.
+    Longer pauses with a similar difference would count cold batches as warm.
     """
     ratios = {pause_ms: after_pauses(record, pause_ms) or 0.0 for pause_ms in _PAUSES_MS}
     clearest = max(ratios.values())
@@ -80,7 +80,7 @@ def _pauses_cost(context: Context) -> str:
     if not known:
         idle = _idle_ms(context.record)
         longest = float(np.nanmax(idle)) if np.isfinite(idle).any() else 0.0
-        return f"too few pauses to see what they cost; the longest was {max(longest, 0.0):.3g} ms"
+        return f"there are too few pauses to measure their cost; the longest was {max(longest, 0.0):.3g} ms"
     pause_ms, ratio = known[-1]
     return (
         f"batches after a pause of {pause_ms:g} ms or more compute {ratio:.2f} times as long as after a shorter one"
@@ -88,10 +88,10 @@ def _pauses_cost(context: Context) -> str:
 
 
 def _sets(context: Context) -> Change:
-    """Half the pause after which a worker is cold; memory is locked only where it was paged in during requests."""
+    """Half the pause after which a worker is cold; lock memory only if it was paged in during requests."""
     cold = cold_after_ms(context.record)
     change: Change = {"keep_warm_ms": cold[0] / 2 if cold is not None else _PAUSES_MS[0]}
-    # Under any limit that address space may exceed, it would be refused when the process has started.
+    # With a limit, the address space may exceed it, and locking would be refused after the start.
     if context.record.meta.memory.major_faults > 0 and lockable_bytes() is None:
         change["lock_memory"] = True
     return change
@@ -101,34 +101,34 @@ def _verify(applied: Applied) -> Verified:
     period = applied.settings.keep_warm_ms
     done = applied.record.meta.residence or Residence()
     if not done.runs or done.failure or not period:
-        return Verified(False, f"no input of its own was run{f': {done.failure}' if done.failure else ''}")
+        return Verified(False, f"no synthetic input was run{f': {done.failure}' if done.failure else ''}")
     mean, longest = done.total_ns / done.runs / 1e6, done.longest_ns / 1e6
-    said = (
+    text = (
         f"idle workers ran an input of {done.elements} elements {done.runs} times, {mean:.3g} ms each and "
         f"{longest:.3g} at most; a request waited for {done.delayed} of them"
     )
     now, before = applied.both(lambda record: after_pauses(record, 2 * period))
     if now is not None and before is not None:
-        said += f"; after a pause batches computed {now:.2f} times as long, {before:.2f} without"
+        text += f"; after a pause batches computed {now:.2f} times as long, {before:.2f} without"
     if applied.settings.lock_memory:
         locked = applied.record.meta.memory.locked_bytes
-        said += f"; {locked / _MIB:,.0f} MiB locked"
+        text += f"; {locked / _MIB:,.0f} MiB locked"
         if not locked:
-            return Verified(False, "; ".join([said, *refusals(applied.record, "lock_memory")]))
-    # Where it shows what pauses cost, they must cost less.
+            return Verified(False, "; ".join([text, *refusals(applied.record, "lock_memory")]))
+    # If the cost of pauses was measured, it must be lower.
     warmer = now is None or before is None or now < before
-    return Verified(warmer, said)
+    return Verified(warmer, text)
 
 
 FIX = Fix(
     id="warmup.resident",
-    title="keep idle workers warm with a small input of their own",
+    title="keep idle workers warm with a small synthetic input",
     treats=("cold.start", "host.slowdown"),
     relief=0.4,
     gentle=True,
-    risk="CPU time while idle, which counts beside busy neighbors; a model with state meets inputs that nobody sent",
+    risk="CPU time while idle, which busy neighbors lack; a model with state sees inputs that no client sent",
     needs=(
-        at_default("keep_warm_ms", "idle workers run an input of their own every {:g} ms already"),
+        at_default("keep_warm_ms", "idle workers run a synthetic input every {:g} ms already"),
         _pauses_cost,
     ),
     sets=_sets,

@@ -1,4 +1,4 @@
-"""``warmup.shapes``: run the shapes and sizes of batches that traffic brings before the first request."""
+"""``warmup.shapes``: run batches of the shapes in the traffic before the first request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.run_evidence import mean
 
-#: Shapes that are run at least, where traffic has as many, and at most.
+#: Range of the number of shapes.
 _FEWEST = 8
 _MOST = 32
 
@@ -21,7 +21,7 @@ def _sets(context: Context) -> Change:
 
 
 def _fresh(record: RunRecord) -> float:
-    """The share of measured batches of a shape that had not run before in the process."""
+    """Share of measured batches with a shape that had not run before in the process."""
     return mean(record.batches["first_shape"][record.batches["warmup"] == 0] > 0)
 
 
@@ -43,9 +43,9 @@ FIX = Fix(
     removes=("cold.start",),
     relief=0.9,
     gentle=True,
-    risk="a later start",
+    risk="the service starts later",
     cold=True,
-    needs=(at_default("warmup_shapes", "already warmed up on shapes"),),
+    needs=(at_default("warmup_shapes", "the service warms up on {} shapes already"),),
     sets=_sets,
     verify=_verify,
 )

@@ -1,4 +1,4 @@
-"""Rounds until the gates are decided: looks in between, at levels that together keep the error rate of one."""
+"""Rounds until the gates are decided, with a test after each round at levels that keep the error rate of one test."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from latfix.statistics.decision import Rule
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
 from latfix.statistics.latency_summary import QUANTILES
 
-#: Called after each round with what it showed and about how many there will be.
+#: Called after each round with the round, its number, and the estimated maximum number of rounds.
 OnRound = Callable[[Round, int, int], None]
 
 
 @dataclass(slots=True)
 class Decision:
-    """What the rounds say.
+    """Result of the rounds.
 
-    :param comparison: of all rounds that count, with the gates; ``None`` where none does.
-    :param late: rounds in which something outside held up the replayer, and which do not count.
-    :param interrupted: Ctrl-C ended it; only complete rounds are in it.
+    :param comparison: of all rounds that count, with the gates; ``None`` if none does.
+    :param late: number of rounds that do not count because something else on the machine delayed the replayer.
+    :param interrupted: Ctrl-C ended it; only complete rounds count.
     """
 
     comparison: Comparison | None = None
@@ -44,14 +44,14 @@ class Decision:
 
     @property
     def arms(self) -> tuple[list[RunRecord], list[RunRecord]]:
-        """The records of both services, round by round, the base's first."""
+        """Records of both services, round by round, the base's first."""
         return [found.base for found in self.rounds], [found.new for found in self.rounds]
 
 
 def check(gates: Sequence[Gate]) -> None:
     """Refuse gates that rounds cannot decide, before anything is replayed.
 
-    :raises InputError: there is none, or one needs what is not measured here.
+    :raises InputError: there is none, or one needs a metric that is not measured here.
     """
     if not gates:
         raise InputError('--gate: found none; expected at least one, as in --gate "p99<=baseline*1.1"')
@@ -59,7 +59,8 @@ def check(gates: Sequence[Gate]) -> None:
     for gate in gates:
         if gate.is_latency and gate.metric not in RATIO_KEYS:
             raise InputError(
-                f"--gate {gate.text}: found what short rounds do not show; expected {', '.join(RATIO_KEYS)}"
+                f"--gate {gate.text}: found {gate.metric}, which short rounds cannot measure; "
+                f"expected one of {', '.join(RATIO_KEYS)}"
             )
 
 
@@ -72,13 +73,13 @@ def decide(
     on_round: OnRound,
     clock: Callable[[], float] = time.monotonic,
 ) -> Decision:
-    """Take rounds until all gates on a latency against the baseline are decided, or time is up; one in any case.
+    """Take rounds until all gates on a latency against the baseline are decided, or time is up; at least one.
 
-    From the fifth round on every round is looked at (:mod:`latfix.statistics.group_sequential`). The other gates are
-    judged once, at the end.
+    These gates are tested after every round from the fifth on (:mod:`latfix.statistics.group_sequential`). The other
+    gates are evaluated once, at the end.
 
     :param budget_s: seconds for all rounds, from now on.
-    :param on_round: told of each round; ``clock`` counts seconds.
+    :param clock: seconds of a monotonic clock.
     """
     decision, most, number, last = Decision(), 1, 0, True
     until = clock() + budget_s
@@ -88,7 +89,7 @@ def decide(
             found = next(rounds)
             number += 1
             took, left_s = clock() - started, until - clock()
-            if _on_time(found):
+            if is_on_time(found.base) and is_on_time(found.new):
                 decision.rounds.append(found)
             else:
                 decision.late += 1
@@ -108,7 +109,7 @@ def decide(
 
 
 def with_causes(decision: Decision, seed: int) -> Comparison | None:
-    """The comparison, with what each cause added where a gate on a percentile did not pass.
+    """The comparison, with what each cause added to the percentiles whose gates did not pass.
 
     :param seed: of the diagnoses' intervals.
     """
@@ -131,28 +132,20 @@ def _by_cause(metric: str, records: Sequence[RunRecord], seed: int) -> Mapping[s
     """Milliseconds of the requests beyond a percentile, averaged over the rounds."""
     found: dict[str, float] = defaultdict(float)
     for record in records:
-        told = diagnose(record, percentile=100 * QUANTILES[metric], seed=seed)
-        found["a quiet request"] += told.reference_ms / len(records)
-        for cause in told.causes:
+        diagnosis = diagnose(record, percentile=100 * QUANTILES[metric], seed=seed)
+        found["a quiet request"] += diagnosis.reference_ms / len(records)
+        for cause in diagnosis.causes:
             found[cause.cause] += cause.tail_ms / len(records)
     return found
 
 
-def _on_time(found: Round) -> bool:
-    return all(is_on_time(record) for record in (found.base, found.new))
-
-
-def _waits_for(gate: Gate) -> bool:
-    return gate.needs_baseline and gate.is_latency
-
-
 def _decided(comparison: Comparison) -> bool:
-    awaited = [result for result in comparison.gates if _waits_for(result.gate)]
-    return bool(awaited) and all(result.passed is not None for result in awaited)
+    tested = [result for result in comparison.gates if result.gate.needs_baseline and result.gate.is_latency]
+    return bool(tested) and all(result.passed is not None for result in tested)
 
 
 def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, last: bool) -> Comparison:
-    """The rounds so far compared, with the gates judged, as sure as this look must be."""
+    """Compare the rounds so far and evaluate the gates, at the level of this test."""
     count = len(decision.rounds)
     before, after = decision.arms
     rule = Rule(level=look_level(count, max(most, count), last=last))
@@ -170,11 +163,11 @@ def _notes(decision: Decision, most: int) -> Iterator[str]:
     rounds = "1 round" if count == 1 else f"{count} rounds"
     yield f"{rounds} of both on fresh processes, of at most {max(most, count)} in the budget"
     if decision.late:
-        left_out = "1 round more is" if decision.late == 1 else f"{decision.late} rounds more are"
-        yield f"{left_out} left out: something outside held up the replayer"
+        left_out = "1 more round is" if decision.late == 1 else f"{decision.late} more rounds are"
+        yield f"{left_out} left out: something else on the machine delayed the replayer"
     known = [found.drift for found in decision.rounds if math.isfinite(found.drift)]
     if len(known) > 1:
         yield (
             f"the machine slowed one replay of a round more than the other by {100 * float(np.std(known)):.2g} % "
-            "(compute of the same batches in turns); from six rounds on, what of it shows in the ratios is taken out"
+            "(compute of the same batches in turns); from six rounds on, the ratios are corrected for that"
         )

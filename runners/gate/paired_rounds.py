@@ -1,10 +1,11 @@
-"""Rounds of two services: A B, B A, …, each on fresh processes, with compute measured in turns."""
+"""Rounds of two services: A B, B A, …, each on fresh processes, with their compute measured in turns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Protocol
 
@@ -16,10 +17,10 @@ from latfix.runners.replay.arm import Arm, Watch
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 
-#: Of the typical batches of a replay, those that are computed in turns: quick, usual and slow.
+#: Typical batches of a replay that are computed in turns: a fast, a median and a slow one.
 _TURNS_OF = (2, 5, 8)
 _TURN_S = 0.1
-#: A B B A: what drifts evenly falls out.
+#: A B B A: a linear drift cancels out.
 _TURNS = (0, 1, 1, 0)
 
 
@@ -27,9 +28,8 @@ _TURNS = (0, 1, 1, 0)
 class Round:
     """Both services once.
 
-    :param drift: by how much more the machine slowed the second service's replay down than the first one's, as a
-        logarithm: what their compute differed by in the replays, less what it differs by when the same batches are
-        computed in turns. NaN where that could not be measured.
+    :param drift: how much more the machine slowed the second replay than the first, as a logarithm: the difference of
+        compute in the replays minus the difference when the same batches are computed in turns. NaN if unknown.
     """
 
     base: RunRecord
@@ -38,42 +38,34 @@ class Round:
 
 
 class Side(Protocol):
-    """A service that is replayed on fresh processes."""
+    """A service that is replayed on fresh processes (:class:`Arm` or :class:`served_arm.ServedArm`)."""
 
     @property
-    def label(self) -> str:
-        """``base`` or ``head``."""
+    def label(self) -> str: ...
 
     @property
-    def start_s(self) -> float:
-        """Seconds that it took to start, last time."""
+    def start_s(self) -> float: ...
 
-    def running(self) -> object:
-        """See that it starts."""
+    def running(self) -> object: ...
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self) -> None: ...
 
-    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord:
-        """One replay, recorded in a folder."""
+    def replay(self, folder: Path, traffic: Traffic, watch: Watch, *, seed: int) -> RunRecord: ...
 
-    def restart(self) -> None:
-        """End the process; the next replay starts another."""
+    def restart(self) -> None: ...
 
 
 def replay_rounds(
     base: Side, new: Side, parts: Sequence[Traffic], out: Path, watch: Watch, *, seed: int
 ) -> Iterator[Round]:
-    """Endless rounds: both services started, a part of the traffic replayed on each, compute measured in turns.
+    """Endless rounds: start both services, replay a part of the traffic on each, measure compute in turns.
 
-    :param parts: taken one after the other, again and again.
-    :param out: where records go, a folder a replay.
+    :param parts: used one after the other, repeatedly.
+    :param out: folder for records, one folder for each replay.
     :raises LatfixError: a service failed.
     :raises Interrupted: Ctrl-C.
     """
-    number = 0
-    while True:
-        traffic = parts[number % len(parts)]
+    for number, traffic in enumerate(cycle(parts)):
         records = {}
         for arm in (base, new) if number % 2 == 0 else (new, base):
             records[arm.label] = arm.replay(out / f"{arm.label}-{number + 1}", traffic, watch, seed=seed)
@@ -82,11 +74,10 @@ def replay_rounds(
         for arm in (base, new):
             arm.restart()
         yield Round(*pair, drift)
-        number += 1
 
 
 def _drift(arms: tuple[Arm, Arm], records: tuple[RunRecord, RunRecord]) -> float:
-    """:attr:`Round.drift`; both processes are loaded still."""
+    """:attr:`Round.drift`; both processes are still loaded."""
     if any(record.meta.device != "cpu" for record in records):
         return math.nan
     batches = typical_batches(records[0])
@@ -102,7 +93,7 @@ def _drift(arms: tuple[Arm, Arm], records: tuple[RunRecord, RunRecord]) -> float
 
 
 def _log_compute(record: RunRecord) -> np.ndarray:
-    """The logarithm of the compute of each request's batch, by position; NaN where there is none."""
+    """Logarithm of the compute of each request's batch, by position; NaN if it has none."""
     ok = record.measured & (record.requests["status"] == Status.OK) & (record.requests["compute_ns"] > 0)
     found = np.full(len(record.traffic), math.nan)
     found[record.requests["index"][ok]] = np.log(record.requests["compute_ns"][ok])

@@ -1,4 +1,4 @@
-"""One side of a gate that latfix does not host: a command that starts a service which answers at an address."""
+"""One side of a gate whose service latfix does not host: a command that starts it at an address."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from latfix.runners.replay.arm import Watch
 from latfix.runners.replay.run_session import new_folder
 from latfix.traffic.schedule import Traffic
 
-#: What a service may take from its start to its first answers.
+#: Time limit from the start of a service to its first answers.
 _START_LIMIT_S = 180.0
-_ASK_AGAIN_S = 0.05
-#: What a service may take to end after it was asked to.
+_RETRY_S = 0.05
+#: Time limit for a service to end after a signal.
 _END_LIMIT_S = 10.0
 
 
 @dataclass(slots=True)
 class ServedArm:
-    """A service that is started for each replay and ended after it: both sides answer at the same address.
+    """A service that is started for each replay and ended after it, because both sides use the same address.
 
     :param command: for the shell; it stays in the foreground while the service runs.
-    :param log: file that collects its output; what warms it up is recorded beside it.
-    :param warm: what warms it up.
-    :param reach: sees that somebody listens at the address, else raises :class:`InputError`.
-    :param make: the replay of some traffic, where the service's process is known.
-    :ivar start_s: seconds from the start to the first answer, last time.
+    :param log: file for its output; warm-up requests are recorded next to it.
+    :param warm: requests that warm it up.
+    :param reach: raises :class:`InputError` if no process listens at the address.
+    :param make: makes the replay of some traffic for a process id.
+    :ivar start_s: seconds from its last start to the first answer.
     """
 
     label: str
@@ -52,7 +52,7 @@ class ServedArm:
 
         :raises LatfixError: it does not start, or no request ended ok.
         """
-        del seed  # bodies are the traffic's
+        del seed  # the bodies come from the traffic
         try:
             replay = self.make(traffic, self._started())
             with watch(self.label, traffic, folder) as on_event:
@@ -61,9 +61,9 @@ class ServedArm:
             self.close()
 
     def running(self) -> None:
-        """See that it starts, and how long that takes.
+        """Start and end it once, to measure how long it takes to start.
 
-        :raises LatfixError: it does not.
+        :raises LatfixError: it does not start.
         """
         try:
             self._started()
@@ -71,12 +71,14 @@ class ServedArm:
             self.close()
 
     def _started(self) -> int:
-        """Start the service and send it some requests until it answers; its process.
+        """Start the service and send requests until it answers; returns its process id.
 
         :raises LatfixError: it does not answer in time, or has ended.
         """
         if self._answers():
-            raise RunnerError(f"{self.label}: found somebody who answers there already; stop it, latfix starts both")
+            raise RunnerError(
+                f"{self.label}: found a service that already answers at this address; stop it, latfix starts both"
+            )
         begun = time.monotonic()
         with self.log.open("ab") as log:
             self._process = process = subprocess.Popen(
@@ -89,11 +91,11 @@ class ServedArm:
             try:
                 self.reach()
                 attempt += 1
-                place = new_folder(self.log.with_name(f"{self.label}-warm"))
-                http_session.run(place, self.make(self.warm, process.pid))
+                folder = new_folder(self.log.with_name(f"{self.label}-warm"))
+                http_session.run(folder, self.make(self.warm, process.pid))
             except LatfixError as error:
                 why = error.message
-                time.sleep(_ASK_AGAIN_S * 2 ** min(attempt, 6))
+                time.sleep(_RETRY_S * 2 ** min(attempt, 6))
             else:
                 self.start_s = time.monotonic() - begun
                 return process.pid
@@ -101,23 +103,23 @@ class ServedArm:
 
     def _last_line(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f": {lines[-1][:200]} (all of it: {self.log})" if lines else ""
+        return f": {lines[-1][:200]} (all output: {self.log})" if lines else ""
 
     def restart(self) -> None:
-        """Nothing: it is gone after each replay."""
+        """Do nothing: the service ends after each replay."""
 
     def close(self) -> None:
-        """End the service and all that it started."""
+        """End the service and all processes that it started."""
         process, self._process = self._process, None
         if process is None:
             return
-        for asked in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, asked)
+                os.killpg(process.pid, number)
             until = time.monotonic() + _END_LIMIT_S
-            # The shell may be gone while what it started still closes its connections.
+            # The shell may have ended while its children still close their connections.
             while (process.poll() is None or self._answers()) and time.monotonic() < until:
-                time.sleep(_ASK_AGAIN_S)
+                time.sleep(_RETRY_S)
         process.wait()
 
     def _answers(self) -> bool:

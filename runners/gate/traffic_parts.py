@@ -1,7 +1,7 @@
-"""The traffic cut into parts of one round each: many short rounds tell more than few long ones.
+"""The traffic cut into parts, one for each round: many short rounds show more than few long ones.
 
-What a restart does to a replay shows only in restarts; a long replay repeats it. Rounds take the parts in turn, so
-that all of the traffic is replayed where the budget allows as many rounds.
+The effect of a restart differs between restarts, and only more rounds average it. Rounds use the parts in turn, so
+that all of the traffic is replayed if the budget allows.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from itertools import pairwise
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import slice_time
 
-#: Rounds that a budget should hold: beyond that, more restarts tell little more than their number.
+#: Rounds that a budget should hold; more improve the result only a little.
 WANTED_ROUNDS = 16
-#: A shorter replay is mostly its own beginning and end.
+#: Minimum length of a replay; a shorter one is mostly its start and end.
 _SHORTEST_S = 2.0
-#: A part holds so many requests at least, where the budget allows any choice.
+#: Minimum number of requests in a part.
 _FEWEST = 30
 
 
 def part_seconds(traffic: Traffic, budget_s: float, start_s: float) -> float:
-    """How long one replay should take, in seconds of the schedule.
+    """Length of one replay, in seconds of the schedule.
 
-    :param start_s: about how long starting one service takes; a round starts and replays two.
+    :param start_s: about how long one service takes to start; a round starts and replays two.
     """
     span = max(traffic.duration_s - traffic.start_s, 1e-9)
     room = budget_s / WANTED_ROUNDS / 2 - start_s
@@ -32,10 +32,7 @@ def part_seconds(traffic: Traffic, budget_s: float, start_s: float) -> float:
 
 
 def cut(traffic: Traffic, seconds: float) -> list[Traffic]:
-    """The traffic in consecutive parts of about ``seconds``; one without a request is left out.
-
-    The last part is not shorter than the others: they share what is over.
-    """
+    """The traffic in consecutive parts of equal length, about ``seconds``; parts without a request are left out."""
     start, end = traffic.start_s, math.nextafter(traffic.duration_s, math.inf) + 1e-6
     count = max(int((end - start) / seconds), 1)
     if count == 1:

@@ -1,1 +1,1 @@
-"""What a loaded service is apart from a replay: accuracy, compute pace, sensitivity of layers."""
+"""Measurements of a loaded service without a replay: accuracy, compute pace, sensitivity of layers."""

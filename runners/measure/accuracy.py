@@ -11,47 +11,46 @@ from typing import Any
 
 import numpy as np
 
+from latfix.arrays import Floats
 from latfix.errors import RunnerError, input_error
 from latfix.request import Request
 from latfix.runners.answers import plain_archive
 from latfix.runners.answers.agreement import Difference, Yardstick, difference
 from latfix.runners.answers.named_outputs import Answer, Output, outputs_of
-from latfix.runners.answers.output_distance import Floats
 from latfix.runners.calls.model_call import USER_ERRORS, describe
 from latfix.runners.measure.accuracy_guard import Loss, judge, paired_loss, share_loss
-from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, look_at_own
+from latfix.runners.measure.own_answers import answers_alone, answers_in_batches, compare_own
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.statistics.distributions import wilson_interval
 from latfix.traffic.schedule import Traffic
 
-#: Requests whose outputs are compared where the workload has no score of its own; as many again where they do not
-#: decide. None of so many that says otherwise excludes a loss of 0.02, twice the usual limit.
+#: Requests whose outputs are compared if the workload has no score of its own; twice as many if they do not decide.
+#: If all of them agree, a loss of 0.02, twice the usual limit, is excluded.
 AGREEMENT_SAMPLE = 192
-#: From so many requests on, those that a choice was made by are others than those that it is judged by.
+#: From this many requests on, choices are made on other requests than those on which they are judged.
 _ENOUGH = 128
-#: Requests by which a service that has a score of its own shows whether it answers otherwise in a batch; after so
-#: many seconds so many are enough.
-_LOOKED_AT, _LOOKS_END = 64, ((4.0, 16), (8.0, 8))
+#: Requests that show whether a service with a score of its own answers differently in a batch; after this many
+#: seconds, this many are enough.
+_OWN_SAMPLE, _OWN_ENDS = 64, ((4.0, 16), (8.0, 8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """A service's accuracy. Intervals are of 95 %; what could not be measured is ``None``.
+    """A service's accuracy. Intervals are of 95 %; ``None`` is unknown.
 
     :param score: higher is better.
-    :param kind: ``evaluate`` (the workload's own score), or ``agreement: `` and the kinds of outputs: the mean
-        share of an answer that says what the original says to that request alone.
-    :param samples: requests that it rests on.
-    :param lo: lower end of the score, as that of a share of ``samples`` (Wilson); of a score outside 0 to 1
-        nothing is known.
-    :param loss: of the score against the original's, on the same requests. Where the original itself answers
-        otherwise in a batch, it is of answers to requests alone, unless batches lost more for sure.
-    :param agreement: mean share of the same answers that says what the original's do.
+    :param kind: ``evaluate`` (the workload's own score), or ``agreement: `` and the kinds of outputs: the mean share
+        of an answer that agrees with the original's answer to the request alone.
+    :param samples: number of requests.
+    :param lo: lower end of the score, as of a share of ``samples`` (Wilson); ``None`` for a score outside 0 to 1.
+    :param loss: of the score against the original's, on the same requests. If the original itself answers differently
+        in a batch, the loss is that of answers to requests alone, unless batches certainly lost more.
+    :param agreement: mean share of the answers that agrees with the original's.
     :param deviation: see :class:`latfix.runners.answers.agreement.Difference`; ``broken`` and ``same`` likewise.
-    :param answers: of the original, what its answers are judged by and whether they differ in batches
+    :param answers: for the original, how its answers are judged and whether they differ in batches
         (:class:`latfix.results.answer_check.AnswerCheck`); empty for others.
-    :param again_s: of the original, about how many seconds it takes to score another service that is as fast.
+    :param again_s: for the original, about how many seconds it takes to score another service that is as fast.
     """
 
     score: float
@@ -76,13 +75,13 @@ class Accuracy:
 class Reference:
     """The original's answers.
 
-    :param sample: answers to requests of the traffic alone, ``None`` for one that failed; empty where the workload
+    :param sample: answers to requests of the traffic, each alone, ``None`` for one that failed; empty if the workload
         has a score of its own.
-    :param agreements: ``(len(sample),)`` of its own answers to them in its batches.
-    :param yardstick: what answers are judged by; ``None`` where there was no request to tell it from.
-    :param ids: of the requests that ``evaluate`` asked for, in that order; empty where there is no ``evaluate``.
-    :param answers: what it was given for them.
-    :param score: what it made of them.
+    :param agreements: ``(len(sample),)``, of its answers to the same requests in batches.
+    :param yardstick: how answers are judged.
+    :param ids: of the requests that ``evaluate`` predicted, in order; empty without ``evaluate``.
+    :param answers: to these requests.
+    :param score: that ``evaluate`` returned.
     """
 
     sample: tuple[Answer | None, ...] = ()
@@ -95,47 +94,47 @@ class Reference:
     def save(self, file: Path) -> None:
         """Write it to one file, for another process of the same workload.
 
-        Answers to ``evaluate`` of types that :mod:`plain_archive` does not know are left out, and with them the
-        comparison of scores request by request.
+        If :mod:`plain_archive` does not know a type among the answers to ``evaluate``, they are left out, and scores
+        cannot be compared request by request.
         """
-        told = {
+        fields = {
             "sample": [None if answer is None else [tuple(leaf) for leaf in answer] for answer in self.sample],
             "agreements": self.agreements,
             "yardstick": self.yardstick.to_json(),
         }
         try:
-            plain_archive.save(file, {**told, "scored": (self.ids, self.answers, self.score)})
+            plain_archive.save(file, {**fields, "scored": (self.ids, self.answers, self.score)})
         except plain_archive.Unwritable:
-            plain_archive.save(file, {**told, "scored": ((), (), None)})
+            plain_archive.save(file, {**fields, "scored": ((), (), None)})
 
     @classmethod
     def load(cls, file: Path) -> Reference:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote; nothing in the file is executed.
 
-        :raises InputError: the file holds something else; nothing in it is executed.
+        :raises InputError: the file holds something else.
         """
-        told = plain_archive.load(file)
+        fields = plain_archive.load(file)
         try:
-            ids, answers, score = told["scored"]
+            ids, answers, score = fields["scored"]
             return cls(
                 sample=tuple(
                     None if leaves is None else [Output(name, values) for name, values in leaves]
-                    for leaves in told["sample"]
+                    for leaves in fields["sample"]
                 ),
-                agreements=told["agreements"],
-                yardstick=Yardstick.from_json(told["yardstick"]),
+                agreements=fields["agreements"],
+                yardstick=Yardstick.from_json(fields["yardstick"]),
                 ids=ids,
                 answers=answers,
                 score=score,
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            found, todo = "something else than a model's answers", "begin anew in another folder"
-            raise input_error(file, None, found, "what a search's baseline answered", todo) from error
+            found, todo = "something else than a model's answers", "start again in another folder"
+            raise input_error(file, None, found, "the answers of a search's baseline", todo) from error
 
 
 @dataclass(slots=True)
-class _Asked:
-    """What ``evaluate`` asked for, and was answered."""
+class _Evaluated:
+    """Requests that ``evaluate`` predicted, the answers to them, and its score."""
 
     ids: list[str] = field(default_factory=list)
     answers: list[Any] = field(default_factory=list)
@@ -153,11 +152,10 @@ def evaluate(
 ) -> Accuracy:
     """Measure a loaded service's accuracy.
 
-    :param reference: the original's answers (``save``), without which there is no loss,
-        no agreement, and for a workload without ``evaluate`` no score other than 1.
-    :param max_drop: the loss that is allowed; where it is given, and the first requests do not decide, more are
-        compared.
-    :param save: write this service's answers there, as a reference for others.
+    :param reference: the original's answers (``save``). Without it there is no loss and no agreement, and the score
+        of a workload without ``evaluate`` is 1.
+    :param max_drop: allowed loss; more requests are compared if the first ones do not decide it.
+    :param save: file for this service's answers, as a reference for others.
     :param spare: compare on other requests of the traffic than the guard does, to choose settings by.
     :raises RunnerError: ``evaluate`` failed or returned no number, or a request failed.
     """
@@ -173,7 +171,7 @@ def evaluate(
 def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:
     """Requests spread over the traffic, in an order in which the first few are spread as well.
 
-    :param spare: take them from the other half of the traffic, where there is enough of it.
+    :param spare: take them from the other half of the traffic, if it is long enough.
     """
     n = len(traffic)
     pool = range(int(spare), n, 2) if n >= _ENOUGH else range(n)
@@ -181,14 +179,14 @@ def sample_requests(traffic: Traffic, *, spare: bool = False) -> list[Request]:
     step = len(pool) / max(size, 1)
     picks = list(dict.fromkeys(pool[int(k * step)] for k in range(size)))
     digits = size.bit_length()
-    # Binary digits in reverse: each next one halves a gap (van der Corput, 1935).
+    # Reversed binary digits: each position halves a gap (van der Corput, 1935).
     order = sorted(range(len(picks)), key=lambda k: int(f"{k:0{digits}b}"[::-1], 2))
     return [traffic.request(picks[k]) for k in order]
 
 
 def _saved(service: Service, requests: Sequence[Request], file: Path) -> Accuracy:
-    """The original's answers, each request alone, and its accuracy: how far its own batches agree with them."""
-    alone, own = look_at_own(service, requests)
+    """Save the original's answers to each request alone; its score is the agreement of its batches with them."""
+    alone, own = compare_own(service, requests)
     Reference(sample=tuple(alone), agreements=own.agreements, yardstick=own.yardstick).save(file)
     count = own.check.compared or len(alone)
     share = float(own.agreements[:count].mean()) if count else 1.0
@@ -211,7 +209,7 @@ def _kind(yardstick: Yardstick) -> str:
 def _agreement(
     service: Service, requests: Sequence[Request], reference: Reference, max_drop: float | None
 ) -> Accuracy:
-    """Agreement with the original on half of the sample, and on all of it where that does not decide."""
+    """Agreement with the original on half of the sample, and on all of it if that does not decide."""
     count = min(AGREEMENT_SAMPLE, len(reference.sample), len(requests))
     answers = answers_in_batches(service, requests[:count])
     found = _agreeing(service, requests, reference, answers, max_drop)
@@ -237,7 +235,7 @@ def _agreeing(
     )
     loss = share_loss(own - found.agreements)
     if (own < 1.0).any() and (max_drop is None or loss.lo <= max_drop):
-        # Who shares a batch is chance, and what that does to answers is the original's fault, not this service's.
+        # Batches form by chance, and the original itself is to blame if they change answers: compare without batches.
         alone = difference(yardstick, sample, answers_alone(service, requests[:count]))
         loss = share_loss(1.0 - alone.agreements)
         found = Difference(
@@ -258,7 +256,7 @@ def _agreeing(
 
 
 def _decided(found: Accuracy, max_drop: float) -> bool:
-    """Whether more requests cannot change the verdict: it is allowed, or its whole interval lies beyond the limit."""
+    """True if more requests cannot change the verdict: it is allowed, or its whole interval is beyond the limit."""
     allowed, _ = judge(asdict(found), 1.0, max_drop)
     return allowed or (found.loss_lo is not None and found.loss_lo > max_drop)
 
@@ -279,28 +277,31 @@ def _by_own_score(
     service: Service, requests: Sequence[Request], known: Reference | None, save: Path | None
 ) -> Accuracy:
     started = time.monotonic()
-    asked = _evaluated(service)
+    new = _evaluate(service)
     again_s = time.monotonic() - started
+    accuracy = _compared_scores(service, new, known)
     if save is None:
-        return _scored(service, asked, known)
-    _, own = look_at_own(service, requests[:_LOOKED_AT], ends=_LOOKS_END)
-    Reference(yardstick=own.yardstick, ids=tuple(asked.ids), answers=tuple(asked.answers), score=asked.score).save(
-        save
-    )
-    return replace(_scored(service, asked, known), answers=own.check.to_json(), again_s=again_s)
+        return accuracy
+    _, own = compare_own(service, requests[:_OWN_SAMPLE], ends=_OWN_ENDS)
+    Reference(yardstick=own.yardstick, ids=tuple(new.ids), answers=tuple(new.answers), score=new.score).save(save)
+    return replace(accuracy, answers=own.check.to_json(), again_s=again_s)
 
 
-def _evaluated(service: Service) -> _Asked:
-    asked = _Asked()
+def _evaluate(service: Service) -> _Evaluated:
+    evaluated = _Evaluated()
 
     def predict(requests: Sequence[Request]) -> list[Any]:
-        answers = _outputs(service, list(requests))
-        asked.ids += [request.id for request in requests]
-        asked.answers += answers
+        outcomes = service.predict(list(requests))
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if outcome.status != Status.OK:
+                raise RunnerError(f"request {request.id!r} failed while measuring accuracy: {outcome.error}")
+        answers = [outcome.output for outcome in outcomes]
+        evaluated.ids += [request.id for request in requests]
+        evaluated.answers += answers
         return answers
 
-    asked.score = _score(service, predict)
-    return asked
+    evaluated.score = _score(service, predict)
+    return evaluated
 
 
 def _score(service: Service, predict: Any) -> float:
@@ -316,25 +317,25 @@ def _score(service: Service, predict: Any) -> float:
     return score
 
 
-def _scored(service: Service, asked: _Asked, reference: Reference | None) -> Accuracy:
-    n = len(asked.ids)
-    own: dict[str, Any] = {"score": asked.score, "kind": "evaluate", "samples": n}
-    if 0.0 <= asked.score <= 1.0 and n:
-        own["lo"], own["hi"] = wilson_interval(round(asked.score * n), n)
-    # A score of requests drawn anew each time cannot be paired.
-    if reference is None or reference.score is None or reference.ids != tuple(asked.ids):
-        return Accuracy(**own)
-    before, after = ([outputs_of(one) for one in answers] for answers in (reference.answers, asked.answers))
+def _compared_scores(service: Service, new: _Evaluated, reference: Reference | None) -> Accuracy:
+    n = len(new.ids)
+    fields: dict[str, Any] = {"score": new.score, "kind": "evaluate", "samples": n}
+    if 0.0 <= new.score <= 1.0 and n:
+        fields["lo"], fields["hi"] = wilson_interval(round(new.score * n), n)
+    # Scores cannot be paired if each evaluation draws other requests.
+    if reference is None or reference.score is None or reference.ids != tuple(new.ids):
+        return Accuracy(**fields)
+    before, after = ([outputs_of(one) for one in answers] for answers in (reference.answers, new.answers))
     found = difference(reference.yardstick, before, after)
-    own |= {**_agreement_fields(found), "loss": reference.score - asked.score}
-    loss = _loss(service, asked, reference)
+    fields |= {**_agreement_fields(found), "loss": reference.score - new.score}
+    loss = _loss(service, new, reference)
     if loss is not None:
-        own |= {"loss": loss.value, "loss_lo": loss.lo, "loss_hi": loss.hi}
-    return Accuracy(**own)
+        fields |= {"loss": loss.value, "loss_lo": loss.lo, "loss_hi": loss.hi}
+    return Accuracy(**fields)
 
 
-def _loss(service: Service, asked: _Asked, reference: Reference) -> Loss | None:
-    """The loss with its interval; ``None`` where the score is no function of the answers alone."""
+def _loss(service: Service, new: _Evaluated, reference: Reference) -> Loss | None:
+    """The loss with its interval; ``None`` if the score does not depend on the answers alone."""
 
     def score_of(answers: list[Any]) -> float:
         place = 0
@@ -346,14 +347,6 @@ def _loss(service: Service, asked: _Asked, reference: Reference) -> Loss | None:
 
         return _score(service, predict)
 
-    if score_of(list(reference.answers)) != reference.score or score_of(asked.answers) != asked.score:
+    if score_of(list(reference.answers)) != reference.score or score_of(new.answers) != new.score:
         return None
-    return paired_loss(score_of, reference.answers, asked.answers)
-
-
-def _outputs(service: Service, requests: list[Request]) -> list[Any]:
-    outcomes = service.predict(requests)
-    for request, outcome in zip(requests, outcomes, strict=True):
-        if outcome.status != Status.OK:
-            raise RunnerError(f"request {request.id!r} failed while measuring accuracy: {outcome.error}")
-    return [outcome.output for outcome in outcomes]
+    return paired_loss(score_of, reference.answers, new.answers)

@@ -1,9 +1,9 @@
-"""How fast a loaded service computes: the same few batches again and again, alone and in company.
+"""How fast a loaded service computes: the same few batches repeatedly, alone and next to other work.
 
-What a change does to the compute of a batch is seen in seconds this way, while a tail takes minutes of replay. The
-figures are of a warm service without queues: they say how much compute changes, not what latency becomes. Workers,
-and requests that are being prepared, are in the way of a batch (cores, caches, the interpreter's lock), and of some
-ways to run a model more than of others: :func:`blend` weighs these by how much of each was seen.
+This shows in seconds how a change affects the compute of a batch, while a tail takes minutes of replay. The service
+is warm and has no queue: the figures show how compute changes, not latency. Other workers, and the preparation of
+requests, slow a batch down (cores, caches, the interpreter's lock), for some ways to run a model more than for
+others: :func:`blend` weights the measurements by how often each happens.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from latfix.runners.service.loaded_service import Service
     from latfix.traffic.schedule import Traffic
 
-#: Batches that stand for a run, from its quickest to its slowest.
+#: Batches that represent a run, from its fastest to its slowest.
 BATCHES = 10
-#: Each is computed so often at least, unless that takes :data:`_LONG` times the time that it should.
+#: Minimum number of passes, unless they take :data:`_LONG` times the requested time.
 _LEAST_PASSES, _LONG = 3, 4
 _MOST_PASSES = 200
 
 
 def typical_batches(record: RunRecord) -> list[list[int]]:
-    """Batches of a run from its quickest to its slowest, evenly by rank, each as positions in the schedule."""
+    """Batches of a run from its fastest to its slowest, evenly by rank, each as positions in the schedule."""
     rows, batches = record.requests, record.batches
     usable = (batches["warmup"] == 0) & (batches["retried"] == 0) & (batches["first_shape"] == 0)
     if not usable.any():
@@ -61,15 +61,16 @@ def measure_pace(
     preparing: bool = False,
     failures: list[str] | None = None,
 ) -> list[float]:
-    """Nanoseconds of each batch, so many workers computing at once: collate and compute, on a device compute alone.
+    """Nanoseconds of each batch while several workers compute: collate and compute, on a device only compute.
 
-    One worker with nothing beside: the least that was seen, for whatever else the machine did came on top. In company
-    the median, for it is in the way every time.
+    For one worker alone the minimum, because other activity of the machine only adds to it; otherwise the median,
+    because other work is part of the measurement. A batch on which the model fails is NaN.
 
     :param batches: positions in the schedule.
-    :param seconds: about how long to measure; a batch that the model fails on counts as NaN.
-    :param preparing: beside that, one thread prepares these requests over and over.
-    :param failures: takes what the model's exceptions said.
+    :param seconds: about how long to measure.
+    :param workers: number of workers that compute at the same time.
+    :param preparing: one more thread prepares the requests repeatedly.
+    :param failures: receives the messages of the model's exceptions.
     """
     failures = [] if failures is None else failures
     adapter = service.models.adapter
@@ -77,10 +78,10 @@ def measure_pace(
     for batch in batches:
         try:
             inputs.append([adapter.prepare(traffic.request(position)) for position in batch])
-        except USER_ERRORS:  # its request fails in every replay, too
+        except USER_ERRORS:  # its request also fails in every replay
             inputs.append([])
-    begun = time.perf_counter()
-    until, at_last = begun + seconds, begun + _LONG * seconds
+    started = time.perf_counter()
+    until, at_last = started + seconds, started + _LONG * seconds
     instances = service.models.instances[:workers]
     took: list[list[list[float]]] = [[[] for _ in batches] for _ in instances]
     threads = [
@@ -92,9 +93,9 @@ def measure_pace(
         for k, instance in enumerate(instances)
     ]
     ended = threading.Event()
-    company = threading.Thread(target=_prepare, args=(service, traffic, batches, ended), name="latfix-pace-prepare")
     if preparing:
-        threads.append(company)
+        arguments = (service, traffic, batches, ended)
+        threads.append(threading.Thread(target=_prepare, args=arguments, name="latfix-pace-prepare"))
     try:
         for thread in threads:
             thread.start()
@@ -121,20 +122,20 @@ def _compute(
 
     if service.settings.intra_op_threads:
         torch.set_num_threads(service.settings.intra_op_threads)
-    some = [k for k, batch in enumerate(inputs) if batch]
+    usable = [k for k, batch in enumerate(inputs) if batch]
     mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
     with in_mode(instance.device, mode):
         for number in range(_MOST_PASSES + 1):
-            # The first pass is a warm-up, and one more there is in any case.
+            # The first pass is a warm-up; at least one more follows.
             if number > 1 and time.perf_counter() > (until if number > _LEAST_PASSES else at_last):
                 return
-            for k in some:
+            for k in usable:
                 started = time.perf_counter_ns()
                 try:
-                    batch = instance.collate(inputs[k])  # held until the device is done with it
+                    batch = instance.collate(inputs[k])  # kept until the device is done with it
                     with instance.working():
                         placed = instance.on_device(batch)
-                    if instance.accelerator is not None:  # copies are stages of their own there
+                    if instance.accelerator is not None:  # on a device, copies are separate stages
                         started = time.perf_counter_ns()
                     with instance.working():
                         call_model(instance.model, placed)
@@ -152,23 +153,23 @@ def _prepare(service: Service, traffic: Traffic, batches: Sequence[Sequence[int]
             return
         try:
             service.models.adapter.prepare(traffic.request(position))
-        except USER_ERRORS:  # its request fails in every replay, too
+        except USER_ERRORS:  # as above
             continue
 
 
 def passes_s(seconds: float, once: float) -> float:
     """About how long :func:`measure_pace` takes on one worker.
 
-    :param seconds: as it is told.
+    :param seconds: its argument.
     :param once: seconds that the batches take once.
     """
     return max(seconds, min((1 + _LEAST_PASSES) * once, max(_LONG * seconds, 2 * once)))
 
 
 def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> float:
-    """How many workers were computing on average: the time that batches held one, over the time of the traffic.
+    """Mean number of busy workers: time that batches held a worker, over the time of the traffic.
 
-    :param within: stretches of the schedule, in nanoseconds; the whole of it where there are none.
+    :param within: stretches of the schedule, in nanoseconds; empty for all of it.
     """
     rows, batches = record.requests, record.batches
     arrival, measured = rows["arrival_ns"], record.measured
@@ -182,8 +183,8 @@ def offered(record: RunRecord, within: Sequence[tuple[float, float]] = ()) -> fl
     return held / span if span > 0 else 0.0
 
 
-def prepared_beside(record: RunRecord) -> float:
-    """The share of the time that batches held a worker in which some request was being prepared."""
+def preparing_share(record: RunRecord) -> float:
+    """Share of the batches' time in which a request was being prepared."""
     rows, batches = record.requests, record.batches
     begin = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_wait_ns"]
     prepared = Intervals.merged(begin, rows["prepare_ns"] - rows["prepare_wait_ns"])
@@ -192,15 +193,15 @@ def prepared_beside(record: RunRecord) -> float:
 
 
 def blend(paces: Mapping[str, Floats], load: float, workers: int, prepared: float) -> list[float]:
-    """What batches take where so much is offered: between what they take alone and what they take in company.
+    """Nanoseconds of batches under load, interpolated between measurements alone and next to other work.
 
-    :param paces: nanoseconds by batch: ``alone``, ``together`` with all other workers, some ``beside`` requests that
-        are prepared, the others NaN.
-    :param load: workers' worth of work (:func:`offered`); each other worker computes for that share of the time.
-    :param prepared: see :func:`prepared_beside`.
+    :param paces: nanoseconds by batch: ``alone``; ``together`` with all other workers; ``beside`` the preparation of
+        requests, NaN for batches that were not measured so.
+    :param load: mean number of busy workers (:func:`offered`).
+    :param prepared: see :func:`preparing_share`.
     """
     alone, share = paces["alone"], min(max(load / workers, 0.0), 1.0)
     shared = (1.0 - share) * alone + share * paces["together"]
     slower = paces["beside"] / alone
-    held_up = float(np.nanmedian(slower)) if np.isfinite(slower).any() else 1.0
-    return list(shared * (1.0 + prepared * (held_up - 1.0)))
+    factor = float(np.nanmedian(slower)) if np.isfinite(slower).any() else 1.0
+    return list(shared * (1.0 + prepared * (factor - 1.0)))

@@ -1,10 +1,8 @@
-"""Which layers matter: what each costs in accuracy when it alone is quantized, what it saves, and which to keep.
+"""Sensitivity of layers: what quantizing each one costs in accuracy and saves in time, and which layers to keep.
 
-Two measures, a cheap one for the order and the true one for the verdict. Each layer alone is changed and the
-model's outputs on traffic are compared with the original's; layers are then ordered by that effect for each
-millisecond that changing them saves. How many of them must keep their precision is found by bisection, from those
-that stand out, on the accuracy itself (the workload's score, or agreement), always of a service loaded with exactly
-those settings.
+A cheap measure orders the layers: each one alone is quantized, and the change of the model's outputs on traffic is
+divided by the milliseconds that it saves. The accuracy itself (the workload's score, or agreement) then decides how
+many of them must keep their precision: by bisection, always on a service that is loaded with exactly those settings.
 """
 
 from __future__ import annotations
@@ -39,28 +37,27 @@ from latfix.traffic.schedule import Traffic
 if TYPE_CHECKING:
     import torch
 
-#: Requests on whose outputs a layer's effect is measured.
+#: Number of requests on which a layer's effect is measured.
 _REQUESTS = 24
-#: A layer is changed only where that is at least this much faster; otherwise it costs accuracy for nothing.
+#: Minimum speedup to change a layer; below it, accuracy is lost for nothing.
 _WINS = 1.02
-#: The share of a layer's time that eight bits are taken to save where only a compiler brings it out.
+#: Assumed share of a layer's time that eight bits save, if they need a compiler to save any.
 _ASSUMED = 0.5
-#: The share of the budget for the layers one by one; the rest is for the accuracy of what was chosen.
+#: Share of the budget for single layers; the remainder is for the accuracy of the choices.
 _LAYERS_SHARE = 0.35
-#: The share of the squared change of the answers by which layers stand out.
+#: The first guess keeps the layers that make up this share of the squared change of the outputs.
 _NEARLY_ALL = 0.9
-#: Layers that save less are told apart by their effect alone.
+#: Layers that save less are ordered by their effect alone.
 _LEAST_MS = 1e-3
 
 
 @dataclass(slots=True, kw_only=True)
 class Layer:
-    """Some layers that were changed together; one where time allowed.
+    """Layers that were changed together; a single one if time allowed.
 
-    :param effect: root of the mean squared change of the model's outputs, as a share of their own size, when only
-        these are changed.
-    :param saves_ms: of one request's forward pass, by changing these.
-    :param kept: ``no gain`` or ``accuracy`` where they keep their precision; empty where they are changed.
+    :param effect: root mean squared change of the model's outputs, relative to their size, if only these are changed.
+    :param saves_ms: of one request's forward pass.
+    :param kept: ``no gain`` or ``accuracy`` if they keep their precision; empty if they are changed.
     """
 
     names: tuple[str, ...]
@@ -70,18 +67,17 @@ class Layer:
 
     @property
     def price(self) -> float:
-        """Effect for each millisecond that is saved: the highest is the first to be kept."""
+        """Effect per saved millisecond: the layers with the highest one are kept first."""
         return self.effect / max(self.saves_ms, _LEAST_MS)
 
 
 @dataclass(slots=True, kw_only=True)
 class Sensitivity:
-    """What was found.
+    """Result of the measurement.
 
-    :param keep: modules that are to keep their precision, with the effect of each; empty where ``reason`` says why
-        there is no such choice.
+    :param keep: modules that must keep their precision, with the effect of each; if empty, ``reason`` says why.
     :param score: of the original.
-    :param trials: how many layers were kept for their accuracy, and what the accuracy was then.
+    :param trials: numbers of layers that were kept for accuracy, each with the resulting accuracy.
     """
 
     precision: Precision
@@ -109,10 +105,10 @@ def measure(
 ) -> Sensitivity:
     """Find the layers that must keep their precision for the accuracy to stay within ``max_drop``.
 
-    :param settings: how the service runs; its modules in ``keep_precision`` are kept in any case.
-    :param traffic: choices are made on requests that the guard does not judge by, where there are enough; a workload
-        with a score of its own has that one score for both.
-    :param budget_s: about how long it may take; what was measured until then decides.
+    :param settings: of the service; the modules in its ``keep_precision`` are always kept.
+    :param traffic: if it is long enough, choices are made on other requests than those of the guard; a workload with
+        a score of its own uses that score for both.
+    :param budget_s: about how long it may take; the measurements until then decide.
     :raises RunnerError: the workload itself fails.
     """
     started = clock()
@@ -122,17 +118,17 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="latfix-sensitivity-") as scratch:
         reference = Path(scratch) / "original.npz"
 
-        def look_at_layers() -> None:
+        def measure_layers() -> None:
             with _loaded(folder, entry, plain) as service:
                 found.score = evaluate(service, traffic, None, save=reference, spare=True).score
                 layers_until = clock() + _LAYERS_SHARE * (started + budget_s - clock())
                 found.layers = _layers(service, traffic, plain, precision, lambda: layers_until - clock())
 
-        look_at_layers()  # and that service is gone with it
+        measure_layers()  # a function of its own, so that no reference keeps the service alive
 
         def accuracy_of(keep: Collection[str]) -> Accuracy:
-            way = {"precision": precision, "keep_precision": (*plain.keep_precision, *keep)}
-            with _loaded(folder, entry, plain.with_overrides(way)) as changed:
+            change = {"precision": precision, "keep_precision": (*plain.keep_precision, *keep)}
+            with _loaded(folder, entry, plain.with_overrides(change)) as changed:
                 return evaluate(changed, traffic, reference, max_drop=max_drop, spare=True)
 
         _choose(found, accuracy_of, max_drop, lambda: started + budget_s - clock())
@@ -145,7 +141,7 @@ def _choose(
     max_drop: float,
     left_s: Callable[[], float],
 ) -> None:
-    """Decide how many of the dearest layers are kept: the fewest with which the accuracy is allowed."""
+    """Find the smallest number of layers to keep, highest price first, with which the accuracy is allowed."""
     for layer in found.layers:
         layer.kept = "no gain" if layer.saves_ms <= 0 and activation_dtype(found.precision) is None else ""
     useless = [layer for layer in found.layers if layer.kept]
@@ -160,8 +156,8 @@ def _choose(
         before = left_s()
         keep = [name for layer in (*useless, *useful[:count]) for name in layer.names]
         scored = accuracy_of(keep)
-        ok, said = judge(asdict(scored), found.score, max_drop)
-        found.trials.append({"kept": count, "score": scored.score, "allowed": ok, "said": said})
+        ok, reason = judge(asdict(scored), found.score, max_drop)
+        found.trials.append({"kept": count, "score": scored.score, "allowed": ok, "said": reason})
         least_s = max(least_s, before - left_s())
         return ok
 
@@ -177,24 +173,23 @@ def _choose(
 
 
 def _refusal(trials: Sequence[Mapping[str, Any]], most: int) -> str:
-    """Why there is no choice: accuracy, or time to find one."""
+    """Why there is no choice: the accuracy, or the time."""
     last = max(trials, key=lambda trial: int(trial["kept"]))
     if last["kept"] >= most - 1:
-        return f"the accuracy is not kept with {last['kept']} of {most} layers left out either: {last['said']}"
+        return f"the accuracy is not kept even with {last['kept']} of {most} layers left out: {last['said']}"
     return f"time was up after {len(trials)} trial(s); with {last['kept']} of {most} layers left out: {last['said']}"
 
 
-def _outstanding(dearest: Sequence[Layer]) -> int:
-    """How many of the dearest layers make nearly all of the change, as a first guess of how many must be kept."""
-    squares = np.square([layer.effect for layer in dearest])
+def _outstanding(layers: Sequence[Layer]) -> int:
+    """Number of first layers that make up nearly all of the change: the first guess of how many must be kept."""
+    squares = np.square([layer.effect for layer in layers])
     return 1 + int(np.searchsorted(np.cumsum(squares), _NEARLY_ALL * squares.sum()))
 
 
 def _fewest(most: int, allowed: Callable[[int], bool], in_time: Callable[[], bool], *, first: int = 0) -> int | None:
-    """The smallest count below ``most`` that is allowed, by bisection; ``None`` where none was found in time.
+    """The smallest allowed count below ``most``, by bisection; ``None`` if none was found in time.
 
-    The dearest layers come first, so that keeping more of them is taken for no worse. What is returned was itself
-    seen to be allowed.
+    Layers are ordered by price, so keeping more of them is assumed not to be worse. The returned count was tested.
 
     :param first: where bisection begins; in the middle by default.
     """
@@ -202,7 +197,7 @@ def _fewest(most: int, allowed: Callable[[int], bool], in_time: Callable[[], boo
         return 0
     low, high, best = 1, most - 1, None
     middle = min(first, high) or (low + high) // 2
-    # Where even the cheapest layer alone costs too much, nothing else need be tried.
+
     while low <= high and in_time():
         if allowed(middle):
             best, high = middle, middle - 1
@@ -214,7 +209,7 @@ def _fewest(most: int, allowed: Callable[[int], bool], in_time: Callable[[], boo
 
 @contextmanager
 def _loaded(folder: Path, entry: str, settings: RunnerSettings) -> Iterator[Service]:
-    gc.collect()  # the one before refers to itself, and a device may have no room for both
+    gc.collect()  # the previous service is in a reference cycle, and a device may have no room for both
     service = Service(folder, entry, settings)
     service.load()
     try:
@@ -226,7 +221,7 @@ def _loaded(folder: Path, entry: str, settings: RunnerSettings) -> Iterator[Serv
 def _layers(
     service: Service, traffic: Traffic, plain: RunnerSettings, precision: Precision, left_s: Callable[[], float]
 ) -> list[Layer]:
-    """Each layer's effect and what it saves; groups of neighbors where there is no time for each."""
+    """Effect and saving of each layer, or of groups of neighbors if time is short."""
     instance = service.models.instances[0]
     model = instance.model
     kept = set(plain.keep_precision)
@@ -249,7 +244,7 @@ def _layers(
         for group in _groups(names, int(max(left_s(), 0.0) / max(pass_s, 1e-9))):
             with _changed(model, group, precision):
                 effect = _change(exact, [_answer(model, batch) for batch in batches])
-            # A model that does not repeat itself has an effect only beyond that.
+            # The outputs of a nondeterministic model change anyway.
             effect = effect if effect > 3 * noise else 0.0
             layers.append(Layer(names=tuple(group), effect=effect, saves_ms=sum(saves[name] for name in group)))
     return layers
@@ -257,7 +252,7 @@ def _layers(
 
 @contextmanager
 def _layer_by_layer() -> Iterator[None]:
-    """No fused kernel in the place of an encoder's layers, which could not see that one of them was changed."""
+    """Disable the fused encoder kernel, which would bypass a changed layer."""
     import torch
 
     before = torch.backends.mha.get_fastpath_enabled()
@@ -269,8 +264,11 @@ def _layer_by_layer() -> Iterator[None]:
 
 
 def _savings(model: Any, names: Sequence[str], batch: Any, precision: Precision, seconds: float) -> dict[str, float]:
-    """Milliseconds that changing each layer saves; where that cannot be timed layer by layer, because it takes a
-    compiler, the same share of each layer's time: what is asked is their order."""
+    """Milliseconds that changing each layer saves.
+
+    If that needs a compiler, it cannot be timed layer by layer; the same share of each layer's time is assumed, which
+    is enough to order them.
+    """
     if pays_only_compiled(model, precision):
         times = layer_times(model, names, batch, (), seconds)
         return {name: _ASSUMED * times[name][0] / 1e6 for name in names}
@@ -279,21 +277,23 @@ def _savings(model: Any, names: Sequence[str], batch: Any, precision: Precision,
 
 
 def _saved_ms(before_ns: float, after_ns: float, precision: Precision) -> float:
-    """What changing a layer saves; nothing where it is not clearly faster, except among layers that talk in a
-    format of 16 bits: there one that is left out costs its neighbors two conversions."""
+    """Milliseconds that changing a layer saves; 0 if it is not clearly faster.
+
+    Layers that exchange 16-bit activations always count: leaving one out costs its neighbors two conversions.
+    """
     wins = before_ns > _WINS * after_ns or activation_dtype(precision) is not None
     return max(before_ns - after_ns, 0.0) / 1e6 if wins else 0.0
 
 
 def _batches(service: Service, traffic: Traffic) -> list[Any]:
-    """Batches of one, spread over the sample; batches of several would tell padding from no padding as well."""
+    """Batches of one, spread over the sample: in larger ones padding would matter, too."""
     requests = sample_requests(traffic, spare=True)[:_REQUESTS]
     adapter = service.models.adapter
     batches = []
     for request in requests:
         try:
             batches.append(adapter.collate([adapter.prepare(request)]))
-        except USER_ERRORS:  # a request that fails is reported when it is replayed
+        except USER_ERRORS:  # reported when the request is replayed
             continue
     if not batches:
         raise RunnerError("no request of the traffic could be prepared to measure layers with")
@@ -309,9 +309,9 @@ def _answer(model: Any, batch: Any) -> list[Any]:
 
 
 def _change(exact: Sequence[Sequence[Any]], changed: Sequence[Sequence[Any]]) -> float:
-    """Root of the mean squared difference, each tensor as a share of its own size, so that none drowns the others.
+    """Root mean squared difference, each tensor relative to its own size.
 
-    Integers (classes, tokens) are the same or not: the square is the share that changed.
+    For integers (classes, tokens) the square is the share that changed.
     """
     shares = []
     for first, second in zip(exact, changed, strict=True):
@@ -328,14 +328,14 @@ def _change(exact: Sequence[Sequence[Any]], changed: Sequence[Sequence[Any]]) ->
 
 
 def _groups(names: Sequence[str], passes: int) -> list[list[str]]:
-    """The names one by one, or neighbors together where there is only time for so many passes."""
+    """The names one by one, or in groups of neighbors if there is only time for ``passes``."""
     count = min(max(passes, 1), len(names))
     return [list(part) for part in np.array_split(np.array(names, dtype=object), count)]
 
 
 @contextmanager
 def _changed(model: torch.nn.Module, names: Sequence[str], precision: Precision) -> Iterator[None]:
-    """Only these layers in another precision, for a while."""
+    """The model with only these layers in another precision."""
     modules = dict(model.named_modules())
     replaced = {id(modules[name]): layer_in_precision(modules[name], precision) for name in names}
     places = [

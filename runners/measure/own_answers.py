@@ -1,4 +1,4 @@
-"""Asking a loaded service for its answers: each request alone, in its own batches, on another number of threads."""
+"""Answers of a loaded service: to each request alone, in its own batches, on another number of threads."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from latfix.runners.host.privileges import available_bytes
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 
-#: One request after another takes longer than batches: after so many seconds it ends, if it has so many requests.
-#: Of a model that takes seconds for each, few say as much as some more: none of so few excludes a loss.
+#: Requests one by one take longer than batches: after this many seconds, this many answers are enough.
 _ENDS = ((8.0, 192), (20.0, 64), (30.0, 16))
 _AT_ONCE = 8
-#: Of the available memory, the share that these answers may take; they are held several times over.
+#: Share of the available memory that these answers may take; there are several copies of them.
 _MOST_HELD = 0.15
-#: Requests whose inputs' sizes are looked at.
+#: Requests whose input sizes are read.
 _SIZED = 64
-#: Requests that are answered once more on another number of threads.
+#: Requests that are repeated on another number of threads.
 _THREADED = 16
 _ALONE: Mapping[str, Any] = {"max_batch_size": 1, "batching": "fixed", "batch_window_ms": 0.0}
 
 
 def answers_in_batches(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
-    """Answers as the service gives them; ``None`` for a request that failed."""
+    """Answers in the service's own batches; ``None`` for a request that failed."""
     return _answers(service, requests, {})
 
 
@@ -41,12 +40,12 @@ def answers_alone(service: Service, requests: Sequence[Request]) -> list[Answer 
     return _answers(service, requests, _ALONE)
 
 
-def look_at_own(
+def compare_own(
     service: Service, requests: Sequence[Request], ends: Sequence[tuple[float, int]] = _ENDS
 ) -> tuple[list[Answer | None], OwnAnswers]:
-    """A service's answers to requests alone, as far as time and memory go, and how far its others vary from them.
+    """A service's answers to requests alone, as many as time and memory allow, and how its other answers differ.
 
-    :param ends: after so many seconds so many answers are enough.
+    :param ends: pairs: after this many seconds, this many answers are enough.
     :raises InputError: ``[outputs]`` declares what no answer has.
     """
     started, alone = time.monotonic(), list[Answer | None]()
@@ -57,17 +56,17 @@ def look_at_own(
         if any(len(alone) >= count and time.monotonic() - started > seconds for seconds, count in ends):
             break
         alone += answers_alone(service, requests[len(alone) : len(alone) + _AT_ONCE])
-    asked = requests[: len(alone)]
-    shares, began = service.settings.max_batch_size > 1, time.monotonic()
-    shared = answers_in_batches(service, asked) if shares else []
-    shared_s = time.monotonic() - began if shares else began - started
+    answered = requests[: len(alone)]
+    batches, began = service.settings.max_batch_size > 1, time.monotonic()
+    shared = answers_in_batches(service, answered) if batches else []
+    shared_s = time.monotonic() - began if batches else began - started
     own = own_variation(
-        [request.id for request in asked],
+        [request.id for request in answered],
         alone,
         shared,
-        _on_other_threads(service, asked[:_THREADED]),
+        _on_other_threads(service, answered[:_THREADED]),
         declared_outputs(service.folder, service.entry),
-        [_shapes(service, request) for request in asked[:_SIZED]] if shares else [],
+        [_shapes(service, request) for request in answered[:_SIZED]] if batches else [],
     )
     return alone, replace(own, shared_s=shared_s)
 
@@ -79,7 +78,7 @@ def _answers(service: Service, requests: Sequence[Request], settings: Mapping[st
 
 
 def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Answer | None]:
-    """Answers of operators on one thread more, or on one where there are several; none on a device."""
+    """Answers with operators on one thread instead of several, or on two instead of one; empty on a device."""
     if service.models.device != "cpu":
         return []
     import torch
@@ -94,5 +93,5 @@ def _on_other_threads(service: Service, requests: Sequence[Request]) -> list[Ans
 def _shapes(service: Service, request: Request) -> Shapes | None:
     try:
         return [tuple(tensor.shape) for tensor in tensors_of(service.models.adapter.prepare(request))]
-    except USER_ERRORS:  # a request that fails has no answer either
+    except USER_ERRORS:  # it has no answer either
         return None

@@ -1,8 +1,8 @@
-"""The ways to run the model, each measured on the same few batches before anything is replayed.
+"""Ways to run the model, each measured on the same few batches before anything is replayed.
 
-A replay takes most of a minute and tells of one configuration; the same batches on two services tell within seconds
-how their time changes, by what is in them. With that the forecast tells of every configuration that runs the model
-this way. Answers are scored where the best of them is about to be replayed.
+A replay takes most of a minute and tests one configuration. The same batches on two services show within seconds how
+their time changes with their content, and the forecast predicts every configuration that runs the model this way.
+Answers are scored only when the best configuration is about to be replayed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from latfix.runners.optimize.configuration import Choice, Configuration
 from latfix.runners.optimize.measurement import Bench
 from latfix.runners.replay.arm import Arm
 
-#: A way that at best takes this much of a batch's time as it is cannot gain.
+#: A way cannot gain if even its best batch takes this multiple of the baseline's time.
 _HOPELESS = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A way to run the model, measured.
+    """A measured way to run the model.
 
-    :param choices: that make it.
-    :param cost: how the time of batches changes; ``None`` where it did not run.
+    :param cost: how the time of batches changes; ``None`` if it did not run.
     :param status: ``ready``, or why it is out: ``no_gain``, ``not_effective``.
     :param reason: the figures, in a sentence.
     """
@@ -45,14 +44,14 @@ def measure(
 ) -> Alternative:
     """Compute the batches on both services in turns.
 
-    :param way: the first settings with the choices that are to be measured.
+    :param way: the first settings with the choices to measure.
     :param cost: :meth:`latfix.profilers.forecast.settings_forecast.Forecast.cost`.
-    :raises LatfixError: the service failed as it is.
+    :raises LatfixError: the service failed with its first settings.
     """
     fixes = [choice.fix for choice in way.choices]
     arm = bench.arm(f"pace-{'-'.join(way.fixes)}", way.settings, way.fixes, alone=bench.room.alone_with(fixes))
     try:
-        told = bench.apart_if_need_be(arm, lambda: bench.paces(base, arm, batches))
+        paces = bench.retry_alone(arm, lambda: bench.paces(base, arm, batches))
     except LatfixError as error:
         if base.failed:
             raise
@@ -60,9 +59,9 @@ def measure(
         return Alternative(choices=way.choices, status="not_effective", reason=reason)
     finally:
         arm.close()
-    found = cost(batches, *told)
+    found = cost(batches, *paces)
     if found is None:
         return Alternative(choices=way.choices, status="not_effective", reason="no batch was computed with it")
-    said = f"the same batches take x{found.typical:.2f} ({found.least:.2f} to {found.most:.2f}) as long"
-    quicker = found.least < _HOPELESS or any(choice.fix.compute == 1.0 for choice in way.choices)
-    return Alternative(choices=way.choices, cost=found, status="ready" if quicker else "no_gain", reason=said)
+    reason = f"the same batches take x{found.typical:.2f} ({found.least:.2f} to {found.most:.2f}) as long"
+    faster = found.least < _HOPELESS or any(choice.fix.compute == 1.0 for choice in way.choices)
+    return Alternative(choices=way.choices, cost=found, status="ready" if faster else "no_gain", reason=reason)

@@ -1,7 +1,7 @@
-"""Which services of a search are on one device together: a process that is stopped keeps what it holds of its memory.
+"""Which services of a search share a device: a stopped process keeps the device memory that it holds.
 
-Two that fit stay alive, and one is stopped while the other is timed, as on the host. Of two that do not fit, the idle
-one is ended; so it is where the device's memory itself is what a fix acts on.
+Two services that fit stay alive, and one is stopped while the other is timed, as on the host. If they do not fit, or
+a fix acts on the device's memory itself, the idle one is ended.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from latfix.runners.fixes import Fix
     from latfix.runners.replay.arm import Arm
 
-#: What two services may hold beyond twice what the first held: CUDA's own memory in the second process, larger
-#: workspaces. A guess: no GPU has been seen yet.
+#: Memory that two services may hold beyond twice that of the first: CUDA's own memory in the second process, larger
+#: workspaces. A guess that was not measured on a GPU.
 MARGIN_BYTES = 1 << 30
-#: What was seen of two services on the device.
-STALLED = "beside each other the services ran out of the device's memory"
-FAILED = "beside the other service on the device one of the two failed"
+#: Reasons not to share the device, after two services did.
+STALLED = "two services together ran out of the device's memory"
+FAILED = "one of two services on the device failed"
 _OWN_MEMORY = "it acts on the device's memory"
-_NO_OTHER = "it is compared with no other"
+_NO_OTHER = "it is not compared with another service"
 
 
 class DeviceRoom:
-    """Who may be on the device with whom, in one search; on the host, everybody with everybody.
+    """Which arms of one search may share the device; on the host all may.
 
-    :ivar alone: why no two services are on the device together, whatever they are; empty where they may be.
+    :ivar alone: why no two services may share the device; empty if they may.
     """
 
     def __init__(self) -> None:
@@ -40,28 +40,28 @@ class DeviceRoom:
         self._crowding: dict[str, str] = {}
 
     def begin(self, baseline: RunRecord) -> None:
-        """Take what the first service held of the device, alone there, for what each of two holds."""
+        """Assume that each service holds as much memory as the first one did, alone on the device."""
         self._baseline, self.alone = baseline, no_room(baseline)
 
     @property
     def on_device(self) -> bool:
-        """Whether the models are on a device beside the host."""
+        """True if the models are on a device other than the CPU."""
         return self._baseline is not None and self._baseline.meta.device != "cpu"
 
     def alone_with(self, fixes: Sequence[Fix]) -> str:
-        """Why a service with some fixes more must have the device to itself; empty where it need not."""
+        """Why a service with additional fixes must have the device to itself; empty if it may share it."""
         if self.alone or not self.on_device:
             return self.alone
         if any(fix.alone for fix in fixes):
             return _OWN_MEMORY
         return next((self._crowding[fix.id] for fix in fixes if fix.id in self._crowding), "")
 
-    def alone_at_all(self) -> str:
-        """Why a service that is compared with no other has the device to itself."""
+    def alone_uncompared(self) -> str:
+        """Why a service that is not compared with another one has the device to itself; empty on the host."""
         return _NO_OTHER if self.on_device else ""
 
     def adopt(self, arm: Arm) -> None:
-        """From now on others are compared with this arm; it may hold more of the device than the first one."""
+        """Make this arm the one that others are compared with; it may hold more memory than the first one."""
         if arm.alone in (STALLED, FAILED):
             self.alone = arm.alone
         elif not self.alone and arm.latest is not None and self._baseline is not None:
@@ -69,9 +69,9 @@ class DeviceRoom:
         arm.alone, self._standing = "", frozenset(arm.fixes)
 
     def crowd(self, arm: Arm, why: str) -> None:
-        """Take note that there was no room for an arm beside the one that stands.
+        """Record that an arm did not fit next to the current best.
 
-        That goes for its fixes from now on; and for all once it happens with others, too, for then it is not they.
+        Its new fixes have the device to themselves from now on. If it then happens with other fixes, all services do.
         """
         arm.alone = why
         fixes = set(arm.fixes) - self._standing
@@ -79,27 +79,27 @@ class DeviceRoom:
             self.alone = why
         self._crowding.update(dict.fromkeys(fixes, why))
 
-    def make(self, arm: Arm, others: Iterable[Arm]) -> None:
-        """End the processes that must not be on the device together with an arm's."""
+    def close_others(self, arm: Arm, others: Iterable[Arm]) -> None:
+        """End the processes that must not share the device with an arm's."""
         for other in others:
             if other is not arm and other.loaded and (arm.alone or other.alone):
                 other.close()
 
 
 def no_room(baseline: RunRecord, latest: RunRecord | None = None) -> str:
-    """Why two services cannot be on the device together, in one clause; empty where they can, and on the host.
+    """Why two services cannot share the device, in one clause; empty if they can, and on the host.
 
-    All that was taken of the device when the baseline ended counts as the service's own: what a backend holds beside
-    torch's allocator is not told, and a neighbor's share is not there for a second service either.
+    All memory that was in use when the baseline ended counts as the service's own: what a backend holds outside
+    torch's allocator is unknown, and a neighbor's memory is not available to a second service either.
 
     :param baseline: of a service that had the device to itself.
-    :param latest: of the service as it stands, where it holds more by now.
+    :param latest: of the current best, which may hold more.
     """
     if baseline.meta.device == "cpu":
         return ""
     devices = by_device(baseline)
     if not devices:
-        return "what a service holds of the device is not known"
+        return "the device memory of a service is not known"
     if calls(baseline).retries:
         return "one service alone ran out of the device's memory"
     now = {} if latest is None else by_device(latest)

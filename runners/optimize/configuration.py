@@ -1,4 +1,4 @@
-"""A whole configuration: the fixes that were chosen, each with the settings that it changes."""
+"""A whole configuration: the chosen fixes, each with the settings that it changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from latfix.profilers.forecast.settings_forecast import Serving, removable
 from latfix.runners.fixes import Fix
 from latfix.settings import RunnerSettings
 
-#: Settings by which batches get more or fewer cores: what they do to compute is measured, not foretold.
+#: Settings that change the cores of a batch: their effect on compute is measured, not predicted.
 _SHARING = frozenset({"workers", "intra_op_threads"})
-#: Settings that several fixes may change: they are merged, or the later one looks at what is there.
+#: Settings that several fixes may change: they are merged, or the later fix reads the earlier value.
 _SHARED = frozenset({"env", "keep_precision", "warmup_shapes"})
 
 
@@ -26,13 +26,12 @@ class Choice:
 
     @property
     def measured(self) -> bool:
-        """Whether the same batches must be computed with it to know what it does: it changes how the model runs, or
-        how many cores it runs on."""
+        """True if its effect must be measured on batches: it changes how the model runs, or on how many cores."""
         return self.fix.compute != 1.0 or not _SHARING.isdisjoint(self.change)
 
     @property
     def words(self) -> str:
-        """As people call it: the id, and the numbers where there are several to choose from."""
+        """Its name in messages: the id, with the values if there are several to choose from."""
         if self.fix.options is None:
             return self.fix.id
         return f"{self.fix.id} ({', '.join(f'{name} = {value}' for name, value in self.change.items())})"
@@ -40,10 +39,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings as choices made of the first ones.
-
-    :param first: the settings that the choices change.
-    """
+    """Choices on top of the first settings."""
 
     first: RunnerSettings
     choices: tuple[Choice, ...] = ()
@@ -58,32 +54,36 @@ class Configuration:
 
     @property
     def fixes(self) -> tuple[str, ...]:
-        """Ids, in order."""
+        """Ids of the fixes, in order."""
         return tuple(choice.fix.id for choice in self.choices)
 
     @property
     def measured(self) -> tuple[Choice, ...]:
-        """The choices that the time of a batch depends on."""
+        """Choices that change the time of a batch."""
         return tuple(choice for choice in self.choices if choice.measured)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it from others."""
+        """Identifies it among other configurations."""
         return tuple(choice.words for choice in self.choices)
 
     @property
     def words(self) -> str:
-        """As people call it."""
-        return ", ".join(self.key) or "as it is"
+        """Its name in messages."""
+        return ", ".join(self.key) or "unmodified"
+
+    def change_of(self, fix: str) -> dict[str, Any]:
+        """Settings that one of its fixes changes."""
+        return next(dict(choice.change) for choice in self.choices if choice.fix.id == fix)
 
     def without(self, fix: str) -> Configuration:
         """All choices but one."""
         return Configuration(self.first, tuple(choice for choice in self.choices if choice.fix.id != fix))
 
     def serving(self, cost: BatchCost | None) -> Serving:
-        """For the forecast.
+        """Input of the forecast.
 
-        :param cost: of its measured choices.
+        :param cost: how its measured choices change the time of batches.
         """
         settings = self.settings
         removed = frozenset(cause for choice in self.choices for cause in choice.fix.removes)
@@ -98,20 +98,22 @@ class Configuration:
         )
 
 
-#: Why a fix does not apply to settings; empty where it does.
+#: Why a fix does not apply to settings; empty if it does.
 Obstacle = Callable[[Fix, RunnerSettings], str]
 
 
 def compose(first: RunnerSettings, choices: Sequence[Choice], obstacle: Obstacle) -> Configuration:
-    """As many of the choices as go together, the earlier ones before the later ones.
+    """As many of the choices as are compatible; earlier ones take precedence.
 
-    A fix's preconditions are asked again at the settings that those before it leave: what the precision, the backend,
-    the batches are by then decides whether it still applies.
+    The preconditions of each fix are checked on the settings that the fixes before it leave: precision, backend or
+    batches may have changed.
     """
-    made = Configuration(first)
+    configuration = Configuration(first)
     for choice in choices:
-        taken = {name for each in made.choices for name in each.change}
-        if taken & choice.change.keys() - _SHARED or (made.choices and obstacle(choice.fix, made.settings)):
+        taken = {name for each in configuration.choices for name in each.change}
+        if taken & choice.change.keys() - _SHARED:
             continue
-        made = Configuration(first, (*made.choices, choice))
-    return made
+        if configuration.choices and obstacle(choice.fix, configuration.settings):
+            continue
+        configuration = Configuration(first, (*configuration.choices, choice))
+    return configuration

@@ -1,4 +1,4 @@
-"""The final replay: the first and the last settings in turns, each round on fresh processes, until it is decided."""
+"""The final replay: first and last settings in turns, each round on fresh processes, until the ratio is decided."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latfix.statistics.decision import LEVEL, Rule
 from latfix.statistics.group_sequential import FIRST_LOOK, Reason, look_level, stop
 from latfix.traffic.schedule import Traffic
 
-#: More rounds are never replayed.
+#: Maximum number of rounds.
 MOST_ROUNDS = 15
 
 _Pair = tuple[RunRecord, RunRecord]
@@ -26,12 +26,12 @@ _Pair = tuple[RunRecord, RunRecord]
 class Proof:
     """Complete rounds of the final replay.
 
-    :param rounds: before and after, in the order of the rounds.
-    :param interrupted: Ctrl-C ended it; only complete rounds are in it.
-    :param judged: the statistic that it is about; ``None`` for the workload's percentile.
-    :param level: error rate that the look after the last round may spend; :meth:`compare` uses it.
-    :param most: rounds that the budget allowed.
-    :param stopped: why it ended; ``None`` where it was interrupted.
+    :param rounds: records before and after, in the order of the rounds.
+    :param interrupted: Ctrl-C ended it; only complete rounds count.
+    :param judged: the statistic to decide; ``None`` for the workload's percentile.
+    :param level: error rate of the look after the last round, used by :meth:`compare`.
+    :param most: number of rounds that the budget allows.
+    :param stopped: why it ended; ``None`` if it was interrupted.
     :param round_s: seconds that the longest round took.
     """
 
@@ -45,7 +45,7 @@ class Proof:
     round_s: float = 0.0
 
     def compare(self, *, seed: int, accuracy: tuple[float | None, float | None] | None = None) -> Comparison:
-        """All rounds compared, as sure as a look after this many of them must be.
+        """Compare all rounds, at the error rate of a look after this many rounds.
 
         :raises ValueError: there are no rounds.
         """
@@ -69,16 +69,16 @@ def prove(
     lead_in: Traffic | None = None,
     look: Callable[[RunRecord], None] | None = None,
 ) -> Proof:
-    """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; one in any case.
+    """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; at least one.
 
-    From the fifth round on every round is looked at, at levels that together keep the error rate of one look
-    (:mod:`latfix.statistics.group_sequential`).
+    From the fifth round on, the ratio is tested after every round, at levels that together keep the error rate of one
+    test (:mod:`latfix.statistics.group_sequential`).
 
-    :param out: where the records go, a folder a replay.
-    :param left_s: seconds of the budget that are left; as long as the longest round so far there is another.
-    :param at_once: both processes of a round may load at the same time, before its replays.
-    :param lead_in: what each process serves before its replay, untimed.
-    :param look: called with the first replay of ``after`` while its process is still there.
+    :param out: folder for records, one folder for each replay.
+    :param left_s: remaining seconds of the budget; another round starts if the longest one so far fits.
+    :param at_once: load both processes of a round at the same time, before its replays.
+    :param lead_in: requests that each process serves before its replay, untimed.
+    :param look: called with the first replay of ``after`` while its process is still alive.
     """
     proof, late, number = Proof(judged=judged), list[_Pair](), 0
     try:
@@ -99,22 +99,22 @@ def prove(
                     look(records[arm.label])
                 arm.restart()
             pair = (records[before.label], records[after.label])
-            (proof.rounds if _on_time(pair) else late).append(pair)
+            (proof.rounds if all(is_on_time(record) for record in pair) else late).append(pair)
             proof.round_s = took = max(proof.round_s, time.monotonic() - started)
             if number == 1:
                 proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
             ended = number >= proof.most or left_s() < took
             hopeless = len(late) >= FIRST_LOOK and not proof.rounds
-            proof.stopped = "too late" if hopeless else _look(proof, seed, ended=ended)
+            proof.stopped = "too late" if hopeless else "budget" if ended else _look(proof, seed)
     except (Interrupted, KeyboardInterrupt):
         proof.interrupted = True
     if late and proof.rounds:
         proof.notes.append(
-            f"{len(late)} of {len(late) + len(proof.rounds)} final rounds are left out: something outside held up the"
-            " replayer."
+            f"{len(late)} of {len(late) + len(proof.rounds)} final rounds are left out: something else on the "
+            "machine delayed the replayer."
         )
     elif late:
-        proof.rounds = late  # no accident, then; the comparison will say that nothing can be proved
+        proof.rounds = late  # this is no accident: the comparison reports that nothing can be proved
     if proof.rounds and (proof.interrupted or proof.stopped == "budget"):
         count = len(proof.rounds)
         proof.level = look_level(count, max(proof.most, count), last=True)
@@ -126,15 +126,8 @@ def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: i
         arm.replay(folder, part, watch, seed=seed)
 
 
-def _on_time(pair: _Pair) -> bool:
-    """Rounds in which something outside held up the replayer say nothing of the service."""
-    return all(is_on_time(record) for record in pair)
-
-
-def _look(proof: Proof, seed: int, *, ended: bool) -> Reason | None:
-    """Whether it ends here; leaves the level of the look that said so in the proof."""
-    if ended:
-        return "budget"
+def _look(proof: Proof, seed: int) -> Reason | None:
+    """Why it ends after this round, ``None`` if it goes on; sets the level of the test."""
     if len(proof.rounds) < FIRST_LOOK:
         return None
     proof.level = look_level(len(proof.rounds), proof.most)

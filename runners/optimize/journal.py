@@ -1,4 +1,4 @@
-"""What a search has found so far, on disk after everything that cost time, so that an interrupted one can go on."""
+"""The journal of a search: its results on disk after every step that took time, to resume an interrupted search."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from latfix.runners.optimize.search import Search, Trial
 from latfix.settings import RunnerSettings
 
 JOURNAL_FILE = "search.json"
-#: No measured time is longer: some 30 years.
+#: Maximum plausible time: about 30 years.
 _MOST_S = 1e9
-_ANEW = "this search cannot be gone on with: start anew without --resume, in another folder"
-#: What more time, or more data, may decide otherwise.
+_ANEW = "this search cannot be resumed: start a new one without --resume, in another folder"
+#: A resumed search tries these again: more time or data may decide them.
 _OPEN = ("skipped", "undecided")
 _STATUSES = ("ready", "kept", "rejected", "no_gain", "not_effective", *_OPEN)
 
@@ -68,15 +68,15 @@ class _Replayed(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal(Document):
-    """An optimization's folder as far as it got: ``search.json``.
+    """Progress of an optimization: ``search.json`` in its folder.
 
-    :param settings: of the baseline; ``traffic_sha256`` of its schedule: both must be the same to go on.
-    :param stretch_s: seconds of the traffic that were replayed at most, its busiest.
-    :param load_s: seconds that loading took, ``accuracy_s`` seconds that measuring the accuracy took.
-    :param replays: pairs of windows replayed so far, which numbers their folders.
-    :param found: by fix, what its set-up found, where that is recorded.
+    :param settings: of the baseline; ``traffic_sha256`` of its schedule: both must be the same to resume.
+    :param stretch_s: maximum seconds of the traffic that were replayed, its busiest stretch.
+    :param load_s: seconds to load the service; ``accuracy_s`` seconds to measure its accuracy.
+    :param replays: number of pairs of windows replayed so far, which numbers their folders.
+    :param found: by fix, the result of its set-up, if that is recorded.
     :param ineffective: by fix, the evidence that it took no effect.
-    :param answers: what the baseline's answers showed (:class:`latfix.results.answer_check.AnswerCheck`).
+    :param answers: check of the baseline's answers (:class:`latfix.results.answer_check.AnswerCheck`).
     """
 
     SCHEMA: ClassVar[str] = "latfix.search/2"
@@ -97,23 +97,22 @@ class Journal(Document):
     answers: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it anew; a reader sees the old file or the whole new one."""
+        """Replace the file atomically."""
         write_json(folder / JOURNAL_FILE, self.to_json())
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
         """The journal in an optimization's folder.
 
-        :raises InputError: there is none, or it holds what this latfix does not know: another version's, or an edited
-            one.
+        :raises InputError: there is none, or it is from another version, or was edited.
         """
         file = folder / JOURNAL_FILE
         try:
             document = read_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise InputError(
-                f"{file}: found no such file; expected the folder of an optimization that got past its baseline; "
-                "start anew without --resume"
+                f"{file}: found no such file; expected the folder of an optimization that finished its baseline; "
+                "start a new one without --resume"
             ) from error
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{file}: found a file that cannot be read ({error}); {_ANEW}") from error
@@ -125,29 +124,29 @@ class Journal(Document):
             raise InputError(f"{file}: {error.message}; {_ANEW}") from error
         seconds = (journal.load_s, journal.accuracy_s, journal.stretch_s)
         if not all(0 <= each <= _MOST_S for each in seconds) or journal.replays < 0 or journal.seed < 0:
-            raise InputError(f"{file}: found a time or a count that cannot be; {_ANEW}")
+            raise InputError(f"{file}: found an impossible time or count; {_ANEW}")
         return journal
 
     def check(self, folder: Path, settings: Mapping[str, Any], traffic_sha256: str, seed: int) -> None:
-        """Refuse to go on with something else.
+        """Refuse to resume with other input.
 
         :raises InputError: workload settings, traffic or seed are not those of the journal.
         """
         file = folder / JOURNAL_FILE
         if traffic_sha256 != self.traffic_sha256:
-            raise InputError(f"{file}: found another traffic than this command's; pass the same options as before")
+            raise InputError(f"{file}: found other traffic than this command's; pass the same options as before")
         if seed != self.seed:
             raise InputError(f"{file}: found seed {self.seed}; expected {seed}; pass --seed {self.seed}")
         for name, value in settings.items():
             if self.settings.get(name) != value:
                 was = self.settings.get(name)
-                raise InputError(f"{file}: found {name} = {was!r} in its baseline; expected {value!r} as it is now")
+                raise InputError(f"{file}: found {name} = {was!r} in its baseline; expected the current {value!r}")
 
     def restore(self, folder: Path, search: Search, known: Mapping[str, Fix]) -> None:
-        """Give a search what is decided.
+        """Give a search the results that are decided.
 
-        :param known: the fixes that there are, by id.
-        :raises InputError: a fix, a setting or a record is not what this latfix knows.
+        :param known: all fixes, by id.
+        :raises InputError: a fix, a setting or a record is not known to this version of latfix.
         """
         file = folder / JOURNAL_FILE
         try:
@@ -161,7 +160,7 @@ class Journal(Document):
 
 
 def entries_of(search: Search) -> dict[str, Any]:
-    """What a search adds to the journal."""
+    """Fields of the journal that a search fills."""
     return {
         "found": search.recorded,
         "ways": tuple(

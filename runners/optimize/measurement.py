@@ -1,9 +1,10 @@
-"""What a search measures with: live arms that take turns, the windows they replay, and the time that is left."""
+"""The bench of a search: live arms that take turns, the windows that they replay, and the remaining time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from latfix.errors import InputError, LatfixError, RunnerError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import Fix
 from latfix.runners.fixes.shared.device_memory_facts import calls
-from latfix.runners.measure.compute_pace import blend, offered, passes_s, prepared_beside
+from latfix.runners.measure.compute_pace import blend, offered, passes_s, preparing_share
 from latfix.runners.optimize.co_residency import FAILED, STALLED, DeviceRoom
 from latfix.runners.optimize.screening_decision import Pairs
 from latfix.runners.optimize.screening_windows import (
@@ -36,78 +37,78 @@ from latfix.statistics.score_bounds import VARIES_FROM
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import scale_time
 
-#: Where the records of the search lie, beside its journal.
+#: Folder of the search's records, next to its journal.
 SEARCH_FOLDER = "search"
-#: Pairs of fresh processes that a fix of a service's first requests is judged by.
+#: Pairs of fresh processes on which a cold fix (one that acts on a service's first requests) is judged.
 RESTARTS = 2
-#: Fewer rounds on fresh processes cannot show what a restart does (:mod:`latfix.statistics.score_bounds`).
+#: Rounds on fresh processes that it takes to see the effect of a restart (:mod:`latfix.statistics.score_bounds`).
 WANTED_ROUNDS = FIRST_LOOK
-#: A replay of the final rounds that may take no longer has nothing to spare for what leads to it.
+#: Final replays that may not take longer than this have no lead-in.
 _SHORT_REPLAY_S = 8.0
-#: Beyond its traffic, what a replay takes: the last requests, and the record.
+#: Time of a replay beyond its traffic: the last requests, and the record.
 DRAIN_S = 1.5
-#: How fast an arm is sent the windows that nobody times.
+#: Speed, relative to the recording, at which an arm serves the untimed part of a window.
 _SETTLING_SPEED = 2.0
-#: Seconds of work that a window is sent of for that.
+#: Seconds of work in that part.
 _SETTLING_S = 2.0
-#: What the base computes in is measured again after so many seconds, and so many times what that takes: the machine
-#: drifts.
+#: The machine drifts: the base's pace is measured again after this many seconds, and this many times its duration.
 _BASE_AGAIN_S, _BASE_AGAIN = 15.0, 4.0
-#: Requests that are prepared beside batches for a smaller share of their time hold nothing up.
+#: Below this share of the batches' time, concurrent preparation of requests is neglected.
 _LEAST_PREPARED = 0.05
-#: One measurement of an arm's pace, at least.
+#: Minimum duration of one measurement of an arm's pace.
 _PACE_S = 0.6
 
 _Found = TypeVar("_Found")
 
 
 def lead_in_s(seconds: float) -> float:
-    """Seconds of requests before each replay of the final rounds, which may all take so many together.
+    """Length of the lead-in before each final replay; 0 if rounds are short, because more rounds are worth more.
 
-    None where rounds are short: fewer of them would tell less than what leads to them adds.
+    :param seconds: for all rounds together.
     """
     return min(max(seconds / (2 * WANTED_ROUNDS) - _SHORT_REPLAY_S, 0.0), LEAD_IN_S)
 
 
+@dataclass
 class Bench:
     """The arms of one search and how they are measured.
 
-    :param out: where records go.
+    :param out: folder for records.
     :param budget_s: seconds for everything, from now.
     :ivar baseline: the record of the first settings, set by :meth:`begin`.
-    :ivar replays: how many pairs of windows were replayed.
-    :ivar room: which arms may be on one device together; of two that may not, the idle one is ended, not stopped.
-    :ivar broken: by the fixes of a service that did not run with them, what it died of.
+    :ivar replays: number of replayed pairs of windows.
+    :ivar room: which arms may share a device; of two that may not, the idle one is ended instead of stopped.
+    :ivar broken: error messages of services that did not run, by their fixes.
     """
 
-    def __init__(
-        self, spec: WorkloadSpec, traffic: Traffic, out: Path, *, watch: Watch, seed: int, budget_s: float
-    ) -> None:
-        self.spec = spec
-        self.traffic = traffic
-        self.out = out
-        self.seed = seed
-        self.watch = watch
-        self._first_load_s = 0.0
-        self.accuracy_s = 0.0
-        self.replays = 0
-        self.room = DeviceRoom()
-        self.broken: dict[tuple[str, ...], str] = {}
-        self.windows: list[Traffic] = []
-        self._settling: list[Traffic] = []
-        self._latency: Floats | None = None
-        self.baseline: RunRecord
-        self._arms: list[Arm] = []
-        self._restart_s = 0.0
-        self._base_pace: tuple[float, Mapping[str, Floats]] | None = None
-        self._base_pace_s = 0.0
-        self._prepared = 0.0
-        self._seen: tuple[Path, Mapping[str, Any]] | None = None
+    spec: WorkloadSpec
+    traffic: Traffic
+    out: Path
+    watch: Watch
+    seed: int
+    budget_s: InitVar[float]
+    baseline: RunRecord = field(init=False)
+    accuracy_s: float = 0.0
+    replays: int = 0
+    room: DeviceRoom = field(default_factory=DeviceRoom)
+    broken: dict[tuple[str, ...], str] = field(default_factory=dict)
+    windows: list[Traffic] = field(default_factory=list)
+    _settling: list[Traffic] = field(default_factory=list)
+    _latency: Floats | None = None
+    _arms: list[Arm] = field(default_factory=list)
+    _first_load_s: float = 0.0
+    _restart_s: float = 0.0
+    _base_pace: tuple[float, Mapping[str, Floats]] | None = None
+    _base_pace_s: float = 0.0
+    _prepared: float = 0.0
+    _seen: tuple[Path, Mapping[str, Any]] | None = None
+
+    def __post_init__(self, budget_s: float) -> None:
         self._deadline = time.monotonic() + budget_s
 
     @property
     def load_s(self) -> float:
-        """Seconds that a service takes to load, at its quickest: the first one reads its packages from the disk."""
+        """Seconds to load a service, the minimum so far: the first one reads its packages from disk."""
         return min([self._first_load_s, *(arm.start_s for arm in self._arms if arm.start_s)])
 
     @load_s.setter
@@ -115,11 +116,11 @@ class Bench:
         self._first_load_s = seconds
 
     def left_s(self) -> float:
-        """Seconds of the budget that are left; negative once it is spent."""
+        """Remaining seconds of the budget; negative once it is spent."""
         return self._deadline - time.monotonic()
 
-    def keep(self, seconds: float) -> None:
-        """Leave so much of the budget for what follows the replays."""
+    def reserve(self, seconds: float) -> None:
+        """Reserve seconds of the budget for what follows the replays."""
         self._deadline -= seconds
 
     def arm(
@@ -133,7 +134,7 @@ class Bench:
     ) -> Arm:
         """A new arm; its process starts at its first use.
 
-        :param alone: why no other is to be on the device with it; empty where one may.
+        :param alone: why it must have the device to itself; empty if it may share it.
         """
         arm = Arm(label, self.spec, settings, fixes, self.out / "runner.log", accuracy)
         arm.alone = alone
@@ -141,44 +142,44 @@ class Bench:
         return arm
 
     def lone_arm(self, label: str, settings: RunnerSettings, fixes: tuple[str, ...]) -> Arm:
-        """An arm that is compared with no other: on a device, what else is loaded there ends first."""
-        arm = self.arm(label, settings, fixes, alone=self.room.alone_at_all())
-        self.room.make(arm, self._arms)
+        """An arm that is not compared with another one; on a device, all others are closed first."""
+        arm = self.arm(label, settings, fixes, alone=self.room.alone_uncompared())
+        self.room.close_others(arm, self._arms)
         return arm
 
     def ready(self, arm: Arm) -> Mapping[str, Any]:
-        """What an arm's process said of itself; on a device none is started again to be asked."""
+        """What an arm's process reported when it started; on a device, an ended process is not restarted for it."""
         if self.room.on_device and arm.told and not arm.failed:
             return arm.told
-        self.room.make(arm, self._arms)
+        self.room.close_others(arm, self._arms)
         return arm.ready
 
-    def apart_if_need_be(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
-        """``run()``, once more with each service alone where one failed that shared the device.
+    def retry_alone(self, arm: Arm, run: Callable[[], _Found]) -> _Found:
+        """Call ``run()``; if a service fails that shared the device, repeat it with each service alone.
 
-        A service that finds no memory beside another one would otherwise be told to fail by itself. One that failed
-        so, too, is :attr:`broken`: whoever is about to try the same fixes on the same service need not.
+        This tells a service that found no memory next to another one from a service that fails by itself. The latter
+        is added to :attr:`broken`.
 
-        :param run: compares ``arm``, which was made for it, with the one that stands.
+        :param run: compares ``arm``, which was made for it, with the current best.
         """
         try:
             return run()
         except LatfixError as error:
-            # What the workload or the settings are wrong about, no memory would change.
+            # More memory would not help against wrong input.
             if arm.alone or not self.room.on_device or isinstance(error, InputError):
-                self._take_note(arm, error)
+                self._note_failure(arm, error)
                 raise
         arm.close()
         arm.alone = FAILED
         try:
             found = run()
         except LatfixError as error:
-            self._take_note(arm, error)
+            self._note_failure(arm, error)
             raise
         self.room.crowd(arm, FAILED)
         return found
 
-    def _take_note(self, arm: Arm, error: LatfixError) -> None:
+    def _note_failure(self, arm: Arm, error: LatfixError) -> None:
         if arm.failed:
             self.broken[arm.fixes] = error.message
 
@@ -188,17 +189,17 @@ class Bench:
             arm.close()
 
     def begin(self, baseline: RunRecord) -> None:
-        """Take the baseline's record as what windows and batches are chosen by."""
+        """Choose windows and batches by the baseline's record."""
         self.baseline = baseline
-        prepared = prepared_beside(baseline)
+        prepared = preparing_share(baseline)
         self._prepared = prepared if prepared >= _LEAST_PREPARED else 0.0
         self.room.begin(baseline)
         self.choose_windows(None)
 
     def choose_windows(self, latency: Floats | None) -> None:
-        """Choose the windows, and later the stretch of the final replay, by what makes requests slow.
+        """Choose the windows, and later the stretch of the final replay, where requests are slow.
 
-        :param latency: nanoseconds by position in the schedule, 0 where not known; as measured where there is none.
+        :param latency: nanoseconds by position in the schedule, 0 if unknown; ``None`` for the measured latency.
         """
         self._latency, baseline = latency, self.baseline
         self.windows = screening_windows(self.traffic, baseline, latency)
@@ -209,17 +210,17 @@ class Bench:
 
     @property
     def window_bounds(self) -> list[tuple[float, float]]:
-        """The stretches of the schedule that the windows are, in nanoseconds."""
+        """Bounds of the windows in the schedule, in nanoseconds; empty if the whole traffic is the only window."""
         if len(self.windows) == 1 and self.windows[0] is self.traffic:
             return []
         return [window_bounds(window) for window in self.windows]
 
     def accuracy(self, arm: Arm, *, original: bool = False) -> Mapping[str, Any]:
-        """Fields of :class:`accuracy.Accuracy` of the arm's service, against the original's answers.
+        """Fields of :class:`accuracy.Accuracy` of the arm's service, compared with the original's answers.
 
-        :param original: the arm is the original; keep its answers for the others.
+        :param original: the arm is the original; save its answers as the reference.
         """
-        self.room.make(arm, self._arms)
+        self.room.close_others(arm, self._arms)
         reference = str(self.reference)
         ways: dict[str, Any] = (
             {"save": reference} if original else {"reference": reference, "max_drop": self.max_drop}
@@ -231,37 +232,37 @@ class Bench:
 
     @property
     def max_drop(self) -> float:
-        """The largest loss of the score that the workload allows."""
+        """Maximum loss of the score that the workload allows."""
         return self.spec.objective.max_accuracy_drop
 
     @property
     def search_folder(self) -> Path:
-        """Where the records of the search lie."""
+        """Folder of the search's records."""
         return self.out / SEARCH_FOLDER
 
     @property
     def reference(self) -> Path:
-        """The original's answers."""
+        """File with the original's answers."""
         return self.out / "outputs.npz"
 
     def prime(self, arm: Arm) -> None:
-        """See that no timed request is an arm's first, and none is timed in a process that was profiled."""
+        """Make sure that no timed request is an arm's first, or served by a process that was profiled."""
         if arm.profiled:
             arm.restart()
         if arm.primed:
             return
-        self.room.make(arm, self._arms)
+        self.room.close_others(arm, self._arms)
         again, started = bool(arm.told) and not arm.loaded, time.monotonic()
         arm.prime(self.out / "baseline")
-        if again and self.room.on_device:  # on the host arms do not start again, but for fixes of the first requests
+        if again and self.room.on_device:  # on the host, arms restart only for cold fixes
             self._restart_s = time.monotonic() - started
 
     def settle(self, arm: Arm) -> None:
-        """Let an arm's process serve some of the windows once, faster than recorded, if it has not yet.
+        """Let an arm's process serve a part of each window once, faster than recorded, if it has not yet.
 
-        Kernels are made, and memory is laid out, at the first use of each shape. The service that a fix is tried on
-        has that behind it; a comparison with one that has not would find the first use, not the fix. One that has
-        far more behind it (:attr:`Arm.worn`) begins anew.
+        The first use of each shape builds kernels and lays out memory. The current best has done that already, so a
+        new candidate would be slower for that reason alone. An arm that has served far more (:attr:`Arm.worn`)
+        restarts.
         """
         if arm.worn:
             arm.restart()
@@ -274,11 +275,10 @@ class Bench:
         arm.settled = True
 
     def paces(self, base: Arm, other: Arm, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
-        """Nanoseconds of some batches on both services; NaN where one failed.
+        """Nanoseconds of some batches on both services; NaN for a batch that failed.
 
-        They take turns: the base is measured before an other one, and after it unless that was just now. Workers
-        share cores with each other and with requests that are prepared; how much that costs each follows from how
-        often they do.
+        The base is measured before the other service, and again after it if its measurement is old. Workers share
+        cores with each other and with the preparation of requests; the result is weighted by how often they do.
 
         :param batches: positions in the schedule, the same at every call.
         """
@@ -294,7 +294,7 @@ class Bench:
         return self._blended(base, mean), self._blended(other, after, min(quicker, 1.0))
 
     def base_pace(self, base: Arm, batches: Sequence[Sequence[int]]) -> list[float]:
-        """Nanoseconds of some batches on the first settings; NaN for one that failed. See :meth:`paces`."""
+        """Nanoseconds of some batches with the first settings; NaN for a batch that failed. See :meth:`paces`."""
         return self._blended(base, self._first_pace(base, batches)[1])
 
     def _blended(self, arm: Arm, paces: Mapping[str, Floats], quicker: float = 1.0) -> list[float]:
@@ -309,51 +309,38 @@ class Bench:
 
     def _pace(self, arm: Arm, batches: Sequence[Sequence[int]]) -> Mapping[str, Floats]:
         self.prime(arm)
-        told = arm.ask(
+        answer = arm.ask(
             "pace",
             folder=str(self.baseline.folder),
             batches=batches,
             seconds=_PACE_S,
             preparing=bool(self._prepared),
         )
-        if not any(told["alone"]):
-            raise RunnerError(next(iter(told["failures"]), "none of its batches was computed"))
+        if not any(answer["alone"]):
+            raise RunnerError(next(iter(answer["failures"]), "none of its batches was computed"))
         arm.worn = arm.worn or bool(self._prepared)
-        return {name: np.array(told[name], dtype=np.float64) for name in ("alone", "together", "beside")}
+        return {name: np.array(answer[name], dtype=np.float64) for name in ("alone", "together", "beside")}
 
     def evidence(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
-        """What can be seen of the settings in the arm's service.
+        """Evidence in the arm's service that its settings took effect.
 
         :param record: the last replay of the arm's process, whose batches the evidence counts.
         """
         if self._seen is not None and self._seen[0] == record.folder:
             return self._seen[1]
-        assert arm.loaded, "a process that has not served the replay has nothing to show of it"
+        assert arm.loaded, "only the process that served the replay has evidence of it"
         found: Mapping[str, Any] = arm.ask("evidence", folder=str(record.folder))["evidence"]
         return found
 
-    def screen(
-        self,
-        base: Arm,
-        candidate: Arm,
-        earlier: Pairs,
-        *,
-        cold: bool,
-        look: bool = True,
-        made: Arm | None = None,
-    ) -> Pairs:
-        """Replay the windows on both arms in turns: A B, B A, A B, …; returns all pairs, ``earlier`` first.
+    def screen(self, base: Arm, candidate: Arm, *, cold: bool) -> Pairs:
+        """Replay the windows on both arms in turns: A B, B A, A B, …; returns all pairs.
 
-        Where the two cannot be on the device together, each replay is of a process of its own that has served the
-        windows before, so that neither service has a longer past than the other.
+        If the two cannot share the device, each replay has its own process, which serves the windows once before, so
+        that neither service has a longer past than the other.
 
-        :param cold: on fresh processes; otherwise both arms are in use already, for a service's first requests are
-            no other fix's business.
-        :param look: :meth:`evidence` of the candidate is going to be asked for.
-        :param made: the arm that was made for the comparison, where it is not the candidate: the one to learn from.
+        :param cold: replay on fresh processes; otherwise both arms have served requests before.
         """
-        made = made or candidate
-        pairs = list(earlier)
+        pairs: list[tuple[RunRecord, RunRecord]] = []
         windows = self.cold_windows() if cold else self.windows
         apart = bool(base.alone or candidate.alone)
         for number, window in enumerate(windows, 1):
@@ -365,35 +352,34 @@ class Bench:
                     arm.restart()
                 if not cold:
                     self.settle(arm)
-                records[arm.label] = record = self._replay_window(arm, window)
-                if look and apart and arm is candidate and number == len(windows):
-                    # Now, while the process is there that has served it.
+                self.room.close_others(arm, self._arms)
+                folder = self._window_folder(f"{self.replays:03d}-{arm.label}")
+                records[arm.label] = record = arm.replay(folder, window, self.watch, seed=self.seed)
+                if apart and arm is candidate and number == len(windows):
+                    # Its process ends before the comparison does.
                     self._seen = (record.folder, self.evidence(arm, record))
             pairs.append((records[base.label], records[candidate.label]))
             if self.room.on_device and not apart and any(calls(record).retries for record in pairs[-1]):
-                self.room.crowd(made, STALLED)
-                return self.screen(base, candidate, earlier, cold=cold, look=look, made=made)
+                self.room.crowd(candidate, STALLED)
+                return self.screen(base, candidate, cold=cold)
         return pairs
 
     def cold_windows(self) -> list[Traffic]:
-        """The start of the traffic, once for each restart that a cold fix is judged by."""
+        """The start of the traffic, once for each restart on which a cold fix is judged."""
         return [first_window(self.traffic)] * RESTARTS
 
-    def _replay_window(self, arm: Arm, window: Traffic) -> RunRecord:
-        self.room.make(arm, self._arms)
-        return arm.replay(self._window_folder(f"{self.replays:03d}-{arm.label}"), window, self.watch, seed=self.seed)
-
     def _window_folder(self, name: str) -> Path:
-        # A search that was killed and goes on counts from its journal: a window of that number may lie there, half.
+        # A search that was killed may have left an incomplete window with this number: numbers come from the journal.
         return new_folder(self.search_folder / name)
 
     def trial_s(self, fixes: Sequence[Fix]) -> float:
-        """About how long it takes to replay a configuration beside the one that stands."""
+        """Estimated time to replay a configuration in turns with the current best."""
         cold = bool(fixes) and all(fix.cold for fix in fixes)
         windows = self.cold_windows() if cold else self.windows
         own = sum(replay_s(self.traffic, self.baseline, window) + DRAIN_S for window in windows)
         settling = sum(max(part.duration_s - part.start_s, _SETTLING_S) + DRAIN_S for part in self._settling)
-        fixed = self.load_s + self._accuracy_of(fixes) + self._making_of(fixes) + 2 * own
+        scoring = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+        fixed = self.load_s + scoring + self._making_of(fixes) + 2 * own
         fixed += self._start_s if any(arm.worn for arm in self._arms) else 0.0
         if cold:
             return fixed + 2 * len(windows) * self._start_s
@@ -401,20 +387,17 @@ class Bench:
             return fixed + 2 * len(windows) * (self._start_s + settling) + 2 * self._start_s
         if self._profiled:
             return fixed + 2 * settling + self._start_s
-        # The one that stands has settled, but before the first trial.
+        # The current best has settled, except before the first trial.
         return fixed + (1 if any(arm.settled for arm in self._arms) else 2) * settling
 
     def pace_s(self, fixes: Sequence[Fix], batches_s: float) -> float:
-        """About how long it takes to measure a way to run the model.
+        """Estimated time to measure a way to run the model.
 
         :param batches_s: seconds that the batches take once.
         """
-        again = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
-        company = 1.5 if self._prepared else 1.0
-        return self.load_s + self._making_of(fixes) + 2 * company * passes_s(_PACE_S, batches_s) + again
-
-    def _accuracy_of(self, fixes: Sequence[Fix]) -> float:
-        return self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+        restart = self._start_s if self.room.alone_with(fixes) or self._profiled else 0.0
+        preparing = 1.5 if self._prepared else 1.0
+        return self.load_s + self._making_of(fixes) + 2 * preparing * passes_s(_PACE_S, batches_s) + restart
 
     def _making_of(self, fixes: Sequence[Fix]) -> float:
         device = self.baseline.meta.device
@@ -422,24 +405,23 @@ class Bench:
 
     @property
     def _start_s(self) -> float:
-        """About how long it takes to start a service again: on a device with its warm-up, as it was last seen."""
+        """Estimated time to restart a service; on a device with its warm-up, as last measured."""
         return max(self.load_s, self._restart_s)
 
     @property
     def _profiled(self) -> bool:
-        """Whether a service that is to go on being compared has to start again first."""
+        """True if a service has to restart before it is compared again."""
         return any(arm.profiled for arm in self._arms)
 
     @property
     def least_round_s(self) -> float:
-        """About how long a round of the final replay takes at least: both arms, each on a fresh process."""
+        """Estimated minimum time of a final round: both arms, each on a fresh process."""
         return 2 * (self._start_s + LEAD_IN_S + SHORTEST_S + DRAIN_S)
 
     def final_traffic(self, seconds: float) -> Traffic:
-        """What the final replay is of: the whole traffic, where :data:`WANTED_ROUNDS` of it fit, or its slowest
-        stretch that they fit with.
+        """Traffic of the final replay: all of it, or its slowest stretch such that :data:`WANTED_ROUNDS` rounds fit.
 
-        :param seconds: for all rounds.
+        :param seconds: for all rounds together.
         """
         fixed = self._start_s + lead_in_s(seconds) + DRAIN_S
         wanted, most = (seconds / (2 * rounds) - fixed for rounds in (WANTED_ROUNDS, VARIES_FROM))

@@ -1,4 +1,4 @@
-"""More requests than the service can serve, where it is judged by its throughput."""
+"""More requests than the service can serve, to optimize its throughput."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import limit, scale_to_duration
 
-#: Requests come so many times as fast as the service serves them: a fix may make it twice or three times as fast.
+#: Offered load as a multiple of the measured throughput: a fix may double or triple the latter.
 _OVER = 5.0
-#: What it serves is seen on so many full batches a worker, and on so many requests at least.
+#: Throughput is measured on this many full batches per worker, and on at least this many requests.
 _BATCHES, _FEWEST = 4, 32
-#: Serving the requests once takes about this share of the budget.
+#: Share of the budget that serving the requests once takes.
 _SHARE = 0.15
 _AT_ONCE_S = 0.001
 
@@ -35,9 +35,8 @@ def saturating(
 ) -> Traffic:
     """The first requests of the traffic, several times as fast as the service can serve them.
 
-    With a queue that only grows, the mean latency is what the requests before one take: it falls as throughput rises.
-    What the service can serve is seen on some requests that come at once, in ``out/at-once``; a search that goes on
-    finds them there.
+    The queue only grows, so that the mean latency falls as throughput rises. Throughput is measured on requests that
+    are sent at once; their record is in ``out/at-once``, where a resumed search finds it.
     """
     folder = out / "at-once"
     if not folder.is_dir():
@@ -50,8 +49,8 @@ def saturating(
     rate = throughput_rps([RunRecord.load(folder)])
     taken = limit(traffic, max(int(rate * _SHARE * budget_s), _FEWEST))
     say(
-        f"sent at once, about {significant(rate)} requests a second are served; {len(taken)} of {len(traffic)} come "
-        f"{_OVER:g} times as fast: a smaller mean is a higher throughput"
+        f"sent at once, about {significant(rate)} requests a second are served; {len(taken)} of {len(traffic)} are "
+        f"sent {_OVER:g} times as fast: a smaller mean is a higher throughput"
     )
     return _within(taken, len(taken) / (_OVER * rate)) if rate > 0 else taken
 

@@ -23,8 +23,8 @@ from latfix.run_record.run_meta import write_meta
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.answers import plain_archive
 from latfix.runners.fixes import FIXES, Applied, Fix
-from latfix.runners.optimize.configuration import Configuration, Obstacle
-from latfix.runners.optimize.final_replay import prove
+from latfix.runners.optimize.configuration import Obstacle
+from latfix.runners.optimize.final_replay import Proof, prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.planner import Bounds, Goal, Planner, trusted
@@ -37,31 +37,31 @@ from latfix.statistics.decision import RatioEstimate
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.traffic.schedule import Traffic
 
-#: The share of the budget that the final replay may take.
+#: Share of the budget for the final replay.
 _FINAL_SHARE = 1 / 3
-#: The baseline replays so much of the budget's time at most: longer traffic is cut to its busiest stretch.
+#: Maximum length of the baseline, as a share of the budget: longer traffic is cut to its busiest stretch.
 _BASELINE_SHARE = 0.25
-#: So many times as long as a diagnosis takes what follows the final replay: comparing, diagnosing, the page.
+#: Time for what follows the final replay (comparison, diagnosis, report), as a multiple of one diagnosis.
 _REPORTS = 3.0
-#: So many fixes, those that gave most, are left out of the plan in replays that show what each gives there.
+#: Number of fixes, those with the largest predicted part, whose gain is also measured by replays of the plan without.
 _LEFT_OUT = 2
-#: Requests that were answered alone and in batches, from which on none that differs counts for all.
-_LOOKED_AT = 16
-#: A run must have so many requests for a forecast of others like it.
+#: If none of at least this many answers differs between a batch and alone, all are taken to be the same.
+_COMPARED = 16
+#: Minimum number of requests in a run for a forecast.
 _FORECAST_FROM = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How long and with what to search.
+    """How long to search, and with which fixes.
 
-    :param budget_s: seconds for everything, the baseline and the final replay included.
-    :param only: ids of the fixes to try; all where empty.
+    :param budget_s: seconds for everything, including the baseline and the final replay.
+    :param only: ids of the fixes to try; empty for all.
     :param exclude: ids of fixes not to try.
-    :param trials: most candidates to replay; ``None`` for no limit.
-    :param goal: the statistic of latency that is to be small; ``None`` for the workload's percentile.
-    :param throughput: requests are to come faster than the service serves them (:mod:`offered_load`).
-    :param started: the moment of :func:`time.monotonic` from which the budget counts; ``None`` for now.
+    :param trials: maximum number of candidates to replay; ``None`` for no limit.
+    :param goal: the statistic of latency to minimize; ``None`` for the workload's percentile.
+    :param throughput: send requests faster than the service can serve them (:mod:`offered_load`).
+    :param started: :func:`time.monotonic` at which the budget starts; ``None`` for now.
     """
 
     budget_s: float = 300.0
@@ -76,24 +76,23 @@ class Options:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an optimization found.
+    """Result of an optimization.
 
     :param accuracy: of the first settings.
-    :param accuracy_limit: the least that the workload's objective allows.
-    :param final: the interleaved replay of the first and the last settings; ``None`` where no fix was kept,
-        or the search was interrupted before it.
-    :param after: the last of the final replays with the fixes; ``None`` likewise.
-    :param failure: why the service could not be run any more after the baseline; empty where it could.
-    :param layers: what measuring the layers told, where quantizing all of them cost too much accuracy.
-    :param answers: what answers are compared as, and whether the service as it is answers otherwise in a batch.
-    :param foretold: by statistic, the ratio of the whole traffic that the forecast gives for all kept fixes together,
-        with compute as it was measured; empty without a forecast. ``at_pace`` the same with batches as quick as they
-        were in the final replay.
-    :param shares: by kept fix, its part of what is foretold (:meth:`Planner.shares`).
-    :param adds: by fix, what replays show it gives beside all the others of the plan: with it over without it.
-    :param trials: configurations that were replayed in the search; ``candidates`` all that were looked at closely.
+    :param accuracy_limit: minimum that the workload's objective allows.
+    :param final: interleaved replay of the first and the last settings; ``None`` if no fix was kept, or the search
+        was interrupted before it.
+    :param before: last final replay without the fixes, ``after`` with them; ``None`` if there is none.
+    :param failure: why the service stopped working after the baseline; empty if it did not.
+    :param layers: measured sensitivity of layers, if quantizing all of them cost too much accuracy.
+    :param answers: how answers are compared, and whether the baseline answers differently in a batch.
+    :param foretold: by statistic, the predicted ratio over the whole traffic for all kept fixes together, with
+        measured compute; empty without a forecast. ``at_pace`` is the same at the pace of the final replay's batches.
+    :param shares: by kept fix, its part of the prediction (:meth:`Planner.shares`).
+    :param adds: by fix, the measured ratio of the whole plan over the plan without it.
+    :param trials: replayed configurations; ``candidates`` also holds those that were only measured.
     :param floor_ms: see :class:`latfix.results.optimization.Optimization`.
-    :param forecast_error: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
+    :param forecast_error: error of the forecast for the settings that ran, as a share; ``None`` without a forecast.
     """
 
     baseline: RunRecord
@@ -124,34 +123,34 @@ class Outcome:
 
     @property
     def kept(self) -> list[Step]:
-        """The steps that were kept."""
+        """Steps with status ``kept``."""
         return [step for step in self.steps if step.status == "kept"]
 
     @property
     def verdict(self) -> str:
-        """``improved``, ``no_gain`` or ``inconclusive``, by the final replay alone."""
+        """``improved``, ``no_gain`` or ``inconclusive``; the final replay alone decides."""
         if self.final is None:
             return "inconclusive" if self.interrupted or self.failure or self.nothing_tried else "no_gain"
         return {"better": "improved", "undecided": "inconclusive"}.get(self.final.verdict, "no_gain")
 
     @property
     def for_time(self) -> list[str]:
-        """Fixes that apply, but for which the budget left nothing."""
+        """Ids of fixes that apply but did not fit into the budget."""
         return [step.fix for step in self.steps if step.status == "skipped" and step.reason.startswith(BUDGET)]
 
     @property
     def nothing_tried(self) -> bool:
-        """No fix was tried, and for want of time: that says nothing about the service."""
+        """True if there was no time to try any fix, so that the result says nothing about the service."""
         return bool(self.for_time) and all(step.status == "skipped" for step in self.steps)
 
     @property
     def planned(self) -> list[Step]:
-        """The steps that the plan holds: those kept, none where the final replay speaks against them."""
+        """Steps in the plan: the kept ones, or none if the final replay shows that they are worse."""
         worse = self.final is not None and self.final.verdict == "worse"
         return [] if worse else self.kept
 
     def prediction_errors(self) -> dict[str, Any]:
-        """How far predicted ratios were from measured ones: by statistic the median and the number of steps."""
+        """Errors of predicted ratios: by statistic, their median, the number of steps, and the final replay's."""
         found: dict[str, Any] = {"simulation": self.forecast_error}
         for key in KEYS:
             errors = [error for trial in self.trials if (error := trial.prediction_error(key)) is not None]
@@ -164,13 +163,12 @@ class Outcome:
 
 
 class Optimizer:
-    """Searches fixes for one workload on one schedule.
+    """Searches for fixes of one workload on one schedule.
 
-    :param out: a new folder for all records; with ``resume`` that of an optimization which goes on.
+    :param out: a new folder for all records; with ``resume`` the folder of an earlier optimization, to continue it.
     :param watch: shows replays.
     :param say: shows a line.
     :param show: shows the diagnosis of the baseline as soon as it is known.
-    :param resume: go on from what ``out`` holds.
     """
 
     def __init__(
@@ -197,14 +195,13 @@ class Optimizer:
         self._watch = watch
         self._say = say
         self._show = show
-        self._left_out: Callable[[str], Configuration | None] = lambda _: None
-        self._foretell: Callable[[Bounds, Sequence[tuple[RunRecord, RunRecord]]], Mapping[str, float]] = lambda *_: {}
+
         started = time.monotonic() if options.started is None else options.started
         left_s = started + options.budget_s - time.monotonic()
         self._bench = Bench(spec, traffic, out, watch=watch, seed=options.seed, budget_s=left_s)
 
     def run(self) -> Outcome:
-        """Everything, within the budget; whatever was found is returned on Ctrl-C, too.
+        """Run the whole optimization within the budget; on Ctrl-C return the results so far.
 
         :raises LatfixError: the workload itself fails, or there is nothing to resume.
         """
@@ -215,47 +212,43 @@ class Optimizer:
             search = self._search(outcome, base, journal)
             try:
                 search.run()
-                self._concluded(outcome, search, ended=True)
-                self._final(outcome)
+                self._conclude(outcome, search, ended=True)
+                self._final(outcome, search)
             except (Interrupted, KeyboardInterrupt):
-                self._concluded(outcome, search)
+                self._conclude(outcome, search)
                 outcome.interrupted = True
                 outcome.notes.append(
-                    "Interrupted: what had been found until then is kept; there is no final replay. "
-                    "The same command with --resume and this folder goes on."
+                    "Interrupted: results up to this point are kept, but there was no final replay. "
+                    "To continue, run the same command with --resume and this folder."
                 )
             except LatfixError as error:
-                self._concluded(outcome, search)
+                self._conclude(outcome, search)
                 outcome.failure = error.message
-                outcome.notes.append(f"The service failed, and the search ended there: {error.message}")
+                outcome.notes.append(f"The search ended because the service failed: {error.message}")
             return outcome
         finally:
             self._bench.close()
 
-    def _concluded(self, outcome: Outcome, search: Search, *, ended: bool = False) -> None:
-        """What the search found, as far as it got."""
+    def _conclude(self, outcome: Outcome, search: Search, *, ended: bool = False) -> None:
+        """Fill in the results of the search, complete or not."""
         outcome.steps, outcome.settings = search.steps(ended=ended), search.best.settings
         outcome.layers = next(iter(search.recorded.values()), {})
         outcome.final_accuracy, outcome.trials = search.arm.accuracy, search.trials
         outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
-        self._left_out = search.without
         if search.planner is not None:
-            planner, best = search.planner, search.best
-            outcome.shares = planner.shares(best)
-            if planner.knows(best):
-                self._foretell = partial(_foretold, planner, best)
+            outcome.shares = search.planner.shares(search.best)
         if why := self._bench.room.alone:
             outcome.notes.append(
-                f"The search held one service on the device at a time: {why}. Each was started anew before its "
-                "replays, which takes longer."
+                f"The search held one service on the device at a time: {why}. Each was restarted before its replays, "
+                "which takes longer."
             )
 
     def _baseline(self, base: Arm) -> tuple[Outcome, Journal]:
         bench, options = self._bench, self._options
         if len(self._traffic) < self._whole:
             self._say(
-                f"the busiest {self._most_s:.0f} s of the traffic are replayed, {len(self._traffic)} of "
-                f"{self._whole} requests, in a quarter of the budget: a larger --budget replays more"
+                f"replaying the busiest {self._most_s:.0f} s of the traffic, {len(self._traffic)} of {self._whole} "
+                "requests, which take a quarter of the budget: a larger --budget replays more"
             )
         started = time.monotonic()
         self._say("before: loading the model")
@@ -268,11 +261,11 @@ class Optimizer:
         facts = base.ask("facts", folder=str(record.folder))["facts"]
         record = replace(record, meta=record.meta.updated(model=facts, **base.profile(record)))
         write_meta(record.folder, record.meta)
-        diagnosis = self._diagnosed(record)
+        diagnosis = self._diagnose(record)
         bench.begin(record)
         scored = bench.accuracy(base, original=True)
         score, kind = float(scored["score"]), str(scored["kind"])
-        base.restart()  # it has served the whole traffic, which no candidate will have when they are compared
+        base.restart()  # no candidate will have served the whole traffic when it is compared with the baseline
         journal = Journal(
             settings=self._first_settings.to_json(),
             traffic_sha256=schedule_digest(self._traffic),
@@ -292,18 +285,18 @@ class Optimizer:
         plain_archive.check(bench.reference)
         journal.check(self._out, self._first_settings.to_json(), schedule_digest(self._traffic), self._options.seed)
         record = RunRecord.load(self._out / "baseline")
-        diagnosis = self._diagnosed(record)
+        diagnosis = self._diagnose(record)
         bench.load_s, bench.accuracy_s, bench.replays = journal.load_s, journal.accuracy_s, journal.replays
         bench.begin(record)
         done = f"{len(journal.ways)} ways to run the model measured, {len(journal.trials)} configurations replayed"
         self._say(f"resumed from {self._out}: {done}")
         return self._outcome(record, diagnosis, journal), journal
 
-    def _diagnosed(self, record: RunRecord) -> Diagnosis:
-        """The baseline's diagnosis, shown; the end of the budget is kept for those of the final replay."""
+    def _diagnose(self, record: RunRecord) -> Diagnosis:
+        """Diagnose and show the baseline, and reserve time to diagnose the final replay."""
         started = time.monotonic()
         found = diagnose(record, percentile=self._spec.objective.percentile, seed=self._options.seed)
-        self._bench.keep(_REPORTS * (time.monotonic() - started))
+        self._bench.reserve(_REPORTS * (time.monotonic() - started))
         self._show(found)
         return found
 
@@ -333,6 +326,7 @@ class Optimizer:
             self._bench.choose_windows(forecast.repeated())
         goal = Goal(options.goal or _key(self._spec.objective.percentile))
         fixes = _fixes(outcome.answers)
+        known = {fix.id: fix for fix in fixes}
 
         def planner(obstacle: Obstacle) -> Planner | None:
             if forecast is None or not trusted(forecast):
@@ -343,23 +337,23 @@ class Optimizer:
             replace(journal, replays=self._bench.replays, **entries_of(search)).write(self._out)
 
         search = Search(
-            self._bench,
-            base,
-            outcome.diagnosis,
-            outcome.accuracy,
-            [fix for fix in fixes if _wanted(fix, options)],
-            planner,
+            bench=self._bench,
+            base=base,
+            diagnosis=outcome.diagnosis,
+            original=outcome.accuracy,
+            fixes=[fix for fix in fixes if fix.id in (options.only or known) and fix.id not in options.exclude],
+            make_planner=planner,
             goal=goal,
-            trials=options.trials,
+            most_trials=options.trials,
             reserved_s=lambda: _FINAL_SHARE * options.budget_s,
             say=lambda text: self._say(f"{text} ({max(self._bench.left_s(), 0):.0f} s left)"),
             note=note,
         )
-        journal.restore(self._out, search, {fix.id: fix for fix in fixes})
+        journal.restore(self._out, search, known)
         return search
 
-    def _final(self, outcome: Outcome) -> None:
-        """Prove the kept fixes together."""
+    def _final(self, outcome: Outcome, search: Search) -> None:
+        """Replay the kept fixes together against the first settings."""
         bench, kept = self._bench, outcome.kept
         bench.close()
         if not kept:
@@ -367,80 +361,72 @@ class Optimizer:
         seconds = min(_FINAL_SHARE * self._options.budget_s, bench.left_s())
         traffic = bench.final_traffic(seconds)
         bounds = [] if traffic is self._traffic else [window_bounds(traffic)]
-        outcome.foretold = self._foretell(bounds, ())
+        outcome.foretold = _predicted(search, bounds, ())
         for begin, end in bounds:
             outcome.notes.append(
-                f"The final replay is of the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
+                f"The final replay covers the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
                 f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
             )
-        # What helps the first requests of a process is proved on its first requests.
-        cold = {fix.id for fix in FIXES if fix.cold}
-        earlier = (
-            None
-            if {step.fix for step in kept} <= cold
-            else lead_in(self._traffic, bench.baseline, traffic, lead_in_s(seconds))
-        )
+        # A cold fix acts on the first requests of a process: no lead-in may take their place.
+        cold = {step.fix for step in kept} <= {fix.id for fix in FIXES if fix.cold}
         after = bench.arm("after", outcome.settings, tuple(step.fix for step in kept))
-        unseen = [step for step in kept if not step.verified]
-        seen: list[Mapping[str, Any]] = []
-        proof = prove(
-            bench.arm("before", self._first_settings, ()),
-            after,
-            traffic,
-            new_folder(self._out / "final"),
+        replay = partial(
+            prove,
+            after=after,
+            traffic=traffic,
             watch=self._watch,
             seed=self._options.seed,
+            at_once=not bench.room.on_device,
+            lead_in=None if cold else lead_in(self._traffic, bench.baseline, traffic, lead_in_s(seconds)),
+        )
+        unseen = [step for step in kept if not step.verified]
+        seen: list[Mapping[str, Any]] = []
+        proof = replay(
+            bench.arm("before", self._first_settings, ()),
+            out=new_folder(self._out / "final"),
             left_s=bench.left_s,
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
-            at_once=not bench.room.on_device,
-            lead_in=earlier,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
         )
         outcome.notes += proof.notes
         if proof.interrupted:
             outcome.interrupted = True
-            outcome.notes.append(f"Interrupted: {len(proof.rounds)} final rounds were complete.")
+            outcome.notes.append(f"Interrupted: {len(proof.rounds)} rounds of the final replay were complete.")
         if not proof.rounds:
             return
         if unseen and seen:
-            outcome.steps = _verified(outcome.steps, unseen, seen[0], *proof.rounds[0])
+            outcome.steps = _verify(outcome.steps, unseen, seen[0], *proof.rounds[0])
         outcome.before, outcome.after = proof.rounds[-1]
-        outcome.at_pace = self._foretell(bounds, proof.rounds)
+        outcome.at_pace = _predicted(search, bounds, proof.rounds)
         outcome.final = proof.compare(seed=self._options.seed, accuracy=(outcome.accuracy, outcome.final_accuracy))
         outcome.after_diagnosis = diagnose(
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
         if outcome.final.verdict == "better" and not proof.interrupted:
-            outcome.adds = self._beside_the_others(outcome, after, traffic, earlier, proof.round_s)
+            outcome.adds = self._leave_out(outcome, outcome.final.judged, search, replay, proof.round_s)
 
-    def _beside_the_others(
-        self, outcome: Outcome, after: Arm, traffic: Traffic, earlier: Traffic | None, round_s: float
+    def _leave_out(
+        self, outcome: Outcome, judged: str, search: Search, replay: Callable[..., Proof], round_s: float
     ) -> dict[str, Mapping[str, RatioEstimate]]:
-        """By fix, what replays show of the plan over the plan without it: those that gave most, if time is left."""
+        """By fix, the ratios of the plan over the plan without it: for the largest parts, while time allows."""
         bench, found = self._bench, dict[str, Mapping[str, RatioEstimate]]()
-        key = "mean" if outcome.final is not None and outcome.final.judged == "mean" else "p99"
+        key = "mean" if judged == "mean" else "p99"
         most = sorted(outcome.shares, key=lambda fix: outcome.shares[fix][key][0])[:_LEFT_OUT]
         for place, fix in enumerate(most):
-            rest, left = self._left_out(fix), bench.left_s()
+            rest, left = search.without(fix), bench.left_s()
             if rest is None or left < round_s:
                 continue
             spare_s = max(left / (len(most) - place), round_s)
-            self._say(f"replaying the plan without {fix}, for what it gives beside the others")
+            self._say(f"replaying the plan without {fix}, to measure what it adds to the other fixes")
 
             def left_s(until_s: float = left - spare_s) -> float:
                 return bench.left_s() - until_s
 
-            proof = prove(
+            proof = replay(
                 bench.arm("without", rest.settings, rest.fixes),
-                after,
-                traffic,
-                new_folder(self._out / f"final-without-{fix}"),
-                watch=self._watch,
-                seed=self._options.seed,
+                out=new_folder(self._out / f"final-without-{fix}"),
                 left_s=left_s,
-                judged=outcome.final.judged if outcome.final is not None else None,
-                at_once=not bench.room.on_device,
-                lead_in=earlier,
+                judged=judged,
             )
             if proof.interrupted:
                 outcome.interrupted = True
@@ -449,17 +435,21 @@ class Optimizer:
         return found
 
 
-def _foretold(
-    planner: Planner, best: Configuration, within: Bounds, rounds: Sequence[tuple[RunRecord, RunRecord]]
-) -> Mapping[str, float]:
-    """Ratios of the best configuration over the first settings; with ``rounds`` at the pace of their batches."""
+def _predicted(search: Search, within: Bounds, rounds: Sequence[tuple[RunRecord, RunRecord]]) -> Mapping[str, float]:
+    """Ratios of the best configuration over the first settings, with ``rounds`` at the pace of their batches.
+
+    Empty if the forecast does not know the best configuration.
+    """
+    planner, best = search.planner, search.best
+    if planner is None or not planner.knows(best):
+        return {}
     return planner.in_hindsight(best, rounds, within) if rounds else planner.predict(best, within).ratio
 
 
-def _verified(
+def _verify(
     steps: Sequence[Step], unseen: Sequence[Step], evidence: Mapping[str, Any], before: RunRecord, after: RunRecord
 ) -> list[Step]:
-    """Steps, of which some were kept without a replay that could show their effect: the final replay tells."""
+    """The steps, with the effect of those that were kept without a replay verified on a round of the final replay."""
     applied, known = Applied(evidence=evidence, record=after, without=before), {fix.id: fix for fix in FIXES}
     found = {step.fix: known[step.fix].verify(applied) for step in unseen}
     return [
@@ -473,15 +463,11 @@ def _verified(
 
 
 def _key(percentile: float) -> str:
-    """The statistic nearest to a percentile that forecasts are made of."""
+    """The forecast statistic nearest to a percentile."""
     return min(QUANTILES, key=lambda key: abs(QUANTILES[key] - percentile / 100))
 
 
-def _wanted(fix: Fix, options: Options) -> bool:
-    return fix.id not in options.exclude and (not options.only or fix.id in options.only)
-
-
 def _fixes(answers: AnswerCheck | None) -> list[Fix]:
-    """All fixes; those that only change who shares a batch change no answer where a look at answers showed that."""
-    same = answers is not None and answers.compared >= _LOOKED_AT and not answers.differing
+    """All fixes; those that only regroup batches count as changing no answer if answers did not depend on batches."""
+    same = answers is not None and answers.compared >= _COMPARED and not answers.differing
     return [replace(fix, changes_outputs=False) if same and fix.mates_only else fix for fix in FIXES]

@@ -1,4 +1,4 @@
-"""Short slices of the traffic for screening, chosen where the tail is, and their records joined to one."""
+"""Short slices of the traffic for screening, chosen where the tail is, and their records joined into one."""
 
 from __future__ import annotations
 
@@ -7,43 +7,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from latfix.arrays import Floats
+from latfix.arrays import Floats, Ints
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import limit, scale_time, slice_time
 
-#: A shorter slice tells nothing.
+#: Range of a window's length.
 SHORTEST_S = 3.0
 _LONGEST_S = 6.0
-#: Requests that two windows together should hold, where the longest window allows it.
+#: Requests that two windows together should hold.
 _ENOUGH = 200
-#: Requests that a final replay should hold, and those that one of a slow service, of which there would be too few
-#: rounds otherwise, holds at least.
+#: Requests that a final replay should hold, and the minimum for a slow service that leaves time for few rounds.
 _WANTED_REQUESTS, _LEAST_REQUESTS = 60, 20
 #: Requests that the first window should hold.
 _FIRST_REQUESTS = 12
-#: Requests at or above this percentile make a window's tail.
+#: Requests at or above this percentile are slow.
 _TAIL = 95.0
-#: Seconds of requests that a fresh process serves untimed, right before a stretch of the traffic.
+#: Seconds of requests before a stretch of the traffic that a fresh process serves untimed.
 LEAD_IN_S = 2.0
-#: A slice may bring so much work for its length, as the first settings do it: the rest of a longer backlog tells
-#: nothing new, and takes the budget.
+#: Maximum work in a slice with the first settings, as a multiple of its length: a longer backlog shows nothing new.
 _MOST_WORK = 1.5
-#: Starts that are looked at, evenly over the traffic.
+#: Number of starts that are compared, evenly spaced over the traffic.
 _CANDIDATES = 200
 
 
 def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | None = None) -> list[Traffic]:
-    """Two disjoint slices with as many of the baseline's slow requests as can be; the whole if it is short.
+    """Two disjoint slices with as many of the baseline's slow requests as possible; all of it if it is short.
 
-    A slice that would hold no request (all others lie in the first one, and a long gap beside it) is left out.
+    A slice without a request (next to a long gap) is left out.
 
     :param traffic: the schedule that ``baseline`` replayed.
-    :param latency: by position in it, what makes a request slow or not; as measured where there is none.
+    :param latency: by position in the schedule; ``None`` for the measured one.
     """
     first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     span_s = (last - first) / 1e9
@@ -52,7 +49,7 @@ def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | N
     if 2 * width_s >= 0.8 * span_s:
         return [traffic]
     width = int(width_s * 1e9)
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    starts = _starts(traffic, width)
     held = _inside(traffic.arrival_ns, starts, width)
     chosen = _best_pair(starts, _slow(traffic, baseline, starts, width, latency), width)
     kept = [int(starts[k]) for k in chosen if held[k]]
@@ -60,23 +57,23 @@ def screening_windows(traffic: Traffic, baseline: RunRecord, latency: Floats | N
 
 
 def replay_s(traffic: Traffic, baseline: RunRecord, window: Traffic) -> float:
-    """About how long a replay of the traffic, or of a slice of it, takes with the first settings."""
+    """Estimated seconds to replay the traffic, or a slice of it, with the first settings."""
     return max(window.duration_s - window.start_s, float(_work_of(traffic, baseline, window).sum()))
 
 
 def settling_part(traffic: Traffic, baseline: RunRecord, window: Traffic, seconds: float) -> Traffic:
-    """The first requests of a window that a service with the first settings computes in so many seconds."""
+    """The first requests of a window, as many as the first settings compute in ``seconds``."""
     done = np.cumsum(_work_of(traffic, baseline, window))
     return limit(window, max(int(np.searchsorted(done, seconds)), min(_FIRST_REQUESTS, len(window))))
 
 
 def lead_in(traffic: Traffic, baseline: RunRecord, stretch: Traffic, seconds: float = LEAD_IN_S) -> Traffic | None:
-    """The requests right before a stretch that a service computes in so many seconds, sent within them.
+    """The requests right before a stretch, as many as the service computes in ``seconds``, sent within that time.
 
-    Who has served all before it has met most shapes that come, and has its memory: a fresh process has not, and would
-    be slow in the one stretch that is measured as it is slow in the first minute of its life.
+    A process that has served everything before the stretch has seen most shapes and has its memory. A fresh process
+    has not, and would show its first uses in the stretch that is measured.
 
-    :returns: ``None`` where the stretch begins with the traffic, or there is no time for it.
+    :returns: ``None`` if the stretch begins with the traffic, or ``seconds`` is 0.
     """
     if stretch is traffic or seconds <= 0:
         return None
@@ -91,12 +88,11 @@ def lead_in(traffic: Traffic, baseline: RunRecord, stretch: Traffic, seconds: fl
 
 
 def busiest_stretch(traffic: Traffic, seconds: float) -> Traffic:
-    """So many seconds of the traffic with most requests; the whole where it is not longer."""
-    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
+    """The ``seconds`` of the traffic with the most requests; all of it if it is not longer."""
     width = int(seconds * 1e9)
-    if last - first <= width:
+    if int(traffic.arrival_ns[-1]) - int(traffic.arrival_ns[0]) <= width:
         return traffic
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    starts = _starts(traffic, width)
     start = int(starts[np.argmax(_inside(traffic.arrival_ns, starts, width))])
     return slice_time(traffic, start / 1e9, (start + width) / 1e9)
 
@@ -109,33 +105,37 @@ def slowest_stretch(
     *,
     most_s: float = math.inf,
 ) -> Traffic:
-    """The stretch of about so many seconds with most of the baseline's slow requests; the whole if it is not longer.
+    """The stretch of about ``wanted_s`` with most of the baseline's slow requests; all of it if it is not longer.
 
-    It is not so short that a tail of it would be a request or two.
+    It is longer if its tail would otherwise be a request or two.
 
     :param latency: see :func:`screening_windows`.
-    :param most_s: what it may be longer for that.
+    :param most_s: maximum length for that reason.
     """
     span_s = traffic.duration_s - traffic.start_s
     should_s, least_s = (count * span_s / max(len(traffic), 1) for count in (_WANTED_REQUESTS, _LEAST_REQUESTS))
     width_s = max(wanted_s, min(should_s, most_s), least_s, SHORTEST_S)
     if width_s >= 0.8 * span_s:
         return traffic
-    first, last = int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1])
     width = int(width_s * 1e9)
-    starts = np.linspace(first, last - width, _CANDIDATES).astype(np.int64)
+    starts = _starts(traffic, width)
     best = int(np.argmax(_slow(traffic, baseline, starts, width, latency)))
     return _slice(traffic, baseline, int(starts[best]), width)
 
 
 def window_bounds(window: Traffic) -> tuple[float, float]:
-    """Where in the original schedule a slice of it lies, in nanoseconds."""
+    """Bounds of a slice in the original schedule, in nanoseconds."""
     last = [entry for entry in window.metadata["transforms"] if entry["transform"] == "slice_time"][-1]
     return float(last["start_s"]) * 1e9, float(last["end_s"]) * 1e9
 
 
+def _starts(traffic: Traffic, width: int) -> Ints:
+    """Candidate starts of a stretch of ``width`` nanoseconds."""
+    return np.linspace(int(traffic.arrival_ns[0]), int(traffic.arrival_ns[-1]) - width, _CANDIDATES).astype(np.int64)
+
+
 def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Traffic:
-    """So many nanoseconds of the traffic, cut where they would bring too much work."""
+    """``width`` nanoseconds of the traffic, cut where they would bring too much work."""
     first, last = np.searchsorted(traffic.arrival_ns, (start, start + width)).tolist()
     done = np.cumsum(_work_s(baseline)[first:last])
     fitting = first + max(int(np.searchsorted(done, _MOST_WORK * width / 1e9)), _LEAST_REQUESTS)
@@ -143,14 +143,14 @@ def _slice(traffic: Traffic, baseline: RunRecord, start: int, width: int) -> Tra
     return slice_time(traffic, start / 1e9, end / 1e9)
 
 
-def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> npt.NDArray[np.float64]:
+def _work_of(traffic: Traffic, baseline: RunRecord, window: Traffic) -> Floats:
     begin = 0.0 if window is traffic else window_bounds(window)[0]
     first = int(np.searchsorted(traffic.arrival_ns, begin))
     return _work_s(baseline)[first : first + len(window)]
 
 
-def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
-    """By request of the baseline's schedule, its part of a worker's time in seconds, divided by the workers."""
+def _work_s(baseline: RunRecord) -> Floats:
+    """By request of the schedule, its part of a batch's time in seconds, divided by the number of workers."""
     rows, batches = baseline.requests, baseline.batches
     if not len(batches["batch_id"]):
         return np.zeros(len(baseline.traffic))
@@ -163,14 +163,8 @@ def _work_s(baseline: RunRecord) -> npt.NDArray[np.float64]:
     return work / baseline.meta.settings.workers
 
 
-def _slow(
-    traffic: Traffic,
-    baseline: RunRecord,
-    starts: npt.NDArray[np.int64],
-    width: int,
-    latency: Floats | None,
-) -> npt.NDArray[np.int64]:
-    """What a stretch from each start is worth: its slow requests; where there are none, any request."""
+def _slow(traffic: Traffic, baseline: RunRecord, starts: Ints, width: int, latency: Floats | None) -> Ints:
+    """Score of a stretch from each start: its slow requests first, then all its requests."""
     rows = baseline.requests
     ok = baseline.measured & (rows["status"] == Status.OK)
     took = rows["latency_ns"] if latency is None else latency[rows["index"]]
@@ -180,16 +174,16 @@ def _slow(
 
 
 def first_window(traffic: Traffic) -> Traffic:
-    """The start of the traffic, for fixes that act on a service's first requests."""
+    """The start of the traffic, for cold fixes."""
     start = traffic.start_s
     until = float(traffic.arrival_ns[min(_FIRST_REQUESTS, len(traffic)) - 1]) / 1e9
     return slice_time(traffic, start, max(start + SHORTEST_S, min(until, start + 2 * _LONGEST_S) + 0.001))
 
 
 def join(records: Sequence[RunRecord]) -> RunRecord:
-    """Replays of slices on one arm as one record, in the order given, for a comparison with another arm's.
+    """Replays of slices on one arm as one record, for a comparison with another arm's.
 
-    Two joined records are paired where their slices were the same. Events and samples keep their own clocks.
+    Two joined records are paired if their slices are the same. Events and samples keep their own clocks.
     """
     first = records[0]
     if len(records) == 1:
@@ -221,7 +215,7 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
 
 
 def _joined(parts: Sequence[Traffic]) -> Traffic:
-    """Schedules in a row; positions run through, arrivals keep each slice's own clock."""
+    """Concatenated schedules; arrivals keep each slice's own clock."""
     first = parts[0]
     return replace(
         first,
@@ -239,13 +233,13 @@ def _stacked(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _inside(times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
-    """How many of the sorted ``times`` lie in the window of ``width`` from each start."""
+def _inside(times: Ints, starts: Ints, width: int) -> Ints:
+    """Number of sorted ``times`` in the window of ``width`` from each start."""
     return np.asarray(np.searchsorted(times, starts + width) - np.searchsorted(times, starts), dtype=np.int64)
 
 
-def _best_pair(starts: npt.NDArray[np.int64], score: npt.NDArray[np.int64], width: int) -> tuple[int, int]:
-    """Indices of the two windows that do not overlap and score most together, the earlier one first."""
+def _best_pair(starts: Ints, score: Ints, width: int) -> tuple[int, int]:
+    """Indices of the two disjoint windows with the highest total score, the earlier one first."""
     pairs = []
     for k, start in enumerate(starts):
         later = int(np.searchsorted(starts, start + width))

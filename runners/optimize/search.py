@@ -1,24 +1,25 @@
-"""The search: ways to run the model are measured, whole configurations are foretold, the best few are replayed.
+"""The search: ways to run the model are measured, whole configurations are predicted, the best few are replayed.
 
-What is decided, in this order:
+It decides in this order:
 
-1. how the model runs (precision, backend, compilation, workers and threads): every way that applies is measured on
-   the same batches (:mod:`alternatives`);
-2. everything that the forecast can simulate beside it (batch limit, window, order, causes that a fix takes away): for
-   each way the best of many configurations (:mod:`planner`);
-3. the answers of the best of all are scored, and it is replayed on the slow stretches of the traffic, beside what
-   stands so far. What that shows corrects what was foretold, and the next best is replayed where it promises more;
-4. what no forecast knows (allocators, pinning, collections, …) is added where it treats what is left of the tail, and
-   kept where replays show a gain.
+1. How the model runs (precision, backend, compilation, workers and threads): every way that applies is measured on
+   the same batches (:mod:`alternatives`).
+2. What the forecast can simulate on top of that (batch limit, window, order, causes that a fix removes): the best of
+   many configurations for each way (:mod:`planner`).
+3. The answers of the best configuration are scored, and it is replayed on the slow stretches of the traffic, in turns
+   with the current best. The replay corrects the predictions, and the next configuration is replayed if it promises
+   more.
+4. Fixes that the forecast cannot simulate (allocators, pinning, garbage collection, …) are added if they treat the
+   remaining tail, and kept if replays show a gain.
 
-A fix's name is nowhere in here: each brings its preconditions, its settings and its proof.
+No fix is mentioned by name: each one brings its preconditions, its settings and its proof.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -34,43 +35,43 @@ from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.alternatives import Alternative, measure
 from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, way
+from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, ratios, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
 from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm
 from latfix.settings import RunnerSettings
 
-#: The share of what is left after the baseline that measuring ways to run the model may take.
+#: Share of the time between the baseline and the final replay that measuring ways to run the model may take.
 _MEASURING = 0.5
-#: Batches beyond these sizes are foretold from smaller ones.
+#: Sizes of the batches that are measured; the time of larger ones is extrapolated.
 _PROBED_SIZES = (2, 4, 8, 16)
-#: Seconds that all of them may have computed once; they are computed half a dozen times for each way.
+#: Seconds that one pass over these batches may take; each way computes them about six times.
 _PROBES_S = 0.7
-#: A configuration must be foretold to gain this much on the best that was replayed, as a logarithm, to be replayed.
+#: Predicted gain over the best replayed configuration that is worth a replay, as a logarithm.
 _WORTH_A_REPLAY = 0.03
-#: Of the tail's excess, what a fix that no forecast knows must be expected to take away.
+#: Minimum expected gain, as a share of the tail latency, for a fix that the forecast cannot simulate.
 _WORTH_ADDING = 0.03
-#: An undecided gain is taken where it and what was foretold are at least this, as a ratio: the final replay tells.
+#: An undecided gain is kept if measured and predicted ratios are both below this; the final replay tests it.
 _LIKELY = 0.95
-#: The share of the time for the final replay that may go into finding anything to prove.
+#: Share of the time for the final replay that the search may use while it has nothing to prove yet.
 _SHORTER_PROOF = 2 / 3
-#: Where a configuration is foretold to gain so much on what stands, as a logarithm, a replay of it may take
+#: A replay with at least this predicted gain over the current best, as a logarithm, may use
 _MUCH = 0.25
 #: this share of the time for the final replay.
 _FEWER_ROUNDS = 1 / 2
-#: What nobody had time to replay is proved all the same where it is foretold to be at least this, as a ratio.
-_FORETOLD = 0.9
+#: If there was no time for any replay, a configuration with at most this predicted ratio goes to the final replay.
+_UNTRIED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A configuration that was replayed on the windows, beside what stood before it.
+    """A configuration that was replayed on the windows in turns with the best one before it.
 
-    :param score: its goal over the first settings, as a logarithm: what the replays showed, one over the other.
-    :param latency_ms: on the windows.
+    :param score: its goal relative to the first settings, as a logarithm: the measured ratios of all kept replays.
     :param reason: what the replays showed, or why there are none.
     :param verified: by fix, the evidence that it took effect.
-    :param paces: how much longer batches took than foretold, of what stood and of this one; empty where unknown.
+    :param paces: how much longer batches took than predicted, for the previous best and for this configuration; empty
+        if unknown.
     """
 
     configuration: Configuration
@@ -84,8 +85,13 @@ class Trial:
     paces: tuple[float, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def accuracy(self) -> float | None:
+        """Score of its answers; ``None`` if they were not scored."""
+        return float(self.scored["score"]) if self.scored else None
+
     def prediction_error(self, key: str) -> float | None:
-        """How far the predicted ratio of a statistic was from the one that was measured, as a share of this."""
+        """Error of the predicted ratio of a statistic, as a share of the measured one."""
         if self.prediction is None or self.comparison is None:
             return None
         measured = self.comparison.ratio[key]
@@ -94,68 +100,63 @@ class Trial:
         return abs(self.prediction.ratio[key] / measured.value - 1.0)
 
 
+@dataclass(slots=True, kw_only=True)
 class Search:
     """Finds the best configuration on a bench.
 
-    :ivar best: the configuration that stands; ``arm`` its service.
-    :ivar alternatives: ways to run the model that were measured, in order.
-    :ivar trials: configurations that were replayed, in order.
-
-    :param fixes: those that may be chosen.
-    :param planner: ``None`` where the baseline is too small, or too far from its simulation, to foretell others.
-    :param original: the accuracy of the first settings.
-    :param trials: most configurations to replay; ``None`` for no limit.
-    :param reserved_s: seconds that must be left for the final replay.
-    :param say: told what was found.
-    :param note: called after everything that cost time.
+    :param fixes: the fixes to choose from.
+    :param make_planner: returns ``None`` if the baseline is too short, or its simulation too inaccurate, to predict
+        other settings.
+    :param original: accuracy of the first settings.
+    :param most_trials: maximum number of replayed configurations; ``None`` for no limit.
+    :param reserved_s: seconds that must remain for the final replay.
+    :param say: shows a line of progress.
+    :param note: called after every step that took time.
+    :ivar best: the current best configuration; ``arm`` is its service, ``best_score`` its measured goal.
+    :ivar alternatives: measured ways to run the model, in order.
+    :ivar trials: replayed configurations, in order.
+    :ivar found: results of set-ups, by fix.
+    :ivar ineffective: by fix, the evidence that it took no effect.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        base: Arm,
-        diagnosis: Diagnosis,
-        original: float,
-        fixes: Sequence[Fix],
-        make_planner: Callable[[Obstacle], Planner | None],
-        *,
-        goal: Goal,
-        trials: int | None,
-        reserved_s: Callable[[], float],
-        say: Callable[[str], None],
-        note: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._bench = bench
-        self._base = base
-        self._diagnosis = diagnosis
-        self._original = original
-        self._fixes = list(fixes)
-        self._goal = goal
-        self._most_trials = trials
-        self._reserved_s = reserved_s
-        self._say = say
-        self._note = note
-        self.first = base.settings
-        self.found: dict[str, Any] = {}
-        self.best = Configuration(base.settings)
-        self.best_score = 0.0
-        self.arm = base
-        self.alternatives: list[Alternative] = []
-        self.trials: list[Trial] = []
-        self._obstacles: dict[str, str] = {}
-        self._skipped: dict[str, str] = {}
-        self.ineffective: dict[str, str] = {}
-        self._dropped: set[str] = set()
-        # Asked once until something new is known, by settings: some fixes look at the whole record.
-        self._contexts: dict[str, Context] = {}
-        self._known: dict[tuple[str, str], str] = {}
-        self._changes: dict[tuple[str, str], list[Choice]] = {}
+    bench: Bench
+    base: Arm
+    diagnosis: Diagnosis
+    original: float
+    fixes: Sequence[Fix]
+    make_planner: InitVar[Callable[[Obstacle], Planner | None]]
+    goal: Goal
+    most_trials: int | None
+    reserved_s: Callable[[], float]
+    say: Callable[[str], None]
+    note: Callable[[], None]
+    planner: Planner | None = field(init=False)
+    first: RunnerSettings = field(init=False)
+    best: Configuration = field(init=False)
+    arm: Arm = field(init=False)
+    best_score: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+    alternatives: list[Alternative] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    ineffective: dict[str, str] = field(default_factory=dict)
+    _batches: Sequence[Sequence[int]] = ()
+    _obstacles: dict[str, str] = field(default_factory=dict)
+    _skipped: dict[str, str] = field(default_factory=dict)
+    _dropped: set[str] = field(default_factory=set)
+    # Caches by settings, valid until the next result: some preconditions read the whole record.
+    _contexts: dict[str, Context] = field(default_factory=dict)
+    _obstacle_cache: dict[tuple[str, str], str] = field(default_factory=dict)
+    _choice_cache: dict[tuple[str, str], list[Choice]] = field(default_factory=dict)
+
+    def __post_init__(self, make_planner: Callable[[Obstacle], Planner | None]) -> None:
+        self.first, self.arm = self.base.settings, self.base
+        self.best = Configuration(self.first)
         self.planner = make_planner(self._obstacle)
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The findings of set-ups that the journal keeps."""
-        kept = {fix.id for fix in self._fixes if fix.set_up is not None and fix.set_up.recorded}
+        """Results of set-ups that the journal keeps."""
+        kept = {fix.id for fix in self.fixes if fix.set_up is not None and fix.set_up.recorded}
         return {name: found for name, found in self.found.items() if name in kept}
 
     def restore(
@@ -165,66 +166,227 @@ class Search:
         found: Mapping[str, Any],
         ineffective: Mapping[str, str],
     ) -> None:
-        """Go on from what an earlier search found."""
+        """Continue from the results of an earlier search."""
         self.alternatives, self.trials = list(alternatives), list(trials)
         self.found |= found
         self.ineffective |= ineffective
         for each in self.alternatives:
             if each.status == "ready" and self.planner is not None:
                 self.planner.costs[tuple(choice.words for choice in each.choices)] = each.cost
+        accuracy = self.base.accuracy
         for trial in self.trials:
             if self.planner is not None:
                 _refuse(self.planner, trial)
-                for made, pace in zip((self.best, trial.configuration), trial.paces, strict=False):
-                    self.planner.take(made, pace)
+                for configuration, pace in zip((self.best, trial.configuration), trial.paces, strict=False):
+                    self.planner.take(configuration, pace)
             if trial.status == "kept":
-                self.best_score, self.best = trial.score, self._effective(trial.configuration)
+                self.best_score, self.best = trial.score, self._without_ineffective(trial.configuration)
+                accuracy = self.base.accuracy if trial.accuracy is None else trial.accuracy
         if self.best.choices:
-            scored = next((trial.scored for trial in reversed(self.trials) if trial.status == "kept"), {})
-            accuracy = float(scored["score"]) if scored else self._base.accuracy
-            self.arm = self._bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
-            self._bench.room.adopt(self.arm)
-
-    def _effective(self, made: Configuration) -> Configuration:
-        """Without the fixes that took no effect."""
-        for fix in self.ineffective:
-            made = made.without(fix)
-        return made
+            self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, accuracy)
+            self.bench.room.adopt(self.arm)
 
     def run(self) -> None:
-        """Decide, as far as the time reaches.
+        """Search while time allows.
 
-        :raises LatfixError: the service failed as it is.
+        :raises LatfixError: the service failed with its first settings.
         """
-        spare = max(self._bench.left_s() - self._reserved_s(), 0.0)
-        trials = int((1 - _MEASURING) * spare / self._bench.trial_s(self._scored_fixes()))
+        spare = max(self.bench.left_s() - self.reserved_s(), 0.0)
+        trials = int((1 - _MEASURING) * spare / self.bench.trial_s(self._scored_fixes()))
         count = "about 1 replay" if trials <= 1 else f"about {trials} replays"
-        self._say(f"this traffic and budget leave time for {count} of candidates and for the final proof")
+        self.say(f"this traffic and budget leave time for {count} of candidates and for the final replay")
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
-            batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
-            if self._numbers() or any(choice.measured for choice in self._applicable()):
-                self.planner.forecast.learn(batches, self._bench.base_pace(self._base, batches))
-            self._measure_ways(self.planner, batches)
-            self._replay_foretold(self.planner, batches)
-            if self._measure_shares(self.planner, batches, self._reserved_s() + self._bench.trial_s([])):
-                self._replay_foretold(self.planner, batches)
-        self._replay_added()
+            self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
+            if self._simulated_choices() or any(choice.measured for choice in self._applicable()):
+                self.planner.forecast.learn(self._batches, self.bench.base_pace(self.base, self._batches))
+            self._measure_ways(self.planner)
+            self._replay_predicted(self.planner)
+            if self._measure_core_shares(self.planner, self.reserved_s() + self.bench.trial_s([])):
+                self._replay_predicted(self.planner)
+        self._replay_additions()
         if self.planner is not None and not self.best.choices:
-            self._take_foretold(self.planner)
+            self._keep_untried(self.planner)
         elif self.planner is not None:
             self._drop_needless(self.planner)
 
     def without(self, fix: str) -> Configuration | None:
-        """The best configuration but for one fix; ``None`` if that is none, or others do not apply without it."""
+        """The best configuration minus one fix; ``None`` if nothing remains, or others do not apply without it."""
         rest = self.best.without(fix)
-        made = compose(self.first, rest.choices, self._obstacle)
-        return made if made.choices and made.key == rest.key else None
+        composed = compose(self.first, rest.choices, self._obstacle)
+        return composed if composed.choices and composed.key == rest.key else None
+
+    # -- 1. ways to run the model
+
+    def _measure_ways(self, planner: Planner) -> None:
+        """Measure the ways that apply, quickest set-up first; then other worker/thread splits."""
+        left = self.bench.left_s()
+        spare = max(left - self.reserved_s(), 0.0)
+        until = left - max(min(_MEASURING * spare, spare - self.bench.trial_s(self._scored_fixes())), 0.0)
+        device = "cpu" if self._context(self.first).on_cpu else "cuda"
+        for choice in sorted(
+            self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.expected_compute)
+        ):
+            self._measure_way(planner, until, [choice])
+        self._measure_core_shares(planner, until)
+
+    def _measure_core_shares(self, planner: Planner, until: float) -> bool:
+        """Measure other worker/thread splits while time allows: with the best way, and with the first settings.
+
+        :returns: True if any was measured.
+        """
+        known = len(self.alternatives)
+        shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
+        for share in shares:
+            for model in self._ready(planner)[:1]:
+                self._measure_way(planner, until, [*model.choices, share])
+            self._measure_way(planner, until, [share])
+        return len(self.alternatives) > known
+
+    def _ready(self, planner: Planner) -> list[Alternative]:
+        """Ways to run the model that may be chosen, best first."""
+        ready = [
+            each
+            for each in self.alternatives
+            if each.status == "ready" and all(choice.fix.compute != 1.0 for choice in each.choices)
+        ]
+        return sorted(ready, key=lambda each: self._expected(planner, self._completed(planner, each.choices)))
+
+    def _measure_substitutes(self, planner: Planner) -> None:
+        """Measure what can replace a way whose answers were rejected."""
+        self._set_up()
+        for choice in self._models():
+            if choice.fix.after:
+                self._measure_way(planner, self.reserved_s(), [choice])
+
+    def _scored_fixes(self) -> list[Fix]:
+        """A fix that changes answers, if there is one: to estimate how long the first trial takes."""
+        return [fix for fix in self.fixes if fix.changes_outputs and not fix.making_s][:1]
+
+    def _models(self) -> list[Choice]:
+        return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
+
+    def _measure_way(self, planner: Planner, until: float, choices: Sequence[Choice]) -> None:
+        """Measure one way, unless it is known, contains a failed one, or would end after ``until``.
+
+        :param until: seconds of the budget that must remain.
+        """
+        configuration = compose(self.first, choices, self._obstacle)
+        known = way(configuration) in planner.costs or self._contains_failed_way(configuration)
+        if known or len(configuration.choices) < len(choices):
+            return
+        fixes = [choice.fix for choice in choices]
+        cost_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
+        left = self.bench.left_s()
+        if left - cost_s < (until if self.alternatives else self.reserved_s()):
+            spare = max(left - until, 0.0)
+            reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, and {spare:.0f} s were left for measuring"
+            for fix in fixes:
+                self._skipped.setdefault(fix.id, reason)
+            return
+        self._make_room(self.arm)
+        measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast.cost)
+        self.alternatives.append(measured)
+        if measured.status == "ready":
+            planner.costs[way(configuration)] = measured.cost
+        status = "" if measured.status == "ready" else f"{measured.status}, "
+        self.say(f"{configuration.words}: {status}{measured.reason}")
+        self._record_progress()
+
+    def _contains_failed_way(self, configuration: Configuration) -> bool:
+        """True if all choices of a way that is out are also in this configuration."""
+        words = set(way(configuration))
+        failed = [{choice.words for choice in each.choices} for each in self.alternatives if each.status != "ready"]
+        return any(each <= words for each in failed)
+
+    def _set_up(self) -> None:
+        """Measure, once each, what fixes need to know before they can be decided."""
+        for fix in self.fixes:
+            due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
+            if due and fix.set_up is not None and not self._out_of_time([]):
+                found = self.found[fix.id] = fix.set_up.measure(self.bench, self.base)
+                if words := fix.set_up.shown(found):
+                    self.say(f"{fix.id}: {words}")
+                self._record_progress()
+        list(self._applicable())  # updates the obstacles
+
+    # -- 2. and 3. whole configurations
+
+    def _completed(self, planner: Planner, measured: Sequence[Choice]) -> Configuration:
+        """The best configuration that runs the model this way."""
+        return planner.best(measured, self._simulated_choices())
+
+    def _simulated_choices(self) -> list[list[Choice]]:
+        """By fix, the choices that the forecast can simulate without measuring batches."""
+        now = Configuration(self.first).serving(None)
+        groups: dict[str, list[Choice]] = {}
+        for choice in self._applicable():
+            if not choice.measured and Configuration(self.first, (choice,)).serving(None) != now:
+                groups.setdefault(choice.fix.id, []).append(choice)
+        return list(groups.values())
+
+    def _ranked(self, planner: Planner, seen: Collection[tuple[str, ...]]) -> list[Configuration]:
+        """The best configuration of each way to run the model, best first, without those that were seen."""
+        ways: list[tuple[Choice, ...]] = [(), *(each.choices for each in self.alternatives if each.status == "ready")]
+        completed = [self._completed(planner, choices) for choices in ways]
+        return [one for one in sorted(completed, key=partial(self._expected, planner)) if one.key not in seen]
+
+    def _expected(self, planner: Planner, configuration: Configuration) -> float:
+        """Predicted score, weighted by the chance that answers which were not scored yet are accurate enough."""
+        unseen = [choice.fix for choice in configuration.choices if choice.fix.id not in self.best.fixes]
+        score = planner.score(configuration)
+        return score * math.prod(fix.accepted for fix in unseen) if score < 0 else score
+
+    def _replay_predicted(self, planner: Planner) -> None:
+        """Replay the best predicted configurations while they promise more than the current best."""
+        tried = {(), *(trial.configuration.key for trial in self.trials)}
+        reported = rejected = False
+        while True:
+            ranked = self._ranked(planner, tried)
+            worth = (one for one in ranked if planner.score(one) <= self.best_score - _WORTH_A_REPLAY)
+            best = next(worth, None)
+            if rejected and (self.best.choices or best is None):
+                # A substitute takes long to find: look for one only after there is something to prove.
+                rejected = False
+                self._measure_substitutes(planner)
+                continue
+            if ranked and not reported:
+                reported = True
+                self.say(
+                    f"{planner.simulations} configurations simulated; the best: {ranked[0].words}, "
+                    f"{_ratio_words(planner.predict(ranked[0]).ratio, self.goal.key)}"
+                )
+            if best is None:
+                break
+            tried.add(best.key)
+            current = min(self.best_score, planner.score(self.best)) if planner.knows(self.best) else self.best_score
+            if refusal := self._out_of_time([choice.fix for choice in best.choices], current - planner.score(best)):
+                # Another one may take less: no conversion, no answers to score.
+                self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
+                continue
+            self._replay(best, planner)
+            rejected |= self.trials[-1].status == "rejected"
+
+    def _keep_untried(self, planner: Planner) -> None:
+        """Leave the best untried configuration that changes no answer to the final replay."""
+        ranked = self._ranked(planner, {(), *(trial.configuration.key for trial in self.trials)})
+        best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
+        if best is None or self.bench.left_s() < self.bench.least_round_s:
+            return
+        if (score := planner.score(best)) > math.log(_UNTRIED):
+            return
+        predicted = _ratio_words(planner.predict(best).ratio, self.goal.key)
+        reason = f"predicted {predicted}; there was no time to try it, so only the final replay tests it"
+        self.say(f"{best.words}: {reason}")
+        self.trials.append(Trial(configuration=best, status="kept", reason=reason, score=score))
+        self.best, self.best_score = best, score
+        self.arm = self.bench.arm("predicted", best.settings, best.fixes, self.base.accuracy)
+        self._record_progress()
 
     def _drop_needless(self, planner: Planner) -> None:
-        """Leave out, one by one, what was kept beside others and gains nothing there by all that replays have shown.
+        """Remove, one by one, fixes that gain nothing next to the others according to all replays.
 
-        Nobody has scored what is left over, so it must answer as the whole did.
+        The remaining configuration is not scored again, so fixes that change answers stay.
         """
         while planner.knows(self.best):
             known = planner.shares(self.best)
@@ -236,175 +398,22 @@ class Search:
             score, fix, rest = min(rests, key=lambda each: each[:2], default=(math.inf, "", self.best))
             if score > planner.score(self.best) + LEAST_GAIN:
                 return
-            self._say(f"{fix} is left out: beside the others it is foretold to gain nothing")
+            self.say(f"{fix} is left out of the plan: next to the other fixes it is predicted to gain nothing")
             self._dropped.add(fix)
             self.best = rest
 
-    # -- 1. ways to run the model
+    # -- 4. what the forecast cannot simulate
 
-    def _measure_ways(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
-        """Measure what applies, quickest first; then other shares of the cores, for the best of it and as it is."""
-        left = self._bench.left_s()
-        spare = max(left - self._reserved_s(), 0.0)
-        until = left - max(min(_MEASURING * spare, spare - self._bench.trial_s(self._scored_fixes())), 0.0)
-        device = "cpu" if self._context(self.first).on_cpu else "cuda"
-        for choice in sorted(
-            self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.expected_compute)
-        ):
-            self._measure_way(planner, batches, until, [choice])
-        self._measure_shares(planner, batches, until)
-
-    def _measure_shares(self, planner: Planner, batches: Sequence[Sequence[int]], until: float) -> bool:
-        """Measure other shares of the cores, as far as the time reaches; whether one was."""
-        known = len(self.alternatives)
-        shares = [choice for choice in self._applicable() if choice.measured and choice.fix.compute == 1.0]
-        for share in shares:
-            for model in self._ready(planner)[:1]:
-                self._measure_way(planner, batches, until, [*model.choices, share])
-            self._measure_way(planner, batches, until, [share])
-        return len(self.alternatives) > known
-
-    def _ready(self, planner: Planner) -> list[Alternative]:
-        """Ways to run the model that may be chosen, best first."""
-        ready = [each for each in self.alternatives if each.status == "ready"]
-        ready = [each for each in ready if all(choice.fix.compute != 1.0 for choice in each.choices)]
-        return sorted(ready, key=lambda each: self._expected(planner, self._numbered(planner, each.choices)))
-
-    def _look_again(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
-        """A way was refused for its answers: measure what is to take its place."""
-        self._set_up()
-        for choice in self._models():
-            if choice.fix.after:
-                self._measure_way(planner, batches, self._reserved_s(), [choice])
-
-    def _scored_fixes(self) -> list[Fix]:
-        """For an estimate of the first trial, which changes answers."""
-        return [fix for fix in self._fixes if fix.changes_outputs and not fix.making_s][:1]
-
-    def _models(self) -> list[Choice]:
-        return [choice for choice in self._applicable() if choice.fix.compute != 1.0]
-
-    def _measure_way(
-        self, planner: Planner, batches: Sequence[Sequence[int]], until: float, choices: Sequence[Choice]
-    ) -> None:
-        """Measure one way, unless it is known, contains one that is out, or there is no time before ``until``."""
-        made = compose(self.first, choices, self._obstacle)
-        if len(made.choices) < len(choices) or way(made) in planner.costs or self._refused(made):
-            return
-        fixes = [choice.fix for choice in choices]
-        cost_s = self._bench.pace_s(fixes, planner.forecast.seconds(batches))
-        left = self._bench.left_s()
-        if left - cost_s < (until if self.alternatives else self._reserved_s()):
-            spare = max(left - until, 0.0)
-            reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, {spare:.0f} s were left for that"
-            for fix in fixes:
-                self._skipped.setdefault(fix.id, reason)
-            return
-        self._make_room(self.arm)
-        found = measure(self._bench, self._base, made, batches, planner.forecast.cost)
-        self.alternatives.append(found)
-        if found.status == "ready":
-            planner.costs[way(made)] = found.cost
-        self._say(f"{made.words}: {'' if found.status == 'ready' else found.status + ', '}{found.reason}")
-        self._learnt()
-
-    def _set_up(self) -> None:
-        """Measure, once each, what fixes must know before they can be decided, and look again what applies."""
-        for fix in self._fixes:
-            due = fix.set_up is not None and fix.id not in self.found and fix.set_up.due(self._context(self.first))
-            if due and fix.set_up is not None and not self._out_of_time([]):
-                found = self.found[fix.id] = fix.set_up.measure(self._bench, self._base)
-                if words := fix.set_up.shown(found):
-                    self._say(f"{fix.id}: {words}")
-                self._learnt()
-        list(self._applicable())
-
-    # -- 2. and 3. whole configurations
-
-    def _numbered(self, planner: Planner, measured: Sequence[Choice]) -> Configuration:
-        return planner.best(measured, self._numbers())
-
-    def _numbers(self) -> list[list[Choice]]:
-        """What the forecast can simulate beside the way that the model runs: by fix, the choices."""
-        now = Configuration(self.first).serving(None)
-        groups: dict[str, list[Choice]] = {}
-        for choice in self._applicable():
-            if not choice.measured and Configuration(self.first, (choice,)).serving(None) != now:
-                groups.setdefault(choice.fix.id, []).append(choice)
-        return list(groups.values())
-
-    def _ranked(self, planner: Planner) -> list[Configuration]:
-        """The best configuration of each way to run the model, best first."""
-        ways: list[tuple[Choice, ...]] = [(), *(each.choices for each in self.alternatives if each.status == "ready")]
-        made = [self._numbered(planner, choices) for choices in ways]
-        return sorted(made, key=partial(self._expected, planner))
-
-    def _expected(self, planner: Planner, made: Configuration) -> float:
-        """What a replay of it is expected to gain: answers that nobody has seen may not be good enough."""
-        unseen = [choice.fix for choice in made.choices if choice.fix.id not in self.best.fixes]
-        score = planner.score(made)
-        return score * math.prod(fix.accepted for fix in unseen) if score < 0 else score
-
-    def _replay_foretold(self, planner: Planner, batches: Sequence[Sequence[int]]) -> None:
-        tried = {(), *(trial.configuration.key for trial in self.trials)}
-        told = refused = False
+    def _replay_additions(self) -> None:
+        """Add fixes that treat the remaining tail: one by one, except for gentle ones, which are added together."""
+        tried = {fix for trial in self.trials for fix in trial.configuration.fixes}
+        list(self._applicable())  # records the obstacle of each fix, also if there is no time to try any
         while True:
-            ranked = [one for one in self._ranked(planner) if one.key not in tried]
-            worth = (one for one in ranked if planner.score(one) <= self.best_score - _WORTH_A_REPLAY)
-            best = next(worth, None)
-            if refused and (self.best.choices or best is None):
-                # What takes the place of a refused way is long to find: not before there is something to prove.
-                refused = False
-                self._look_again(planner, batches)
-                continue
-            if ranked and not told:
-                told = True
-                self._say(
-                    f"{planner.looked_at} configurations simulated; the best: {ranked[0].words}, "
-                    f"{_foretold(planner.predict(ranked[0]).ratio, self._goal.key)}"
-                )
-            if best is None:
-                break
-            tried.add(best.key)
-            stands = min(self.best_score, planner.score(self.best)) if planner.knows(self.best) else self.best_score
-            promise = stands - planner.score(best)
-            if refusal := self._out_of_time([choice.fix for choice in best.choices], promise):
-                # Another one may take less: nothing to convert, no answers to score.
-                self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
-                continue
-            self._replay(best, planner)
-            refused |= self.trials[-1].status == "rejected"
-
-    def _take_foretold(self, planner: Planner) -> None:
-        """Leave the best that changes no answer, and that nothing spoke against, to the final replay to prove."""
-        seen = {(), *(trial.configuration.key for trial in self.trials)}
-        ranked = [one for one in self._ranked(planner) if one.key not in seen]
-        best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
-        if best is None or self._bench.left_s() < self._bench.least_round_s:
-            return
-        if (score := planner.score(best)) > math.log(_FORETOLD):
-            return
-        told = planner.predict(best)
-        reason = f"foretold {_foretold(told.ratio, self._goal.key)}; no time to try it: the final replay alone tells"
-        self._say(f"{best.words}: {reason}")
-        self.trials.append(Trial(configuration=best, status="kept", reason=reason, score=score))
-        self.best, self.best_score, self.arm = best, score, self._bench.arm("foretold", best.settings, best.fixes)
-        self.arm.accuracy = self._base.accuracy
-        self._learnt()
-
-    # -- 4. what no forecast knows
-
-    def _replay_added(self) -> None:
-        """Add what treats what is left of the tail: one by one what may change answers, then all else together."""
-        refused = {fix for trial in self.trials for fix in trial.configuration.fixes}
-
-        list(self._applicable())  # what stands against each is told in the end, also where time is up
-        while True:
-            left = self._left()
-            groups = self._added(left, refused)
+            diagnosis = self._current_diagnosis()
+            groups = self._additions(diagnosis, tried)
             if self.best.choices or not groups:
                 self._set_up()
-                groups = self._added(left, refused)
+                groups = self._additions(diagnosis, tried)
             if not groups:
                 return
             group = groups[0]
@@ -413,117 +422,122 @@ class Search:
                 for choice in chain.from_iterable(groups):
                     self._skipped.setdefault(choice.fix.id, refusal)
                 return
-            refused |= {fix.id for fix in fixes}
-            made = compose(self.first, [*self.best.choices, *group], self._obstacle)
-            if not set(made.fixes) & {fix.id for fix in fixes}:
-                made = compose(self.first, [*group, *self.best.choices], self._obstacle)
-            if set(made.fixes) - set(self.best.fixes):
-                self._replay(made, self.planner)
+            tried |= {fix.id for fix in fixes}
+            configuration = compose(self.first, [*self.best.choices, *group], self._obstacle)
+            if not set(configuration.fixes) & {fix.id for fix in fixes}:
+                configuration = compose(self.first, [*group, *self.best.choices], self._obstacle)
+            if set(configuration.fixes) - set(self.best.fixes):
+                self._replay(configuration, self.planner)
 
-    def _left(self) -> Diagnosis:
-        """Of what stands so far."""
+    def _current_diagnosis(self) -> Diagnosis:
+        """Diagnosis of the current best configuration."""
         latest = self.arm.latest
-        return self._diagnosis if latest is None else diagnose(latest, percentile=self._diagnosis.percentile)
+        return self.diagnosis if latest is None else diagnose(latest, percentile=self.diagnosis.percentile)
 
-    def _added(self, left: Diagnosis, refused: Collection[str]) -> list[list[Choice]]:
-        """Groups of choices that are expected to take something of what is left, most promising first.
+    def _additions(self, diagnosis: Diagnosis, tried: Collection[str]) -> list[list[Choice]]:
+        """Groups of choices that are expected to reduce the remaining tail, most promising first.
 
-        :param refused: fixes that were tried; a group of them alone is left out.
+        :param diagnosis: of the current best configuration.
+        :param tried: fixes that were tried; a group of only those is left out.
         """
-        excess = left.excess_ms / max(left.excess_ms + left.reference_ms, 1e-9)
-        shares = {cause.cause: max(cause.tail_share, 0.0) for cause in left.causes}
+        excess = diagnosis.excess_ms / max(diagnosis.excess_ms + diagnosis.reference_ms, 1e-9)
+        shares = {cause.cause: max(cause.tail_share, 0.0) for cause in diagnosis.causes}
         promise: list[tuple[float, Choice]] = []
-        known = {choice.fix.id for group in self._numbers() for choice in group} if self.planner else set()
+        simulated = {choice.fix.id for group in self._simulated_choices() for choice in group} if self.planner else ()
         for choice in self._applicable(self.best):
             fix = choice.fix
-            if fix.id in known or (choice.measured and self.planner):
+            if fix.id in simulated or (choice.measured and self.planner):
                 continue
             expected = fix.relief * min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0) * excess
             if expected >= _WORTH_ADDING:
                 promise.append((expected, choice))
             else:
-                owned = expected / max(fix.relief, 1e-9)
-                self._skipped.setdefault(fix.id, f"what it treats is {owned:.1%} of what is left of the tail")
+                treated = expected / max(fix.relief, 1e-9)
+                self._skipped.setdefault(
+                    fix.id, f"the causes that it treats make up {treated:.1%} of the remaining tail latency"
+                )
         promise.sort(key=lambda each: -each[0])
         gentle = [choice for _, choice in promise if choice.fix.gentle and not choice.fix.cold]
         groups = [[choice] for _, choice in promise if choice not in gentle]
         first = max((value for value, choice in promise if choice in gentle), default=0.0)
         place = sum(value > first for value, choice in promise if choice not in gentle)
         groups = [*groups[:place], *([gentle] if gentle else []), *groups[place:]]
-        return [group for group in groups if not {choice.fix.id for choice in group} <= set(refused)]
+        return [group for group in groups if not {choice.fix.id for choice in group} <= set(tried)]
 
     # -- replays
 
-    def _replay(self, made: Configuration, planner: Planner | None) -> None:
-        """Replay a configuration beside the one that stands, and take it where it is better."""
-        bench, standing = self._bench, self.arm
-        self._make_room(self._base)
-        self._say(f"replaying {made.words}")
-        added = [choice.fix for choice in made.choices if choice.fix.id not in self.best.fixes]
+    def _replay(self, configuration: Configuration, planner: Planner | None) -> None:
+        """Replay a configuration in turns with the current best, and keep it if it is better."""
+        bench, current = self.bench, self.arm
+        self._make_room(self.base)
+        self.say(f"replaying {configuration.words}")
+        added = [choice.fix for choice in configuration.choices if choice.fix.id not in self.best.fixes]
         label = added[0].id if len(added) == 1 else f"trial-{len(self.trials) + 1}"
-        candidate = bench.arm(label, made.settings, made.fixes, alone=bench.room.alone_with(added))
+        candidate = bench.arm(label, configuration.settings, configuration.fixes, alone=bench.room.alone_with(added))
         try:
-            trial = bench.apart_if_need_be(candidate, lambda: self._measured(made, candidate, planner))
+            trial = bench.retry_alone(candidate, lambda: self._try(configuration, candidate, planner))
         except LatfixError as error:
             candidate.close()
-            status, which = ("undecided", "without") if standing.failed else ("not_effective", "with")
+            status, which = ("undecided", "without") if current.failed else ("not_effective", "with")
             reason = f"the service did not run {which} it: {error.message}"
-            trial = Trial(configuration=made, status=status, reason=reason)
+            trial = Trial(configuration=configuration, status=status, reason=reason)
         self.trials.append(trial)
         if planner is not None:
             _refuse(planner, trial)
-        self._say(f"{made.words}: {trial.status}: {trial.reason}")
+        self.say(f"{configuration.words}: {trial.status}: {trial.reason}")
         if trial.status == "kept":
-            effective = self._effective(made)
+            effective = self._without_ineffective(configuration)
             bench.room.adopt(candidate)
-            if standing is not self._base:
-                standing.close()
+            if current is not self.base:
+                current.close()
             candidate.fixes = effective.fixes
             self.best, self.best_score, self.arm = effective, trial.score, candidate
         else:
             candidate.close()
-        self._learnt()
+        self._record_progress()
 
     def _make_room(self, idle: Arm) -> None:
-        """On a device no third service holds memory beside the two that are compared."""
-        if self._bench.room.on_device and self.arm is not self._base:
+        """Close an idle service on a device, so that only the two that are compared hold memory there."""
+        if self.bench.room.on_device and self.arm is not self.base:
             idle.close()
 
-    def _measured(self, made: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
-        """Accuracy before speed, then the replays and the proof that each fix took effect."""
-        bench, fixes = self._bench, [choice.fix for choice in made.choices]
+    def _without_ineffective(self, configuration: Configuration) -> Configuration:
+        for fix in self.ineffective:
+            configuration = configuration.without(fix)
+        return configuration
+
+    def _try(self, configuration: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
+        """Score the answers, then replay, then verify that each fix took effect."""
+        bench = self.bench
         scored: Mapping[str, Any] = {}
         candidate.accuracy = self.arm.accuracy
-        if any(fix.changes_outputs for fix in fixes):
+        if any(choice.fix.changes_outputs for choice in configuration.choices):
             scored = bench.accuracy(candidate)
             candidate.accuracy = float(scored["score"])
-            enough, said = judge(scored, self._original, bench.max_drop)
+            enough, reason = judge(scored, self.original, bench.max_drop)
             if not enough:
-                return Trial(configuration=made, status="rejected", reason=said, scored=scored)
-        added = [choice for choice in made.choices if choice.fix.id not in self.best.fixes]
+                return Trial(configuration=configuration, status="rejected", reason=reason, scored=scored)
+        added = [choice for choice in configuration.choices if choice.fix.id not in self.best.fixes]
         cold = bool(added) and all(choice.fix.cold for choice in added)
-        pairs = bench.screen(self.arm, candidate, [], cold=cold)
+        pairs = bench.screen(self.arm, candidate, cold=cold)
         comparison = compare_windows(pairs, bench.seed)
         status, reason = decide_cold(pairs) if cold else decide(comparison)
-        gained = self._goal.score(comparison_ratios(comparison))
+        gained = self.goal.score(ratios(comparison.before.latency_ms_ok, comparison.after.latency_ms_ok))
         prediction, paces = None, tuple[float, ...]()
-        if planner is not None and not cold and planner.knows(self.best) and planner.knows(made):
-            now, then = (planner.predict(each, bench.window_bounds).ratio for each in (self.best, made))
-            prediction = Prediction(
-                ratio={key: then[key] / now[key] if now[key] > 0 else 1.0 for key in then},
-                compute=planner.predict(made, bench.window_bounds).compute,
-            )
-            if status == "undecided" and max(gained, self._goal.score(prediction.ratio)) < math.log(_LIKELY):
-                status, reason = "kept", f"likely a gain, as foretold: {reason}"
-            paces = self._learn(planner, made, pairs)
-        verified, missing = self._verified(made, candidate, pairs)
+        if planner is not None and not cold and planner.knows(self.best) and planner.knows(configuration):
+            now, then = (planner.predict(each, bench.window_bounds) for each in (self.best, configuration))
+            prediction = Prediction(ratio=ratios(now.ratio, then.ratio), compute=then.compute)
+            if status == "undecided" and max(gained, self.goal.score(prediction.ratio)) < math.log(_LIKELY):
+                status, reason = "kept", f"likely a gain, as predicted: {reason}"
+            paces = self._learn(planner, configuration, pairs)
+        verified, missing = self._verify(configuration, candidate, pairs)
         self.ineffective |= missing
-        if status == "kept" and missing and not set(made.fixes) - set(self.best.fixes) - set(missing):
+        if status == "kept" and missing and not set(configuration.fixes) - set(self.best.fixes) - set(missing):
             status, reason = "not_effective", "; ".join(missing.values())
         if not cold:
             candidate.latest = join([record for _, record in pairs])
         return Trial(
-            configuration=made,
+            configuration=configuration,
             status=status,
             reason=reason,
             score=self.best_score + gained,
@@ -535,66 +549,62 @@ class Search:
             pairs=tuple((one.folder.name, other.folder.name) for one, other in pairs),
         )
 
-    def _learn(self, planner: Planner, made: Configuration, pairs: Pairs) -> tuple[float, ...]:
-        """Have the planner take how long batches took on both sides, the one that stands first."""
-        begins = [begin for begin, _ in self._bench.window_bounds] or [0.0]
+    def _learn(self, planner: Planner, configuration: Configuration, pairs: Pairs) -> tuple[float, ...]:
+        """Tell the planner how long batches took on both sides, the current best first."""
+        begins = [begin for begin, _ in self.bench.window_bounds] or [0.0]
         shown = [
             planner.learn(each, [(pair[k], begin) for pair, begin in zip(pairs, begins, strict=True)])
-            for k, each in enumerate((self.best, made))
+            for k, each in enumerate((self.best, configuration))
         ]
         return tuple(pace for pace in shown if pace is not None) if None not in shown else ()
 
-    def _verified(self, made: Configuration, candidate: Arm, pairs: Pairs) -> tuple[dict[str, str], dict[str, str]]:
-        """By fix, the evidence of those that took effect, and of those that did not."""
-        evidence = self._bench.evidence(candidate, pairs[-1][1])
+    def _verify(
+        self, configuration: Configuration, candidate: Arm, pairs: Pairs
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Evidence by fix: of the fixes that took effect, and of those that did not."""
+        evidence = self.bench.evidence(candidate, pairs[-1][1])
         without, record = (join(arm) for arm in zip(*pairs, strict=True))
         verified, missing = dict[str, str](), dict[str, str]()
-        for choice in made.choices:
+        for choice in configuration.choices:
             if choice.fix.id in self.best.fixes:
                 continue
             found = choice.fix.verify(Applied(evidence=evidence, record=record, without=without))
             (verified if found.effective else missing)[choice.fix.id] = found.evidence
         return verified, missing
 
-    # -- what applies, and whether there is time
+    # -- preconditions and time
 
-    def _applicable(self, made: Configuration | None = None) -> Iterator[Choice]:
-        """Every change of every fix that applies to the first settings, or to a configuration."""
-        context = self._context(self.first if made is None else made.settings)
-        for fix in self._fixes:
-            if fix.id in self.ineffective or (made is not None and fix.id in made.fixes):
+    def _applicable(self, configuration: Configuration | None = None) -> Iterator[Choice]:
+        """Every change of every fix that applies to a configuration, by default to the first settings."""
+        context = self._context(self.first if configuration is None else configuration.settings)
+        for fix in self.fixes:
+            if fix.id in self.ineffective or (configuration is not None and fix.id in configuration.fixes):
                 continue
             if obstacle := self._obstacle(fix, context.settings):
-                if made is None:
+                if configuration is None:
                     self._obstacles[fix.id] = obstacle
                 continue
             self._obstacles.pop(fix.id, None)
             key = (fix.id, repr(context.settings))
-            if key not in self._changes:
-                self._changes[key] = [Choice(fix, change) for change in fix.changes(context)]
-            yield from self._changes[key]
-
-    def _refused(self, made: Configuration) -> bool:
-        """Whether a way of which this one is made was measured and is out."""
-        words = set(way(made))
-        out = [{choice.words for choice in each.choices} for each in self.alternatives if each.status != "ready"]
-        return any(each <= words for each in out)
+            if key not in self._choice_cache:
+                self._choice_cache[key] = [Choice(fix, change) for change in fix.changes(context)]
+            yield from self._choice_cache[key]
 
     def _obstacle(self, fix: Fix, settings: RunnerSettings) -> str:
         """Why a fix does not apply to settings."""
         key = (fix.id, repr(settings))
-        if key not in self._known:
-            self._known[key] = fix.obstacle(self._context(settings))
-        return self._known[key]
+        if key not in self._obstacle_cache:
+            self._obstacle_cache[key] = fix.obstacle(self._context(settings))
+        return self._obstacle_cache[key]
 
     def _context(self, settings: RunnerSettings) -> Context:
-        key, baseline = repr(settings), self._bench.baseline
+        key, baseline = repr(settings), self.bench.baseline
         if key not in self._contexts:
             self._contexts[key] = Context(
                 settings=settings,
                 record=baseline,
-                diagnosis=self._diagnosis,
-                default_collate=bool(self._bench.ready(self._base)["default_collate"]),
+                diagnosis=self.diagnosis,
+                default_collate=bool(self.bench.ready(self.base)["default_collate"]),
                 cores=int(baseline.meta.machine.get("cores", 1)),
                 latest=self.arm.latest,
                 steps=self.steps(ended=False),
@@ -603,61 +613,63 @@ class Search:
         return self._contexts[key]
 
     def _out_of_time(self, fixes: Sequence[Fix], promise: float = 0.0) -> str:
-        """Why nothing more can be replayed; empty where it can.
+        """Why no further replay is possible; empty if one is.
 
-        :param promise: what it is foretold to gain on what stands, as a logarithm.
+        :param promise: predicted gain over the current best, as a logarithm.
         """
-        if self._most_trials is not None and len(self.trials) >= self._most_trials:
-            return f"{BUDGET}all {self._most_trials} trials are used"
-        needed, left = self._bench.trial_s(fixes), self._bench.left_s() - self._reserved_s()
-        if not self.best.choices:  # there is nothing to prove yet, and a shorter proof is better than none
-            left += self._reserved_s() * _SHORTER_PROOF
+        if self.most_trials is not None and len(self.trials) >= self.most_trials:
+            return f"{BUDGET}all {self.most_trials} trials are used"
+        needed, left = self.bench.trial_s(fixes), self.bench.left_s() - self.reserved_s()
+        if not self.best.choices:  # nothing to prove yet, and a shorter proof is better than none
+            left += self.reserved_s() * _SHORTER_PROOF
         elif promise >= _MUCH:
-            left += self._reserved_s() * _FEWER_ROUNDS
+            left += self.reserved_s() * _FEWER_ROUNDS
         if needed > left:
             return f"{BUDGET}it needs about {needed:.0f} s, {max(left, 0):.0f} s are left before the final replay"
         return ""
 
-    def _learnt(self) -> None:
-        """Something new is known, which preconditions may look at, and the journal keeps."""
-        for each in (self._contexts, self._known, self._changes):
-            each.clear()
-        self._note()
+    def _record_progress(self) -> None:
+        """Write the journal, and forget what preconditions made of earlier results."""
+        for cache in (self._contexts, self._obstacle_cache, self._choice_cache):
+            cache.clear()
+        self.note()
 
-    # -- what was found
+    # -- results
 
     def candidates(self) -> list[Candidate]:
-        """Whole configurations that were looked at closely: those that were replayed, and the best of each way."""
+        """All replayed configurations, and the best one of each measured way."""
         found = [self._candidate(trial.configuration, trial.status, trial) for trial in self.trials]
         replayed = {trial.configuration.key for trial in self.trials}
         for each in self.alternatives:
-            made = Configuration(self.first, each.choices)
+            configuration = Configuration(self.first, each.choices)
             if each.status == "ready" and self.planner is not None:
-                made = self._numbered(self.planner, each.choices)
-            if made.key not in replayed:
-                found.append(self._candidate(made, "foretold" if each.status == "ready" else each.status, each))
+                configuration = self._completed(self.planner, each.choices)
+            if configuration.key not in replayed:
+                status = "foretold" if each.status == "ready" else each.status
+                found.append(self._candidate(configuration, status, each))
         return found
 
-    def _candidate(self, made: Configuration, status: str, source: Trial | Alternative) -> Candidate:
-        predicted = self.planner.predict(made) if self.planner is not None and self.planner.knows(made) else None
-        comparison = source.comparison if isinstance(source, Trial) else None
+    def _candidate(self, configuration: Configuration, status: str, source: Trial | Alternative) -> Candidate:
+        known = self.planner is not None and self.planner.knows(configuration)
+        predicted = self.planner.predict(configuration) if self.planner is not None and known else None
+        comparison, accuracy = (source.comparison, source.accuracy) if isinstance(source, Trial) else (None, None)
         cost = source.cost if isinstance(source, Alternative) else None
         scale = cost.typical if cost is not None else (predicted.compute or (0.0, 1.0))[1] if predicted else None
         return Candidate(
-            fixes=made.fixes,
-            settings={name: value for choice in made.choices for name, value in choice.change.items()},
+            fixes=configuration.fixes,
+            settings={name: value for choice in configuration.choices for name, value in choice.change.items()},
             status=status,
             compute=scale,
-            accuracy=float(source.scored["score"]) if isinstance(source, Trial) and source.scored else None,
+            accuracy=accuracy,
             predicted={} if predicted is None else predicted.ratio,
             replayed={} if comparison is None else comparison.ratio,
             throughput_rps=None if comparison is None else comparison.after.throughput_rps,
         )
 
     def floor_ms(self) -> dict[str, float]:
-        """By statistic, the least over the ways known to be accurate of what requests take with an empty queue.
+        """By statistic, the least latency with an empty queue over the ways that are known to be accurate.
 
-        Those are the way it runs now, the best one, and ways that change no answer: others were not scored.
+        Those are the first settings, the current best, and ways that change no answer: others were not scored.
         """
         if self.planner is None:
             return {}
@@ -668,49 +680,42 @@ class Search:
         found = [self.planner.forecast.alone(cost) for each, cost in self.planner.costs.items() if each in known]
         return {key: min(each[key] for each in found) for key in KEYS}
 
-    # -- what became of each fix
-
     def steps(self, *, ended: bool = True) -> list[Step]:
-        """Every fix once, with what became of it.
+        """Every fix once, with its result; the kept ones first, in the order of the plan.
 
-        :param ended: the search was not broken off; otherwise fixes that nothing was found of are left out.
+        :param ended: the search was not interrupted; otherwise fixes without a result are left out.
         """
-        made = {fix.id: step for fix in self._fixes if (step := self._step(fix, ended)) is not None}
-        kept = [made[fix] for fix in self.best.fixes if fix in made]
-        return [*kept, *(step for fix, step in made.items() if fix not in self.best.fixes)]
+        steps = {fix.id: step for fix in self.fixes if (step := self._step(fix, ended)) is not None}
+        kept = [steps[fix] for fix in self.best.fixes if fix in steps]
+        return [*kept, *(step for fix, step in steps.items() if fix not in self.best.fixes)]
 
     def _step(self, fix: Fix, ended: bool) -> Step | None:
         if fix.id in self.best.fixes:
-            return self._kept(fix)
+            trial = next(each for each in self.trials if each.status == "kept" and fix.id in each.configuration.fixes)
+            group = tuple(each for each in trial.configuration.fixes if each in self.best.fixes)
+            return _trial_step(fix, trial, "kept", trial.reason, self.best, group)
         if fix.id in self.ineffective:
             return fix.step("not_effective", f"it did not take effect: {self.ineffective[fix.id]}")
         if fix.id in self._dropped:
-            return fix.step("no_gain", "replayed with the others; beside them it is foretold to gain nothing")
+            reason = "replayed together with other fixes; next to them it is predicted to gain nothing"
+            return fix.step("no_gain", reason)
         for trial in reversed(self.trials):
-            if fix.id in trial.configuration.fixes and trial.configuration.fixes != self.best.fixes:
-                own = next(choice for choice in trial.configuration.choices if choice.fix.id == fix.id)
-                words = trial.configuration.words
-                return fix.step(
-                    "no_gain" if trial.status == "kept" else trial.status,
-                    trial.reason if words == fix.id else f"tried as {words}: {trial.reason}",
-                    settings=dict(own.change),
-                    comparison=trial.comparison,
-                    prediction=trial.prediction,
-                    scored=trial.scored,
-                    accuracy=float(trial.scored["score"]) if trial.scored else None,
-                    together=trial.configuration.fixes if len(trial.configuration.fixes) > 1 else (),
-                    pairs=trial.pairs,
-                )
+            tried = trial.configuration
+            if fix.id in tried.fixes and tried.fixes != self.best.fixes:
+                status = "no_gain" if trial.status == "kept" else trial.status
+                reason = trial.reason if tried.words == fix.id else f"tried as {tried.words}: {trial.reason}"
+                return _trial_step(fix, trial, status, reason, tried, tried.fixes)
         return self._measured_step(fix) or self._unmeasured_step(fix, ended)
 
     def _measured_step(self, fix: Fix) -> Step | None:
-        alone = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
-        for each in sorted(alone, key=lambda each: (each.status == "ready", len(each.choices))):
-            own = next(choice for choice in each.choices if choice.fix.id == fix.id)
-            status = "no_gain" if each.status == "ready" else each.status
-            reason = f"{each.reason}; another way is foretold to be better" if each.status == "ready" else each.reason
-            return fix.step(status, reason, settings=dict(own.change))
-        return None
+        ways = [each for each in self.alternatives if fix.id in {choice.fix.id for choice in each.choices}]
+        if not ways:
+            return None
+        shown = min(ways, key=lambda each: (each.status == "ready", len(each.choices)))
+        status, reason = shown.status, shown.reason
+        if status == "ready":
+            status, reason = "no_gain", f"{reason}; another way to run the model is predicted to be better"
+        return fix.step(status, reason, settings=Configuration(self.first, shown.choices).change_of(fix.id))
 
     def _unmeasured_step(self, fix: Fix, ended: bool) -> Step | None:
         reason = self._obstacles.get(fix.id) or self._skipped.get(fix.id)
@@ -720,38 +725,38 @@ class Search:
             return None
         return fix.step("no_gain", "the forecast on the recorded requests finds no gain, so it was not replayed")
 
-    def _kept(self, fix: Fix) -> Step:
-        own = next(choice for choice in self.best.choices if choice.fix.id == fix.id)
-        first = next(trial for trial in self.trials if trial.status == "kept" and fix.id in trial.configuration.fixes)
-        group = tuple(each for each in first.configuration.fixes if each in self.best.fixes)
-        return fix.step(
-            "kept",
-            first.reason,
-            settings=dict(own.change),
-            comparison=first.comparison,
-            prediction=first.prediction,
-            scored=first.scored if fix.changes_outputs else {},
-            accuracy=float(first.scored["score"]) if first.scored else None,
-            verified=first.verified.get(fix.id, ""),
-            together=group if len(group) > 1 else (),
-            pairs=first.pairs,
-        )
+
+def _trial_step(
+    fix: Fix, trial: Trial, status: str, reason: str, configuration: Configuration, together: tuple[str, ...]
+) -> Step:
+    """A fix with the figures of a trial.
+
+    :param configuration: the settings that the step shows.
+    :param together: the fixes that share the figures.
+    """
+    kept = status == "kept"
+    return fix.step(
+        status,
+        reason,
+        settings=configuration.change_of(fix.id),
+        comparison=trial.comparison,
+        prediction=trial.prediction,
+        scored=trial.scored if fix.changes_outputs or not kept else {},
+        accuracy=trial.accuracy,
+        verified=trial.verified.get(fix.id, "") if kept else "",
+        together=together if len(together) > 1 else (),
+        pairs=trial.pairs,
+    )
 
 
 def _refuse(planner: Planner, trial: Trial) -> None:
-    """Have no other configuration run the model as a trial that answered otherwise, or did not run."""
+    """Rule out all configurations that run the model like a trial that was rejected or did not run."""
     if trial.comparison is None and trial.status in ("rejected", "not_effective"):
-        # It answers otherwise, whatever cores it runs on.
+        # Its answers differ on any number of cores.
         answers = {choice.words for choice in trial.configuration.measured if choice.fix.changes_outputs}
         out = answers if answers and trial.status == "rejected" else set(way(trial.configuration))
         planner.refused |= {each for each in planner.costs if out and out <= set(each)}
 
 
-def comparison_ratios(comparison: Comparison) -> dict[str, float]:
-    """After over before of every statistic of those that ended ``ok``, as forecasts are."""
-    before, after = comparison.before.latency_ms_ok, comparison.after.latency_ms_ok
-    return {key: after[key] / before[key] if before[key] > 0 else 1.0 for key in before}
-
-
-def _foretold(ratio: Mapping[str, float], key: str) -> str:
+def _ratio_words(ratio: Mapping[str, float], key: str) -> str:
     return ", ".join(f"{name} x{ratio[name]:.2f}" for name in dict.fromkeys((key, "mean")))

@@ -1,4 +1,4 @@
-"""What is tried: the workload as it is, and the changes that somebody wants to see beside it."""
+"""What ``latfix try`` compares: the unmodified workload, and changes of it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from latfix.errors import InputError
 from latfix.runners.host.apply_plan import with_plan
 from latfix.settings import RunnerSettings
 
-#: The workload without any change.
+#: Name of the unmodified workload.
 AS_IT_IS = "as it is"
-#: All of the settings that were given, in one arm.
+#: Name of the arm with all given settings.
 TOGETHER = "all sets together"
 
 
@@ -23,8 +23,8 @@ TOGETHER = "all sets together"
 class Idea:
     """One arm.
 
-    :param name: as tables show it; no two are the same.
-    :param spec: whose adapter runs; its traffic and objective are not looked at.
+    :param name: unique; tables show it.
+    :param spec: provides the adapter; its traffic and objective are ignored.
     :param fixes: ids of the fixes that ``settings`` come from.
     """
 
@@ -35,18 +35,18 @@ class Idea:
 
 
 def idea_of_changes(name: str, base: Idea, changes: Mapping[str, Any], fixes: tuple[str, ...] = ()) -> Idea:
-    """The workload as it is with some settings replaced."""
+    """The unmodified workload with some settings replaced."""
     return replace(base, name=name, settings=base.settings.with_overrides(changes), fixes=fixes)
 
 
 def idea_of_profile(base: Idea, spec: WorkloadSpec) -> Idea:
-    """A profile's adapter and settings, on the traffic and under the objective of the workload as it is."""
+    """A profile's adapter and settings, with the traffic and objective of the unmodified workload."""
     held = replace(spec, name=base.spec.name, objective=base.spec.objective, traffic=base.spec.traffic)
     return Idea(name=f"profile {spec.profile}", spec=held, settings=spec.settings)
 
 
 def idea_of_plan(base: Idea, path: Path) -> tuple[Idea, Plan]:
-    """The workload as it is with a plan's settings, and the plan.
+    """The unmodified workload with a plan's settings, and the plan.
 
     :raises InputError: it cannot be read.
     """
@@ -58,10 +58,10 @@ def idea_of_plan(base: Idea, path: Path) -> tuple[Idea, Plan]:
 def together(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All changes in one.
 
-    :raises InputError: there are fewer than two, or two of them want different values of a setting.
+    :raises InputError: there are fewer than two, or two of them change a setting to different values.
     """
     if len(changes) < 2:
-        raise InputError(f"--combine: found {len(changes)} --set; expected two or more to put together")
+        raise InputError(f"--combine: found {len(changes)} --set; expected two or more to combine")
     found: dict[str, Any] = {}
     for each in changes:
         for key, value in each.items():
@@ -69,7 +69,7 @@ def together(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 value = {**found.get(key, {}), **value}
             elif found.get(key, value) != value:
                 raise InputError(
-                    f"--combine: found {key}={found[key]} and {key}={value}; expected sets that go together"
+                    f"--combine: found {key}={found[key]} and {key}={value}; expected settings without a conflict"
                 )
             found[key] = value
     return found

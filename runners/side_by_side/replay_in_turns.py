@@ -1,4 +1,4 @@
-"""Arms that replay the same traffic in turns (A B C, C B A, …), each time on a fresh process, within a budget."""
+"""Arms that replay the same traffic in turns (A B C, C B A, …), always on a fresh process, within a budget."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ from latfix.runners.side_by_side.ideas import Idea
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import slice_time
 
-#: Rounds that there is to be time for: a stretch of the traffic is replayed where the whole of it leaves none.
+#: Rounds that must fit into the budget: if the whole traffic is too long for them, a stretch of it is replayed.
 WANTED_ROUNDS = 3
-#: More rounds are never replayed, unless they are asked for.
+#: Maximum number of rounds, unless more are requested.
 MOST_ROUNDS = 15
-#: Beyond its traffic, what a replay takes: the last requests, and the record.
+#: Time of a replay beyond its traffic: the last requests, and the record.
 _DRAIN_S = 1.5
-#: Share of the budget that the first replay may take where the whole traffic does not fit.
+#: Share of the budget that the first replay may take if the whole traffic does not fit.
 _LOOK_SHARE = 0.25
 
 
@@ -40,8 +40,8 @@ _LOOK_SHARE = 0.25
 class Options:
     """How long to replay.
 
-    :param budget_s: seconds for everything; one round is replayed in any case.
-    :param rounds: so many where the budget allows; by budget for ``None``.
+    :param budget_s: seconds for everything; at least one round is replayed.
+    :param rounds: number of rounds, if the budget allows; ``None`` for as many as fit.
     """
 
     budget_s: float = math.inf
@@ -51,10 +51,10 @@ class Options:
 
 @dataclass(slots=True)
 class _Tried:
-    """An arm and what is known of it so far.
+    """An arm and its results so far.
 
     :param records: of complete replays, by the number of their round.
-    :param scored: fields of :class:`latfix.runners.measure.accuracy.Accuracy`; ``None`` before it was asked for.
+    :param scored: fields of :class:`latfix.runners.measure.accuracy.Accuracy`; ``None`` before it is measured.
     """
 
     idea: Idea
@@ -66,48 +66,47 @@ class _Tried:
 
     @property
     def score(self) -> float | None:
-        """Of its answers; ``None`` before they were scored."""
+        """Score of its answers; ``None`` before they are scored."""
         return None if self.scored is None else float(self.scored["score"])
 
 
+@dataclass
 class SideBySide:
-    """Ideas beside the workload as it is.
+    """Ideas compared with the unmodified workload.
 
-    :param ideas: the workload as it is first.
-    :param out: a folder for the records.
+    :param ideas: the unmodified workload first.
+    :param out: folder for the records.
     :param watch: shows a replay.
     :param say: shows a line.
-    :param make_arm: makes an arm; tests give theirs.
-    :param clock: seconds of a clock that only runs forward.
+    :param make_arm: makes an arm; tests replace it.
+    :param clock: seconds of a monotonic clock.
     """
 
-    def __init__(
-        self,
-        ideas: Sequence[Idea],
-        traffic: Traffic,
-        out: Path,
-        options: Options,
-        *,
-        watch: Watch,
-        say: Callable[[str], None],
-        make_arm: Callable[[str, WorkloadSpec, Any, tuple[str, ...], Path], Arm] = Arm,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._traffic, self._stretch, self._offset_s = traffic, traffic, 0.0
-        self._lead_in: Traffic | None = None
-        self._out, self._options, self._watch, self._say, self._clock = out, options, watch, say, clock
-        self._deadline = clock() + options.budget_s
-        log = out / "runner.log"
+    ideas: InitVar[Sequence[Idea]]
+    traffic: Traffic
+    out: Path
+    options: Options
+    _: KW_ONLY
+    watch: Watch
+    say: Callable[[str], None]
+    make_arm: InitVar[Callable[[str, WorkloadSpec, Any, tuple[str, ...], Path], Arm]] = Arm
+    clock: Callable[[], float] = time.monotonic
+    _lead_in: Traffic | None = field(default=None, init=False)
+    _looked: RunRecord | None = field(default=None, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self, ideas: Sequence[Idea], make_arm: Callable[..., Arm]) -> None:
+        self._stretch, self._offset_s = self.traffic, 0.0
+        self._scoring_s = self._scored_s = 0.0
+        self._deadline = self.clock() + self.options.budget_s
+        log = self.out / "runner.log"
         arms = [_Tried(idea, make_arm(idea.name, idea.spec, idea.settings, idea.fixes, log)) for idea in ideas]
         self._base, self._ideas = arms[0], arms[1:]
-        self._looked: RunRecord | None = None
-        self._scoring_s = self._scored_s = 0.0
-        self._notes: list[str] = []
 
     def run(self) -> Trial:
-        """Everything, within the budget; what was complete is returned on Ctrl-C, too.
+        """Replay within the budget; on Ctrl-C return the complete rounds.
 
-        :raises LatfixError: the workload as it is does not run.
+        :raises LatfixError: the unmodified workload does not run.
         """
         interrupted = False
         try:
@@ -122,24 +121,22 @@ class SideBySide:
 
     @property
     def _wanted(self) -> int:
-        return self._options.rounds or WANTED_ROUNDS
+        return self.options.rounds or WANTED_ROUNDS
 
     def _left_s(self) -> float:
-        return self._deadline - self._clock()
+        return self._deadline - self.clock()
 
     def _look(self) -> None:
-        """The first replay of the workload as it is: it keeps its answers, and tells what fits into the budget."""
+        """First replay of the unmodified workload: saves its answers, and decides how much traffic fits."""
         base, replays = self._base, self._wanted * (1 + len(self._ideas))
-        self._say(f"{base.idea.name}: loading the model")
+        self.say(f"{base.idea.name}: loading the model")
         base.arm.running()
-        whole_s = self._traffic.duration_s - self._traffic.start_s
+        whole_s = self.traffic.duration_s - self.traffic.start_s
         fits = replays * (whole_s + _DRAIN_S + base.arm.start_s) <= self._left_s()
-        looked_at = self._traffic
-        if not fits and _LOOK_SHARE * self._options.budget_s < whole_s:
-            self._offset_s = self._traffic.start_s
-            looked_at = slice_time(
-                self._traffic, self._offset_s, self._offset_s + _LOOK_SHARE * self._options.budget_s
-            )
+        looked_at = self.traffic
+        if not fits and _LOOK_SHARE * self.options.budget_s < whole_s:
+            self._offset_s = self.traffic.start_s
+            looked_at = slice_time(self.traffic, self._offset_s, self._offset_s + _LOOK_SHARE * self.options.budget_s)
         self._stretch = looked_at
         self._measure(base, 1)
         if answers := (base.scored or {}).get("answers"):
@@ -153,34 +150,34 @@ class SideBySide:
             self._lead_in = lead_in(looked_at, base.records[1], self._stretch)
             del base.records[1]
             self._offset_s += float(self._stretch.metadata["transforms"][-1]["start_s"])
-        if self._stretch is not self._traffic:
+        if self._stretch is not self.traffic:
             self._notes.append(self._stretch_words(looked_at, whole_s))
-            self._say(self._notes[-1])
+            self.say(self._notes[-1])
 
     def _stretch_words(self, looked_at: Traffic, whole_s: float) -> str:
         """Which part of the traffic is replayed, and why not all of it."""
         to_s = self._offset_s + self._stretch.duration_s
-        chosen, but = f"the first {significant(to_s - self._traffic.start_s)} s of the traffic", ""
+        chosen, unseen = f"the first {significant(to_s - self.traffic.start_s)} s of the traffic", ""
         if self._stretch is not looked_at:
             bounds = f"{significant(self._offset_s)} to {significant(to_s)}"
             chosen = f"seconds {bounds} of the traffic, with the most slow requests"
-        if looked_at is not self._traffic:
-            but = f"; nothing beyond its first {significant(looked_at.duration_s)} s was looked at"
+        if looked_at is not self.traffic:
+            unseen = f"; only its first {significant(looked_at.duration_s)} s were searched for slow requests"
         arms = 1 + len(self._ideas)
         return (
-            f"Replayed: {chosen}. All {significant(whole_s)} s do not fit {self._wanted} times for {arms} arms into "
-            f"the budget{but}."
+            f"Replayed: {chosen}. The budget is too short to replay all {significant(whole_s)} s {self._wanted} "
+            f"times for {arms} arms{unseen}."
         )
 
     def _replay_rounds(self) -> None:
         arms = [self._base, *self._ideas]
-        for number in range(1, (self._options.rounds or MOST_ROUNDS) + 1):
-            started, scored_s = self._clock(), self._scored_s
+        for number in range(1, (self.options.rounds or MOST_ROUNDS) + 1):
+            started, scored_s = self.clock(), self._scored_s
             for tried in arms if number % 2 else arms[::-1]:
                 if not tried.failure and number not in tried.records:
                     self._try(tried, number)
-            # Answers are scored once; the first arm's first replay may have been before the round.
-            took_s = self._clock() - started - (self._scored_s - scored_s)
+            # Answers are scored only once. The first arm's first replay may have been before the round.
+            took_s = self.clock() - started - (self._scored_s - scored_s)
             if number == 1 and self._looked is self._base.records.get(1):
                 took_s += self._stretch.duration_s + _DRAIN_S + self._base.starts_s[0]
             if self._base.failure or all(tried.failure for tried in self._ideas) or self._left_s() < took_s:
@@ -192,32 +189,32 @@ class SideBySide:
             self._measure(tried, number)
         except LatfixError as error:
             tried.failure = error.message
-            self._say(f"{tried.idea.name}: failed: {error.message}")
+            self.say(f"{tried.idea.name}: failed: {error.message}")
 
     def _measure(self, tried: _Tried, number: int) -> None:
-        """One replay on a fresh process, which is scored where it is the arm's first."""
-        folder = new_folder(self._out / f"{_plain(tried.idea.name)}-{number}")
+        """One replay on a fresh process; the arm's first one is scored."""
+        folder = new_folder(self.out / f"{_plain(tried.idea.name)}-{number}")
         try:
             if self._lead_in is not None:
                 earlier = folder.with_name(f"{folder.name}-lead-in")
-                tried.arm.replay(earlier, self._lead_in, self._watch, seed=self._options.seed)
-            record = tried.arm.replay(folder, self._stretch, self._watch, seed=self._options.seed)
+                tried.arm.replay(earlier, self._lead_in, self.watch, seed=self.options.seed)
+            record = tried.arm.replay(folder, self._stretch, self.watch, seed=self.options.seed)
             tried.starts_s.append(tried.arm.start_s)
             if not record.counts()["ok"]:
                 first = next(iter(record.errors.values()), "none ended in time")
                 raise RunnerError(f"no request ended ok; the first one: {first}")
             tried.records[number] = record
             if tried.scored is None:
-                asked = self._clock()
+                started = self.clock()
                 tried.scored = self._score(tried.arm, record)
-                self._scoring_s = self._clock() - asked
+                self._scoring_s = self.clock() - started
                 self._scored_s += self._scoring_s
         finally:
             tried.arm.close()
 
     def _score(self, arm: Arm, record: RunRecord) -> Mapping[str, Any]:
-        """The accuracy, on the requests of the first look: the first arm keeps its answers for the others."""
-        reference = str(self._out / "outputs.npz")
+        """The accuracy, on the requests of the first replay: the first arm saves its answers as the reference."""
+        reference = str(self.out / "outputs.npz")
         ways: dict[str, Any] = {"reference": reference, "max_drop": self._max_drop}
         if self._looked is None:
             self._looked, ways = record, {"save": reference}
@@ -229,37 +226,35 @@ class SideBySide:
         return self._base.idea.spec.objective.max_accuracy_drop
 
     def _result(self, interrupted: bool) -> Trial:
-        base, seed = self._base, self._options.seed
+        base, seed = self._base, self.options.seed
         records = list(base.records.values())
-        original = base.score
-        found = [self._found(tried, original) for tried in self._ideas]
+        found = [self._idea_result(tried) for tried in self._ideas]
         compared = [idea.comparison for idea in found if idea.comparison is not None]
         running = [tried for tried in self._ideas if not tried.failure]
         return Trial(
             workload=base.idea.spec.name,
             device=self._looked.meta.device if self._looked else base.idea.settings.device,
-            base=self._found(base, original),
-            summary=summarize(records, seed=seed, accuracy=original) if records else None,
+            base=self._idea_result(base),
+            summary=summarize(records, seed=seed, accuracy=base.score) if records else None,
             ideas=tuple(found),
             judged=compared[0].judged if compared else "p99",
             rounds=len(set.intersection(*(set(tried.records) for tried in (base, *running)))),
             from_s=self._offset_s + self._stretch.start_s,
             to_s=self._offset_s + self._stretch.duration_s,
             requests=len(self._stretch),
-            whole=self._stretch is self._traffic,
-            accuracy_limit=None if original is None else original - self._max_drop,
+            whole=self._stretch is self.traffic,
+            accuracy_limit=None if base.score is None else base.score - self._max_drop,
             interrupted=interrupted,
             failure=base.failure,
             notes=tuple(self._notes),
         )
 
-    def _found(self, tried: _Tried, original: float | None) -> TriedIdea:
-        """The arm as the result has it."""
-        before = self._base.idea.settings.to_json()
+    def _idea_result(self, tried: _Tried) -> TriedIdea:
+        before, original = self._base.idea.settings.to_json(), self._base.score
         after = tried.idea.settings.to_json()
-        accurate, said = None, ""
+        accurate, reason = None, ""
         if tried.scored is not None and original is not None and tried is not self._base:
-            accurate, said = judge(tried.scored, original, self._max_drop)
+            accurate, reason = judge(tried.scored, original, self._max_drop)
         replays = list(tried.records.values())
         reserved = [
             int(known.get("reserved_peak_bytes") or 0) for record in replays for known in by_device(record).values()
@@ -272,14 +267,14 @@ class SideBySide:
             comparison=None if tried is self._base or tried.failure else self._compared(tried),
             accuracy=tried.score,
             accurate=accurate,
-            accuracy_reason=said,
+            accuracy_reason=reason,
             memory_bytes=max((record.meta.memory.peak_bytes for record in replays), default=0),
             device_memory_bytes=max(reserved, default=0),
             start_s=statistics.median(tried.starts_s) if tried.starts_s else None,
         )
 
     def _compared(self, tried: _Tried) -> Comparison | None:
-        """Rounds that both completed; those in which something outside held up the replayer only if all are."""
+        """Compare the rounds that both completed, without those in which the replayer was late unless all are."""
         base = self._base
         pairs = [(base.records[k], tried.records[k]) for k in sorted(base.records.keys() & tried.records.keys())]
         on_time = [pair for pair in pairs if all(is_on_time(record) for record in pair)]
@@ -287,11 +282,11 @@ class SideBySide:
             return None
         if on_time and len(on_time) < len(pairs):
             self._notes.append(
-                f"{tried.idea.name}: {len(pairs) - len(on_time)} of {len(pairs)} rounds are left out: something "
-                "outside held up the replayer."
+                f"{tried.idea.name}: {len(pairs) - len(on_time)} of {len(pairs)} rounds are left out: something else "
+                "on the machine delayed the replayer."
             )
         before, after = zip(*(on_time or pairs), strict=True)
-        return compare_rounds(before, after, seed=self._options.seed, accuracy=(base.score, tried.score))
+        return compare_rounds(before, after, seed=self.options.seed, accuracy=(base.score, tried.score))
 
 
 def _plain(name: str) -> str:

@@ -1,1 +1,1 @@
-"""latfix sweep: replays at several loads and what they show."""
+"""``latfix sweep``: replays at several loads, and the largest load that meets the objective."""

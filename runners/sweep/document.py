@@ -1,4 +1,4 @@
-"""``sweep.json``: everything that a sweep found; docs/capacity.md describes it."""
+"""``sweep.json``: the result of a sweep, described in docs/capacity.md."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from latfix.runners.sweep.theory import MODELS
 from latfix.statistics.censored import Outcomes
 from latfix.traffic.transforms import MAX_REQUESTS
 
-#: A queue that was watched for fewer of its relaxation times tells little of a load that lasts: after an empty start
-#: waits are a tenth short of steady ones in 3, a quarter in 1 (benchmarks/sweep_decisions.py).
+#: Minimum length of a replay, in relaxation times of the queue, to represent a lasting load: after an empty start,
+#: waits are a tenth below steady ones after 3, a quarter after 1 (benchmarks/sweep_decisions.py).
 LEAST_SETTLED = 3.0
 _WEEK_MIN = 7 * 24 * 60
 
@@ -46,7 +46,7 @@ KNEE_RULE = (
 
 
 def points_document(spec: WorkloadSpec, outcome: Outcome) -> Sweep:
-    """What there is while a sweep goes on: its points, without the answers that need all of them."""
+    """The document while a sweep runs: its points, without the answers that need all of them."""
     return Sweep(**_head(spec, outcome), state="running", points=_points(outcome, outcome.cells()))
 
 
@@ -55,7 +55,7 @@ def sweep_document(
 ) -> Sweep:
     """The whole document.
 
-    :param at_least_rps: the gate, where one was asked for.
+    :param at_least_rps: limit of the gate; ``None`` without a gate.
     """
     cells = outcome.cells()
     known = {number: one.largest for number, one in outcome.answers.items() if one.largest is not None}
@@ -145,22 +145,19 @@ def _points(outcome: Outcome, cells: Mapping[int, Sequence[Cell]]) -> tuple[Swee
     )
 
 
-def _statuses(points: Sequence[LoadPoint]) -> list[str]:
-    return list(dict.fromkeys(name for point in points for name in point.requests))
-
-
 def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None) -> SweepPoint:
     ones, answer = outcome.points(number)[cell.load], outcome.answers.get(number)
     points = [one.point for one in ones]
     outcomes = Outcomes.joined([point.outcomes for point in points])
     waits = np.concatenate([point.wait for point in points])
+    statuses = dict.fromkeys(name for point in points for name in point.requests)
     slow = cell.slow
     return SweepPoint(
         setting=number,
         load=cell.load,
         offered_rps=cell.offered,
         achieved_rps=cell.achieved,
-        requests={name: sum(point.requests.get(name, 0) for point in points) for name in _statuses(points)},
+        requests={name: sum(point.requests.get(name, 0) for point in points) for name in statuses},
         latency_ms=outcomes.summary_ms(),
         latency_ms_ok=Outcomes.answers(outcomes.ok_ns).summary_ms(),
         latency_ci95_ms=outcomes.intervals_ms(seed=0) if len(outcomes.ok_ns) and theory is not None else {},
@@ -210,7 +207,7 @@ def _mean(points: Sequence[LoadPoint], name: str) -> float:
 
 
 def _best(outcome: Outcome, largest: Mapping[int, LargestLoad]) -> BestSetting | None:
-    """The setting that bears most, and those that may bear as much."""
+    """The setting with the largest load, and those whose largest load may be as large."""
     bearing = {number: one for number, one in largest.items() if one.lo is not None}
     if not bearing:
         return None
@@ -231,7 +228,7 @@ def _best(outcome: Outcome, largest: Mapping[int, LargestLoad]) -> BestSetting |
 
 
 def _typical_error(name: str, outcome: Outcome) -> ModelErrors:
-    """How far a model is off at loads that it was not given and that are not saturated."""
+    """Median error of a model at loads to which it was not fitted, and which are not saturated."""
     waits, percentiles, silent = [], [], 0
     for number, cells in outcome.cells().items():
         theory = outcome.theory.get(number)
@@ -254,7 +251,7 @@ def _typical_error(name: str, outcome: Outcome) -> ModelErrors:
 
 
 def _factor(predicted: float, measured: float) -> list[float]:
-    """How many times too large or too small; nothing where either is no positive number."""
+    """How many times too large or too small the prediction is; empty if either is not positive and finite."""
     if not (math.isfinite(measured) and measured > 0 and predicted > 0):
         return []
     return [max(predicted / measured, measured / predicted)]
@@ -270,12 +267,12 @@ def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
         reason = f"the objective is missed from {max(high for high in highs if high is not None):.4g}/s on"
     else:
         low = f"{max(lows):.4g}/s" if lows else "no load"
-        reason = f"{low} surely meets the objective, and at {rps:.4g}/s the data cannot tell"
+        reason = f"{low} certainly meets the objective, and at {rps:.4g}/s the data cannot tell"
     return CapacityGate(at_least_rps=rps, passed=passed, reason=reason)
 
 
 def _unsettled(outcome: Outcome, best: BestSetting | None) -> list[str]:
-    """That the load nearest to the largest was not watched for long enough to tell of one that lasts."""
+    """A note if replays near the largest load were too short to represent a lasting load."""
     if best is None or best.rps is None or best.setting not in outcome.theory:
         return []
     rps, entries = best.rps, outcome.theory[best.setting].loads
@@ -288,51 +285,50 @@ def _unsettled(outcome: Outcome, best: BestSetting | None) -> list[str]:
         return []
     takes = f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
     return [
-        f"{points[load][0].point.offered:.3g}/s was watched for {span:.2g} s at a time, and such a queue takes "
-        f"{takes}: where this load lasts, waits are longer, and the largest load may be lower; --requests "
-        "makes points longer."
+        f"Replays at {points[load][0].point.offered:.3g}/s last {span:.2g} s, and such a queue takes {takes}: if "
+        "this load lasts, waits are longer, and the largest load may be lower; --requests makes points longer."
     ]
 
 
 def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread) -> list[str]:
-    """What a reader must know before believing a figure."""
+    """Caveats for the reader of the figures."""
     every = [cell for own in cells.values() for cell in own]
     notes = []
     short = sum(not cell.enough and not cell.saturated for cell in every)
     if short:
         notes.append(
             f"{short} of {len(every)} points hold fewer than {TAIL_REQUESTS} requests beyond "
-            f"p{outcome.target.percentile:g}: their intervals are wide, and open above where nothing as slow was "
-            f"seen; {_longer(outcome)}."
+            f"p{outcome.target.percentile:g}: their intervals are wide, and unbounded above if no request was that "
+            f"slow; {_longer(outcome)}."
         )
     if outcome.part.repeated > 1:
         held = len(outcome.part.traffic) // outcome.part.repeated
         notes.append(
-            f"The recording holds {held} requests, and each point replays it {outcome.part.repeated} times over: "
-            "intervals tell of this recording, not of other traffic like it."
+            f"The recording holds {held} requests, and each point replays it {outcome.part.repeated} times: "
+            "intervals are valid for this recording, not for other traffic like it."
         )
     if every and not spread.freedom:
-        notes.append("No point was replayed twice: that replays differ by a tenth is assumed, not measured.")
+        notes.append("No point was replayed twice: replays are assumed to differ by a tenth.")
     part = outcome.part
     known = math.isfinite(part.dispersion) and math.isfinite(part.whole) and part.whole > 0
     if known and not 0.67 < part.dispersion / part.whole < 1.5:
         calmer = "calmer" if part.dispersion < part.whole else "burstier"
         notes.append(
-            f"The part that was replayed is {calmer} than all of the recording: index of dispersion "
-            f"{part.dispersion:.3g} instead of {part.whole:.3g}."
+            f"The replayed part is {calmer} than the whole recording: index of dispersion {part.dispersion:.3g} "
+            f"instead of {part.whole:.3g}."
         )
     late = sum(not one.point.trustworthy for one in outcome.measured)
     if late:
         notes.append(
-            f"In {late} of {len(outcome.measured)} replays latfix sent requests late: their latencies say little."
+            f"In {late} of {len(outcome.measured)} replays latfix sent requests late: do not trust their latencies."
         )
     if outcome.target.limit is None:
-        notes.append("The workload states no slo_ms: there is no largest load that meets an objective (--slo MS).")
+        notes.append("The workload has no slo_ms, so there is no largest load that meets it; set one with --slo MS.")
     return notes
 
 
 def _longer(outcome: Outcome) -> str:
-    """What gives a point enough requests, where a week of budget does."""
+    """Options that give a point enough requests, if a budget of a week is enough."""
     needed = math.ceil(TAIL_REQUESTS / outcome.target.allowed - 1e-6)
     minutes = math.ceil(budget_for(needed, outcome.part.recorded) / 60)
     if needed > MAX_REQUESTS or minutes > _WEEK_MIN:

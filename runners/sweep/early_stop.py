@@ -1,23 +1,23 @@
-"""Sees while a replay goes on that its backlog tells nothing more, so that it need not be worked off."""
+"""Detects during a replay that its backlog shows nothing new, so that the replay can end early."""
 
 from __future__ import annotations
 
-#: A request that waits this many times the limit is far beyond it.
+#: A wait of this many times the limit is far beyond it.
 FAR = 4.0
-#: Before so many seconds, and so large a share of the schedule, nothing is concluded.
+#: Minimum time, in seconds and as a share of the schedule, before a replay may end early.
 _LEAST_S, _LEAST_SHARE = 2.0, 0.3
-#: Least backlog, as a share of all requests: with and without a limit on latency.
+#: Minimum backlog, as a share of all requests: with and without a limit on latency.
 _SHARE, _SHARE_WITHOUT = 0.1, 0.3
-#: A backlog that is served goes on ending at least such a share of what it did.
+#: If the second half ends fewer requests than this share of the first, something stopped the service.
 _STOPPED = 0.5
 
 
 class BacklogWatch:
-    """Fed with the runner's own status lines.
+    """Watches the backlog by the runner's status events.
 
-    :param requests: in the schedule, which lasts ``scheduled_s``.
-    :param at_once: how many requests the workers take together.
-    :param limit_s: the objective's limit in seconds; ``None`` where there is none.
+    :param requests: number of requests in the schedule, which lasts ``scheduled_s``.
+    :param at_once: number of requests that all workers together serve at once.
+    :param limit_s: the objective's limit in seconds; ``None`` if there is none.
     """
 
     def __init__(self, *, requests: int, scheduled_s: float, at_once: int, limit_s: float | None) -> None:
@@ -28,14 +28,15 @@ class BacklogWatch:
         self._seen: list[tuple[float, int, int]] = []
 
     def hopeless(self, at_s: float, in_flight: int, done: int) -> bool:
-        """Whether the backlog grows for good and is past what can be of interest.
+        """True if the backlog keeps growing and is too large to be of interest.
 
-        It grows where its minimum rose from each quarter of the time so far to the next and a tenth of all requests
-        are inside. It is past interest where a request that came now would wait several times the limit at the pace
-        of the last half; without a limit, where three tenths of all requests are inside. Where far fewer requests
-        ended in the last half than in the first, something stopped the service, and load is not what it shows.
+        It grows if its minimum rose from each quarter of the time so far to the next, and a tenth of all requests are
+        in flight. It is too large if a new request would wait several times the limit at the pace of the last half,
+        or without a limit, if three tenths of all requests are in flight. If far fewer requests ended in the last
+        half than in the first, something other than load stopped the service.
 
-        :param at_s: seconds of the schedule; ``done`` requests have ended and ``in_flight`` are inside.
+        :param at_s: seconds of the schedule.
+        :param done: number of requests that have ended.
         """
         if at_s <= 0:
             return False
@@ -57,10 +58,10 @@ class BacklogWatch:
         return pace <= 0 or in_flight / pace > FAR * self._limit_s
 
     def drained_enough(self, at_s: float, in_flight: int) -> bool:
-        """Whether waiting for those inside, after the last arrival, can tell nothing more.
+        """True if waiting for the requests in flight, after the last arrival, shows nothing new.
 
-        A tenth of all requests are inside, and all of them are past four times the limit; without a limit, three
-        tenths are, and the drain takes longer than the schedule did.
+        A tenth of all requests are in flight, and all of them exceed four times the limit; without a limit, three
+        tenths are, and draining takes longer than the schedule.
         """
         drained = at_s - self._scheduled_s
         if self._limit_s is None:

@@ -1,4 +1,4 @@
-"""Replays of one setting, each simulated at every load, and what the simulations' errors leave of the answer."""
+"""Replays of one setting, each simulated at every load, and the uncertainty from the simulations' errors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.capacity.latency_curve import LatencyCurve, latency_curve, mean_curve, pace_of
 from latfix.capacity.load_crossing import FARTHEST, LoadErrors, Seen, load_errors, pace_noise, quantiles
 from latfix.capacity.measured_load import LoadPoint, followed
@@ -17,24 +17,22 @@ from latfix.capacity.sweep_traffic import Part
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.run_record.run_record import RunRecord
 
-Floats = npt.NDArray[np.float64]
-
-#: A simulation rests on at least so many requests.
+#: Minimum number of requests for a simulation.
 _LEAST = 20
-#: So many simulations are taken, from the replays nearest to the answer.
+#: Number of simulations that are used, from the replays nearest to the answer.
 _NEAREST = 3
-#: Runs that are simulated at each load, fewer where they hold many requests: so many in all.
+#: Range of simulated runs for each load, and their total number of requests.
 _RUNS, _SIMULATED = (2, 4), 3_000
-#: Paces at which a replay that was ended early is simulated: up to twice as fast and as slow.
+#: Paces at which a replay that ended early is simulated, as logarithms: from half to twice the speed.
 PACES = np.linspace(-math.log(2.0), math.log(2.0), 15)
 
 
 @dataclass(slots=True)
 class Simulated:
-    """One replay, and the service simulated from it at other loads.
+    """One replay, and the simulation of the service at other loads.
 
     :param load: multiple of the recorded rate.
-    :param forecast: ``None`` where too little of the replay is there to simulate from.
+    :param forecast: ``None`` if too few requests of the replay ended ok.
     """
 
     load: float
@@ -44,12 +42,12 @@ class Simulated:
 
     @classmethod
     def of(cls, record: RunRecord, load: float, point: LoadPoint) -> Simulated:
-        """A replay's."""
+        """The simulation of a replay."""
         return cls(load=load, point=point, forecast=Forecast(record) if point.requests["ok"] >= _LEAST else None)
 
     @property
     def whole(self) -> bool:
-        """True if an answer may rest on it: one that was ended early shows the service under a backlog alone."""
+        """True if an answer may be based on it: a replay that ended early shows the service only under a backlog."""
         return self.forecast is not None and not self.point.cut
 
     def curve(self, part: Part, target: Target) -> LatencyCurve:
@@ -59,7 +57,7 @@ class Simulated:
         return self._curve
 
     def _percentiles(self, load: float, part: Part, target: Target) -> Floats:
-        """Of runs that are as likely as the one that was replayed, and that one."""
+        """The percentile of the replayed run, and of equally likely ones."""
         n = part.requests(load)
         runs = min(max(_SIMULATED // n, _RUNS[0]), _RUNS[1])
         return np.array(
@@ -67,13 +65,13 @@ class Simulated:
         )
 
     def _served(self, load: float, part: Part, rotated: int = 0) -> tuple[Floats, Floats]:
-        """Arrivals and latencies, in seconds, of the requests that a point at this load has."""
+        """Arrivals and latencies, in seconds, of the requests of a point at this load."""
         assert self.forecast is not None
         arrival = part.arrivals(load)
         return arrival / 1e9, self.forecast.at_times(arrival, rotated)[1] / 1e9
 
     def followed(self, other: Simulated, part: Part, target: Target) -> Floats:
-        """By pace, the logarithm of the percentile of latencies as far as a replay that was ended early saw them."""
+        """By pace, the logarithm of the percentile of latencies as a replay that ended early could see them."""
         sent, until = len(other.point.latency), other.point.until if other.point.cut else math.inf
         values = []
         for slower in PACES.tolist():
@@ -85,9 +83,9 @@ class Simulated:
 
 
 def tail_noise(point: LoadPoint, target: Target) -> float:
-    """Standard deviation of the percentile's logarithm, by how few of the requests are beyond it.
+    """Standard deviation of the percentile's logarithm that is due to the number of requests beyond it.
 
-    The tail's slope, between a half and twice as many requests beyond, over the root of their number.
+    The tail's slope, between half and twice as many requests beyond, over the root of their number.
     """
     values = followed(point)
     values = np.sort(values[np.isfinite(values)])
@@ -100,9 +98,9 @@ def tail_noise(point: LoadPoint, target: Target) -> float:
 
 
 def load_errors_of(replays: Sequence[Simulated], part: Part, target: Target, *, seed: int) -> LoadErrors | None:
-    """What the replays of one setting say; ``None`` where there is none to simulate from.
+    """Errors of the simulations of one setting; ``None`` if no replay can be simulated.
 
-    Replays that were ended early only say how far others are off, unless there are no others.
+    Replays that ended early are only used to measure the errors of others, unless there are no others.
     """
     bases = [one for one in replays if one.whole] or [one for one in replays if one.forecast is not None]
     if not bases:
@@ -118,7 +116,7 @@ def load_errors_of(replays: Sequence[Simulated], part: Part, target: Target, *, 
 def _errors(
     bases: Sequence[Simulated], replays: Sequence[Simulated], part: Part, target: Target, seed: int
 ) -> LoadErrors:
-    """Of the mean simulation of some replays, beside all of them."""
+    """Errors of the mean simulation of ``bases``, compared with all replays."""
     curve = mean_curve([base.curve(part, target) for base in bases])
 
     def noise(one: Simulated) -> float:
@@ -134,7 +132,7 @@ def _errors(
 
 
 def _pace(curve: LatencyCurve, bases: Sequence[Simulated], one: Simulated, part: Part, target: Target) -> float:
-    """The logarithm of how much slower the service was in a replay than simulated."""
+    """How much slower the service was in a replay than simulated, as a logarithm."""
     load = math.log(one.load)
     measured = percentile_of([followed(one.point)], target.percentile).value
     if not 0 < measured < math.inf:

@@ -1,4 +1,4 @@
-"""``latfix sweep``: replays recorded traffic at a few loads, simulates the others, and decides which load is next."""
+"""``latfix sweep``: replays recorded traffic at a few loads, simulates the others, and chooses the next load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,71 +35,61 @@ from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
-#: Processes that are kept alive at once: each holds a model, or several.
+#: Maximum number of processes alive at once: each holds one model or more.
 _MOST_ALIVE = 6
-#: The first load takes at most such a share of the budget; a higher one than the recorded rate takes less.
+#: Maximum share of the budget for the first load; a rate above the recorded one takes less.
 _FIRST_SHARE = 0.25
-#: A process is started anew for each replay where that takes at most such a share of it: what a restart changes then
-#: belongs to the errors seen.
+#: Processes restart before each replay if that takes at most this share of it: the errors then include restarts.
 _RESTART_SHARE = 0.25
-#: Errors so many times as large as usual, waits for a core of such a share of the service, and percentiles that rise
-#: by so little with load, are named where they keep the answer from being narrow.
+#: Reasons for a wide answer: errors this many times the usual ones, waits for a core that exceed this share of the
+#: service, a percentile whose slope over load is below this.
 _NOISY, _WAITING, _FLAT = 1.3, 0.1, 0.7
 
 
+@dataclass
 class Sweep:
-    """Measures points until nothing is left to find out or the budget ends.
+    """Measures points until every setting is decided or the budget ends.
 
     :param out: a new folder for all records.
     :param watch: shows replays.
     :param say: shows a line.
-    :param keep: called after each replay, to write down what there is.
-    :param new_arm: starts a service, and ``clock`` tells seconds: for simulated time.
+    :param keep: called after each replay, to save the results so far.
+    :param new_arm: makes a service, ``clock`` returns seconds; tests replace both.
     """
 
-    def __init__(
-        self,
-        spec: WorkloadSpec,
-        part: Part,
-        settings: Sequence[Setting],
-        out: Path,
-        options: Options,
-        *,
-        watch: Watch,
-        say: Callable[[str], None],
-        keep: Callable[[Outcome], None],
-        fixes: tuple[str, ...] = (),
-        new_arm: Callable[[str, WorkloadSpec, RunnerSettings, tuple[str, ...], Path], Arm] = Arm,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._spec = spec
-        self._out = out
-        self._options = options
-        self._watch = watch
-        self._say = say
-        self._keep = keep
-        self._fixes = fixes
-        self._new_arm = new_arm
-        self._random = random.Random(options.seed)
-        self._arms: dict[int, Arm] = {}
-        self._used: dict[int, bool] = {}
-        self._load_s = 3.0
-        self._clock = clock
-        self._began = clock()
-        self._outcome = Outcome(settings=list(settings), part=part, target=options.target)
-        self._first_error: LatfixError | None = None
+    spec: WorkloadSpec
+    part: InitVar[Part]
+    settings: InitVar[Sequence[Setting]]
+    out: Path
+    options: Options
+    _: KW_ONLY
+    watch: Watch
+    say: Callable[[str], None]
+    keep: Callable[[Outcome], None]
+    fixes: tuple[str, ...] = ()
+    new_arm: Callable[[str, WorkloadSpec, RunnerSettings, tuple[str, ...], Path], Arm] = Arm
+    clock: Callable[[], float] = time.monotonic
+    _arms: dict[int, Arm] = field(default_factory=dict, init=False)
+    _used: dict[int, bool] = field(default_factory=dict, init=False)
+    _load_s: float = field(default=3.0, init=False)
+    _first_error: LatfixError | None = field(default=None, init=False)
+    _errors: dict[int, LoadErrors | None] = field(default_factory=dict, init=False)
+    _guesses: dict[int, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, part: Part, settings: Sequence[Setting]) -> None:
+        self._random = random.Random(self.options.seed)
+        self._outcome = Outcome(settings=list(settings), part=part, target=self.options.target)
         self._replays: dict[int, list[Simulated]] = {setting.number: [] for setting in settings}
-        self._errors: dict[int, LoadErrors | None] = {}
-        self._guesses: dict[int, float] = {}
+        self._began = self.clock()
 
     def run(self) -> Outcome:
-        """All of it; what was measured is returned on Ctrl-C, too.
+        """Run the sweep; on Ctrl-C return the points so far.
 
         :raises LatfixError: no setting could be replayed at all.
         """
         outcome = self._outcome
-        self._began = self._clock()
-        schedule = self._out / "schedule"
+        self._began = self.clock()
+        schedule = self.out / "schedule"
         schedule.mkdir(parents=True, exist_ok=True)
         save_schedule(outcome.part.traffic, schedule / SCHEDULE)
         try:
@@ -106,20 +97,20 @@ class Sweep:
             self._search()
         except (Interrupted, KeyboardInterrupt):
             outcome.interrupted = True
-            outcome.notes.append("Interrupted: what had been replayed is kept; the point under way is not.")
+            outcome.notes.append("Interrupted: complete points are kept; the current one is not.")
         finally:
             for arm in self._arms.values():
                 arm.close()
             self._explain()
-            outcome.seconds = self._clock() - self._began
+            outcome.seconds = self.clock() - self._began
         if not outcome.measured and self._first_error is not None:
             raise self._first_error
         return outcome
 
     def _explain(self) -> None:
-        """What queueing theory says of the loads, from the first replay of each."""
+        """Predictions of queueing theory, from the first replay of each load."""
         part, target = self._outcome.part, self._outcome.target
-        more = {"seed": self._options.seed, "points": max(len(self._outcome.measured), 1)}
+        more = {"seed": self.options.seed, "points": max(len(self._outcome.measured), 1)}
         for setting in self._outcome.settings:
             first: dict[float, Simulated] = {}
             for one in sorted(self._replays[setting.number], key=lambda each: each.load):
@@ -129,7 +120,7 @@ class Sweep:
                 self._outcome.theory[setting.number] = found
 
     def _left_s(self) -> float:
-        return self._options.budget_s - (self._clock() - self._began)
+        return self.options.budget_s - (self.clock() - self._began)
 
     def _active(self) -> list[Setting]:
         return [setting for setting in self._outcome.settings if not setting.failure]
@@ -139,7 +130,7 @@ class Sweep:
         return self._outcome.part.seconds(load) + POINT_OVERHEAD_S + (0.0 if started else self._load_s)
 
     def _calibrate(self) -> None:
-        """The loads asked for, or one to begin with: settings in turns, each with its loads in its own order."""
+        """Replay the requested loads, or one to begin with: settings in turns, each in its own order of loads."""
         pending = {setting.number: self._ordered() for setting in self._active()}
         while any(pending.values()):
             turn = [setting for setting in self._active() if pending[setting.number]]
@@ -152,29 +143,29 @@ class Sweep:
                     pending[setting.number].clear()
 
     def _ordered(self) -> list[float]:
-        """The middle load first, because what it shows spares others; the rest in random order."""
+        """The middle load first, because its result may make others unnecessary; the rest in random order."""
         loads = list(self._loads())
         middle = loads.pop(len(loads) // 2)
         self._random.shuffle(loads)
         return [middle, *loads]
 
     def _loads(self) -> tuple[float, ...]:
-        """Those asked for; else the recorded rate, or what is replayed in a fair share of the budget."""
-        part, most = self._outcome.part, _FIRST_SHARE * self._options.budget_s / len(self._outcome.settings)
-        return self._options.loads or (max(1.0, part.seconds(1.0) / most),)
+        """The requested loads; by default the recorded rate, or a higher one that fits a fair share of the budget."""
+        part, most = self._outcome.part, _FIRST_SHARE * self.options.budget_s / len(self._outcome.settings)
+        return self.options.loads or (max(1.0, part.seconds(1.0) / most),)
 
     def _next_of(self, setting: int, pending: list[float]) -> float | None:
-        """Takes the next load that is worth it and fits; the others are noted as skipped."""
+        """Take the next load that is useful and fits; others before it are recorded as skipped."""
         measured = self._outcome.measured
         while pending:
             load = pending.pop(0)
             if not measured and self._cost_s(setting, load) > self._left_s():
                 pending.append(load)
-                load = pending.pop(pending.index(max(pending)))  # one point there is, and this one is the shortest
+                load = pending.pop(pending.index(max(pending)))  # at least one point is replayed: the shortest
             past = min((one.load for one in measured if one.setting == setting and one.point.cut), default=math.inf)
             cost, left = self._cost_s(setting, load), max(self._left_s(), 0.0)
             if load > past:
-                reason = f"past saturation: the replay of load {past:.3g} was ended early"
+                reason = f"past saturation: the replay of load {past:.3g} ended early"
             elif measured and cost > left:
                 reason = f"budget: it takes {cost:.0f} s, {left:.0f} s are left"
             else:
@@ -183,20 +174,20 @@ class Sweep:
         return None
 
     def _search(self) -> None:
-        """One load after the other, until every setting is decided, surely not the best, or has no load left."""
+        """Replay load after load, until every setting is decided, cannot be the best, or has no load left."""
         while wanted := self._wanted():
             fitting = [pair for pair in wanted if self._cost_s(pair[0].number, pair[1]) <= self._left_s()]
             if not fitting:
                 self._outcome.notes.append(
-                    f"The budget of {self._options.budget_s:.0f} s ended the search: more time narrows the "
-                    "intervals (--budget)."
+                    f"The budget of {self.options.budget_s:.0f} s ended the search: a larger --budget narrows the "
+                    "intervals."
                 )
                 return
             setting, load = fitting[0]
-            self._measure(setting, load, "knee" if self._options.target.limit is None else "largest")
+            self._measure(setting, load, "knee" if self.options.target.limit is None else "largest")
 
     def _wanted(self) -> list[tuple[Setting, float]]:
-        """The load that each setting would have replayed next, of the setting replayed least first."""
+        """The next load of each setting, the setting with the fewest replays first."""
         answers = self._outcome.answers
         found = [one.largest for one in answers.values() if one.largest is not None]
         best = max((one.lo for one in found if one.lo is not None), default=0.0)
@@ -204,12 +195,12 @@ class Sweep:
         for setting in self._active():
             number = setting.number
             answer = answers.get(number)
-            if answer is None or answer.decided(self._options.gate_rps) or answer.below(best):
+            if answer is None or answer.decided(self.options.gate_rps) or answer.below(best):
                 continue
             load = next_load(
                 self._errors[number],
                 [one.load for one in self._replays[number]],
-                self._options.target.limit,
+                self.options.target.limit,
                 partial(self._cost_s, number),
                 first=min(self._loads()),
                 guess=self._guesses.get(number),
@@ -219,12 +210,12 @@ class Sweep:
         return sorted(wanted, key=lambda pair: len(self._replays[pair[0].number]))
 
     def _learn(self, setting: Setting, record: RunRecord, measured: Measured) -> None:
-        """The setting's answer after a replay."""
+        """Update the setting's answer after a replay."""
         outcome, number = self._outcome, setting.number
         replays = self._replays[number]
         replays.append(Simulated.of(record, measured.load, measured.point))
         part, target = outcome.part, outcome.target
-        found = load_errors_of(replays, part, target, seed=self._options.seed)
+        found = load_errors_of(replays, part, target, seed=self.options.seed)
         whole = sum(one.whole for one in replays)
         errors = self._errors[number] = found if whole else None
         if found is not None:
@@ -240,7 +231,7 @@ class Sweep:
         )
 
     def _why_none(self, number: int, errors: LoadErrors | None) -> str:
-        """What is known of a service that meets the objective at no load."""
+        """Why a service meets the objective at no load, as far as that is known."""
         waiting, percentile = self._waiting(number), self._outcome.target.percentile
         cores = f"batches wait for a core {100 * waiting:.0f} % of their time" if waiting > _WAITING else ""
         least = "" if errors is None else f"{1e3 * math.exp(errors.curve.level[0]):.3g} ms"
@@ -248,14 +239,14 @@ class Sweep:
         return ", and ".join(filter(None, (floor, cores)))
 
     def _waiting(self, number: int) -> float:
-        """The share of batches' service in which they were ready to run, and no core was free."""
+        """Share of the batches' service time in which they were ready to run, but no core was free."""
         batches = [one.point.batches for one in self._replays[number]]
         served = sum(float(each.service.sum()) for each in batches)
         return sum(float(each.run_delay.sum()) for each in batches) / max(served, 1e-9)
 
     def _why_wide(self, number: int, errors: LoadErrors | None) -> str:
-        """What keeps an answer from being narrower: the first of its likely reasons."""
-        replays, target = self._replays[number], self._options.target
+        """Why an answer is not narrower: the first of the likely reasons."""
+        replays, target = self._replays[number], self.options.target
         points = [one.point for one in replays]
         requests = min(len(point.latency) for point in points)
         middle = math.nan if errors is None else quantiles(errors.wanted(target.limit))[0]
@@ -272,8 +263,8 @@ class Sweep:
             )
         return f"only {len(replays)} replays fitted into the budget"
 
-    def _foretold(self, setting: int, load: float) -> tuple[float, float, float] | None:
-        """The percentile that a load is predicted to have, in seconds, with its 95 % interval."""
+    def _predicted(self, setting: int, load: float) -> tuple[float, float, float] | None:
+        """The predicted percentile at a load, in seconds, with its 95 % interval."""
         errors = self._errors.get(setting)
         if errors is None:
             return None
@@ -284,23 +275,23 @@ class Sweep:
         """Replay one point; a setting that fails is left out."""
         outcome = self._outcome
         schedule = outcome.part.at(load)
-        folder = self._out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}"
-        began = self._clock() - self._began
+        folder = self.out / "points" / f"{len(outcome.measured):03d}-s{setting.number}-x{load:.4g}"
+        began = self.clock() - self._began
         try:
             arm = self._arm(setting)
             if not arm.primed:
-                started = self._clock()
-                arm.prime(self._out / "schedule")
-                self._load_s = self._clock() - started
+                started = self.clock()
+                arm.prime(self.out / "schedule")
+                self._load_s = self.clock() - started
                 self._used[setting.number] = False
             record, cut_s, hopeless = self._replay(arm, folder, schedule, load)
         except LatfixError as error:
             setting.failure = error.message
             self._first_error = self._first_error or error
-            self._say(f"{setting.label}: failed, and is left out: {error.message}")
+            self.say(f"{setting.label}: failed, and is left out: {error.message}")
             return
         if cut_s is not None or self._load_s < _RESTART_SHARE * outcome.part.seconds(load):
-            arm.restart()  # after an early end its workers still have the backlog
+            arm.restart()  # after an early end the workers still have the backlog
         outcome.meta = record.meta
         point = load_point(record, cut_s=cut_s, hopeless=hopeless)
         measured = Measured(
@@ -311,21 +302,21 @@ class Sweep:
             kind=kind,
             began_s=began,
             fresh=not self._used[setting.number],
-            foretold=self._foretold(setting.number, load),
+            foretold=self._predicted(setting.number, load),
             costs=costs([record]),
         )
         self._used[setting.number] = True
         outcome.measured.append(measured)
         self._learn(setting, record, measured)
-        outcome.seconds = self._clock() - self._began
-        self._keep(outcome)
+        outcome.seconds = self.clock() - self._began
+        self.keep(outcome)
 
     def _arm(self, setting: Setting) -> Arm:
-        """The setting's process, the one used longest ago ended where there are too many."""
+        """The setting's process; if there are too many, the least recently used one ends."""
         arm = self._arms.pop(setting.number, None)
         if arm is None:
-            log = self._out / f"runner-s{setting.number}.log"
-            arm = self._new_arm(setting.label, self._spec, setting.settings, self._fixes, log)
+            log = self.out / f"runner-s{setting.number}.log"
+            arm = self.new_arm(setting.label, self.spec, setting.settings, self.fixes, log)
         self._arms[setting.number] = arm
         alive = [number for number, other in self._arms.items() if other.primed and number != setting.number]
         for number in alive[: max(0, len(alive) - _MOST_ALIVE + 1)]:
@@ -333,23 +324,23 @@ class Sweep:
         return arm
 
     def _replay(self, arm: Arm, folder: Path, schedule: Traffic, load: float) -> tuple[RunRecord, float | None, bool]:
-        """A replay, ended early where its backlog tells nothing more, or with the budget.
+        """Replay; end early if the backlog shows nothing new, or with the budget.
 
-        Beside it when it was ended, in seconds of the schedule, and whether its backlog did that.
+        :returns: the record, when it ended early in seconds of the schedule, and True if the backlog was the reason.
         """
         settings = arm.settings
         backlog = BacklogWatch(
             requests=len(schedule),
             scheduled_s=schedule.duration_s,
             at_once=settings.max_batch_size * settings.workers,
-            limit_s=self._options.target.limit,
+            limit_s=self.options.target.limit,
         )
         process, cut_s, hopeless = arm.running(), [math.inf], [False]
-        first = not self._outcome.measured  # one point there is, whatever it takes
+        first = not self._outcome.measured  # at least one point is replayed, even beyond the budget
 
         @contextmanager
         def watching(label: str, traffic: Traffic, where: Path) -> Iterator[OnEvent]:
-            with self._watch(f"load {load:.3g}, {label}", traffic, where) as shown:
+            with self.watch(f"load {load:.3g}, {label}", traffic, where) as shown:
 
                 def on_event(event: Mapping[str, Any]) -> None:
                     shown(event)
@@ -368,5 +359,5 @@ class Sweep:
 
                 yield on_event
 
-        record = arm.replay(folder, schedule, watching, seed=self._options.seed)
+        record = arm.replay(folder, schedule, watching, seed=self.options.seed)
         return record, cut_s[0] if record.partial and math.isfinite(cut_s[0]) else None, hopeless[0]

@@ -1,9 +1,8 @@
-"""What queueing theory says of each load that was replayed, beside what was measured, and why it is off.
+"""Predictions of queueing theory for each replayed load, and why they differ from the measurement.
 
-Every model is the forecast of the replay at a low load, under the model's assumptions: other arrivals, other service.
-Only where a model is a formula (Kingman's correction for bursts, exponential service) is it applied to the simulated
-waits. ``replay_own`` is the forecast of the very replay that it stands beside: what that misses is not the service's
-doing.
+Every model is the forecast of the replay at a low load, under the model's assumptions on arrivals and service. A
+model that is a formula (Kingman's correction for bursts, exponential service) is applied to the simulated waits.
+``replay_own`` is the forecast of the same replay that it is compared with: its error is not caused by the service.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.capacity.model_departures import Modelled, reasons
 from latfix.capacity.objective import Target
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
@@ -23,14 +22,12 @@ from latfix.results.sweep import LoadPrediction, LoadTheory, ServiceMoments, The
 from latfix.runners.sweep.load_forecast import Simulated
 from latfix.settings import RunnerSettings
 
-Floats = npt.NDArray[np.float64]
-
-#: In the order in which reports show them.
+#: In the order of reports.
 MODELS: tuple[str, ...] = ("mm1", "mg1", "kingman", "replay", "replay_own")
-#: A replay tells of the service where it holds so many batches, or else the next load is asked.
+#: Minimum number of batches in the replay from which models are fitted.
 _ENOUGH_BATCHES = 20
-#: Independent arrivals are simulated for so many requests at most, so many in all, and so many at least; the first
-#: fifth of them is left out.
+#: Simulated independent arrivals: maximum for each load, total, minimum for each load; and the share of them, from
+#: the start, that is left out.
 _MOST, _ALL, _LEAST, _UNSETTLED = 10_000, 100_000, 1_000, 0.2
 
 
@@ -43,18 +40,18 @@ def theory_of(
     seed: int,
     points: int = 1,
 ) -> Theory | None:
-    """What models say of every load of a setting; ``None`` where there is no replay to simulate from.
+    """Predictions of all models for every load of a setting; ``None`` if no replay can be simulated.
 
-    The models are given one replay: that of the lowest load in which half of the largest batch size was seen, because
-    nothing is known of batches that were never measured.
+    Models are fitted to one replay: that of the lowest load in which batches reached half of the maximum size,
+    because the time of larger batches is unknown.
 
-    :param replays: by rising load, one of each.
-    :param points: loads of all settings, which share the time for this.
+    :param replays: one for each load, in ascending order.
+    :param points: number of loads of all settings, which share the time for simulations.
     """
     usable = [one for one in replays if one.whole and len(one.point.batches.size)]
     if not usable:
         return None
-    base = next((one for one in usable if _tells_of_batches(one, settings)), usable[-1])
+    base = next((one for one in usable if _shows_batches(one, settings)), usable[-1])
     sizes, took = base.point.batches.size, base.point.batches.service
     batch, (prepare, prepare_scv) = fit_batch_service(sizes, took), mean_and_scv(base.point.prepare)
     full = float(batch.mean(settings.max_batch_size))
@@ -68,9 +65,11 @@ def theory_of(
         longest = (part.bursts.windows[-1] if part.bursts.windows else 1.0) / rate
         window = min(max(relaxation, 1.0 / rate), longest)
         index = part.bursts.over(window * rate)
-        # Variance of the work that arrives during a full batch, over that of independent arrivals.
+        # Variance of the work that arrives during a full batch, over that of independent arrivals; by model, the
+        # variability of arrivals and of service: Poisson and exponential, Poisson and measured, both measured.
         during = 1.0 if settings.max_batch_size == 1 else rate * full
-        scale = {name: (a + during * c) / (1 + during * batch.scv) for name, a, c in _variability(index, batch.scv)}
+        variability = ("mm1", 1.0, 1.0), ("mg1", 1.0, batch.scv), ("kingman", index, batch.scv)
+        scale = {name: (a + during * c) / (1 + during * batch.scv) for name, a, c in variability}
         predictions = _predictions(base, one, settings, part, target, scale, relaxation, arrivals, seed)
         waits = {name: predictions[name].mean_wait_ms for name in ("mg1", "kingman")}
         modelled = Modelled(
@@ -99,14 +98,9 @@ def theory_of(
     return Theory(service=moments, capacity=capacity, loads=loads)
 
 
-def _tells_of_batches(one: Simulated, settings: RunnerSettings) -> bool:
+def _shows_batches(one: Simulated, settings: RunnerSettings) -> bool:
     sizes = one.point.batches.size
     return len(sizes) >= _ENOUGH_BATCHES and 2 * float(sizes.max()) >= settings.max_batch_size
-
-
-def _variability(index: float, scv: float) -> tuple[tuple[str, float, float], ...]:
-    """Of arrivals and of service, by model: Poisson and exponential; Poisson and measured; both measured."""
-    return ("mm1", 1.0, 1.0), ("mg1", 1.0, scv), ("kingman", index, scv)
 
 
 def _predictions(
@@ -122,27 +116,27 @@ def _predictions(
 ) -> dict[str, LoadPrediction]:
     unknown = _unknown(settings)
     if unknown:
-        return dict.fromkeys(MODELS, _silent(unknown))
+        return dict.fromkeys(MODELS, _no_prediction(unknown))
     fitted, rate = one.load == base.load, one.point.offered
     found = {}
     rng = np.random.default_rng(seed)
     if math.isfinite(relaxation):
         wait, latency = _served(base, np.cumsum(rng.exponential(1e9 / rate, arrivals)))
-        some = slice(int(_UNSETTLED * arrivals), None)
-        held = np.minimum(wait, settings.batch_window_ms / 1e3)[some]
-        queued, service = wait[some] - held, (latency - wait)[some]
+        settled = slice(int(_UNSETTLED * arrivals), None)
+        held = np.minimum(wait, settings.batch_window_ms / 1e3)[settled]
+        queued, service = wait[settled] - held, (latency - wait)[settled]
         for name, factor in scale.items():
             drawn = service.mean() * rng.standard_exponential(len(service)) if name == "mm1" else service
-            found[name] = _told(held + factor * queued, drawn, target, fitted)
+            found[name] = _prediction(held + factor * queued, drawn, target, fitted)
     else:
-        found = dict.fromkeys(scale, _silent("it cannot keep up with this rate", fitted))
+        found = dict.fromkeys(scale, _no_prediction("it cannot keep up with this rate", fitted))
     arrival = part.arrivals(one.load)[: part.sent(one.load)]
     for name, known in (("replay", base), ("replay_own", one)):
         if not known.whole:
-            found[name] = _silent("the replay of this load was ended early, or too little of it ended ok")
+            found[name] = _no_prediction("the replay of this load ended early, or too few of its requests ended ok")
         else:
             wait, latency = _served(known, arrival)
-            found[name] = _told(wait, latency - wait, target, fitted or name == "replay_own")
+            found[name] = _prediction(wait, latency - wait, target, fitted or name == "replay_own")
     return found
 
 
@@ -153,7 +147,7 @@ def _served(known: Simulated, arrival: Floats) -> tuple[Floats, Floats]:
     return wait / 1e9, latency / 1e9
 
 
-def _told(wait: Floats, service: Floats, target: Target, fitted: bool) -> LoadPrediction:
+def _prediction(wait: Floats, service: Floats, target: Target, fitted: bool) -> LoadPrediction:
     latency = wait + service
     return LoadPrediction(
         mean_wait_ms=float(wait.mean()) * 1e3,
@@ -164,17 +158,17 @@ def _told(wait: Floats, service: Floats, target: Target, fitted: bool) -> LoadPr
     )
 
 
-def _silent(why_not: str, fitted: bool = False) -> LoadPrediction:
+def _no_prediction(why_not: str, fitted: bool = False) -> LoadPrediction:
     nothing: dict[str, Any] = dict.fromkeys(("mean_wait_ms", "mean_ms", "percentile_ms"))
     return LoadPrediction(**nothing, fitted=fitted, why_not=why_not)
 
 
 def _unknown(settings: RunnerSettings) -> str:
-    """Why these settings are not simulated as theory; empty where they are."""
+    """Why the models do not apply to these settings; empty if they do."""
     if settings.batching != "fixed":
-        return f"the models do not know batching = {settings.batching!r}"
+        return f"the models do not support batching = {settings.batching!r}"
     if settings.schedule != "arrival":
-        return "the models do not know this schedule"
+        return f"the models do not support schedule = {settings.schedule!r}"
     if settings.admission != "all" or settings.max_queue:
-        return "the models shed nothing"
+        return "the models do not shed requests"
     return ""

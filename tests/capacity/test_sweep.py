@@ -249,7 +249,7 @@ def test_a_recording_that_is_repeated_and_one_that_is_too_short_are_told(
     traffic = make_traffic(3, 20.0)
     outcome = run(world, traffic, tmp_path, requests=51, budget_s=60.0, target=Target(percentile=99.0, limit=0.1))
     notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0).notes)
-    assert "The recording holds 3 requests, and each point replays it 17 times over" in notes
+    assert "The recording holds 3 requests, and each point replays it 17 times" in notes
     needed = re.search(r"it takes 1,000 requests a point: --budget (\d+)m or more, or --requests 1000", notes)
     assert needed is not None
     rate = outcome.part.recorded
@@ -269,7 +269,7 @@ def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
         document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0)
         assert document.best is not None
         notes[requests] = " ".join(document.notes)
-    assert "to settle" in notes[60] and "where this load lasts, waits are longer" in notes[60]
+    assert "to settle" in notes[60] and "if this load lasts, waits are longer" in notes[60]
     assert "to settle" not in notes[2000]
 
 

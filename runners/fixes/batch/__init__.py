@@ -1,4 +1,4 @@
-"""``batch.*``: how large batches get, how long they stay open, and who shares one."""
+"""``batch.*``: size of batches, how long they stay open, and which requests share one."""
 
 from latfix.runners.fixes.batch import adaptive, bucket, continuous, size, window
 

@@ -1,4 +1,4 @@
-"""``batch.adaptive``: a controller moves the batches' size and window by measured latency."""
+"""``batch.adaptive``: a controller adapts the batches' size and window to measured latency."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from latfix.runners.fixes.shared.conditions import at_default, batches_shared, w
 from latfix.runners.fixes.shared.run_evidence import mean, open_ms, series_range
 from latfix.stages import Status
 
-#: Without an objective: so many times what a request takes that does not wait.
+#: Target without an objective, as a multiple of the latency of a request that does not wait.
 _QUIET_TIMES = 2.0
-#: The usual range of the window; a service whose window is shorter keeps that.
+#: Usual range of the window; the service's own window extends it.
 _LEAST_MS, _MOST_MS = 10.0, 100.0
 
 
@@ -43,25 +43,25 @@ def _verify(applied: Applied) -> Verified:
     moved = size[0] < size[1] or window[0] < window[1]
     other = size[1] != fixed.max_batch_size or window[1] != fixed.batch_window_ms
     sizes, opened = applied.both(lambda record: mean(record.batches["size"])), applied.both(open_ms)
-    said = (
+    figures = (
         f"the limit went from {size[0]:.0f} to {size[1]:.0f} requests and the window from {window[0]:.3g} to "
         f"{window[1]:.3g} ms; batches held {sizes[0]:.3g} requests and stayed open for "
         f"{opened[0]:.3g} ms on average, {sizes[1]:.3g} and {opened[1]:.3g} ms without"
     )
-    return Verified(moved or other, said if moved or other else f"the controller moved nothing: {said}")
+    return Verified(moved or other, figures if moved or other else f"the controller changed nothing: {figures}")
 
 
 FIX = Fix(
     id="batch.adaptive",
-    title="let latency move the batches' size and window",
+    title="adapt the batches' size and window to measured latency",
     treats=("batching.window", "batching.size", "traffic.burst", "traffic.overload"),
     relief=0.3,
-    risk="it takes some batches to follow a change of load",
+    risk="it follows a change of load only after some batches",
     changes_outputs=True,
     mates_only=True,
     needs=(
         at_default("batching", "batching is {} already"),
-        batches_shared("requests run one by one (max_batch_size = 1), so there is nothing to move"),
+        batches_shared("requests run one by one (max_batch_size = 1), so there is nothing to adapt"),
         wait_for_batch,
     ),
     sets=_sets,

@@ -1,4 +1,4 @@
-"""``batch.bucket``: batch requests that take alike long, so that neither padding nor a long one holds up others."""
+"""``batch.bucket``: batch requests of similar length, so that neither padding nor a long one delays others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from latfix.runners.fixes.shared.conditions import at_default, batches_shared
 from latfix.runners.fixes.shared.queue_evidence import lengths
 
 _LITTLE = 0.02
-#: A feature replaces the size of the inputs where it explains this much more of the compute time.
+#: A feature replaces the size of the inputs if it explains this much more of the compute time.
 _MORE = 0.1
 _ENOUGH = 20
 
 
 def bucket_key(record: RunRecord) -> str:
-    """The numeric feature that tells best how long a request computes; empty where the inputs' size does."""
+    """The numeric feature that best explains how long a request computes; empty if the inputs' size does."""
     rows = record.requests
     batches = record.batches
     alone = batches["batch_id"][(batches["size"] == 1) & (batches["warmup"] == 0)]
@@ -38,7 +38,7 @@ def bucket_key(record: RunRecord) -> str:
 
 
 def _rank_correlation(values: npt.NDArray[Any], compute: npt.NDArray[np.int64]) -> float:
-    """Spearman's, squared; 0 where either does not vary. Missing values rank first."""
+    """Squared Spearman correlation; 0 if either side does not vary. Missing values rank first."""
     ranks = [np.unique(np.nan_to_num(side.astype(np.float64)), return_inverse=True)[1] for side in (values, compute)]
     if any(rank.max(initial=0) == 0 for rank in ranks):
         return 0.0
@@ -46,7 +46,7 @@ def _rank_correlation(values: npt.NDArray[Any], compute: npt.NDArray[np.int64]) 
 
 
 def mixed_share(record: RunRecord) -> float:
-    """The share of shared batches that no member could have headed: too unlike to be filled by length."""
+    """Share of shared batches whose members are too unlike to be filled by length, with any of them as head."""
     rows = record.requests
     inside = rows["batch_id"] >= 0
     batch, length = rows["batch_id"][inside], rows["bucket_length"][inside]
@@ -58,7 +58,7 @@ def mixed_share(record: RunRecord) -> float:
 
 
 def _spread(record: RunRecord) -> float:
-    """Mean over batches of the longest member's bucket length over the mean member's; 1 is all alike."""
+    """Mean over batches of the longest bucket length over the mean one; 1 if all are alike."""
     rows = record.requests
     inside = rows["batch_id"] >= 0
     batch, length = rows["batch_id"][inside].astype(int), rows["bucket_length"][inside].astype(np.float64)
@@ -75,41 +75,41 @@ def _spread(record: RunRecord) -> float:
 def _unlike_requests(context: Context) -> str:
     padding = padding_share(context.record.batches)
     if padding < _LITTLE and not bucket_key(context.record):
-        return f"only {padding:.1%} of the batches is padding, and no feature tells how long a request takes"
+        return f"only {padding:.1%} of the batches is padding, and no feature predicts how long a request takes"
     return ""
 
 
 def _verify(applied: Applied) -> Verified:
-    """That padding fell between two replays may be chance; that no batch is mixed any more is not."""
+    """Less padding between two replays may be chance; that no batch is mixed any more is not."""
     key = applied.settings.batch_key
     without = _by_key(applied.without, key) if key else applied.without
     now, before = mixed_share(applied.record), mixed_share(without)
-    said = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"
+    text = f"{now:.1%} of the shared batches mixed unlike requests, {before:.1%} without"
     if key:
-        said += (
+        text += (
             f"; the largest {key} was {_spread(applied.record):.2f} times the mean, {_spread(without):.2f} without"
         )
     else:
         padding = padding_share(applied.record.batches), padding_share(without.batches)
-        said += f"; {padding[0]:.1%} was padding, {padding[1]:.1%} without"
-    return Verified(now == 0 < before, said)
+        text += f"; {padding[0]:.1%} was padding, {padding[1]:.1%} without"
+    return Verified(now == 0 < before, text)
 
 
 def _by_key(record: RunRecord, key: str) -> RunRecord:
-    """The record with bucket lengths as ``key`` would have given them, whatever the run went by."""
+    """The record with bucket lengths by ``key`` instead of the run's own."""
     return replace(record, requests={**record.requests, "bucket_length": lengths(record, key)})
 
 
 FIX = Fix(
     id="batch.bucket",
-    title="batch requests that take alike long",
+    title="batch requests of similar length",
     treats=("batching.padding", "batching.size"),
     relief=0.6,
     risk="smaller batches where lengths differ widely",
     changes_outputs=True,
     mates_only=True,
     needs=(
-        batches_shared("requests run one by one, so none waits for a longer one in its batch"),
+        batches_shared("requests run one by one, so no request waits for a longer one in its batch"),
         at_default("batch_order", "batches are ordered by length already"),
         _unlike_requests,
     ),

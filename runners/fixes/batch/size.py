@@ -6,7 +6,7 @@ from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
 from latfix.runners.fixes.shared.model_facts import made_of
 
-#: More in a batch are not worth a trial.
+#: Maximum size that is tried.
 _LARGEST = 64
 
 
@@ -24,20 +24,20 @@ def _verify(applied: Applied) -> Verified:
     now, before = int(with_fix.max()), int(without.max())
     limit, was = (record.meta.settings.max_batch_size for record in (applied.record, applied.without))
     took = now <= limit < before if limit < was else now > was
-    said = f"batches held {with_fix.mean():.3g} requests on average and {now} at most"
-    return Verified(took, f"{said}, {without.mean():.3g} and {before} without")
+    sizes = f"batches held {with_fix.mean():.3g} requests on average and {now} at most"
+    return Verified(took, f"{sizes}, {without.mean():.3g} and {before} without")
 
 
 FIX = Fix(
     id="batch.size",
-    title="batch as many requests as pays on this machine",
+    title="choose the batch size that pays on this machine",
     treats=("batching.size", "batching.padding", "traffic.burst", "traffic.overload"),
     relief=0.4,
     risk="larger batches delay their first members; smaller ones lose throughput on a GPU",
     changes_outputs=True,
     mates_only=True,
     needs=(
-        at_default("batching", "batching is {}, which moves its limit by itself"),
+        at_default("batching", "batching is {}, which adapts its limit by itself"),
         need(_options, "the model file takes one request at a time"),
     ),
     options=_options,

@@ -1,4 +1,4 @@
-"""``batch.window``: how long a batch waits for company while the worker is free; mostly not at all."""
+"""``batch.window``: how long a batch waits for more requests while the worker is free; usually not at all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared, need
 from latfix.runners.fixes.shared.run_evidence import open_ms
 
-#: What is left of the wait when the window is gone; two replays without any change differ by less.
+#: Maximum remaining share of the wait; two replays without any change differ by less.
 _LEFT = 0.5
-
-
 #: Windows that the forecast chooses from, in milliseconds.
 _CHOICES_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
@@ -35,7 +33,7 @@ FIX = Fix(
     risk="smaller batches under light load",
     needs=(
         at_default("batching", "batching is {}, which has no fixed window"),
-        batches_shared("requests run one by one (max_batch_size = 1), and none waits for company"),
+        batches_shared("requests run one by one (max_batch_size = 1), so no batch waits for more of them"),
         need(lambda context: context.settings.batch_window_ms > 0, "there is no batch window"),
     ),
     options=_options,

@@ -1,4 +1,4 @@
-"""``fuse.*``: the model run by other kernels: compiled, captured, converted."""
+"""``fuse.*``: other kernels for the model: compiled, captured, converted."""
 
 from latfix.runners.fixes.fuse import (
     attention,

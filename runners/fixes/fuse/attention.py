@@ -1,4 +1,4 @@
-"""``fuse.attention``: attention by plain matrix products where the fused kernel is the slower one."""
+"""``fuse.attention``: attention by plain matrix products, if the fused kernel is slower."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ def _fused_kernel_ran(context: Context) -> str:
     if seen and not count(seen, "scaled_dot_product"):
         return "no scaled_dot_product_attention ran in a forward pass"
     if seen and not count(seen, _FLASH):
-        return "the fused kernel of attention did not run: its inputs do not allow it"
+        return "the fused attention kernel did not run, because its inputs do not allow it"
     return ""
 
 
 def _verify(applied: Applied) -> Verified:
     kernels = applied.evidence.get("kernels", {})
     flash, math = count(kernels, _FLASH), count(kernels, _MATH)
-    said = f"attention ran {math} times as matrix products in a forward pass, {flash} times as the fused kernel"
-    return Verified(math > 0 and flash == 0, said)
+    runs = f"attention ran {math} times as matrix products in a forward pass, {flash} times as the fused kernel"
+    return Verified(math > 0 and flash == 0, runs)
 
 
 FIX = Fix(
     id="fuse.attention",
-    title="attention as matrix products, not as the fused kernel",
+    title="compute attention by matrix products instead of the fused kernel",
     treats=COMPUTE,
     relief=0.05,
     compute=0.98,
-    risk="memory for long inputs grows with the square of their length; holds for the whole process",
+    risk="memory for long inputs grows with the square of their length; applies to the whole process",
     changes_outputs=True,
     needs=(
         at_default("attention", "attention is {} already"),
-        on_host("kernels of attention are chosen here on the CPU only"),
-        at_default("compile", "the model is compiled, and the kernels in it are chosen already"),
+        on_host("attention kernels are chosen only on the CPU"),
+        at_default("compile", "the model is compiled, so its kernels are chosen already"),
         torch_runs_it,
         _fused_kernel_ran,
     ),

@@ -1,4 +1,4 @@
-"""``fuse.channels_last``: images and the weights of convolutions with their channels last in memory."""
+"""``fuse.channels_last``: images and the weights of convolutions with channels last in memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ def _images_to_lay_out(context: Context) -> str:
     if seen.get("modules") and not count(seen["modules"], "nn.modules.conv.Conv2d"):
         return "no two-dimensional convolution ran in a forward pass"
     if layouts.get("channels_last", 0) > layouts.get("contiguous", 0):
-        return (
-            f"{layouts['channels_last']} of {sum(layouts.values())} images in a forward pass are laid out so already"
-        )
+        last, images = layouts["channels_last"], sum(layouts.values())
+        return f"{last} of {images} images in a forward pass have channels last already"
     return ""
 
 
@@ -23,11 +22,11 @@ def _verify(applied: Applied) -> Verified:
     layouts = applied.evidence.get("layouts", {})
     relaid = int(applied.evidence.get("relaid", 0))
     last, plain = layouts.get("channels_last", 0), layouts.get("contiguous", 0)
-    said = (
-        f"{relaid} weights laid out anew; of the images that layers answered with in a forward pass, {last} had"
+    layout = (
+        f"{relaid} weights laid out anew; of the images that layers returned in a forward pass, {last} had"
         f" channels last by their strides, {plain} had not"
     )
-    return Verified(relaid > 0 and last > plain, said)
+    return Verified(relaid > 0 and last > plain, layout)
 
 
 FIX = Fix(
@@ -42,7 +41,7 @@ FIX = Fix(
         at_default("memory_format", "the memory format is {} already"),
         at_default("compile", "the model is compiled, and the compiler lays images out itself"),
         torch_runs_it,
-        python_modules("how images lie in it cannot be seen, so that the effect would not be verified"),
+        python_modules("the layout of its images cannot be seen, so the effect could not be verified"),
         _images_to_lay_out,
     ),
     sets={"memory_format": "channels_last"},

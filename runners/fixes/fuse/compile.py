@@ -9,15 +9,15 @@ from latfix.runners.model_transforms.torch_compile import compiler_missing
 
 #: Seconds to compile the samples' models.
 COMPILING_S = 90.0
-#: Where the compiler breaks a model into graphs and steps between them, graphs must take this share of the time.
+#: Minimum share of the time in compiled graphs, if the compiler breaks the model into several.
 _MOST_TIME = 0.5
 
-#: Of a scripted model ``torch.compile`` makes no graph at all.
+#: ``torch.compile`` makes no graph of a scripted model.
 NOT_SCRIPTED = not_scripted("the compiler does not see into it")
 
 
 def compiler_there(_: Context) -> str:
-    """There must be a compiler for the kernels."""
+    """A compiler for the kernels must be installed."""
     return compiler_missing()
 
 
@@ -28,14 +28,14 @@ def _verify(applied: Applied) -> Verified:
     what = f"compiled code ({int(seen.get('graphs', 0))} graphs)"
     ran = replaced(applied, what, least_time=_MOST_TIME)
     hits, misses, packed = (int(seen.get(f"compile_cache_{what}", 0)) for what in ("hits", "misses", "bypassed"))
-    kept = f"{hits} of {hits + misses + packed} graphs from the cache" + (
+    cached = f"{hits} of {hits + misses + packed} graphs from the cache" + (
         f", {packed} not storable, their kernels are" if packed else ""
     )
-    said = (
-        f"{at_warmup} compilations in {float(seen.get('compile_s', 0.0)):.3g} s at warm-up ({kept}), {in_run} while"
+    compilations = (
+        f"{at_warmup} compilations in {float(seen.get('compile_s', 0.0)):.3g} s at warm-up ({cached}), {in_run} while"
         f" requests ran; {ran.evidence}"
     )
-    return Verified(at_warmup > 0 and in_run == 0 and ran.effective, said)
+    return Verified(at_warmup > 0 and in_run == 0 and ran.effective, compilations)
 
 
 FIX = Fix(
@@ -44,14 +44,14 @@ FIX = Fix(
     treats=COMPUTE,
     relief=0.2,
     compute=0.9,
-    risk="a start that is later by the compilation; shapes not seen at warm-up run uncompiled",
+    risk="the service starts later, by the compilation; shapes not seen at warm-up run uncompiled",
     changes_outputs=True,
     making_s=COMPILING_S,
     needs=(
         at_default("compile", "the model is compiled already"),
         need(
             lambda context: not (context.on_cpu and context.settings.precision == "int8_dynamic"),
-            "does not go with quantize.int8_dynamic, whose kernels it cannot see into",
+            "it does not work with quantize.int8_dynamic, whose kernels the compiler cannot see into",
         ),
         torch_runs_it,
         NOT_SCRIPTED,

@@ -1,4 +1,4 @@
-"""``fuse.compile_autotune``: compiled as by ``fuse.compile``, each product by the fastest of several kernels."""
+"""``fuse.compile_autotune``: like ``fuse.compile``, but each matrix product by the fastest of several kernels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FIX = Fix(
     treats=COMPUTE,
     relief=0.2,
     compute=0.85,
-    risk="a start that is later by minutes, until its cache is warm; shapes not seen at warm-up run uncompiled",
+    risk="the service starts minutes later until its cache is warm; shapes not seen at warm-up run uncompiled",
     changes_outputs=True,
     making_gpu_s=COMPILING_S,
     needs=(
-        on_gpu("the model runs on the CPU, where there is one kernel to choose from; fuse.compile applies"),
+        on_gpu("the model runs on the CPU, which has only one kernel to choose from; fuse.compile applies"),
         _not_tuned,
         torch_runs_it,
         NOT_SCRIPTED,

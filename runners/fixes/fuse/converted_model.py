@@ -1,4 +1,4 @@
-"""Preconditions and evidence of the fixes that hand the model to another backend."""
+"""Preconditions and evidence of the fixes that convert the model for another backend."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from latfix.runners.fixes.shared.model_facts import facts, made_of, not_scripted
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
 CONVERTING_S = 10.0
-#: Settings that only torch knows, and what they must be.
+#: Settings that only torch knows; they must be at their defaults.
 _OF_TORCH = ("compile", "memory_format", "attention")
 
 
 def reads_file(context: Context) -> bool:
-    """True if the model is an ONNX file, which ONNX Runtime runs and OpenVINO reads as it is."""
+    """True if the model is an ONNX file, which ONNX Runtime runs and OpenVINO reads without a conversion."""
     made = made_of(context)
     return bool(made.get("file")) and made.get("runtime") == "ONNX Runtime"
 
@@ -24,27 +24,27 @@ _EXPORTABLE = (
     not_scripted(SCRIPTED),
     need(
         lambda context: not facts(context).get("compile_parts"),
-        "its forward is a Python loop around parts (compile_parts), which no exporter can take whole",
+        "its forward is a Python loop around parts (compile_parts), which cannot be exported as a whole",
     ),
 )
 
 
 def exportable(context: Context) -> str:
-    """The model must be one that exporters take."""
+    """The model must be exportable."""
     return next((reason for condition in _EXPORTABLE if (reason := condition(context))), "")
 
 
 def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -> tuple[Condition, ...]:
-    """The model must be one that can be handed to ``backend``.
+    """The model must be convertible for ``backend``.
 
-    :param precisions: those that it can be asked for.
-    :param on: the kind of device that it runs on, ``cpu`` or ``cuda``.
+    :param precisions: that the backend supports.
+    :param on: kind of device that the backend runs on, ``cpu`` or ``cuda``.
     """
 
     def same_precision(context: Context) -> str:
         settings = context.settings
         if settings.precision not in precisions:
-            return f"the precision is {settings.precision}, which it has no counterpart of here"
+            return f"the precision is {settings.precision}, which the backend does not support here"
         if settings.keep_precision and settings.precision != "default":
             return "some layers keep their precision (keep_precision), which only torch knows"
         return ""
@@ -53,23 +53,23 @@ def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -
         at_default("backend", "{} runs the model already"),
         on_host() if on == "cpu" else on_gpu("the model runs on the CPU"),
         same_precision,
-        *(at_default(name, f"{name} is {{}} already, which is torch's own") for name in _OF_TORCH),
+        *(at_default(name, f"{name} is {{}} already, which only torch supports") for name in _OF_TORCH),
         lambda context: "" if reads_file(context) else exportable(context),
         lambda context: backend_missing(backend, exports=not reads_file(context)),
     )
 
 
 def converted(applied: Applied, backend: str) -> Verified:
-    """Whether the backend ran the batches of the replay, and how the conversion had gone."""
+    """Effective if the backend ran the batches of the replay; with the result of the conversion."""
     conversions = applied.evidence.get("conversions", [])
     ran = replaced(applied, backend)
     if not conversions:
         return Verified(False, f"no model was converted; {ran.evidence}")
     one = conversions[0]
-    came = "found in the cache" if one["cached"] else "exported"
-    came = f"{one['file']} itself, compared" if one.get("file") else f"{came} and loaded"
-    said = (
-        f"{one['backend']} on {one['threads']} thread(s), {came} in {one['seconds']:.3g} s, at most"
+    source = "found in the cache" if one["cached"] else "exported"
+    source = f"{one['file']} itself, compared" if one.get("file") else f"{source} and loaded"
+    conversion = (
+        f"{one['backend']} on {one['threads']} thread(s), {source} in {one['seconds']:.3g} s, at most"
         f" {one['deviation']:.2g} from the original over {one['batches']} batches; {ran.evidence}"
     )
-    return Verified(ran.effective and str(one["backend"]).startswith(backend), said)
+    return Verified(ran.effective and str(one["backend"]).startswith(backend), conversion)

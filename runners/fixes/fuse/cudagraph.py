@@ -1,4 +1,4 @@
-"""``fuse.cudagraph``: operators are captured at warm-up, a graph for each bucket of shapes, and issued at once."""
+"""``fuse.cudagraph``: operators are captured at warm-up, one graph per bucket of shapes, and launched at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import on_gpu
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
 
-#: The share of batches that a graph must have run.
+#: Minimum share of batches that a graph must have run.
 _MOST_BATCHES = 0.95
 
 
@@ -17,7 +17,7 @@ def _can_capture(context: Context) -> str:
     if settings.captures:
         return "graphs are captured already"
     if settings.batching == "continuous":
-        return "requests join and leave between steps, so that no two of them are alike"
+        return "requests join and leave between steps, so no two steps are alike"
     if waits := context.record.meta.device_waits:
         return f"the model's code waits for the device at {', '.join(waits)}, which cannot be captured"
     return ""
@@ -27,7 +27,7 @@ def _verify(applied: Applied) -> Verified:
     seen, graph = applied.evidence, applied.record.batches["graph"]
     measured = graph[applied.record.batches["warmup"] == 0]
     ran, missed = int(np.count_nonzero(measured == 1)), int(np.count_nonzero(measured == -1))
-    said = (
+    graphs = (
         f"{ran} of {len(measured)} batches ran as one of {int(seen.get('graphs_captured', 0))} graphs, "
         f"{int(seen.get('graph_padded', 0))} of them padded to a bucket; captured in "
         f"{float(seen.get('capture_s', 0.0)):.3g} s at warm-up"
@@ -35,8 +35,8 @@ def _verify(applied: Applied) -> Verified:
     if missed:
         reasons = seen.get("graph_misses", {})
         most = max(reasons, key=lambda why: reasons[why], default="")
-        said += f"; {missed} ran without" + (f", most for {most}" if most else "")
-    return Verified(len(measured) > 0 and ran >= _MOST_BATCHES * len(measured), said)
+        graphs += f"; {missed} ran without" + (f", most for {most}" if most else "")
+    return Verified(len(measured) > 0 and ran >= _MOST_BATCHES * len(measured), graphs)
 
 
 FIX = Fix(
@@ -47,7 +47,7 @@ FIX = Fix(
     compute=0.7,
     risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",
     changes_outputs=True,
-    needs=(on_gpu("the model runs on the CPU, which has no graphs to capture"), _can_capture, torch_runs_it),
+    needs=(on_gpu("the model runs on the CPU, which has no CUDA graphs"), _can_capture, torch_runs_it),
     sets=lambda context: {"cuda_graphs": True, "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)},
     verify=_verify,
 )

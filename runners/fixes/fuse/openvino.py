@@ -1,4 +1,4 @@
-"""``fuse.openvino``: the model, an ONNX file or converted to one, run by OpenVINO in the precision asked for."""
+"""``fuse.openvino``: the model, an ONNX file or converted to one, run by OpenVINO in the requested precision."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ def _verify(applied: Applied) -> Verified:
     conversions = applied.evidence.get("conversions", [])
     half = sum(number for one in conversions for name, number in one["precisions"].items() if "bf16" in name.lower())
     if bool(half) != (wanted == "bf16"):
-        return Verified(
-            False, f"{half} operators computed in bfloat16, where precision is {wanted}; {found.evidence}"
-        )
+        return Verified(False, f"{half} operators computed in bfloat16, but precision is {wanted}; {found.evidence}")
     return found
 
 
@@ -25,7 +23,7 @@ FIX = Fix(
     treats=COMPUTE,
     relief=0.2,
     compute=0.9,
-    risk="a later start by the conversion; the original stays in memory beside it, for batches that it does not fit",
+    risk="the service starts later, by the conversion; the original stays in memory for batches that do not fit",
     changes_outputs=True,
     making_s=CONVERTING_S,
     needs=convertible("openvino", ("default", "bf16")),

@@ -1,4 +1,4 @@
-"""``fuse.tensorrt``: the model compiled by torch-tensorrt for the shapes that its traffic brings, on the GPU."""
+"""``fuse.tensorrt``: the model compiled by torch-tensorrt for the shapes in its traffic, on the GPU."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from latfix.runners.fixes.fuse.converted_model import convertible
 from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, ran_batches
 
-#: The share of a model's operators that TensorRT must run, where it is known.
+#: Minimum share of the model's operators that TensorRT must run, if it is known.
 _MOST_OPERATORS = 0.5
 
 
 def _verify(applied: Applied) -> Verified:
     seen = applied.evidence
     conversions = seen.get("conversions", [])
-    ran, said = ran_batches(applied, "TensorRT")
+    ran, counts = ran_batches(applied, "TensorRT")
     if not conversions or not str(conversions[0]["backend"]).startswith("tensorrt"):
-        return Verified(False, f"no model was compiled for TensorRT; {said}")
+        return Verified(False, f"no model was compiled for TensorRT; {counts}")
     one = conversions[0]
     partition = one["partition"]
     enough = partition["engines"] > 0 and (partition["share"] is None or partition["share"] >= _MOST_OPERATORS)
-    came = "found in the cache" if one["cached"] else "built"
+    source = "found in the cache" if one["cached"] else "built"
     parts = [
-        f"{one['backend']} on {one['device']}, {came} and loaded in {one['seconds']:.3g} s",
+        f"{one['backend']} on {one['device']}, {source} and loaded in {one['seconds']:.3g} s",
         partition_words(partition),
         f"shapes {', '.join(one['profile'])}",
         f"at most {one['deviation']:.2g} from the original over {one['batches']} batches",
-        said,
+        counts,
     ]
     outside = seen.get("outside", {})
     if outside.get("batches"):
@@ -42,10 +42,10 @@ FIX = Fix(
     treats=COMPUTE,
     relief=0.3,
     compute=0.7,
-    risk="a start later by the build, minutes the first time; the original stays in memory beside it, for batches of"
-    " other shapes than those seen in the traffic",
+    risk="the service starts later, by the build, minutes the first time; the original also stays in memory, for"
+    " batches of shapes that were not in the traffic",
     changes_outputs=True,
-    making_s=120.0,  # a guess: it has not been seen yet
+    making_s=120.0,  # a guess, not measured yet
     needs=(
         need(
             lambda context: not count(facts(context).get("modules", {}), "EngineModule"),

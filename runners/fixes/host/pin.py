@@ -1,4 +1,4 @@
-"""``host.pin``: workers and their pool threads on cores of their own, away from all other threads of the service."""
+"""``host.pin``: workers and their pool threads on their own cores, apart from all other threads of the service."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from latfix.runners.host.cpu_placement import plan_placement
 from latfix.runners.host.cpu_topology import read_topology
 
 _TREATS = ("host.contention", "host.slowdown")
-#: The share of the machine that other programs keep busy, beyond which a worker that cannot leave its core waits
-#: there for longer than it gains.
+#: Maximum share of the machine that other programs keep busy: beyond it, a pinned worker waits longer than it gains.
 _CROWDED = 0.3
 
 
@@ -30,7 +29,7 @@ def _quiet_neighbors(context: Context) -> str:
 
 
 def others_share(record: RunRecord) -> float:
-    """The share of all cores of the machine that other programs kept busy during the run; 0 where it is not known."""
+    """Share of the machine's cores that other programs kept busy during the run; 0 if unknown."""
     grown = [_growth(record, series) for series in ("host.cpu_busy_ns", "process.cpu_ns")]
     (busy, span), (own, own_span) = grown
     if span <= 0 or own_span <= 0:
@@ -39,7 +38,7 @@ def others_share(record: RunRecord) -> float:
 
 
 def _growth(record: RunRecord, series: str) -> tuple[float, float]:
-    """How far a counter grew from its first sample to its last, and how long that was."""
+    """Growth of a counter from its first sample to its last, and the time between them."""
     found = np.flatnonzero(record.samples["series"].astype(object) == series)
     if len(found) < 2:
         return 0.0, 0.0
@@ -49,7 +48,7 @@ def _growth(record: RunRecord, series: str) -> tuple[float, float]:
 
 
 def _sets(context: Context) -> Change:
-    """Pinned to fewer cores than an operator has threads, they would take turns on them."""
+    """Limit the threads of an operator to the cores of a worker."""
     cores = min(len(own) for own in plan_placement(read_topology(), context.settings, "workers").workers)
     threads = context.settings.intra_op_threads or operator_threads(context.record)
     return {"pin": "workers", **({"intra_op_threads": cores} if threads > cores else {})}
@@ -58,18 +57,18 @@ def _sets(context: Context) -> Change:
 def _verify(applied: Applied) -> Verified:
     now, before = applied.both(_workers)
     if not now or not before:
-        return Verified(False, "where the workers ran is not known")
+        return Verified(False, "the cores of the workers are not known")
     refused = refusals(applied.record, "pin", "cores")
     apart = all(not set(one.allowed) & set(other.allowed) for k, one in enumerate(now) for other in now[k + 1 :])
     fewer = max(len(place.allowed) for place in now) < min(len(place.allowed) for place in before)
     others = {core for place in applied.record.meta.placement.prepare for core in place.allowed}
     shared = others & {core for place in now for core in place.allowed}
-    said = (
+    text = (
         f"workers on cores {' and '.join(place.cores for place in now)}, {before[0].cores} without; prepare "
         f"threads {'on the same cores' if shared else 'on others'}; workers were moved {_moves(now)} times between "
         f"cores, {_moves(before)} without"
     )
-    return Verified(apart and fewer and not refused, "; ".join([said, *refused]))
+    return Verified(apart and fewer and not refused, "; ".join([text, *refused]))
 
 
 def _workers(record: RunRecord) -> list[ThreadPlace]:
@@ -82,10 +81,10 @@ def _moves(places: list[ThreadPlace]) -> int:
 
 FIX = Fix(
     id="host.pin",
-    title="pin each worker to cores of its own",
+    title="pin each worker to its own cores",
     treats=_TREATS,
     relief=0.25,
-    risk="a core that others also use cannot be left; fewer threads for an operator where cores are few",
+    risk="a worker cannot leave a core that other programs also use; fewer threads per operator if cores are few",
     needs=(
         at_default("pin", "pin = {} already"),
         on_host(),

@@ -1,4 +1,4 @@
-"""``host.priority``: the service's threads before those of other programs, where the system permits it."""
+"""``host.priority``: the service's threads before those of other programs, if the system permits it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latfix.runners.fixes.shared.conditions import in_tail, refusals
 from latfix.runners.fixes.shared.run_evidence import mean
 from latfix.runners.host.privileges import current_nice, least_nice
 
-#: Low enough to win nine tenths of a core from a program of ordinary priority; real-time work stays before it.
+#: Enough for nine tenths of a core against a program of ordinary priority; real-time threads still come first.
 _WANTED = -10
 
 
@@ -34,16 +34,16 @@ def _verify(applied: Applied) -> Verified:
     now, before = applied.both(_priorities)
     group = applied.record.meta.placement.autogroup_nice
     waited = applied.both(_waited_ms)
-    said = (
+    text = (
         f"threads ran at nice {_values(now)}, {_values(before)} without; a batch waited {waited[0]:.3g} ms for a "
         f"core, {waited[1]:.3g} without"
     )
     refused = refusals(applied.record, "nice")
     if group is not None and group != wanted:
-        said = f"the session's scheduling group stayed at nice {group}, which is what counts; {said}"
-        return Verified(False, "; ".join([said, *refused]))
+        text = f"the session's scheduling group stayed at nice {group}, which is what counts; {text}"
+        return Verified(False, "; ".join([text, *refused]))
     effective = bool(now) and set(now) == {wanted} and wanted < min(before, default=0)
-    return Verified(effective, "; ".join([said, *refused]))
+    return Verified(effective, "; ".join([text, *refused]))
 
 
 def _priorities(record: RunRecord) -> list[int]:

@@ -1,4 +1,4 @@
-"""``host.routing``: requests go to the fast replicas; a slow one serves what they would end later."""
+"""``host.routing``: requests go to fast replicas; a slow one serves only what they would finish later."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from latfix.runners.fixes.shared.queue_evidence import batch_lengths
 from latfix.runners.fixes.shared.run_evidence import series_range
 from latfix.runners.scheduling.replica_speed import Pace
 
-#: A replica that is slower for less of the run's batches than this had an accident.
+#: Minimum share of the run's batches during which a slow replica is slower.
 _LASTING = 0.05
-#: And one that is slower by less is as good as the others.
+#: Minimum factor by which it is slower.
 _SLOWER = 1.3
-#: Its share of the batches is lower than by chance where it is below this part of what it was.
+#: Maximum ratio of its share of the batches, with and without the fix; more may be chance.
 _LESS = 0.9
 
 
@@ -27,8 +27,8 @@ class Replica:
     """One worker's speed in a run.
 
     :param share: of all batches.
-    :param slowest: how many times longer than the fastest its batches took, at most.
-    :param slow: the share of the run's batches during which it counted as slower.
+    :param slowest: maximum time of its batches relative to the fastest worker's.
+    :param slow: share of the run's batches during which it counted as slower.
     """
 
     worker: int
@@ -38,14 +38,14 @@ class Replica:
 
 
 def replica_speeds(record: RunRecord) -> list[Replica]:
-    """Each worker's speed, learned batch by batch as the service would; empty where the run had one worker."""
+    """Each worker's speed, learned batch by batch like the service does; empty if the run had one worker."""
     count = record.meta.settings.workers
     batches, worker = record.batches, workers_of(record)
     if count < 2 or not len(worker):
         return []
     count = max(count, int(worker.max()) + 1)
     longest, total = batch_lengths(record)
-    # A failed batch's time, and a later one's of one member, say nothing of the worker.
+    # The times of failed batches, and of their members run again, do not show the worker's speed.
     usable = np.flatnonzero((batches["warmup"] == 0) & (batches["retried"] == 0) & (longest > 0))
     usable = usable[np.argsort(batches["finish_end_ns"][usable], kind="stable")]
     pace, slowest, slow = Pace(count), [1.0] * count, [0] * count
@@ -68,7 +68,7 @@ def replica_speeds(record: RunRecord) -> list[Replica]:
 def _slow_replica(context: Context) -> str:
     seen = replica_speeds(context.latest or context.record)
     if not seen:
-        return "the record is of one worker: nothing is known of the others' speed"
+        return "the record has one worker, so the speed of others is unknown"
     if any(one.slowest >= _SLOWER and one.slow >= _LASTING for one in seen):
         return ""
     most = max(seen, key=lambda one: one.slowest)
@@ -79,37 +79,37 @@ def _slow_replica(context: Context) -> str:
 
 
 def _verify(applied: Applied) -> Verified:
-    """It took effect where a worker was weighted down and got less of the work, or was left nothing to wait for."""
+    """Effective if a slow worker was weighted down and got less work, or left waiting requests to faster ones."""
     now, before = applied.both(lambda record: {one.worker: one.share for one in replica_speeds(record)})
     ranges = {worker: weight_range(applied.record, worker) for worker in now}
     if not any(ranges.values()):
-        return Verified(False, "no weights were sampled: the service routed nothing")
+        return Verified(False, "no weights were sampled: the service did not route by weight")
     weighed = {worker: bounds[1] for worker, bounds in ranges.items() if bounds is not None and bounds[1] > 1.0}
     if not weighed:
-        return Verified(False, f"none of {len(now)} workers was ever seen to be slower: everybody took what waited")
+        return Verified(False, f"none of {len(now)} workers was ever slower, so all of them took waiting requests")
     worker = max(weighed, key=lambda k: weighed[k])
     left = series_range(applied.record, "runner.left_to_faster")
     held, was = int(left[1]) if left is not None else 0, before.get(worker, 0.0)
-    # Beside fast workers that are idle a slow one is not even woken: there is nothing then that it would leave.
+    # If fast workers are idle, a slow one is not woken, so it leaves nothing to them.
     less = now[worker] < (was if held else _LESS * was)
     return Verified(
         less if was else held > 0,
         f"worker {worker} was weighted up to {weighed[worker]:.2g} and ran {now[worker]:.1%} of the "
-        f"batches, {was:.1%} without; {held} times a slow worker left to a faster one what waited",
+        f"batches, {was:.1%} without; {held} times a slow worker left waiting requests to a faster one",
     )
 
 
 FIX = Fix(
     id="host.routing",
-    title="route around replicas that are slower than others",
+    title="route requests around slow replicas",
     treats=("host.contention", "host.slowdown", "gpu.clocks", "gpu.contention", "host.steal"),
     relief=0.3,
     gentle=True,
     risk="a slow worker idles while requests wait for a fast one; one in 200 batches tries it again",
     needs=(
         at_default("routing", "requests are routed by weight already"),
-        at_default("overlap", "batches overlap: when a worker is free again is not known beforehand"),
-        need(lambda context: context.settings.workers >= 2, "there is one worker, and nobody else to route to"),
+        at_default("overlap", "batches overlap, so it is not known when a worker is free again"),
+        need(lambda context: context.settings.workers >= 2, "there is only one worker"),
         _slow_replica,
     ),
     sets={"routing": "weighted"},

@@ -1,4 +1,4 @@
-"""``host.threads``: fewer threads an operator, so that they do not spin beside a busy neighbor."""
+"""``host.threads``: fewer threads per operator, so that they do not spin next to a busy neighbor."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import LITTLE, need, on_host, tail_share
 from latfix.runners.fixes.shared.run_evidence import mean
 
-#: What an operator's threads that wait for a core look like.
+#: Causes that operator threads which wait for a core show up as.
 CONTENDED = ("host.contention", "host.slowdown", "host.throttle")
-#: Involuntary switches a batch that show neighbors on the cores although the tail does not.
+#: Involuntary switches per batch that indicate neighbors on the cores even if the tail does not.
 _SWITCHES = 1.0
 
 
 def operator_threads(record: RunRecord) -> int:
-    """Threads of one operator in that run's workers, in older records on its main thread; 0 where not known."""
+    """Threads of one operator in the run's workers, in older records of its main thread; 0 if unknown."""
     own = _by_worker(record)
     return max(own) if own else record.meta.torch_threads or 0
 
 
 def _by_worker(record: RunRecord) -> list[int]:
-    told = (place.operator_threads for place in record.meta.placement.worker)
-    return [threads for threads in told if threads is not None]
+    places = record.meta.placement.worker
+    return [place.operator_threads for place in places if place.operator_threads is not None]
 
 
 def worker_threads(applied: Applied) -> tuple[list[int], str]:
     """Threads of one operator in each worker, and a sentence with them.
 
-    As the framework, or the backend in its place, reported there. What the framework says on any other thread means
-    nothing: each thread has a number of its own.
+    As reported there by the framework or its backend: each thread has its own number of operator threads.
     """
     conversions = applied.evidence.get("conversions", [])
     threads = [int(one["threads"]) for one in conversions] if conversions else _by_worker(applied.record)
@@ -37,17 +36,17 @@ def worker_threads(applied: Applied) -> tuple[list[int], str]:
 
 
 def switches_per_batch(record: RunRecord) -> float:
-    """How often a worker lost its core while a batch was computed, the mean over the measured batches."""
+    """How often a worker lost its core while it computed a batch: mean over the measured batches."""
     return mean(record.batches["compute_icsw"][record.batches["warmup"] == 0])
 
 
 def crowded(context: Context) -> str:
-    """Operators' threads must want for cores: those of the service's own workers, or of its neighbors'."""
+    """Operator threads must compete for cores, with each other or with neighbors."""
     if _crowd_each_other(context) or not context.diagnosis.causes or not _quiet(context):
         return ""
     share = max(tail_share(context.diagnosis, CONTENDED), 0.0)
     return (
-        f"the cores are its own: waiting for one made up {share:.1%} of the tail, with "
+        f"threads do not compete for cores: waiting for one made up {share:.1%} of the tail, with "
         f"{switches_per_batch(context.record):.2f} involuntary switches a batch"
     )
 
@@ -63,7 +62,6 @@ def _quiet(context: Context) -> bool:
 
 def many_threads(otherwise: str) -> Condition:
     """Operators must run on more than one thread."""
-
     return need(
         lambda context: context.settings.intra_op_threads != 1 and operator_threads(context.record) != 1, otherwise
     )
@@ -79,19 +77,19 @@ def _more_than_cores(context: Context) -> str:
 
 
 def _wanted(context: Context) -> int:
-    """One beside busy neighbors; where only its own workers crowd each other out, as many as each has cores."""
+    """One next to busy neighbors; as many as each worker has cores if only the service's own workers compete."""
     if _crowd_each_other(context) and context.diagnosis.causes and _quiet(context):
         return max(context.cores // context.settings.workers, 1)
     return 1
 
 
 def _verify(applied: Applied) -> Verified:
-    (threads, said), before = worker_threads(applied), operator_threads(applied.without)
+    (threads, text), before = worker_threads(applied), operator_threads(applied.without)
     wanted = applied.settings.intra_op_threads or 1
     switches, were = applied.both(switches_per_batch)
     return Verified(
         set(threads) == {wanted} and wanted < before,
-        f"{said}, {before} without; {switches:.2f} involuntary switches a batch, {were:.2f} without",
+        f"{text}, {before} without; {switches:.2f} involuntary switches a batch, {were:.2f} without",
     )
 
 
@@ -103,6 +101,6 @@ FIX = Fix(
     risk="a single large request takes longer on an idle machine",
     needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores),
     sets=lambda context: {"intra_op_threads": _wanted(context)},
-    variables=("OMP_NUM_THREADS",),  # where a plan was edited: the same, for a process as a whole
+    variables=("OMP_NUM_THREADS",),  # for edited plans: the same for the whole process
     verify=_verify,
 )

@@ -1,6 +1,6 @@
 """``host.wait_policy``: threads of an operator sleep while they wait for each other, instead of spinning.
 
-The middle way between many spinning threads, which a busy neighbor slows down several times, and one thread, which is
+A compromise between many spinning threads, which a busy neighbor slows down several times, and one thread, which is
 slower on a quiet machine.
 """
 
@@ -15,16 +15,16 @@ from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import crowded, many_threads
 from latfix.runners.fixes.shared.conditions import on_host
 
-#: Read by libgomp and LLVM's and Intel's OpenMP alike; the second one only by the latter two.
+#: The first is read by libgomp and LLVM's and Intel's OpenMP, the second only by the latter two.
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-#: The share of the pool threads' CPU time that must be gone: what they computed stays, what they spun goes.
+#: Maximum remaining share of the pool threads' CPU time: compute stays, spinning ends.
 _LESS = 0.9
 
 
 def pool_cpu_ms(record: RunRecord) -> float:
-    """CPU time of the framework's pool threads for each measured batch: what they computed, and what they spun.
+    """CPU time of the framework's pool threads for each measured batch, both compute and spinning.
 
-    Windows that were joined to one record have a counter each, which starts again where time does.
+    In a joined record the counter and the time start again with each window.
     """
     samples, batches = record.samples, int(np.count_nonzero(record.batches["warmup"] == 0))
     own = samples["series"].astype(object) == "thread.native.cpu_ns"
@@ -41,17 +41,17 @@ def _no_policy(context: Context) -> str:
 
 
 def _verify(applied: Applied) -> Verified:
-    """Spinning shows in the pool threads' CPU time, whatever the variable's value is.
+    """Spinning shows in the pool threads' CPU time; the variable alone proves nothing.
 
-    libgomp hardly spins where several threads have a pool and all of them together are more than the cores.
+    libgomp hardly spins if several threads have a pool and there are more pool threads than cores.
     """
     policy = applied.record.meta.environment.get("OMP_WAIT_POLICY", "")
     now, before = applied.both(pool_cpu_ms)
-    said = (
+    text = (
         f"the process was started with OMP_WAIT_POLICY={policy or 'nothing'}; pool threads took {now:.3g} ms of CPU "
         f"time a batch, {before:.3g} without"
     )
-    return Verified(policy == "PASSIVE" and 0 < now < _LESS * before, said)
+    return Verified(policy == "PASSIVE" and 0 < now < _LESS * before, text)
 
 
 FIX = Fix(
@@ -59,8 +59,8 @@ FIX = Fix(
     title="let threads of an operator sleep instead of spin while they wait",
     treats=("host.contention", "host.slowdown", "host.throttle"),
     relief=0.25,
-    risk="on a quiet machine each parallel operator takes longer by the time that it takes to wake a thread",
-    needs=(on_host(), _no_policy, many_threads("operators run on one thread, which waits for no other"), crowded),
+    risk="on a quiet machine each parallel operator takes longer, by the time to wake a thread",
+    needs=(on_host(), _no_policy, many_threads("operators run on one thread"), crowded),
     sets={"env": _PASSIVE},
     verify=_verify,
 )

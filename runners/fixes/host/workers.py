@@ -9,7 +9,7 @@ from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import on_host
 from latfix.runners.host.privileges import mib
 
-#: The share of the available memory that more instances of the model may take.
+#: Maximum share of the available memory for more instances of the model.
 _MOST = 0.5
 
 
@@ -29,7 +29,7 @@ def _share(workers: int, cores: int) -> Change:
 
 
 def _options(context: Context) -> list[Change]:
-    """As many workers as cores, and half, a quarter, …, as long as they are more than now; at most three."""
+    """As many workers as cores, half, a quarter, …, if they are more than now; at most three options."""
     counts = [context.cores >> k for k in range(context.cores.bit_length())]
     return [_share(count, context.cores) for count in counts if count > context.settings.workers][:3]
 
@@ -43,7 +43,7 @@ def _verify(applied: Applied) -> Verified:
 
 FIX = Fix(
     id="host.workers",
-    title="more workers, which share the cores",
+    title="run more workers, which share the cores",
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",

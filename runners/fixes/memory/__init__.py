@@ -1,4 +1,4 @@
-"""``memory.*``: allocators, pages, and memory kept or reserved."""
+"""``memory.*``: allocators, pages, and memory that is kept or reserved."""
 
 from latfix.runners.fixes.memory import (
     allocator,

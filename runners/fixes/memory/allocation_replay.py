@@ -1,7 +1,7 @@
-"""The history of a service's allocations on its device, recorded in a replay whose timings count for nothing.
+"""The history of a service's allocations on its device, recorded in a replay whose timings are not used.
 
-Recording costs each allocation microseconds, so that a process of its own does it. The history is what torch's
-allocator keeps itself (``torch.cuda.memory._record_memory_history``), without tracebacks; it is read as plain data.
+Recording adds microseconds to each allocation, so it has its own process. Torch's allocator keeps the history
+(``torch.cuda.memory._record_memory_history``), without tracebacks; it is read as plain data.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SNAPSHOT = "memory-history.pickle"
 
 
 def recorded_choice(bench: Bench, base: Arm) -> Choice:
-    """Replay the search's windows with recording on, and what comes of them through the models of the allocator.
+    """Record the search's windows, and replay their allocations through models of the allocator.
 
-    Beside nothing else, for what is recorded is to be what the service does that has the room of the baseline.
+    The service has the device to itself, like the baseline.
 
-    :raises LatfixError: the service failed, or what it wrote cannot be read.
+    :raises LatfixError: the service failed, or its recording cannot be read.
     """
     arm = bench.lone_arm("memory-history", base.settings, base.fixes)
     file = bench.search_folder / _SNAPSHOT
@@ -51,12 +51,12 @@ def choice_of(
     *,
     limited: bool | None = None,
 ) -> Choice:
-    """What a recorded history speaks for.
+    """The best setting for a recorded history.
 
-    :param room: bytes that the process could have from its device, or from each by its number. Where the history has
-        a stall, it was less: what it held then.
-    :param retries: stalls by device as the allocator counted them; by default those that the history looks like.
-    :param limited: the process may have a share of the device only.
+    :param room: bytes that the process could use of its device, or of each device by number. If the history has a
+        stall, the room was what it held then.
+    :param retries: stalls by device as counted by the allocator; by default inferred from the history.
+    :param limited: the process may only use a share of the device.
     :raises InputError: the file cannot be read.
     """
     trace = read_snapshot(file)

@@ -11,13 +11,13 @@ from latfix.runners.fixes.shared.conditions import need, tail_share
 from latfix.runners.fixes.shared.run_evidence import faults_per_request, fewer_faults
 from latfix.runners.host.process_setup import KEEP_FREED, read_tunables, tunables_text
 
-#: What makes a tail of faults, of growing and shrinking heaps, and of memory that is free but not in one piece.
+#: Causes that come from a heap that grows and shrinks.
 TREATS = ("memory.page_faults", "memory.allocator", "memory.fragmentation")
-#: Minor faults a request below which a trial is not worth its time: at half a microsecond each, 0.15 ms …
+#: Minimum page faults per request for a trial: 0.15 ms at half a microsecond each …
 WORTH_IT = 300.0
-#: … unless this share of the tail's excess is made of them: few requests may have all.
+#: … or minimum share of the tail's excess: a few requests may have all faults.
 IN_TAIL = 0.05
-#: So few a request are no more than those of a service whose memory stays.
+#: A service that keeps its memory has about this many faults per request.
 _NEARLY_NONE = 20.0
 
 
@@ -27,7 +27,7 @@ def on_glibc(otherwise: str) -> Condition:
 
 
 def many_faults(context: Context) -> str:
-    """Page faults must be enough for another way of keeping memory to pay."""
+    """There must be enough page faults for another allocator to pay."""
     if context.latest is not None and (left := faults_per_request(context.latest)) < _NEARLY_NONE:
         return f"the fixes kept so far leave {left:.0f} page faults a request"
     faults = faults_per_request(context.record)
@@ -41,12 +41,12 @@ def many_faults(context: Context) -> str:
 
 
 def preloaded(context: Context) -> str:
-    """The libraries that the runner is started with already; empty for none."""
+    """Libraries that are preloaded into the runner already; empty for none."""
     return " ".join(environment.get("LD_PRELOAD", "") for environment in (context.settings.env, os.environ)).strip()
 
 
 def kept_already(context: Context) -> str:
-    """What has glibc keep freed memory already, in one clause; empty for nothing."""
+    """Why glibc keeps freed memory already, in one clause; empty if it does not."""
     if context.settings.prefault_mb:
         return "prefault_mb has glibc keep freed memory already"
     inherited, own = (environment.get("GLIBC_TUNABLES", "") for environment in (os.environ, context.settings.env))
@@ -67,11 +67,11 @@ def _own_allocator(context: Context) -> str:
 
 
 def _verify(applied: Applied) -> Verified:
-    """Faults that are gone are no proof alone: a heap that has grown once has fewer of them in any second run."""
-    fewer, said = fewer_faults(applied)
+    """Fewer faults alone prove nothing: a heap that has grown once has fewer of them in any second run."""
+    fewer, faults = fewer_faults(applied)
     reached = _keeps(read_tunables(applied.record.meta.environment.get("GLIBC_TUNABLES", "")))
     return Verified(
-        reached and fewer, f"the process was started {'with' if reached else 'without'} the tunables; {said}"
+        reached and fewer, f"the process was started {'with' if reached else 'without'} the tunables; {faults}"
     )
 
 

@@ -1,8 +1,7 @@
-"""``memory.device_allocator``: the setting of torch's CUDA allocator under which the run's own history stalls least.
+"""``memory.device_allocator``: the setting of torch's CUDA allocator with the fewest stalls for the run's history.
 
-Which one that is depends on the sizes, the order and the lifetimes of what is allocated. The history is recorded in a
-replay whose timings count for nothing, and replayed through models of the allocator
-(:mod:`latfix.profilers.allocator_lab`).
+It depends on the sizes, the order and the lifetimes of allocations. The history is recorded in a replay whose timings
+are not used, and replayed through models of the allocator (:mod:`latfix.profilers.allocator_lab`).
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ def _better_setting(context: Context) -> str:
         return f"the allocator has {choice.setting} already"
     limit = wanted.get("max_split_size_mb", "")
     if limit.isdecimal() and context.settings.reserve_mb >= int(limit):
-        return f"with {choice.setting} the {context.settings.reserve_mb} MiB that are reserved would serve no request"
+        return f"with {choice.setting} the reserved {context.settings.reserve_mb} MiB would not serve any request"
     return ""
 
 
 def _sets(context: Context) -> Change:
     choice = _chosen(context)
-    assert choice is not None, "an obstacle says so"
+    assert choice is not None, "a precondition ensures it"
     return {"env": conf_environment(merged_conf(standing_conf(context.settings), choice.setting))}
 
 
@@ -54,17 +53,17 @@ def _verify(applied: Applied) -> Verified:
     wanted = applied.settings.env.get(ALLOC_CONF, "")
     missing = not_in_effect(applied.record, wanted)
     now, before = applied.both(calls)
-    said = now.beside(before)
+    counts = now.compared_with(before)
     if missing or not wanted:
         what = ", ".join(missing) or "any setting"
-        return Verified(False, f"the allocator does not say that it has {what}; {said}")
-    # Expandable segments are mapped page by page: more calls, none of which waits as a stall does.
-    return Verified(now.fewer_stalls_than(before), f"the allocator has {wanted}; {said}")
+        return Verified(False, f"the allocator does not report {what}; {counts}")
+    # Expandable segments are mapped page by page: more calls, but none of them waits like a stall.
+    return Verified(now.fewer_stalls_than(before), f"the allocator has {wanted}; {counts}")
 
 
 FIX = Fix(
     id="memory.device_allocator",
-    title="the setting of torch's CUDA allocator that the run's own allocations stall least with",
+    title="the setting of torch's CUDA allocator with the fewest stalls for this service's allocations",
     treats=TREATS,
     relief=0.7,
     gentle=True,

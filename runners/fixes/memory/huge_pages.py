@@ -1,4 +1,4 @@
-"""``memory.huge_pages``: heap and weights in pages of 2 MiB: one fault instead of 512, and fewer address lookups."""
+"""``memory.huge_pages``: heap and weights in pages of 2 MiB: one fault instead of 512, and fewer TLB misses."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from latfix.runners.host.privileges import mib
 from latfix.runners.host.process_setup import glibc_version, huge_page_mode
 
 _MIB = 1 << 20
-#: Weights beyond which the processor's table of small pages does not reach.
+#: Size of the weights beyond which the TLB does not cover small pages.
 _LARGE_MODEL = 32 * _MIB
-#: Memory in huge pages, beyond what the service without them had, that shows that they are used.
+#: Minimum additional memory in huge pages that shows that they are used.
 _MORE = 8 * _MIB
-#: The first glibc that asks for huge pages for its heap.
+#: The first version of glibc that requests huge pages for its heap.
 _GLIBC = (2, 35)
 
 
 def _pages_on_demand(_: Context) -> str:
     if not sys.platform.startswith("linux"):
-        return "transparent huge pages are of Linux only"
+        return "only Linux has transparent huge pages"
     mode = huge_page_mode()
     if mode == "always":
         return "the kernel gives huge pages to every process already"
     if mode != "madvise":
-        return "the kernel has transparent huge pages off (/sys/kernel/mm/transparent_hugepage/enabled)"
+        return "transparent huge pages are off in the kernel (/sys/kernel/mm/transparent_hugepage/enabled)"
     version = glibc_version()
     if version is None or version < _GLIBC:
-        return "the C library does not ask for huge pages; glibc does from 2.35"
+        return "the C library does not request huge pages; glibc does from 2.35 on"
     return ""
 
 
@@ -44,13 +44,13 @@ def _memory_to_map(context: Context) -> str:
 def _verify(applied: Applied) -> Verified:
     now, before = applied.both(lambda record: record.meta.memory.huge_bytes)
     faults, were = applied.both(faults_per_request)
-    said = f"{mib(now)} in huge pages, {mib(before)} without; {faults:.0f} page faults a request, was {were:.0f}"
-    return Verified(now >= before + _MORE, "; ".join([said, *refusals(applied.record, "huge_pages")]))
+    text = f"{mib(now)} in huge pages, {mib(before)} without; {faults:.0f} page faults a request, was {were:.0f}"
+    return Verified(now >= before + _MORE, "; ".join([text, *refusals(applied.record, "huge_pages")]))
 
 
 FIX = Fix(
     id="memory.huge_pages",
-    title="heap and weights in transparent huge pages",
+    title="put heap and weights into transparent huge pages",
     treats=("memory.page_faults", "memory.allocator", "host.slowdown"),
     relief=0.4,
     gentle=True,

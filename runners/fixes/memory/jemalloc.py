@@ -1,4 +1,4 @@
-"""``memory.jemalloc``: jemalloc instead of the C library's allocator, told to keep freed memory."""
+"""``memory.jemalloc``: jemalloc instead of the C library's allocator, configured to keep freed memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``memory.limit``: a share of the device's memory, and cached segments given back one by one before it is reached.
+"""``memory.limit``: limit the device's memory, and free cached segments one by one before the limit is reached.
 
-Without a limit the allocator takes what it can get; once the device refuses, because a neighbor has the rest, it
-waits for the device and gives everything back at once.
+Without a limit the allocator takes all it can get. Once the device refuses, because a neighbor has the remainder, the
+allocator waits for the device and frees all cached segments at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from latfix.runners.fixes.shared.device_memory_facts import (
 from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, OLDER_CONF, conf_environment, standing_conf
 from latfix.runners.host.privileges import mib
 
-#: Of what the process could have, the share that it keeps to: the rest is the neighbors' to grow by.
+#: The limit, as a share of what the process could have: neighbors may grow by the remainder.
 _OF_ROOM = 0.95
-#: Of its limit, the share from which on cached segments are given back, those not used for longest first.
+#: The share of the limit from which on cached segments are freed, least recently used first.
 _COLLECT = "garbage_collection_threshold"
 _COLLECT_FROM = "0.8"
-#: Memory in use above this share of where collecting begins leaves nothing cached to give back.
+#: Maximum memory in use, as a share of where collecting begins: above it, nothing is cached.
 _IN_USE = 0.95
 
 
 def _share(context: Context) -> float:
-    """Of the device that has least room: the limit is the same on all."""
+    """The limit, by the device with the least room: it is the same on all."""
     shares = [room_bytes(known) / int(known["total_bytes"]) for known in by_device(context.record).values()]
     return math.floor(1000 * _OF_ROOM * min(shares)) / 1000
 
@@ -42,15 +42,15 @@ def _gives_back(context: Context) -> str:
     if _COLLECT in conf:
         return f"{_COLLECT} is set already"
     if conf.get("expandable_segments") == "True":
-        return "expandable segments are not given back one by one"
+        return "expandable segments cannot be freed one by one"
     if not calls(context.record).retries:
         return "the device never refused memory"
     for known in by_device(context.record).values():
         begins = float(_COLLECT_FROM) * _share(context) * known["total_bytes"]
         if known["allocated_peak_bytes"] > _IN_USE * begins:
             return (
-                f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be given back from "
-                f"{mib(int(begins))} on: nothing would be kept"
+                f"{mib(known['allocated_peak_bytes'])} were in use, and cached memory would be freed from "
+                f"{mib(int(begins))} on: nothing would stay cached"
             )
     return ""
 
@@ -66,15 +66,16 @@ def _verify(applied: Applied) -> Verified:
     least, most = min(shares), max(shares)
     missing = not_in_effect(applied.record, f"{_COLLECT}:{_COLLECT_FROM}")
     now, before = applied.both(calls)
-    said = (
-        f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are given back "
-        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; {now.beside(before)}"
+    text = (
+        f"the process may have {least:.1%} of {_which(len(shares), least, most)}; segments are freed "
+        f"{'when it is full' if missing else f'from {float(_COLLECT_FROM):.0%} of that on'}; "
+        f"{now.compared_with(before)}"
     )
     limited = all(math.isclose(share, wanted, abs_tol=1e-4) for share in shares)
-    there = wanted > 0 and limited and not missing
+    in_effect = wanted > 0 and limited and not missing
     return Verified(
-        there and now.fewer_stalls_than(before),
-        "; ".join([said, *refusals(applied.record, "device_memory_share")]),
+        in_effect and now.fewer_stalls_than(before),
+        "; ".join([text, *refusals(applied.record, "device_memory_share")]),
     )
 
 
@@ -86,12 +87,12 @@ def _which(devices: int, least: float, most: float) -> str:
 
 FIX = Fix(
     id="memory.limit",
-    title="a limit of the device's memory, with cached segments given back before it is reached",
+    title="limit device memory, and free cached segments before the limit is reached",
     treats=TREATS,
     relief=0.4,
     gentle=True,
     alone=True,
-    risk="more calls of the device, each short, for fewer long stalls; what needs more than the limit fails",
+    risk="more short calls of the device for fewer long stalls; a request that needs more than the limit fails",
     needs=(
         at_default("device_memory_share", "the process is limited to {:.1%} of the device already"),
         trouble,

@@ -1,4 +1,4 @@
-"""``memory.page_prefault``: the heap is touched up to its expected peak before the first request, and stays there."""
+"""``memory.page_prefault``: touch the heap up to its expected peak before the first request, and keep it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from latfix.runners.fixes.shared.run_evidence import fewer_faults
 from latfix.runners.host.privileges import available_bytes, mib
 
 _MIB = 1 << 20
-#: Growth during a run below which touching it ahead saves too little to be seen.
+#: Minimum growth during a run for a visible effect.
 _LEAST = 8 * _MIB
-#: Room for pieces that do not fit into each other.
+#: Margin for fragmentation.
 _MARGIN = 1.25
 _STEP_MIB = 16
-#: The share of the available memory that is taken at most.
+#: Maximum share of the available memory.
 _MOST = 0.5
-#: The share of what was touched that must still be there.
+#: Minimum share of the touched memory that must still be resident.
 _KEPT = 0.9
 
 
 def growth_bytes(record: RunRecord) -> int:
-    """How far resident memory rose above where it stood before the first request."""
+    """Peak growth of resident memory since before the first request."""
     memory = record.meta.memory
     if memory.peak_bytes:
         return max(memory.peak_bytes - memory.resident_start_bytes, 0)
@@ -51,12 +51,12 @@ def _verify(applied: Applied) -> Verified:
     touched, kept = memory.prefaulted_bytes, memory.prefault_kept_bytes
     fewer, faults = fewer_faults(applied)
     grew, grew_before = applied.both(growth_bytes)
-    said = (
+    text = (
         f"{mib(touched)} were touched before the first request and {mib(kept)} of it kept; {faults}; memory grew by "
         f"{mib(grew)}, {mib(grew_before)} without"
     )
     effective = touched > 0 and kept >= _KEPT * touched and fewer
-    return Verified(effective, "; ".join([said, *refusals(applied.record, "prefault_mb")]))
+    return Verified(effective, "; ".join([text, *refusals(applied.record, "prefault_mb")]))
 
 
 FIX = Fix(
@@ -66,10 +66,10 @@ FIX = Fix(
     relief=0.7,
     gentle=True,
     cold=True,
-    risk="the peak's memory is taken from the start; a start that is later by it",
+    risk="the service takes its peak memory from the start, and starts later",
     needs=(
         at_default("prefault_mb", "{} MiB are prefaulted already"),
-        on_glibc("the C library is not glibc, whose heap can be told to stay"),
+        on_glibc("the C library is not glibc, which can keep its heap"),
         need(
             lambda context: "malloc" not in preloaded(context),
             "another allocator is preloaded, with a heap for each thread",

@@ -1,7 +1,7 @@
-"""``memory.pool``: batches and answers are written into buffers that are there already.
+"""``memory.pool``: batches and answers are written into preallocated buffers.
 
-On a CUDA device that was called for memory while requests were served: each worker takes what it is going to need of
-the device before its first request, and lets it go to the allocator, which then has it at hand.
+If a CUDA device was called for memory while requests were served, each worker instead allocates what it will need
+before its first request, and frees it to the allocator, which keeps it cached.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from latfix.runners.fixes.shared.device_memory_facts import by_device, calls, ro
 from latfix.runners.gpu_memory.caching_allocator import standing_conf
 from latfix.runners.host.privileges import mib
 
-#: The share of what was asked for that must be there.
-_THERE = 0.9
+#: Minimum share of the requested memory that must be reserved.
+_RESERVED = 0.9
 
 
 def _no_reservation(context: Context) -> str:
-    """Why nothing is reserved on the device, in one clause; empty where it is."""
+    """Why nothing is reserved on the device, in one clause; empty if something is."""
     if context.settings.reserve_mb:
         return f"{context.settings.reserve_mb} MiB of the device are reserved already"
     if reason := trouble(context):
         return reason
     wanted = worker_growth_mib(context.record)
     if not wanted:
-        return "the workers hold no more of the device than the model"
+        return "the workers hold no device memory beyond the model"
     limit = read_conf(standing_conf(context.settings)).get("max_split_size_mb", "")
     if limit.isdecimal() and wanted >= int(limit):
-        return f"with max_split_size_mb:{limit} no request would be served from a block of {wanted} MiB"
+        return f"with max_split_size_mb:{limit} a reserved block of {wanted} MiB would not serve any request"
     devices = by_device(context.record)
     room = min(room_bytes(known) - known["reserved_start_bytes"] for known in devices.values())
-    # Workers are put on the devices in turn.
+    # Workers are assigned to the devices in turn.
     if wanted * math.ceil(context.settings.workers / len(devices)) > room >> 20:
-        there = "" if len(devices) == 1 else " on one device"
-        return f"{wanted} MiB a worker would be needed, {mib(max(room, 0))} are there for all of them{there}"
+        where = "" if len(devices) == 1 else " on one device"
+        return f"{wanted} MiB a worker would be needed, {mib(max(room, 0))} are free for all of them{where}"
     return ""
 
 
@@ -50,7 +50,7 @@ def _needs_pool(context: Context) -> str:
     if on_device and context.settings.reserve_mb:
         return reason
     if not context.default_collate:
-        return "the adapter has a collate of its own, which allocates as it likes"
+        return "the adapter has its own collate, which allocates its own buffers"
     return ""
 
 
@@ -66,38 +66,38 @@ def _verify(applied: Applied) -> Verified:
         return _verify_reservation(applied)
     meta = applied.record.meta
     hits, misses = meta.pool_hits or 0, meta.pool_misses or 0
-    said = f"{hits} batch tensors were written into the pool's buffers, {misses} needed a new one"
+    text = f"{hits} batch tensors were written into the pool's buffers, {misses} needed a new one"
     if (answers := meta.pool_answers) is not None:
-        said += (
+        text += (
             f"; answers {answers.hits} and {answers.misses}; {answers.held} times a buffer was still held"
-            f" by the model or a caller; {answers.bytes / 2**20:.1f} MiB in all"
+            f" by the model or a caller; {answers.bytes / 2**20:.1f} MiB in total"
         )
-    return Verified(hits > misses, said)
+    return Verified(hits > misses, text)
 
 
 def _verify_reservation(applied: Applied) -> Verified:
     devices = by_device(applied.record)
     names = ("reserved_ahead_bytes", "wanted_bytes")
-    asked = [tuple(int(known.get(name, 0)) for name in names) for known in devices.values()]
-    # The device that gave least of what it was asked for.
-    got, wanted = min(asked, key=lambda each: each[0] / max(each[1], 1), default=(0, 0))
+    reserved = [tuple(int(known.get(name, 0)) for name in names) for known in devices.values()]
+    # The device with the smallest share of the requested memory.
+    got, wanted = min(reserved, key=lambda each: each[0] / max(each[1], 1), default=(0, 0))
     now, before = applied.both(calls)
-    said = (
-        f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(asked) < 2 else 'each'} device before the first "
-        f"request; {now.beside(before)}"
+    text = (
+        f"{mib(got)} of {mib(wanted)} were taken from {'the' if len(reserved) < 2 else 'each'} device before the "
+        f"first request; {now.compared_with(before)}"
     )
-    there = wanted > 0 and got >= _THERE * wanted
-    return Verified(there and now.fewer_than(before), "; ".join([said, *refusals(applied.record, "reserve_mb")]))
+    enough = wanted > 0 and got >= _RESERVED * wanted
+    return Verified(enough and now.fewer_than(before), "; ".join([text, *refusals(applied.record, "reserve_mb")]))
 
 
 FIX = Fix(
     id="memory.pool",
-    title="preallocated buffers for batches and answers; on a GPU, memory reserved at the start",
+    title="preallocate buffers for batches and answers; on a GPU, reserve memory at the start",
     treats=("memory.page_faults", "memory.allocator", "memory.fragmentation"),
     relief=0.3,
     gentle=True,
     alone=True,
-    risk="the largest batch's memory is kept; small answers are copied once more; a GPU's peak from the start",
+    risk="memory of the largest batch is kept; small answers are copied once more; a GPU's peak from the start",
     needs=(_needs_pool,),
     sets=_sets,
     verify=_verify,

@@ -1,4 +1,4 @@
-"""What fixes that preload another allocator have in common."""
+"""Shared by fixes that preload another allocator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latfix.runners.host.malloc_libraries import ALLOCATORS, Allocator, preload_
 
 
 def preload_fix(allocator: Allocator) -> Fix:
-    """``memory.NAME``: the allocator instead of the C library's, told to keep freed memory."""
+    """``memory.NAME``: the allocator instead of the C library's, configured to keep freed memory."""
     return Fix(
         id=f"memory.{allocator.name}",
         title=f"preload {allocator.name} and let it keep freed memory",
@@ -29,7 +29,7 @@ def preload_fix(allocator: Allocator) -> Fix:
 
 def _none_preloaded(context: Context) -> str:
     if not sys.platform.startswith("linux"):
-        return "preloading an allocator is done on Linux only"
+        return "an allocator can only be preloaded on Linux"
     there = preloaded(context)
     known = next((one.name for one in ALLOCATORS if one.name in there), "")
     return f"{known} is preloaded already" if known else ""
@@ -38,18 +38,18 @@ def _none_preloaded(context: Context) -> str:
 def _installed(allocator: Allocator, _: Context) -> str:
     if preload_name(allocator):
         return ""
-    return f"{allocator.name} is not installed ({allocator.sonames[0]} is nowhere to be found)"
+    return f"{allocator.name} is not installed ({allocator.sonames[0]} was not found)"
 
 
 def _sets(allocator: Allocator, context: Context) -> Change:
-    """The environment of a process on that allocator; what is preloaded otherwise stays."""
+    """Environment of a process with that allocator; other preloaded libraries stay."""
     there = context.settings.env.get("LD_PRELOAD", "")
     names = [preload_name(allocator), *there.replace(":", " ").split()]
     return {"env": {**allocator.environment, "LD_PRELOAD": ":".join(names)}}
 
 
 def _verify(allocator: Allocator, applied: Applied) -> Verified:
-    """The library is mapped into the process, and the faults are gone: with its defaults it would change nothing."""
+    """The library is in the process, and faults halved: with its default configuration they would not."""
     used = applied.record.meta.memory.allocator
     fewer, faults = fewer_faults(applied)
     return Verified(used == allocator.name and fewer, f"the process ran on {used}; {faults}")

@@ -8,12 +8,12 @@ from latfix.runners.fixes.fix import Context, Fix
 from latfix.runners.fixes.quantize.reduced_precision import available, capability, computed_in, new_in_half
 from latfix.runners.fixes.shared.model_facts import COMPUTE
 
-#: Compute capability of the first GPUs that multiply bfloat16 themselves; before, it is emulated.
+#: Compute capability of the first GPUs with bfloat16 products; older ones emulate it.
 _LEAST = (8, 0)
 
 
 def native_bf16() -> bool:
-    """True if this CPU computes in bfloat16 by itself."""
+    """True if this CPU has bfloat16 instructions."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -23,10 +23,10 @@ def native_bf16() -> bool:
 
 def _native(context: Context) -> str:
     if context.on_cpu and not native_bf16():
-        return "this CPU has no bfloat16 instructions, without which it is slower"
+        return "this CPU has no bfloat16 instructions, and bfloat16 is slower without them"
     found = capability(context)
     if found is not None and found < _LEAST:
-        return "bfloat16 is emulated on GPUs before compute capability 8.0; quantize.fp16 is not"
+        return "GPUs below compute capability 8.0 emulate bfloat16; quantize.fp16 is native"
     return new_in_half(context)
 
 

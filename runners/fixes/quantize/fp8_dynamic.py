@@ -1,4 +1,4 @@
-"""``quantize.fp8_dynamic``: linear layers multiply in fp8, all else is in bfloat16; by torchao, compiled."""
+"""``quantize.fp8_dynamic``: linear layers multiply in fp8, the rest is in bfloat16; by torchao, compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIX = Fix(
     treats=COMPUTE,
     relief=0.38,
     compute=0.6,
-    risk="accuracy, measured before speed; a start that is later by the compilation",
+    risk="accuracy, measured before speed; the service starts later, by the compilation",
     changes_outputs=True,
     accepted=0.6,
     making_gpu_s=COMPILING_S,

@@ -1,6 +1,6 @@
-"""``quantize.int8_dynamic``: linear layers with int8 weights, activations quantized as they come.
+"""``quantize.int8_dynamic``: linear layers with int8 weights, activations quantized on the fly.
 
-On the CPU by torch's own kernels, which no compiler sees into; on a GPU by torchao, which pays only compiled.
+On the CPU by torch's own kernels, which the compiler cannot see into; on a GPU by torchao, which pays only compiled.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from latfix.runners.fixes.quantize.reduced_precision import (
 from latfix.runners.fixes.shared.conditions import need
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, fast_layers
 
-#: Part of the type's name of every module of this kind on the CPU.
+#: Part of the type name of these modules on the CPU.
 QUANTIZED = "nn.quantized.dynamic"
-
-
-#: Also those of int8 layers that some others are spared from.
+#: Preconditions of int8 in all linear layers, or in some.
 NEEDS = (
     available("int8_dynamic"),
     own_layers,
     need(
         lambda context: not context.on_cpu or context.settings.compile == "off",
-        "on the CPU it does not go with torch.compile, which cannot see into its kernels",
+        "on the CPU it does not work with torch.compile, which cannot see into its kernels",
     ),
     with_compiler,
     fast_layers("int8_dynamic"),
@@ -35,12 +33,12 @@ NEEDS = (
 
 
 def int8_layers(context: Context) -> Change:
-    """The settings of int8 layers of this kind, compiled where they pay only so."""
+    """Settings of int8 layers, with compilation if they pay only compiled."""
     return {"precision": "int8_dynamic", **compiled_too(context)}
 
 
 def int8_modules(applied: Applied) -> tuple[int, str]:
-    """How many int8 modules ran in a forward pass on the CPU, and that in words."""
+    """Number of int8 modules that ran in a forward pass on the CPU, and that in words."""
     modules = applied.evidence.get("modules", {})
     quantized, total = count(modules, QUANTIZED), sum(modules.values())
     return quantized, f"{quantized} of {total} leaf modules that ran in a forward pass were int8"
@@ -54,8 +52,8 @@ def ran_on_gpu(applied: Applied) -> bool:
 def _verify(applied: Applied) -> Verified:
     if ran_on_gpu(applied):
         return products_in(applied, "int8")
-    quantized, said = int8_modules(applied)
-    return Verified(quantized > 0, said)
+    quantized, text = int8_modules(applied)
+    return Verified(quantized > 0, text)
 
 
 FIX = Fix(

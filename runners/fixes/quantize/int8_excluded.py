@@ -1,4 +1,4 @@
-"""``quantize.int8_excluded``: int8 where it costs little; the layers that matter keep their precision."""
+"""``quantize.int8_excluded``: int8 in most layers; those on which accuracy depends keep their precision."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from latfix.runners.fixes.quantize.reduced_precision import COMPILING_S, product
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count
 from latfix.runners.replay.arm import Arm
 
-#: Most seconds for finding the layers that accuracy hangs on.
+#: Maximum seconds to find the layers on which accuracy depends.
 _MEASURING_S = 60.0
 
 
 def _all_layers_refused(context: Context) -> bool:
-    """True if quantizing all layers was refused for its accuracy."""
+    """True if int8 in all layers was rejected for its accuracy."""
     whole = next((step for step in context.steps if step.fix == ALL_LAYERS.id), None)
     return whole is not None and whole.status == "rejected" and bool(whole.scored) and whole.comparison is None
 
 
 def _measure_layers(bench: Bench, base: Arm) -> Mapping[str, Any]:
-    """Which layers must keep their precision, measured in a process of its own; else the reason."""
+    """The layers that must keep their precision, measured in a separate process; otherwise the reason."""
     arm = bench.lone_arm("sensitivity", base.settings, ())
     try:
         answer = arm.ask(
@@ -42,44 +42,40 @@ def _measure_layers(bench: Bench, base: Arm) -> Mapping[str, Any]:
     return found
 
 
-def _kept_layers(context: Context) -> list[str]:
-    return list(context.found.get(FIX.id, {}).get("keep", {}))
-
-
 def _layers_known(context: Context) -> str:
     found = context.found.get(FIX.id)
     if found is None:
         return (
-            "it was not measured which layers the accuracy hangs on: that is done where quantize.int8_dynamic is"
-            " refused for its accuracy, and time is left"
+            "the layers on which accuracy depends were not measured: that takes place if quantize.int8_dynamic is"
+            " rejected for its accuracy and time is left"
         )
     if found.get("keep"):
         return ""
     reason = f": {found['reason']}" if found.get("reason") else ""
-    return f"measuring the layers found none whose exclusion makes int8 accurate enough and still faster{reason}"
+    return f"no layers were found whose exclusion makes int8 accurate enough and still faster{reason}"
 
 
 def _sets(context: Context) -> Change:
-    keep = dict.fromkeys((*context.settings.keep_precision, *_kept_layers(context)))
+    keep = dict.fromkeys((*context.settings.keep_precision, *context.found.get(FIX.id, {}).get("keep", {})))
     return {**int8_layers(context), "keep_precision": list(keep)}
 
 
 def _verify(applied: Applied) -> Verified:
     named = ", ".join(applied.settings.keep_precision)
-    if ran_on_gpu(applied):  # a compiled model has no modules that run; which weights it holds can be seen
+    if ran_on_gpu(applied):  # a compiled model runs no modules, but its weights can be seen
         products, kept = products_in(applied, "int8"), applied.evidence.get("kept_weights", {})
         spared, wrongly = sum(kept.values()), count(kept, "torchao")
-        said = f"{products.evidence}; {spared - wrongly} have the weights that they had: {named}"
-        return Verified(products.effective and spared > 0 and not wrongly, said)
-    (quantized, said), kept = int8_modules(applied), applied.evidence.get("kept", {})
+        text = f"{products.evidence}; {spared - wrongly} kept their weights: {named}"
+        return Verified(products.effective and spared > 0 and not wrongly, text)
+    (quantized, text), kept = int8_modules(applied), applied.evidence.get("kept", {})
     spared, wrongly = sum(kept.values()), count(kept, QUANTIZED)
-    said += f"; {spared - wrongly} ran as they were: {named}"
-    return Verified(quantized > 0 and spared > 0 and not wrongly, said)
+    text += f"; {spared - wrongly} ran in their own precision: {named}"
+    return Verified(quantized > 0 and spared > 0 and not wrongly, text)
 
 
 FIX = Fix(
     id="quantize.int8_excluded",
-    title="int8 weights in the linear layers that accuracy does not hang on",
+    title="int8 weights in the linear layers on which accuracy does not depend",
     treats=COMPUTE,
     relief=0.35,
     compute=0.75,

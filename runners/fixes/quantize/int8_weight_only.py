@@ -1,4 +1,4 @@
-"""``quantize.int8_weight_only``: int8 weights, bfloat16 activations; for weights that are read for few rows."""
+"""``quantize.int8_weight_only``: int8 weights, bfloat16 activations; for products of few rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _KERNEL = "_weight_int8pack_mm"
 def _verify(applied: Applied) -> Verified:
     modules, kernels = applied.evidence.get("modules", {}), applied.evidence.get("kernels", {})
     layers, products = count(modules, "Int8WeightLinear"), count(kernels, _KERNEL)
-    said = f"{layers} layers with int8 weights ran in a forward pass, {products} packed int8 products"
-    return Verified(layers > 0 and products > 0, said)
+    runs = f"{layers} layers with int8 weights ran in a forward pass, {products} packed int8 products"
+    return Verified(layers > 0 and products > 0, runs)
 
 
 FIX = Fix(
@@ -32,16 +32,16 @@ FIX = Fix(
         weights_in_torch,
         own_layers,
         on_host(
-            "its packed product is used on the CPU only: on a GPU the weights are widened before each product, which"
-            " takes longer than it saves"
+            "its packed product is used only on the CPU: on a GPU the weights are converted before each product,"
+            " which takes longer than it saves"
         ),
-        need(lambda _: bf16.native_bf16(), "this CPU has no bfloat16 instructions, which its activations are in"),
+        need(lambda _: bf16.native_bf16(), "this CPU has no bfloat16 instructions, which its activations need"),
         at_default("precision", "the precision is {} already"),
-        at_default("compile", "the model is compiled already; its layers are changed before that or not at all"),
+        at_default("compile", "the model is compiled already; its layers can only be changed before that"),
         need(
             lambda context: facts(context).get("few_row_products") != 0,
-            "all products of a middling request are of many rows, for which the weights are widened to bfloat16:"
-            " quantize.bf16 does that without rounding them",
+            "all products of a median request have many rows, for which the weights are converted to bfloat16:"
+            " quantize.bf16 does the same without rounding them",
         ),
         fast_layers("int8_weight_only", "bf16"),
     ),

@@ -1,8 +1,8 @@
-"""What the fixes that reduce the precision share: where each can run, and the evidence that it took effect.
+"""Shared by the fixes that reduce the precision: preconditions, and evidence that they took effect.
 
-On a GPU the evidence is the kernels that ran in a forward pass: their names tell what they computed in
-(:mod:`gpu.kernel_names`). Settings, and even the types of the weights, would say int8 of a layer whose
-product torch computed in float32 because the int8 kernel does not take its shape.
+On a GPU the evidence is the names of the kernels that ran in a forward pass, which contain the number format
+(:mod:`gpu.kernel_names`). Settings, and even the types of the weights, would show int8 for a layer that torch
+computed in float32 because the int8 kernel does not support its shape.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from latfix.runners.fixes.shared.model_facts import count, facts, made_of, pytho
 from latfix.runners.model_transforms.precision_support import Capability, unsupported
 from latfix.settings import Precision
 
-#: What it takes to compile torchao's layers on a GPU.
+#: Seconds to compile torchao's layers on a GPU.
 COMPILING_S = fuse_compile.COMPILING_S
-#: As people call them.
-_SAID: Mapping[Format, str] = {"bf16": "bfloat16", "fp16": "float16", "": "a format that names do not tell"}
-#: Operators of the framework that multiply in eight bits: evidence where no kernel's name was recorded.
+#: Names for messages.
+_FORMAT_NAMES: Mapping[Format, str] = {"bf16": "bfloat16", "fp16": "float16", "": "an unknown format"}
+#: Torch's operators that multiply in eight bits: the evidence if no kernel names were recorded.
 _OPERATORS: Mapping[Format, str] = {"int8": "_int_mm", "fp8": "_scaled_mm"}
 
 
 def capability(context: Context) -> Capability | None:
-    """Compute capability of the GPU that the baseline ran on; ``None`` on the CPU, or where it is not known."""
+    """Compute capability of the baseline's GPU; ``None`` on the CPU, or if unknown."""
     found = facts(context).get("capability")
     return None if found is None else (int(found[0]), int(found[1]))
 
 
 def available(precision: Precision) -> Condition:
-    """Torch must run the model and hold its weights, the device and the packages must have a precision, and none may
-    be chosen yet."""
+    """Torch must run the model and hold its weights, device and packages must support the precision, and no other one
+    may be set."""
     unchosen = at_default("precision", "the precision is {} already")
 
     def condition(context: Context) -> str:
@@ -48,19 +48,19 @@ def available(precision: Precision) -> Condition:
 weights_in_torch = need(
     lambda context: made_of(context).get("parameters") != 0, "the model has no torch parameters to change"
 )
-#: Linear layers are exchanged one by one.
-own_layers = python_modules("there are no linear layers in it that could be exchanged")
+#: Linear layers are replaced one by one.
+own_layers = python_modules("it has no linear layers that could be replaced")
 
 
 def new_in_half(context: Context) -> str:
-    """Most of the model's layers must not answer in 16 bits already."""
+    """At least half of the model's layers must not return 16-bit outputs already."""
     dtypes = facts(context).get("dtypes", {})
     half, total = dtypes.get("bfloat16", 0) + dtypes.get("float16", 0), sum(dtypes.values())
-    return f"{half} of {total} layers answer in 16 bits already" if total and 2 * half >= total else ""
+    return f"{half} of {total} layers return 16-bit outputs already" if total and 2 * half >= total else ""
 
 
 def with_compiler(context: Context) -> str:
-    """On a GPU torchao's layers must be compiled: as they come they are slower than those of the model."""
+    """On a GPU torchao's layers must be compiled: otherwise they are slower than the model's own."""
     if context.on_cpu or context.settings.compile != "off":
         return ""
     missing = fuse_compile.FIX.obstacle(context)
@@ -68,13 +68,15 @@ def with_compiler(context: Context) -> str:
 
 
 def compiled_too(context: Context) -> Change:
-    """On a GPU, the settings that have torchao's layers compiled, where the model is not."""
+    """On a GPU, the settings that compile torchao's layers, unless the model is compiled already."""
     return {} if context.on_cpu or context.settings.compile != "off" else fuse_compile.FIX.change(context)
 
 
 def passes(applied: Applied) -> list[dict[str, int]]:
-    """Launches of each CUDA kernel in each forward pass: those of the batches that were profiled one by one, or the
-    one that was looked at. None on the CPU, or where no kernel was recorded."""
+    """Launches of each CUDA kernel by forward pass: of all profiled batches, or of the one pass in the evidence.
+
+    Empty on the CPU, or if no kernel was recorded.
+    """
     if applied.evidence.get("device", "cpu") == "cpu":
         return []
     profiled = [row["kernels"] for row in applied.evidence.get("device_profile", ())]
@@ -86,25 +88,25 @@ def passes(applied: Applied) -> list[dict[str, int]]:
 
 
 def computed_in(applied: Applied, wanted: Format, dtype: str) -> Verified:
-    """Whether the model computed in a format of 16 bits: by its kernels, else by its layers' answers."""
-    return _by_kernels(applied, wanted) or _by_answers(applied, dtype)
+    """Effective if the model computed in a 16-bit format: by its kernels, otherwise by its layers' outputs."""
+    return _by_kernels(applied, wanted) or _by_outputs(applied, dtype)
 
 
-def _by_answers(applied: Applied, dtype: str) -> Verified:
-    # A compiled model has no modules to look at; what its graphs compute in is known from when they were compiled.
+def _by_outputs(applied: Applied, dtype: str) -> Verified:
+    # A compiled model runs no modules; the types in its graphs were recorded during compilation.
     compiled = applied.evidence.get("graph_dtypes")
     dtypes = compiled or applied.evidence.get("dtypes", {})
     found, total = dtypes.get(dtype, 0), sum(dtypes.values())
     what = "operators of the compiled graphs" if compiled else "leaf modules that ran in a forward pass"
     if not compiled and applied.evidence.get("made_of", {}).get("kind", "modules") != "modules":
-        what = "answers of the model, whose layers cannot be looked at,"
-    return Verified(found > 0, f"{found} of {total} {what} answered in {dtype}")
+        what = "outputs of the model, whose layers cannot be seen,"
+    return Verified(found > 0, f"{found} of {total} {what} had type {dtype}")
 
 
 def _by_kernels(applied: Applied, wanted: Format) -> Verified | None:
-    """Whether most of a model's kernels computed in the format; ``None`` where most names do not tell.
+    """Effective if most of a model's kernels computed in the format; ``None`` if most names do not show it.
 
-    Matrix kernels, or all kernels of a model that has none. Where some layers keep their precision, one in the
+    Matrix kernels, or all kernels of a model that has none. If some layers keep their precision, one kernel in the
     format is enough.
     """
     seen, kernels = passes(applied), Counter[str]()
@@ -112,23 +114,23 @@ def _by_kernels(applied: Applied, wanted: Format) -> Verified | None:
         kernels.update(each)
     what, found = "matrix kernels", matrix_formats(kernels)
     if not found:
-        what, found = "kernels that tell", Counter({"": 0})
+        what, found = "kernels with a known format", Counter({"": 0})
         for name, launches in kernels.items():
             if format_ := number_format(name):
                 found[format_] += launches
-    told = sum(number for format_, number in found.items() if format_)
-    if not told or told < sum(found.values()) / 2:
+    known = sum(number for format_, number in found.items() if format_)
+    if not known or known < sum(found.values()) / 2:
         return None
-    least = 1 if applied.settings.keep_precision else told / 2
-    said = f"{found[wanted]} of {sum(found.values())} {what} in {_where(seen)} computed in {_SAID[wanted]}"
-    return Verified(found[wanted] >= max(least, 1), said + _others(found, wanted))
+    least = 1 if applied.settings.keep_precision else known / 2
+    text = f"{found[wanted]} of {sum(found.values())} {what} in {_where(seen)} computed in {_FORMAT_NAMES[wanted]}"
+    return Verified(found[wanted] >= max(least, 1), text + _others(found, wanted))
 
 
 def products_in(applied: Applied, wanted: Format) -> Verified:
-    """Whether linear layers on a GPU were multiplied in eight bits, and not only hold such weights.
+    """Effective if linear layers on a GPU multiplied in eight bits, rather than only have such weights.
 
-    Half of the layers with such weights must have had a kernel of the format, in each pass: which kernel multiplies
-    depends on the rows of the batch.
+    At least half of the layers with such weights must have run a kernel of the format, in each pass: the choice of
+    the kernel depends on the rows of the batch.
     """
     layers = count(applied.evidence.get("weights", {}), "torchao")
     seen = passes(applied)
@@ -137,19 +139,20 @@ def products_in(applied: Applied, wanted: Format) -> Verified:
         found = min(formats, key=lambda each: each[wanted])
         ran, least = found[wanted], "" if len(seen) == 1 else "at least "
         what = f"{least}{ran} of {sum(found.values())} matrix kernels in {_where(seen, each=True)}"
-        said = f"{what} computed in {wanted}{_others(found, wanted)}"
+        text = f"{what} computed in {wanted}{_others(found, wanted)}"
     else:
         operator = _OPERATORS[wanted]
         ran = count(applied.evidence.get("kernels", {}), operator)
-        said = f"no matrix kernel was recorded; {ran} calls of {operator} in a forward pass"
-    return Verified(layers > 0 and ran >= max(layers / 2, 1), f"{said}; {layers} layers have {wanted} weights")
+        text = f"no matrix kernel was recorded; {ran} calls of {operator} in a forward pass"
+    return Verified(layers > 0 and ran >= max(layers / 2, 1), f"{text}; {layers} layers have {wanted} weights")
 
 
 def _where(seen: Sequence[object], *, each: bool = False) -> str:
-    """The passes that were counted, in words."""
+    """The counted passes, in words."""
     return "a forward pass" if len(seen) == 1 else f"{'each of ' if each else ''}{len(seen)} profiled batches"
 
 
 def _others(found: Mapping[Format, int], wanted: Format) -> str:
-    rest = [f"{number} in {_SAID.get(format_, format_)}" for format_, number in found.items() if format_ != wanted]
-    return f" ({', '.join(rest)})" if rest and any(found[each] for each in found if each != wanted) else ""
+    others = {format_: number for format_, number in found.items() if format_ != wanted}
+    text = ", ".join(f"{number} in {_FORMAT_NAMES.get(format_, format_)}" for format_, number in others.items())
+    return f" ({text})" if any(others.values()) else ""

@@ -1,4 +1,4 @@
-"""``schedule.*``: in which order requests leave the queue."""
+"""``schedule.*``: order in which requests leave the queue."""
 
 from latfix.runners.fixes.schedule import memory_aware, priority, shortest_expected
 

@@ -1,28 +1,28 @@
-"""``schedule.memory_aware``: no batch is predicted to need more than a limit, most work per byte first."""
+"""``schedule.memory_aware``: the predicted memory of each batch is limited, most work per byte goes first."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Floats
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default, batches_shared, need
 from latfix.runners.fixes.shared.queue_evidence import choose_ageing_ms
 from latfix.runners.fixes.shared.run_evidence import series_range
 
-#: The largest tenth of the batches is what a limit is for.
+#: The limit is this quantile of the batches' size: it acts on the largest tenth.
 _LARGE = 0.9
-#: Batches that are not at least this much larger than the median are all alike.
+#: Minimum ratio of that quantile to the median; below it, batches are alike.
 _VARIES = 1.5
-#: Where batches make the process grow by less, they are no matter of memory.
+#: Minimum growth of the process by batches; below it, memory does not matter.
 _LITTLE_MB = 32.0
 
 
-def _standing_bytes(record: RunRecord) -> npt.NDArray[np.float64]:
-    """By batch, how far above its size at the start the process stood at most until then.
+def _standing_bytes(record: RunRecord) -> Floats:
+    """By batch, the peak growth of the process since its start.
 
-    That is what the engine's estimate goes by, too: freed memory stays with the process.
+    The engine's estimate also uses it: freed memory stays in the process.
     """
     batches = record.batches
     grown = batches["collate_resident_bytes"] + batches["compute_resident_bytes"]
@@ -56,7 +56,7 @@ def _sets(context: Context) -> Change:
 def _verify(applied: Applied) -> Verified:
     each = series_range(applied.record, "runner.bytes_per_element")
     if each is None or each[1] <= 0:
-        return Verified(False, "what batches need could not be measured here, so none was limited")
+        return Verified(False, "the memory of batches could not be measured, so none was limited")
     limit = applied.settings.memory_limit_mb
     now, before = applied.both(lambda record: _over(record, each[2], limit))
     return Verified(
@@ -67,7 +67,7 @@ def _verify(applied: Applied) -> Verified:
 
 
 def _over(record: RunRecord, each: float, limit_mb: float) -> tuple[float, float]:
-    """The share of shared batches above the limit by one price of an element, and the largest, MB."""
+    """Share of shared batches above the limit for a given size of an element, and the largest in MB."""
     batches = record.batches
     predicted = batches["padded_elements"][batches["size"] > 1] * each / 2**20
     return (float(np.mean(predicted > limit_mb)), float(predicted.max())) if len(predicted) else (0.0, 0.0)
@@ -83,7 +83,7 @@ FIX = Fix(
         at_default("memory_limit_mb", "batches are kept below {} MB already"),
         need(
             lambda context: context.settings.batching != "continuous",
-            "batching is continuous: requests join between steps, and no batch is formed that a limit could hold",
+            "batching is continuous: requests join between steps, so there is no batch to limit",
         ),
         at_default("schedule", "the queue is ordered by {} already"),
         batches_shared("requests run one by one (max_batch_size = 1), so no batch can be made smaller"),

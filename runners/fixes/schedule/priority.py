@@ -1,4 +1,4 @@
-"""``schedule.priority``: classes gain on each other while they wait, so that none is overtaken without end."""
+"""``schedule.priority``: requests gain priority while they wait, so that no class starves."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, overtaking
 
-#: A class starves where its p99 wait is longer than the highest's by this share of the median latency.
+#: A class starves if its p99 wait exceeds the highest class's by this share of the median latency.
 _MUCH = 0.5
 _NAMES = ("high", "normal", "low")
 
 
 def _waits_by_class(record: RunRecord) -> dict[int, float]:
-    """p99 of the wait in the queue by class, milliseconds."""
+    """By class, p99 of the wait in the queue in milliseconds."""
     waits = Waits.of(record)
     return {
         int(rank): float(np.percentile(waits.wait[waits.rank == rank], 99)) / 1e6 for rank in np.unique(waits.rank)
@@ -31,13 +31,13 @@ def _class_starves(context: Context) -> str:
     if longest - highest < _MUCH * typical:
         return (
             f"no class waits much longer than the highest: {longest:.3g} ms at p99 against {highest:.3g} ms, "
-            f"where the median request takes {typical:.3g} ms"
+            f"and the median request takes {typical:.3g} ms"
         )
     return ""
 
 
 def _verify(applied: Applied) -> Verified:
-    """Without ageing nobody is taken up while a higher class waits, except to fill a batch of its like."""
+    """Without ageing no request is taken while a higher class waits, except to fill a batch of similar ones."""
     now, before = applied.both(lambda record: overtaking(Waits.of(record)).lower_first)
     waits, without = (
         ", ".join(f"{_NAMES[rank]} {wait:.3g} ms" for rank, wait in sorted(by_class.items()))
@@ -46,14 +46,14 @@ def _verify(applied: Applied) -> Verified:
     every = applied.settings.ageing_ms
     return Verified(
         every > 0 and now > before,
-        f"{now} requests were taken up before one of a higher class that waited ({before} without), at an interval "
+        f"{now} requests were served before a waiting one of a higher class ({before} without), at an interval "
         f"of {every:g} ms; p99 of the wait: {waits}; without: {without}",
     )
 
 
 FIX = Fix(
     id="schedule.priority",
-    title="let waiting requests gain on higher classes",
+    title="raise the priority of requests that wait",
     treats=("traffic.priority",),
     relief=0.5,
     gentle=True,

@@ -1,4 +1,4 @@
-"""``schedule.shortest_expected``: what is expected to compute shortest leaves the queue first, with ageing."""
+"""``schedule.shortest_expected``: requests with the shortest expected compute leave the queue first, with ageing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from latfix.runners.fixes.shared.conditions import at_default
 from latfix.runners.fixes.shared.queue_evidence import Waits, choose_ageing_ms, learned, overtaking, work_spread
 from latfix.runners.fixes.shared.run_evidence import series_range
 
-#: Waiting below this part of the p95 latency leaves nothing to reorder.
+#: Minimum wait in the queue, as a share of the p95 latency.
 _WAITING = 0.1
-#: Expected work must differ by this factor between p10 and p90, and explain so much of what batches computed.
+#: Minimum ratio of expected work at p90 to p10, and minimum share of the batches' compute that it explains.
 _VARIES, _EXPLAINED = 1.3, 0.2
-#: Of the requests that overtook, at least so many must have been the shorter one.
+#: Minimum share of overtaking requests that are shorter than the overtaken one.
 _SHORTER = 0.9
 
 
 def _key(context: Context) -> str:
-    """The feature that lengths are told by: what batches go by already, else the one that tells compute best."""
+    """The feature that gives lengths: the one that batches use already, or the one that explains compute best."""
     return context.settings.batch_key or bucket_key(context.record)
 
 
@@ -30,14 +30,14 @@ def _order_pays(context: Context) -> str:
         return "no request reached a batch"
     waited, latency = (float(np.percentile(values, 95)) / 1e6 for values in (waits.wait, waits.latency))
     if waited < _WAITING * latency:
-        return f"hardly anybody waits: {waited:.3g} ms in the queue at p95, of a latency of {latency:.3g} ms"
+        return f"requests hardly wait: {waited:.3g} ms in the queue at p95, of a latency of {latency:.3g} ms"
     estimate = learned(context.record, _key(context))
     explained = estimate.line.explained
     if explained < _EXPLAINED:
-        return f"length tells only {explained:.0%} of how long batches compute"
+        return f"length explains only {explained:.0%} of how long batches compute"
     spread = work_spread(context.record, estimate, _key(context))
     if spread < _VARIES:
-        return f"requests take alike long: expected compute at p90 is {spread:.2f} times that at p10"
+        return f"requests are alike: expected compute at p90 is {spread:.2f} times that at p10"
     return ""
 
 
@@ -51,7 +51,7 @@ def _verify(applied: Applied) -> Verified:
     key = applied.settings.batch_key
 
     def overtook(record: RunRecord) -> tuple[int, int, float]:
-        """Requests that overtook one of their class, how many were the shorter one, and their share."""
+        """Requests that overtook one of their class, how many of them were shorter, and their share."""
         seen = overtaking(Waits.of(record, key), by_length=record.meta.settings.batch_order == "length")
         return seen.same_class, seen.shorter, seen.shorter / max(seen.same_class, 1)
 
@@ -66,11 +66,11 @@ def _verify(applied: Applied) -> Verified:
 
 FIX = Fix(
     id="schedule.shortest_expected",
-    title="serve what computes shortest first",
+    title="serve requests with the shortest expected compute first",
     treats=("traffic.burst", "traffic.overload", "input.size"),
     relief=0.2,
     gentle=True,
-    risk="long requests wait longer, at most the ageing interval for each typical request that they are worth",
+    risk="long requests wait longer, at most one ageing interval for each typical request of the same total work",
     needs=(at_default("schedule", "the queue is ordered by {} already"), _order_pays),
     sets=_sets,
     verify=_verify,

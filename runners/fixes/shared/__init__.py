@@ -1,1 +1,1 @@
-"""What fixes share: preconditions, what records and services show of an effect, and a plan of them applied."""
+"""Shared by fixes: preconditions, and evidence of an effect in records and services."""

@@ -1,4 +1,4 @@
-"""Preconditions of many fixes: a setting that nobody changed, where the model runs, what the tail is made of."""
+"""Preconditions of many fixes: a setting at its default, the model's device, causes in the tail."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from latfix.runners.fixes.fix import Condition, Context
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 
-#: Below this share of the tail's excess a cause is not worth a setting that has a price.
+#: Minimum share of the tail's excess for a cause to be worth a setting that has a cost.
 LITTLE = 0.01
-#: Waiting for a batch below this part of the p95 latency leaves nothing to gain.
+#: Minimum wait for a batch, as a share of the p95 latency, to be worth a fix.
 _WAITING = 0.05
 _DEFAULTS = RunnerSettings()
 
@@ -22,7 +22,7 @@ _DEFAULTS = RunnerSettings()
 def at_default(name: str, otherwise: str) -> Condition:
     """A setting must have its default.
 
-    :param otherwise: the reason where it has not, with ``{}`` for its value.
+    :param otherwise: the reason if it has not, with ``{}`` for its value.
     """
 
     def condition(context: Context) -> str:
@@ -33,7 +33,7 @@ def at_default(name: str, otherwise: str) -> Condition:
 
 
 def need(test: Callable[[Context], object], otherwise: str) -> Condition:
-    """``test`` must hold; ``otherwise`` is the reason where it does not."""
+    """``test`` must hold; ``otherwise`` is the reason if it does not."""
     return lambda context: "" if test(context) else otherwise
 
 
@@ -53,19 +53,19 @@ def on_host(otherwise: str = "the model runs on a GPU") -> Condition:
 
 
 def tail_share(diagnosis: Diagnosis, causes: Iterable[str]) -> float:
-    """The share of the tail's excess that ``causes`` own together; evidence is often split among several of them."""
+    """Share of the tail's excess that ``causes`` own together; evidence is often split among several causes."""
     wanted = set(causes)
     return sum(cause.tail_share for cause in diagnosis.causes if cause.cause in wanted)
 
 
 def in_tail(*causes: str, least: float = LITTLE) -> Condition:
-    """The causes must make up a share of the tail, where any cause is known at all."""
+    """The causes must make up a share of the tail, unless no cause is known at all."""
 
     def condition(context: Context) -> str:
         share = tail_share(context.diagnosis, causes)
         if not context.diagnosis.causes or share >= least:
             return ""
-        # A share that is negative by chance reads as none.
+        # A share may be negative by chance.
         return f"{' and '.join(causes)} made up {max(share, 0.0):.1%} of the tail"
 
     return condition
@@ -82,10 +82,10 @@ def wait_for_batch(context: Context) -> str:
         for values in (rows["queue_ns"] + rows["batch_ns"], rows["latency_ns"])
     )
     if waited < _WAITING * latency:
-        return f"hardly anybody waits for a batch: {waited:.3g} ms at p95, of a latency of {latency:.3g} ms"
+        return f"requests hardly wait for a batch: {waited:.3g} ms at p95, of a latency of {latency:.3g} ms"
     return ""
 
 
 def refusals(record: RunRecord, *settings: str) -> list[str]:
-    """What the system refused of these settings in that run, one line each."""
+    """Notes of the run on settings that the system refused, one line each."""
     return [note for note in record.meta.setup_notes if note.startswith(settings)]

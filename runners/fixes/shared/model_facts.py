@@ -1,7 +1,7 @@
-"""What was seen of the model before any fix, and whether something else ran in its place.
+"""Facts of the model before any fix, and evidence that something else ran in place of its operators.
 
-The baseline's record holds it under ``model`` where it was asked for
-(:meth:`latfix.runners.service.loaded_service.Service.facts`); without it no fix is ruled out.
+The baseline's record holds them as ``model`` (:meth:`latfix.runners.service.loaded_service.Service.facts`); without
+them no fix is ruled out.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
 from latfix.runners.fixes.shared.conditions import at_default, need
 
-#: What treats long computations: these causes' milliseconds are, all or in part, the model's.
+#: Causes that faster compute treats: their milliseconds are entirely or partly the model's.
 COMPUTE = ("input.size", "batching.size", "batching.padding", "traffic.burst", "traffic.overload")
-#: Shapes that a model is warmed up on where it is compiled or captured by shape.
+#: Minimum number of warm-up shapes for a model that is compiled or captured by shape.
 SHAPES = 8
-#: The share of batches that a replacement of the model's operators must have run.
+#: Minimum share of batches that a replacement of the model's operators must have run.
 _MOST_BATCHES = 0.95
-#: A precision is not worth a trial where the layers alone are this much slower; by less, a trial tells better.
+#: A precision whose layers alone are this much slower is not worth a trial.
 _SLOWER = 1.1
 
-_OTHER_BACKEND = at_default("backend", "{} runs the model, which is none of torch's operators")
+_OTHER_BACKEND = at_default("backend", "{} runs the model instead of torch's operators")
 
 
 def torch_runs_it(context: Context) -> str:
-    """A change of torch's own operators does nothing where something else runs the model."""
+    """Torch's own operators must run the model."""
     return _OTHER_BACKEND(context) or own_operators(context)
 
 
 def own_operators(context: Context) -> str:
-    """The model's operators must be torch's, as the adapter or the file brings it."""
+    """The model of the adapter or the file must consist of torch's operators."""
     runtime = made_of(context).get("runtime")
     return f"the model has no torch parameters: its operators run in {runtime}" if runtime else ""
 
@@ -57,25 +57,25 @@ def not_scripted(what: str) -> Condition:
 
 
 def made_of(context: Context) -> Mapping[str, Any]:
-    """:class:`latfix.runners.service.model_makeup.Makeup` of the model before any fix; empty where not known."""
+    """:class:`latfix.runners.service.model_makeup.Makeup` of the model before any fix; empty if unknown."""
     found: Mapping[str, Any] = facts(context).get("made_of", {})
     return found
 
 
 def facts(context: Context) -> Mapping[str, Any]:
-    """Evidence of the service before any fix; empty where it was not asked for."""
+    """Evidence of the service before any fix; empty if it was not recorded."""
     return context.record.meta.model
 
 
 def count(seen: Mapping[str, int], part: str) -> int:
-    """How often something ran whose name holds ``part``."""
+    """How often something ran whose name contains ``part``."""
     return sum(number for name, number in seen.items() if part in name)
 
 
 def fast_layers(precision: str, *rivals: str) -> Condition:
-    """A precision must pay by the layers' own times, where they were measured.
+    """A precision must be faster by the layers' own times, if they were measured.
 
-    :param rivals: other precisions, of less risk, that it must beat as well.
+    :param rivals: other precisions, with less risk, that it must also beat.
     """
     return lambda context: _slow_layers(facts(context), precision, rivals)
 
@@ -89,34 +89,31 @@ def _slow_layers(seen: Mapping[str, Any], precision: str, rivals: tuple[str, ...
     least = min(("default", *rivals), key=lambda name: times[name])
     if times[precision] < _SLOWER * times[least]:
         return ""
-    what = "as they are" if least == "default" else f"in {least}"
+    rival = "without it" if least == "default" else f"in {least}"
     return (
-        f"the linear layers of a middling request take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {what}"
+        f"the linear layers of a median request take {times[precision]:.3g} ms in it, {times[least]:.3g} ms {rival}"
     )
 
 
 def ran_batches(applied: Applied, what: str) -> tuple[bool, str]:
-    """Whether something ran nearly all batches in the place of the model's own operators, in words.
-
-    On a GPU the host's clock sees the launch alone, so that no share of time is given.
-    """
+    """True if something ran nearly all batches in place of the model's own operators, and the counts in words."""
     seen = applied.evidence
     batches, ran = int(seen.get("batches_run", 0)), int(seen.get("batches_replaced", 0))
     return batches > 0 and ran >= _MOST_BATCHES * batches, f"{what} ran in {ran} of {batches} batches"
 
 
 def replaced(applied: Applied, what: str, *, least_time: float = 0.0) -> Verified:
-    """Whether something ran in the place of the model's own operators, in the workers' threads, in the replay.
+    """Effective if something ran in place of the model's own operators, in the workers' threads, in the replay.
 
-    :param least_time: the share of the batches' compute time that it must have run, where it may be parts only. On a
-        GPU, where the host's clock does not see it, it must have run about as often in a batch as at warm-up.
+    :param least_time: minimum share of the batches' compute time, if it may replace only parts. On a GPU, where the
+        host's clock sees only launches, it must have run about as often in a batch as at warm-up.
     """
-    ran, said = ran_batches(applied, what)
+    ran, counts = ran_batches(applied, what)
     seen = applied.evidence
     if least_time and str(seen.get("device", "cpu")) != "cpu":
         usual = float(seen.get("warmup_least_runs", 0.0))
         found = int(seen.get("replacing_runs", 0)) / max(int(seen.get("batches_run", 0)), 1)
-        said = f"{said}, {found:.3g} times in each; at warm-up at least {usual:.3g} times"
-        return Verified(ran and usual > 0 and found >= _MOST_BATCHES * usual, said)
+        evidence = f"{counts}, {found:.3g} times in each; at warm-up at least {usual:.3g} times"
+        return Verified(ran and usual > 0 and found >= _MOST_BATCHES * usual, evidence)
     share = float(seen.get("replaced_share", 0.0))
-    return Verified(ran and share >= least_time, f"{said}, {share:.0%} of their compute time")
+    return Verified(ran and share >= least_time, f"{counts}, {share:.0%} of their compute time")

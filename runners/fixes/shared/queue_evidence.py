@@ -1,4 +1,4 @@
-"""What a record shows of its queue: who waited, who overtook whom, and what an ageing interval would do to it."""
+"""The queue in a record: waits, overtaking, and the effect of an ageing interval."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from latfix.arrays import Bools, Ints
 from latfix.queueing.backlog import MOST_SHARES, Backlog, FixedLimits, Ordering
 from latfix.queueing.queue_simulator import Offered, SimulatedQueue
 from latfix.run_record.run_record import RunRecord
@@ -16,26 +16,22 @@ from latfix.runners.scheduling.work_estimates import Batch, WorkEstimate
 from latfix.settings import RunnerSettings, Schedule
 from latfix.statistics.latency_summary import percentile_ns
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 #: Ageing intervals that are tried, in medians of the waits.
 _TRIED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 #: A p99 within this factor of the best is as good.
 _AS_GOOD = 1.02
-#: Requests that are simulated at most.
+#: Maximum number of simulated requests.
 _MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """The measured requests that reached a batch, by row. Times in nanoseconds.
+    """Measured requests that reached a batch, by row. Times are in nanoseconds.
 
-    :param rank: class of service, 0 the highest.
-    :param length: bucket length; ``elements`` of the inputs.
-    :param enqueued: when they reached the queue; ``taken`` when their batch was taken up.
-    :param latency: measured.
-    :param first: which came first of those in its batch.
+    :param rank: class of service, 0 is the highest.
+    :param length: bucket length; ``elements``: number of elements of the inputs.
+    :param enqueued: when the request reached the queue; ``taken``: when a worker took its batch.
+    :param first: True for the request of each batch that arrived first.
     """
 
     rank: Ints
@@ -48,9 +44,9 @@ class Waits:
 
     @classmethod
     def of(cls, record: RunRecord, key: str | None = None) -> Waits:
-        """Of a record.
+        """The requests of a record.
 
-        :param key: the feature that gives lengths; ``None`` for what the run went by, empty for elements.
+        :param key: feature that gives lengths; ``None`` for the run's own bucket lengths, empty for elements.
         """
         rows = record.requests
         some = np.flatnonzero((rows["index"] >= 0) & (rows["batch_id"] >= 0) & (rows["warmup"] == 0))
@@ -70,12 +66,12 @@ class Waits:
 
     @property
     def wait(self) -> Ints:
-        """In the queue."""
+        """Time in the queue."""
         return self.taken - self.enqueued
 
 
 def lengths(record: RunRecord, key: str | None = None) -> Ints:
-    """``(n,)`` bucket lengths of the record's rows; see :meth:`Waits.of`."""
+    """``(n,)`` bucket lengths of the record's rows; ``key`` as in :meth:`Waits.of`."""
     rows = record.requests
     if key is None:
         return np.asarray(rows["bucket_length"], dtype=np.int64)
@@ -89,10 +85,10 @@ def lengths(record: RunRecord, key: str | None = None) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Overtaking:
-    """How often a request was taken up while one that had come earlier went on waiting.
+    """How often a worker took a request while an earlier one was still waiting.
 
-    :param lower_first: the one that went on waiting was of a higher class.
-    :param same_class: of the same class; ``shorter`` of those overtook one whose inputs were longer.
+    :param lower_first: the waiting one had a higher class.
+    :param same_class: it had the same class; ``shorter``: it also had longer inputs.
     """
 
     lower_first: int
@@ -101,15 +97,15 @@ class Overtaking:
 
 
 def overtaking(waits: Waits, *, by_length: bool = False) -> Overtaking:
-    """Count who overtook whom: each against the earliest of its class, and of higher ones, that went on waiting.
+    """Count overtaking: each request against the earliest waiting one of its class, and of higher classes.
 
-    :param by_length: batches are filled up by likeness, so that most overtake for their likeness to the head. Only
-        whoever came first of its batch is looked at then: where that one overtook, so did the head.
+    :param by_length: batches are filled by similar length, so most members overtake for their similarity to the head.
+        Then only the member that arrived first counts: if it overtook, so did the head.
     """
     order = np.argsort(waits.enqueued, kind="stable")
     rank, length = waits.rank[order].tolist(), waits.length[order].tolist()
     enqueued, taken = waits.enqueued[order].tolist(), waits.taken[order].tolist()
-    telling = (waits.first[order] | (not by_length)).tolist()
+    counted = (waits.first[order] | (not by_length)).tolist()
     by_taken = sorted(range(len(taken)), key=lambda k: (taken[k], k))
     classes = sorted(set(rank))
     line: dict[int, list[int]] = {one: [] for one in classes}
@@ -121,7 +117,7 @@ def overtaking(waits: Waits, *, by_length: bool = False) -> Overtaking:
         for one in classes:
             while line[one] and taken[line[one][0]] <= taken[k]:
                 heapq.heappop(line[one])
-        if not telling[k]:
+        if not counted[k]:
             continue
         lower += any(line[one] for one in classes if one < rank[k])
         ahead = line[rank[k]]
@@ -132,7 +128,7 @@ def overtaking(waits: Waits, *, by_length: bool = False) -> Overtaking:
 
 
 def batch_lengths(record: RunRecord, key: str | None = None) -> tuple[Ints, Ints]:
-    """The longest member's bucket length by batch, and the sum of all members'; ``key`` as in :meth:`Waits.of`."""
+    """By batch, the longest bucket length and the sum of all members'; ``key`` as in :meth:`Waits.of`."""
     rows, batches = record.requests, record.batches
     inside = np.flatnonzero(rows["batch_id"] >= 0)
     at, length = np.searchsorted(batches["batch_id"], rows["batch_id"][inside]), lengths(record, key)[inside]
@@ -143,7 +139,7 @@ def batch_lengths(record: RunRecord, key: str | None = None) -> tuple[Ints, Ints
 
 
 def learned(record: RunRecord, key: str | None = None) -> WorkEstimate:
-    """The engine's estimate of work, as it learns it from a record's batches."""
+    """The engine's estimate of work, learned from a record's batches."""
     batches = record.batches
     longest, total = batch_lengths(record, key)
     estimate = WorkEstimate()
@@ -165,11 +161,11 @@ def learned(record: RunRecord, key: str | None = None) -> WorkEstimate:
 def choose_ageing_ms(
     record: RunRecord, settings: RunnerSettings, schedule: Schedule, key: str | None = None
 ) -> float:
-    """The ageing interval in milliseconds that the record's own traffic asks for.
+    """The best ageing interval in milliseconds for the record's traffic.
 
-    The queue is simulated with intervals from a quarter to 32 times the median wait; of those whose p99 is within
-    2 % of the best, the one with the lowest mean is taken for an order by work, and the longest for classes alone,
-    which then keep as much of their advantage as p99 allows.
+    The queue is simulated with intervals from a quarter to 32 times the median wait. Among those whose p99 is within
+    2 % of the best, an order by work takes the one with the lowest mean. Classes alone take the longest, which keeps
+    as much of their advantage as p99 allows.
     """
     waits = Waits.of(record, key)
     waited = waits.wait[waits.wait > 0]
@@ -193,7 +189,7 @@ def choose_ageing_ms(
 def _simulated(
     waits: Waits, settings: RunnerSettings, ordering: Ordering, estimate: WorkEstimate
 ) -> tuple[float, float]:
-    """p99 and mean of the time from the queue to the end, nanoseconds."""
+    """p99 and mean of the time from entering the queue to the end, in nanoseconds."""
     order = np.argsort(waits.enqueued, kind="stable")[:_MOST]
     columns = (column[order].tolist() for column in (waits.enqueued, waits.rank, waits.length, waits.elements))
     offered = [
@@ -223,7 +219,7 @@ def _simulated(
 
 
 def work_spread(record: RunRecord, estimate: WorkEstimate, key: str | None = None) -> float:
-    """p90 over p10 of the requests' expected compute time; 1 where it does not vary or is not known."""
+    """p90 over p10 of the requests' expected compute time; 1 if there is no request."""
     waits = Waits.of(record, key)
     if not len(waits.length):
         return 1.0

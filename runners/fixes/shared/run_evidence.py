@@ -1,4 +1,4 @@
-"""Figures of a run that several fixes are verified by: faults, losses, sampled series, how long batches stay open."""
+"""Figures of a run that verify several fixes: page faults, losses, sampled series, how long batches stay open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latfix.stages import STATUS_NAMES, Status
 
 
 def faults_per_request(record: RunRecord) -> float:
-    """Minor page faults of prepare, collate, compute and finish, the mean over the measured requests."""
+    """Minor page faults of prepare, collate, compute and finish: mean over the measured requests."""
     rows, batches = record.requests, record.batches
     measured, counted = record.measured, batches["warmup"] == 0
     requests = int(np.count_nonzero(measured))
@@ -25,18 +25,18 @@ def faults_per_request(record: RunRecord) -> float:
 
 
 def fewer_faults(applied: Applied) -> tuple[bool, str]:
-    """True if page faults are less than half of those without the fix; and both figures in words."""
+    """True if page faults more than halved, and both figures in words."""
     now, before = applied.both(faults_per_request)
     return now < 0.5 * before, f"{now:.0f} page faults a request, {before:.0f} without"
 
 
 def mean(values: npt.NDArray[Any]) -> float:
-    """The mean; 0 of nothing."""
+    """The mean; 0 of an empty array."""
     return float(values.mean()) if len(values) else 0.0
 
 
 def open_ms(record: RunRecord) -> float:
-    """How long a batch stayed open for more requests, on average; 0 where no batch ran."""
+    """Mean time that a batch stayed open for more requests; 0 if no batch ran."""
     return mean(record.batches["close_ns"] - record.batches["open_ns"]) / 1e6
 
 
@@ -48,7 +48,7 @@ def losses(record: RunRecord) -> tuple[int, int, dict[str, int]]:
 
 
 def losses_text(applied: Applied) -> str:
-    """Shares of requests that were shed and lost otherwise, with and without the fix."""
+    """Shares of requests that were shed, and lost in total, with and without the fix."""
 
     def text(record: RunRecord) -> str:
         lost, total, counts = losses(record)
@@ -60,7 +60,7 @@ def losses_text(applied: Applied) -> str:
 
 
 def series_range(record: RunRecord, name: str) -> tuple[float, float, float] | None:
-    """Lowest, highest and last value of a sampled series; ``None`` where it was not sampled."""
+    """Lowest, highest and last value of a sampled series; ``None`` if it was not sampled."""
     samples = record.samples
     if not len(samples["series"]):
         return None

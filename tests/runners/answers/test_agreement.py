@@ -1,4 +1,4 @@
-"""Answers beside those of the original: in what order, how much says the same, and whose fault a difference is."""
+"""Agreement of answers with the original's: names of outputs, shares, and variation of the original itself."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_agreement(a: Any, b: Any, same: bool) -> None:
     assert (_agree(b, a) == 1.0) is same
 
 
-def test_outputs_are_named_by_what_leads_to_them() -> None:
+def test_outputs_are_named_by_their_path() -> None:
     found = outputs_of({"b": (1, torch.tensor([2.0])), "a": "x", "c": [{"box": [1.0, 2.0]}, {"box": [3.0]}]})
     assert [(name, values.tolist()) for name, values in found] == [
         ("a", "x"),
@@ -96,7 +96,7 @@ def test_a_yardstick_is_read_as_it_was_written() -> None:
     assert Yardstick.from_json(whole.to_json()) == whole
 
 
-def test_what_is_declared_goes_before_what_is_seen() -> None:
+def test_declared_kinds_take_precedence() -> None:
     answers = [outputs_of({"a": torch.randn(5), "b": torch.randn(5)})]
     rules = {ALL: OutputRule(kind="vectors"), "b": OutputRule(kind="numbers")}
     found = yardstick_of(answers, rules)
@@ -111,7 +111,7 @@ def test_answers_that_failed_or_broke_are_counted() -> None:
     lost = outputs_of(torch.tensor([float("nan"), 0.0]))
     for answer in (None, lost):
         found = difference(yardstick_of(first, {}), first, [first[0], answer, first[1]])
-        assert found.agreements.tolist() == [1.0, 0.0], "what the original fails says nothing"
+        assert found.agreements.tolist() == [1.0, 0.0], "a request that the original fails does not count"
         assert (found.broken, found.same) == (1, False)
 
 
@@ -145,7 +145,7 @@ def _service(leaks: float, *, noise: float = 1e-6, n: int = 40) -> tuple[list[An
     return alone, batched, threaded, [[(int(length), 3)] for length in lengths]
 
 
-def test_a_service_whose_padding_leaks_is_told() -> None:
+def test_a_service_whose_padding_leaks_is_reported() -> None:
     alone, batched, threaded, shapes = _service(leaks=2.0)
     ids = [f"r{k}" for k in range(len(alone))]
     own = own_variation(ids, alone, batched, threaded, {}, shapes)

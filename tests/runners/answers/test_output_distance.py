@@ -6,9 +6,19 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 
 from latfix.config.model_output_rules import Kind
-from latfix.runners.answers.output_distance import BOUNDS, Apart, Measure, apart, edits, measure_of, similarity
+from latfix.runners.answers.output_distance import (
+    BOUNDS,
+    Apart,
+    Measure,
+    apart,
+    deviation_of,
+    edits,
+    measure_of,
+    similarity,
+)
 
 _RNG = np.random.default_rng(3)
 _SHAPES: dict[Kind, tuple[int, ...]] = {
@@ -53,7 +63,7 @@ def test_distance_grows_with_the_error(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_what_is_not_there_any_more_does_not_agree(kind: Kind) -> None:
+def test_missing_values_do_not_agree(kind: Kind) -> None:
     output = _RNG.integers(0, 9, 5) if kind == "ids" else _drawn(kind)
     other = output[:0] if output.ndim == 1 else output[..., :-1]
     assert _judged(kind, output, other).agreement < 1.0
@@ -177,8 +187,30 @@ def test_images_agree_by_their_noise() -> None:
     assert _judged("images", pixels, 255 - pixels).agreement == 0.0
 
 
-def test_the_bound_follows_from_what_the_original_varies_by() -> None:
+def test_the_bound_follows_from_the_originals_variation() -> None:
     assert Measure(kind="numbers").bound == BOUNDS["numbers"]
     varying = Measure(kind="numbers", varies=0.015)
     assert varying.bound == 0.03 and varying.noise == BOUNDS["numbers"]
     assert apart(varying, np.array([1.0]), np.array([1.025])).agreement == 1.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "deviation"),
+    [
+        ([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 2.01])], 0.005),
+        ([torch.tensor([1.0])], [torch.tensor([[1.0]])], float("inf")),
+        ([torch.tensor([1])], [torch.tensor([1])], 0.0),
+        ([torch.tensor([1])], [torch.tensor([2])], float("inf")),
+        ([torch.tensor([float("nan"), 1.0])], [torch.tensor([float("nan"), 1.0])], 0.0),
+        ([torch.tensor([float("nan"), 1.0])], [torch.tensor([0.0, 1.0])], float("inf")),
+        ([torch.tensor([float("inf")])], [torch.tensor([float("-inf")])], float("inf")),
+        ([torch.zeros(2)], [torch.tensor([0.0, 0.5])], 0.5),
+        ([torch.tensor([1.0])], [torch.tensor([float("nan")])], float("inf")),
+        (["a"], ["a"], 0.0),
+        (["a"], ["b"], float("inf")),
+        ([torch.ones(1)], [], float("inf")),
+        ([], [], 0.0),
+    ],
+)
+def test_raw_deviation(expected: Any, got: Any, deviation: float) -> None:
+    assert deviation_of(expected, got) == pytest.approx(deviation, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Which kind of output an answer is taken for, and what told."""
+"""The kind of an output, and the reason for it."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def _unit(*shape: int) -> Any:
     ],
 )
 def test_kinds(name: str, one: Any, other: Any, kind: str) -> None:
-    found, told = kind_of(name, [one.astype(np.float32) if one.dtype.kind == "f" else one, other])
-    assert found == kind and told
+    found, reason = kind_of(name, [one.astype(np.float32) if one.dtype.kind == "f" else one, other])
+    assert found == kind and reason

@@ -124,7 +124,7 @@ _ITSELF.append(_ITSELF)
     ],
     ids=range(13),
 )
-def test_what_would_need_a_pickle_is_not_written(tmp_path: Path, value: Any) -> None:
+def test_a_value_that_needs_a_pickle_is_not_written(tmp_path: Path, value: Any) -> None:
     with pytest.raises(Unwritable):
         plain_archive.save(tmp_path / "v.npz", [value])
     assert not (tmp_path / "v.npz").exists()
@@ -183,7 +183,7 @@ def test_another_file_is_refused_in_one_line_and_not_executed(tmp_path: Path, ca
     with pytest.raises(InputError) as caught:
         plain_archive.load(file)
     message = caught.value.message
-    assert message.startswith(f"{file}: found ") and message.endswith("begin anew in another folder")
+    assert message.startswith(f"{file}: found ") and message.endswith("start again in another folder")
     assert "\n" not in message
 
 

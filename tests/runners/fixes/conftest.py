@@ -1,4 +1,4 @@
-"""Records of made-up runs, contexts made of them, and a machine that can do everything."""
+"""Synthetic records, contexts made of them, and a machine that supports everything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Times = float | Sequence[float]
 _MIB = 1 << 20
 _LATE = [int(Status.OK)] * 9 + [int(Status.TIMEOUT)]
 _LENGTHS = [20, 400, 60, 150, 300, 30] * 10
-#: Runs that call for a fix which the ordinary one does not call for.
+#: Runs that need a fix which the ordinary one does not need.
 _CALLED_FOR: dict[str, dict[str, Any]] = {
     "quantize.fp8_dynamic": {"device": "cuda:0"},
     "quantize.fp16": {"device": "cuda:0"},
@@ -80,7 +80,7 @@ _STALLED = {
     },
 }
 _CALLED_FOR |= {"memory.device_allocator": _STALLED, "memory.limit": _STALLED}
-#: What their measurements on the bench found.
+#: Results of their set-ups.
 _FOUND: dict[str, Any] = {
     "quantize.int8_excluded": {"keep": {"head": 0.2}},
     "memory.device_allocator": Choice(setting="expandable_segments:True", said="none would be left"),
@@ -206,7 +206,8 @@ def _cause(cause: str, share: float) -> CauseSummary:
     )
 
 
-def _diagnosis(shares: Mapping[str, float]) -> Diagnosis:
+def diagnosis_of(shares: Mapping[str, float]) -> Diagnosis:
+    """A diagnosis with these shares of the tail by cause."""
     none = np.zeros((0, 0), dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)
     return Diagnosis(
@@ -245,7 +246,7 @@ def make_record() -> MakeRecord:
 
 @pytest.fixture(scope="session")
 def make_context() -> Callable[..., Context]:
-    """A context of a record, settings, shares of the tail by cause, and whatever else a context has."""
+    """A context of a record, settings, shares of the tail by cause, and other fields."""
 
     def make(
         run: RunRecord | None = None,
@@ -254,7 +255,7 @@ def make_context() -> Callable[..., Context]:
         shares: Mapping[str, float] | None = None,
         **more: Any,
     ) -> Context:
-        known: dict[str, Any] = {"diagnosis": _diagnosis(shares or {}), "default_collate": True, "cores": 2}
+        known: dict[str, Any] = {"diagnosis": diagnosis_of(shares or {}), "default_collate": True, "cores": 2}
         return Context(settings=settings, record=_record() if run is None else run, **{**known, **more})
 
     return make
@@ -262,7 +263,7 @@ def make_context() -> Callable[..., Context]:
 
 @pytest.fixture(scope="session")
 def uncalled() -> frozenset[str]:
-    """Fixes for which an ordinary run does not call."""
+    """Fixes that an ordinary run does not need."""
     return frozenset({*_CALLED_FOR, *_FOUND})
 
 
@@ -291,7 +292,7 @@ def verified() -> Callable[..., Verified]:
 
 @pytest.fixture(autouse=True)
 def machine_that_can_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the tests say the same wherever they run."""
+    """Make the tests independent of the machine."""
     topology = Topology(
         cores=(0, 1, 2, 3),
         physical=((0,), (1,), (2,), (3,)),

@@ -50,8 +50,10 @@ def test_a_fix_applies_changes_something_and_then_applies_no_more(
         assert fix.obstacle(calling(fix, settings)) != ""
 
 
-def test_what_calls_for_a_fix_is_looked_at(uncalled: frozenset[str], make_context: MakeContext) -> None:
-    """An ordinary run is none of those that call for them; each says why in a sentence."""
+def test_fixes_that_an_ordinary_run_does_not_need_show_why(
+    uncalled: frozenset[str], make_context: MakeContext
+) -> None:
+    """Each gives its reason in a sentence."""
     assert [name for name in uncalled if not BY_ID[name].obstacle(make_context())] == []
 
 
@@ -62,152 +64,138 @@ def test_a_run_without_requests_is_no_reason_to_fail(fix: Fix, make_record: Make
         fix.changes(empty)
 
 
+def case(
+    fix: str, words: str, settings: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **more: Any
+) -> tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A fix that does not apply to these settings, on this run, with these words in its reason."""
+    return fix, words, settings or {}, run or {}, more
+
+
 @pytest.mark.parametrize(
-    ("fix", "settings", "run", "more", "words"),
+    ("fix", "words", "settings", "run", "more"),
     [
-        ("warmup.shapes", {"warmup_shapes": 3}, {}, {}, "already"),
-        ("batch.window", {"batch_window_ms": 0.0}, {}, {}, "no batch window"),
-        ("batch.window", {"max_batch_size": 1}, {}, {}, "requests run one by one"),
-        ("batch.bucket", {"max_batch_size": 1}, {}, {}, "one by one"),
-        ("batch.bucket", {}, {"members": [[50, 50]] * 40}, {}, "padding"),
-        ("batch.size", {"batching": "adaptive"}, {}, {}, "batching is adaptive"),
-        (
+        case("warmup.shapes", "already", {"warmup_shapes": 3}),
+        case("batch.window", "no batch window", {"batch_window_ms": 0.0}),
+        case("batch.window", "requests run one by one", {"max_batch_size": 1}),
+        case("batch.bucket", "one by one", {"max_batch_size": 1}),
+        case("batch.bucket", "padding", run={"members": [[50, 50]] * 40}),
+        case("batch.size", "batching is adaptive", {"batching": "adaptive"}),
+        case(
             "batch.size",
+            "takes one request at a time",
             {"max_batch_size": 1},
             {"model": {"made_of": {"largest_batch": 1}}},
-            {},
-            "takes one request at a time",
         ),
-        ("transfer.pinned", {}, {}, {}, "no device to copy to"),
-        ("transfer.overlap", {}, {}, {}, "on the CPU"),
-        ("transfer.overlap", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "batching is continuous"),
-        ("transfer.overlap", {"routing": "weighted", "workers": 2}, {"device": "cuda:0"}, {}, "routing weighs"),
-        ("host.routing", {"overlap": True, "workers": 2}, {}, {}, "batches overlap"),
-        (
+        case("transfer.pinned", "no device to copy to"),
+        case("transfer.overlap", "on the CPU"),
+        case("transfer.overlap", "batching is continuous", {"batching": "continuous"}, {"device": "cuda:0"}),
+        case("transfer.overlap", "routing by weight", {"routing": "weighted", "workers": 2}, {"device": "cuda:0"}),
+        case("host.routing", "batches overlap", {"overlap": True, "workers": 2}),
+        case(
             "transfer.overlap",
-            {},
-            {"device": "cuda:0", "device_waits": ["net.py:7"]},
-            {},
             "waits for the device (at net.py:7)",
+            run={"device": "cuda:0", "device_waits": ["net.py:7"]},
         ),
-        ("transfer.overlap", {"memory_limit_mb": 64}, {"device": "cuda:0"}, {}, "limited by memory"),
-        ("fuse.cudagraph", {}, {}, {}, "no graphs to capture"),
-        ("fuse.cudagraph", {"compile": "reduce-overhead"}, {"device": "cuda:0"}, {}, "captured already"),
-        ("fuse.cudagraph", {"batching": "continuous"}, {"device": "cuda:0"}, {}, "no two of them"),
-        (
+        case("transfer.overlap", "limited by memory", {"memory_limit_mb": 64}, {"device": "cuda:0"}),
+        case("fuse.cudagraph", "no CUDA graphs"),
+        case("fuse.cudagraph", "captured already", {"compile": "reduce-overhead"}, {"device": "cuda:0"}),
+        case("fuse.cudagraph", "no two steps", {"batching": "continuous"}, {"device": "cuda:0"}),
+        case(
             "fuse.cudagraph",
-            {},
-            {"device": "cuda:0", "device_waits": ["model.py:31"]},
-            {},
             "waits for the device at model.py:31",
+            run={"device": "cuda:0", "device_waits": ["model.py:31"]},
         ),
-        ("fuse.compile_autotune", {}, {}, {}, "one kernel to choose from"),
-        ("fuse.compile_autotune", {"compile": "reduce-overhead"}, {"device": "cuda:0"}, {}, "with reduce-overhead"),
-        ("quantize.int8_weight_only", {}, {"device": "cuda:0"}, {}, "CPU only"),
-        ("quantize.fp16", {}, {}, {}, "on GPUs only"),
-        ("quantize.fp8_dynamic", {}, {}, {}, "compute capability 8.9"),
-        ("quantize.fp8_dynamic", {"precision": "bf16"}, {"device": "cuda:0"}, {}, "bf16 already"),
-        ("quantize.fp16", {"backend": "onnxruntime"}, {"device": "cuda:0"}, {}, "onnxruntime runs the model"),
-        ("quantize.int8_dynamic", {"precision": "bf16"}, {}, {}, "bf16"),
-        ("quantize.int8_dynamic", {"compile": "dynamic"}, {}, {}, "torch.compile"),
-        ("quantize.bf16", {"precision": "int8_dynamic"}, {}, {}, "int8_dynamic"),
-        ("quantize.bf16", {}, {"model": {"dtypes": {"bfloat16": 4, "float32": 1}}}, {}, "4 of 5 layers answer in 16"),
-        (
-            "dispatch.inference_mode",
-            {},
-            {"model": {"made_of": {"runtime": "ONNX Runtime"}}},
-            {},
-            "run in ONNX Runtime",
+        case("fuse.compile_autotune", "one kernel to choose from"),
+        case("fuse.compile_autotune", "with reduce-overhead", {"compile": "reduce-overhead"}, {"device": "cuda:0"}),
+        case("quantize.int8_weight_only", "only on the CPU", run={"device": "cuda:0"}),
+        case("quantize.fp16", "on GPUs only"),
+        case("quantize.fp8_dynamic", "compute capability 8.9"),
+        case("quantize.fp8_dynamic", "bf16 already", {"precision": "bf16"}, {"device": "cuda:0"}),
+        case("quantize.fp16", "onnxruntime runs the model", {"backend": "onnxruntime"}, {"device": "cuda:0"}),
+        case("quantize.int8_dynamic", "bf16", {"precision": "bf16"}),
+        case("quantize.int8_dynamic", "torch.compile", {"compile": "dynamic"}),
+        case("quantize.bf16", "int8_dynamic", {"precision": "int8_dynamic"}),
+        case("quantize.bf16", "4 of 5 layers return", run={"model": {"dtypes": {"bfloat16": 4, "float32": 1}}}),
+        case(
+            "dispatch.inference_mode", "run in ONNX Runtime", run={"model": {"made_of": {"runtime": "ONNX Runtime"}}}
         ),
-        ("fuse.compile", {"precision": "int8_dynamic"}, {}, {}, "quantize.int8_dynamic"),
-        ("memory.allocator", {"env": {"LD_PRELOAD": "x.so"}}, {}, {}, "another allocator"),
-        ("memory.pool", {}, {}, {"default_collate": False}, "collate of its own"),
-        ("gc.freeze", {}, {"pauses_ms": (0.9, 0.2)}, {}, "0.9 ms"),
-        ("gc.freeze", {}, {"pauses_ms": ()}, {}, "0 collections"),
-        ("host.threads", {}, {}, {"cores": 1}, "one core"),
-        ("host.workers", {}, {}, {"cores": 1}, "1 core"),
-        ("host.routing", {}, {}, {}, "one worker"),
-        ("host.routing", {"workers": 2, "routing": "weighted"}, {}, {}, "already"),
-        ("host.routing", {"workers": 2}, {}, {}, "record is of one worker"),
-        (
+        case("fuse.compile", "quantize.int8_dynamic", {"precision": "int8_dynamic"}),
+        case("memory.allocator", "another allocator", {"env": {"LD_PRELOAD": "x.so"}}),
+        case("memory.pool", "its own collate", default_collate=False),
+        case("gc.freeze", "0.9 ms", run={"pauses_ms": (0.9, 0.2)}),
+        case("gc.freeze", "0 collections", run={"pauses_ms": ()}),
+        case("host.threads", "one core", cores=1),
+        case("host.workers", "1 core", cores=1),
+        case("host.routing", "one worker"),
+        case("host.routing", "already", {"workers": 2, "routing": "weighted"}),
+        case("host.routing", "record has one worker", {"workers": 2}),
+        case(
             "host.routing",
+            "the 2 workers are alike",
             {"workers": 2},
             {"members": [[50]] * 60, "workers": 2, "settings": {"workers": 2}},
-            {},
-            "the 2 workers are alike",
         ),
-        (
+        case(
+            "quantize.int8_dynamic", "no nn.Linear", run={"model": {"modules": {"torch.nn.modules.conv.Conv2d": 3}}}
+        ),
+        case(
             "quantize.int8_dynamic",
-            {},
-            {"model": {"modules": {"torch.nn.modules.conv.Conv2d": 3}}},
-            {},
-            "no nn.Linear",
+            "take 1.2 ms in it, 1 ms without it",
+            run={"model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 1.0, "int8_dynamic": 1.2}}},
         ),
-        (
-            "quantize.int8_dynamic",
-            {},
-            {"model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 1.0, "int8_dynamic": 1.2}}},
-            {},
-            "take 1.2 ms in it, 1 ms as they are",
-        ),
-        (
+        case(
             "quantize.int8_weight_only",
-            {},
-            {"model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 8.0, "bf16": 2.0, "int8_weight_only": 3.5}}},
-            {},
             "3.5 ms in it, 2 ms in bf16",
+            run={
+                "model": {"modules": {LINEAR: 4}, "linear_ms": {"default": 8.0, "bf16": 2.0, "int8_weight_only": 3.5}}
+            },
         ),
-        (
-            "quantize.int8_weight_only",
-            {},
-            {"model": {"modules": {LINEAR: 4}, "few_row_products": 0}},
-            {},
-            "many rows",
+        case(
+            "quantize.int8_weight_only", "many rows", run={"model": {"modules": {LINEAR: 4}, "few_row_products": 0}}
         ),
-        ("quantize.int8_weight_only", {"precision": "bf16"}, {}, {}, "bf16 already"),
-        ("quantize.int8_weight_only", {"compile": "dynamic"}, {}, {}, "compiled already"),
-        ("quantize.int8_excluded", {}, {}, {}, "was not measured"),
-        ("quantize.int8_excluded", {}, {}, {"found": {"quantize.int8_excluded": {}}}, "found none whose exclusion"),
-        ("quantize.int8_excluded", {}, {}, {"found": {"quantize.int8_excluded": {"reason": "it died"}}}, ": it died"),
-        ("quantize.int8_dynamic", {"backend": "openvino"}, {}, {}, "openvino runs the model"),
-        ("fuse.compile", {"backend": "onnxruntime"}, {}, {}, "onnxruntime runs the model"),
-        ("fuse.onnxruntime", {"precision": "bf16"}, {}, {}, "precision is bf16"),
-        ("fuse.onnxruntime", {"compile": "dynamic"}, {}, {}, "compile is dynamic"),
-        ("fuse.onnxruntime", {}, {"device": "cuda:0"}, {}, "GPU"),
-        ("fuse.onnxruntime", {}, {"model": {"compile_parts": True}}, {}, "Python loop"),
-        ("fuse.openvino", {"precision": "int8_dynamic"}, {}, {}, "precision is int8_dynamic"),
-        ("fuse.openvino", {"precision": "bf16", "keep_precision": ("head",)}, {}, {}, "keep_precision"),
-        ("fuse.openvino", {"attention": "math"}, {}, {}, "attention is math"),
-        ("fuse.openvino", {"backend": "onnxruntime"}, {}, {}, "onnxruntime runs the model already"),
-        ("fuse.tensorrt", {}, {}, {}, "the model runs on the CPU"),
-        ("fuse.tensorrt", {"precision": "int8_dynamic"}, {"device": "cuda:0"}, {}, "precision is int8_dynamic"),
-        (
+        case("quantize.int8_weight_only", "bf16 already", {"precision": "bf16"}),
+        case("quantize.int8_weight_only", "compiled already", {"compile": "dynamic"}),
+        case("quantize.int8_excluded", "were not measured"),
+        case("quantize.int8_excluded", "no layers were found", found={"quantize.int8_excluded": {}}),
+        case("quantize.int8_excluded", ": it died", found={"quantize.int8_excluded": {"reason": "it died"}}),
+        case("quantize.int8_dynamic", "openvino runs the model", {"backend": "openvino"}),
+        case("fuse.compile", "onnxruntime runs the model", {"backend": "onnxruntime"}),
+        case("fuse.onnxruntime", "precision is bf16", {"precision": "bf16"}),
+        case("fuse.onnxruntime", "compile is dynamic", {"compile": "dynamic"}),
+        case("fuse.onnxruntime", "GPU", run={"device": "cuda:0"}),
+        case("fuse.onnxruntime", "Python loop", run={"model": {"compile_parts": True}}),
+        case("fuse.openvino", "precision is int8_dynamic", {"precision": "int8_dynamic"}),
+        case("fuse.openvino", "keep_precision", {"precision": "bf16", "keep_precision": ("head",)}),
+        case("fuse.openvino", "attention is math", {"attention": "math"}),
+        case("fuse.openvino", "onnxruntime runs the model already", {"backend": "onnxruntime"}),
+        case("fuse.tensorrt", "the model runs on the CPU"),
+        case("fuse.tensorrt", "precision is int8_dynamic", {"precision": "int8_dynamic"}, {"device": "cuda:0"}),
+        case(
             "fuse.tensorrt",
-            {},
-            {"device": "cuda:0", "model": {"modules": {"latfix.runners.model_files.engine_file.EngineModule": 1}}},
-            {},
             "a TensorRT engine already",
+            run={
+                "device": "cuda:0",
+                "model": {"modules": {"latfix.runners.model_files.engine_file.EngineModule": 1}},
+            },
         ),
-        ("fuse.channels_last", {}, {"model": {"modules": {LINEAR: 4}}}, {}, "no two-dimensional convolution"),
-        (
+        case("fuse.channels_last", "no two-dimensional convolution", run={"model": {"modules": {LINEAR: 4}}}),
+        case(
             "fuse.channels_last",
-            {},
-            {"model": {"modules": {CONV: 3}, "layouts": {"channels_last": 5}}},
-            {},
             "5 of 5 images",
+            run={"model": {"modules": {CONV: 3}, "layouts": {"channels_last": 5}}},
         ),
-        ("fuse.channels_last", {"compile": "dynamic"}, {}, {}, "compiler"),
-        ("fuse.attention", {}, {"model": {"kernels": {"aten::addmm": 3}}}, {}, "no scaled_dot_product_attention ran"),
-        ("fuse.attention", {}, {"model": {"kernels": {MATH: 3}}}, {}, "do not allow it"),
-        ("fuse.attention", {}, {"device": "cuda:0"}, {}, "CPU only"),
+        case("fuse.channels_last", "compiler", {"compile": "dynamic"}),
+        case("fuse.attention", "no scaled_dot_product_attention ran", run={"model": {"kernels": {"aten::addmm": 3}}}),
+        case("fuse.attention", "do not allow it", run={"model": {"kernels": {MATH: 3}}}),
+        case("fuse.attention", "only on the CPU", run={"device": "cuda:0"}),
     ],
 )
-def test_a_fix_says_why_it_does_not_apply(
+def test_a_fix_shows_why_it_does_not_apply(
     fix: str,
+    words: str,
     settings: dict[str, Any],
     run: dict[str, Any],
     more: dict[str, Any],
-    words: str,
     before: RunnerSettings,
     make_record: Make,
     make_context: MakeContext,
@@ -225,7 +213,7 @@ def test_faults_that_other_fixes_have_ended_need_no_allocator(make_context: Any,
     )
 
 
-def test_what_this_machine_cannot_do_is_no_fix(
+def test_a_fix_that_the_machine_cannot_do_does_not_apply(
     monkeypatch: pytest.MonkeyPatch, make_record: Make, make_context: MakeContext
 ) -> None:
     monkeypatch.setattr("latfix.runners.fixes.quantize.bf16.native_bf16", lambda: False)
@@ -268,7 +256,7 @@ def test_continuous_batching_opens_places_where_requests_ran_one_by_one(
     assert fix.change(alone)["max_batch_size"] == 8
 
 
-def test_buckets_go_by_the_feature_that_tells_the_compute_time(make_record: Make, make_context: MakeContext) -> None:
+def test_buckets_use_the_feature_that_explains_compute(make_record: Make, make_context: MakeContext) -> None:
     rng = np.random.default_rng(0)
     tokens = rng.permutation(np.arange(60) + 10)
     run = make_record([[50]] * 60, features={"noise": rng.permutation(60), "tokens": tokens})
@@ -278,9 +266,8 @@ def test_buckets_go_by_the_feature_that_tells_the_compute_time(make_record: Make
     assert BY_ID["batch.bucket"].change(make_context(run))["batch_key"] == ""
 
 
-def test_what_changes_answers_says_so() -> None:
-    """Whatever computes with other kernels, in another order or with fewer bits, or forms other batches: a model may
-    read its padding."""
+def test_fixes_that_change_answers_are_marked() -> None:
+    """Those that use other kernels, another order, fewer bits or other batches: a model may read its padding."""
     assert {fix.id for fix in FIXES if fix.changes_outputs} == {
         "numerics.flush_denormal",
         "quantize.int8_dynamic",
@@ -318,7 +305,7 @@ def test_layers_that_are_about_as_fast_are_left_to_a_trial(make_record: Make, ma
         ("fuse.tensorrt", "cuda:1", ("default", "bf16", "fp16")),
     ],
 )
-def test_a_backend_may_be_asked_for_its_precisions_where_it_is_installed(
+def test_a_backend_applies_with_its_precisions_if_it_is_installed(
     fix: str,
     device: str,
     precisions: tuple[Precision, ...],
@@ -345,7 +332,7 @@ def test_variables_that_a_plan_may_hold_are_those_of_the_fixes() -> None:
     assert {name for fix in FIXES for name in fix.environment} == apply_plan.FIX_VARIABLES
 
 
-def test_a_plan_preloads_only_what_is_an_allocator_here_or_preloaded_anyhow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_preloads_only_allocators_or_what_is_preloaded_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply_plan, "preload_name", lambda one: "libjemalloc.so.2" if one is JEMALLOC else "")
     own = RunnerSettings(env={"LD_PRELOAD": "/opt/own.so", "ANY": "1"})
     both = {"LD_PRELOAD": "libjemalloc.so.2:/opt/own.so"}

@@ -1,4 +1,4 @@
-"""Every fix is in the catalogue, found by its id, documented, and known to nobody by name who decides about it."""
+"""Every fix is in the catalogue and documented, its id gives its module, and the search does not know it by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fixes of the device's memory, end to end on a device that is none: traffic that stalls under torch's defaults, what
-the run tells of it, what each fix makes of that, and the same traffic with the fix."""
+"""Fixes of the device's memory, end to end on a simulated device: traffic that stalls with torch's defaults, its
+record, each fix on it, and the same traffic with the fix."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _applied(fix: str, play: Play, now: Context) -> tuple[RunnerSettings, Verifi
 
 @pytest.fixture
 def stalls(play: Play) -> RunRecord:
-    """The run as it is under torch's defaults."""
+    """The run with torch's defaults."""
     record = play()
     assert calls(record).retries >= 3
     return record
@@ -148,7 +148,7 @@ def test_the_history_chooses_the_setting(
     assert "already" in _BY_ID["memory.device_allocator"].obstacle(again)
 
 
-def test_what_is_chosen_is_beside_what_stands(
+def test_the_chosen_setting_is_added_to_existing_ones(
     play: Play, make_context: MakeContext, trace: AllocationTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing = "roundup_power2_divisions:4"
@@ -170,7 +170,7 @@ def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: 
     assert "no history" in fix.obstacle(make_context(stalls, RunnerSettings()))
 
 
-def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
+def test_a_limit_frees_segments_early(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
     fitting = {**facts(stalls), "allocated_peak_bytes": 800 * _MIB}
     now = make_context(replace(stalls, meta=stalls.meta.updated(device_memory=fitting)), RunnerSettings())
     settings, found, record = _applied("memory.limit", play, now)
@@ -180,31 +180,31 @@ def test_a_limit_gives_back_early_and_little(stalls: RunRecord, play: Play, make
     assert facts(record)["share"] == settings.device_memory_share
     assert facts(record)["reserved_peak_bytes"] <= settings.device_memory_share * _TOTAL
     assert found.effective == (calls(record).retries <= 0.5 * calls(stalls).retries), found.evidence
-    assert "may have 95.0% of the device; segments are given back from 80% of that on" in found.evidence
+    assert "may have 95.0% of the device; segments are freed from 80% of that on" in found.evidence
     assert "already" in _BY_ID["memory.limit"].obstacle(make_context(stalls, settings))
 
 
 @pytest.mark.parametrize(
     ("changed", "settings", "words"),
     [
-        ({"allocated_peak_bytes": 1200 * _MIB}, {}, "nothing would be kept"),
-        ({}, {"env": {ALLOC_CONF: "expandable_segments:True"}}, "not given back one by one"),
+        ({"allocated_peak_bytes": 1200 * _MIB}, {}, "nothing would stay cached"),
+        ({}, {"env": {ALLOC_CONF: "expandable_segments:True"}}, "cannot be freed one by one"),
         ({}, {"env": {ALLOC_CONF: "garbage_collection_threshold:0.6"}}, "is set already"),
     ],
 )
-def test_where_a_limit_does_not_help(
+def test_cases_in_which_a_limit_does_not_help(
     changed: Mapping[str, Any], settings: dict[str, Any], words: str, stalls: RunRecord, make_context: MakeContext
 ) -> None:
     record = replace(stalls, meta=stalls.meta.updated(device_memory={**facts(stalls), **changed}))
     assert words in _BY_ID["memory.limit"].obstacle(make_context(record, RunnerSettings(**settings)))
 
 
-def test_a_reservation_and_a_split_limit_do_not_go_together(stalls: RunRecord, make_context: MakeContext) -> None:
+def test_a_reservation_conflicts_with_a_split_limit(stalls: RunRecord, make_context: MakeContext) -> None:
     split = RunnerSettings(env={ALLOC_CONF: "max_split_size_mb:128"}, buffer_pool=True)
-    assert "no request would be served" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
+    assert "would not serve any request" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
     choice = Choice(setting="max_split_size_mb:128", said="")
     now = make_context(stalls, RunnerSettings(reserve_mb=900), found={"memory.device_allocator": choice})
-    assert "would serve no request" in _BY_ID["memory.device_allocator"].obstacle(now)
+    assert "would not serve any request" in _BY_ID["memory.device_allocator"].obstacle(now)
 
 
 @pytest.mark.parametrize("fix", _DEVICE_FIXES)
@@ -261,8 +261,8 @@ def test_on_the_host_there_is_no_device_to_limit_or_to_record() -> None:
     assert DeviceFacts({}).end([("cpu", None)]) == {}
 
 
-def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path) -> None:
-    """Sixty MiB of a segment stay split; what is then asked for was had by giving the rest back first."""
+def test_a_recorded_history_is_replayed_in_the_processs_room(tmp_path: Path) -> None:
+    """Sixty MiB of a segment stay split; the next request was served by freeing other segments first."""
 
     def entry(action: str, address: int, size: int) -> dict[str, Any]:
         return {"action": action, "addr": address * _MIB, "size": size * _MIB, "stream": 0, "time_us": 0}
@@ -290,7 +290,7 @@ def test_a_recorded_history_is_replayed_with_what_the_process_had(tmp_path: Path
         ("pluggable", None, "device memory: not read, because its allocator (pluggable) does not count"),
     ],
 )
-def test_what_an_allocator_refuses_to_tell_ends_no_run(
+def test_an_allocator_without_figures_does_not_end_a_run(
     torch_on: Any, fake_cuda: Any, backend: str, told: set[str] | None, note: str
 ) -> None:
     torch_on(fake_cuda(conf="max_split_size_mb:64"), backend=backend)
@@ -316,7 +316,7 @@ def test_only_torchs_own_allocator_has_a_history(torch_on: Any, fake_cuda: Any) 
 
 
 @pytest.mark.parametrize(("backend", "available"), [("cudaMallocAsync", True), ("pluggable", False)])
-def test_what_batches_need_is_measured_where_the_allocator_counts(
+def test_memory_of_batches_is_measured_if_the_allocator_counts(
     torch_on: Any, fake_cuda: Any, backend: str, available: bool
 ) -> None:
     torch_on(fake_cuda(), backend=backend)
@@ -364,7 +364,7 @@ def _two(record: RunRecord, first: Mapping[str, Any], second: Mapping[str, Any])
     return replace(record, meta=record.meta.updated(device_memory=both))
 
 
-def test_every_device_is_limited_and_told_of(torch_on: Any, fake_cuda: Any) -> None:
+def test_every_device_is_limited_and_reported(torch_on: Any, fake_cuda: Any) -> None:
     devices = [fake_cuda(), fake_cuda()]
     torch_on(*devices)
     allocators = allocators_of([_On("cuda:0"), _On("cuda:1"), _On("cuda:1")])
@@ -423,9 +423,7 @@ def test_a_pool_is_verified_on_every_device(stalls: RunRecord, got: float) -> No
     assert f"{got * 1000:,.0f} MiB of 1,000 MiB were taken from each device" in found.evidence
 
 
-def test_a_limit_is_that_of_the_fullest_device_and_verified_on_all(
-    stalls: RunRecord, play: Play, make_context: MakeContext
-) -> None:
+def test_the_fullest_device_sets_the_limit_of_all(stalls: RunRecord, play: Play, make_context: MakeContext) -> None:
     fitting = {"allocated_peak_bytes": 400 * _MIB, "left_bytes": 0, "reserved_end_bytes": _TOTAL}
     crowded = {**fitting, "reserved_end_bytes": _TOTAL // 2, "allocated_peak_bytes": 100 * _MIB}
     now = make_context(_two(stalls, fitting, crowded), RunnerSettings())
@@ -433,7 +431,7 @@ def test_a_limit_is_that_of_the_fullest_device_and_verified_on_all(
     changed = _BY_ID["memory.limit"].change(now)
     assert changed["device_memory_share"] == 0.475
     full = make_context(_two(stalls, fitting, {**crowded, "allocated_peak_bytes": 500 * _MIB}), RunnerSettings())
-    assert "nothing would be kept" in _BY_ID["memory.limit"].obstacle(full)
+    assert "nothing would stay cached" in _BY_ID["memory.limit"].obstacle(full)
     record = _quiet(play(RunnerSettings().with_overrides(changed)))
     for share, effective in ((0.475, True), (1.0, False)):
         run = _two(record, {}, {"share": share})
@@ -454,7 +452,7 @@ def test_a_history_has_the_room_of_its_own_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fix", _DEVICE_FIXES)
-def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: RunRecord) -> None:
+def test_without_stalls_only_latencies_decide(fix: str, stalls: RunRecord) -> None:
     """None of the screening's windows may hold a stall: no fewer than none is no evidence."""
     settings = {
         "reserve_mb": 64,
@@ -474,7 +472,7 @@ def test_where_nothing_stalled_no_effect_is_claimed_from_that(fix: str, stalls: 
     quiet = _quiet(stalls)
     verify = _BY_ID[fix].verify
     found = verify(Applied(evidence={}, record=run(quiet), without=quiet))
-    assert found.effective and "nothing stalled in these windows, and whether it pays" in found.evidence
+    assert found.effective and "nothing stalled in these windows, so only" in found.evidence
     seen = verify(Applied(evidence={}, record=run(quiet), without=stalls))
     assert seen.effective and "nothing stalled" not in seen.evidence
     worse = verify(Applied(evidence={}, record=run(stalls), without=quiet))

@@ -71,7 +71,7 @@ def memory(faults: int, **more: Any) -> dict[str, Any]:
 
 
 def on_device(retries: int, **more: Any) -> dict[str, Any]:
-    """What a run tells of the device's memory."""
+    """The device's memory in a run."""
     return {
         "device": "cuda:0",
         "device_memory": {"retries": retries, "allocs": 4 * retries, "frees": retries, **more},
@@ -175,7 +175,7 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
     ),
     ("fuse.compile", {}, {**REPLACED, "compilations": 3, "compile_s": 9.0, "graphs": 3}, {}),
     ("fuse.compile_autotune", {}, {**REPLACED, "compilations": 3, "compile_s": 90.0, "graphs": 3}, {}),
-    # On a GPU the host's clock sees the launch alone: how often graphs ran says it.
+    # On a GPU the host's clock only sees launches: the number of graph runs counts.
     ("fuse.compile_autotune", {}, {**REPLACED, **ON_GPU, "compilations": 3, "replaced_share": 0.1}, {}),
     (
         "fuse.cudagraph",
@@ -297,7 +297,7 @@ IDLE_SERVICE: dict[str, Any] = {
     "kernels": {FLASH: 2},
     "layouts": {"contiguous": 4},
 }
-#: What the record of a run says of its process and threads where nobody did anything to them.
+#: Process and threads in the record of a run without any change of them.
 LEFT_ALONE: dict[str, Any] = {
     **EVERYWHERE,
     "environment": {},
@@ -322,7 +322,7 @@ def test_a_setting_that_did_nothing_is_not_taken_for_effective(
 
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.id)
-def test_a_service_that_says_nothing_proves_nothing(fix: Fix, make_record: Make) -> None:
+def test_a_service_without_evidence_proves_nothing(fix: Fix, make_record: Make) -> None:
     empty = make_record([], pauses_ms=())
     assert not fix.verify(Applied(evidence={}, record=empty, without=empty)).effective
 
@@ -340,7 +340,7 @@ HALF: list[tuple[str, Run, Run]] = [
     ("quantize.bf16", CHANCE, {"dtypes": {}}),
     ("quantize.bf16", CHANCE, {"dtypes": {"bfloat16": 4}, "graph_dtypes": {"float32": 4}}),
     ("fuse.onnxruntime", {}, converted("onnxruntime")),
-    ("fuse.openvino", {}, {**REPLACED, **converted("openvino", "BF16")}),  # nobody has asked for it
+    ("fuse.openvino", {}, {**REPLACED, **converted("openvino", "BF16")}),  # not requested
     ("fuse.openvino", {"settings": {"precision": "bf16"}}, {**REPLACED, **converted("openvino")}),
     ("fuse.channels_last", {}, {"relaid": 3}),
     ("fuse.channels_last", {}, {"layouts": {"channels_last": 9}}),
@@ -387,7 +387,7 @@ def test_half_of_it_is_not_taken_for_effective(
     assert not found.effective, found.evidence
 
 
-def test_what_was_so_before_is_no_effect(make_record: Make, verified: Verify) -> None:
+def test_a_state_that_existed_before_is_no_effect(make_record: Make, verified: Verify) -> None:
     """Threads and workers that the service without the fix had, too, are not the fix's."""
     one = make_record(settings={"intra_op_threads": 1}, **on_cores(0, 1, threads=1))
     assert not verified("host.threads", one, one).effective

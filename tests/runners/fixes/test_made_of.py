@@ -123,7 +123,7 @@ def loaded(folder: Path, **values: Any) -> Service:
 def obstacles(
     make_record: Callable[..., Any], make_context: MakeContext
 ) -> Callable[[Mapping[str, Any]], dict[str, str]]:
-    """Why fixes of the model do not apply, by what a service says of it."""
+    """Why fixes of the model do not apply, by a service's own facts."""
 
     def look(facts: Mapping[str, Any]) -> dict[str, str]:
         now = make_context(make_record(model=facts))
@@ -133,7 +133,7 @@ def obstacles(
 
 
 @pytest.mark.parametrize("model", ["Held()", "Named()", "closed(session())"])
-def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
+def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]], model: str
 ) -> None:
     for package in ("onnx", "onnxruntime"):
@@ -152,7 +152,7 @@ def test_nothing_of_torchs_is_begun_on_an_adapter_over_a_session(
         assert found[fix] == "the model has no torch parameters: its operators run in ONNX Runtime"
 
 
-def test_of_an_onnx_file_openvino_alone_is_begun(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
+def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     given = (onnx.TensorProto.FLOAT, ["batch", 4])
@@ -167,22 +167,22 @@ def test_of_an_onnx_file_openvino_alone_is_begun(tmp_path: Path, obstacles: Call
     assert found["fuse.onnxruntime"] == "ONNX Runtime runs the file already"
 
 
-def test_of_torchscript_what_exchanges_or_looks_into_layers_is_not_begun(
+def test_fixes_of_single_layers_do_not_apply_to_torchscript(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(scripted())"))
     facts = loaded(folder).facts(traffic())
     assert facts["made_of"]["kind"] == "TorchScript" and facts["made_of"]["parameters"] == 4 * 9 + 4 + 8 + 2
-    assert facts["kernels"]["aten::conv2d"] == 1, "what runs in it is seen all the same"
+    assert facts["kernels"]["aten::conv2d"] == 1, "its kernels are still seen"
     found = obstacles(facts)
     assert [fix for fix, reason in found.items() if not reason] == ["quantize.bf16"]
-    assert "no linear layers in it that could be exchanged" in found["quantize.int8_dynamic"]
+    assert "it has no linear layers that could be replaced" in found["quantize.int8_dynamic"]
     assert found["fuse.compile"] == "the model is TorchScript: the compiler does not see into it"
     assert "give the model that it was made from" in found["fuse.openvino"]
     assert found["fuse.attention"] == "no scaled_dot_product_attention ran in a forward pass"
 
 
-def test_of_an_exported_program_compiling_and_converting_are_begun(
+def test_an_exported_program_can_be_compiled_and_converted(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Fixed(exported())"))
@@ -191,7 +191,7 @@ def test_of_an_exported_program_compiling_and_converting_are_begun(
     found = obstacles(facts)
     begun = [fix for fix, reason in found.items() if not reason]
     assert begun == ["quantize.bf16", "fuse.compile", "fuse.openvino", "fuse.onnxruntime"]
-    assert "would not be verified" in found["fuse.channels_last"]
+    assert "could not be verified" in found["fuse.channels_last"]
 
 
 @pytest.mark.parametrize("model", ["Fixed(scripted())", "Fixed(exported())"])
@@ -203,10 +203,10 @@ def test_bfloat16_of_a_graph_is_verified_by_its_answers(
         evidence = loaded(folder, precision=precision).evidence(traffic())
         found = verified("quantize.bf16", make_record(settings={"precision": precision}), **evidence)
         assert found.effective is effective, found.evidence
-        assert found.evidence.startswith(f"{int(effective)} of 1 answers of the model")
+        assert found.evidence.startswith(f"{int(effective)} of 1 outputs of the model")
 
 
-def test_of_modules_everything_that_they_have_is_begun(
+def test_modules_can_be_changed_in_every_way(
     tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
 ) -> None:
     facts = loaded(write_workload(tmp_path / "w", adapter=TORCH.replace("MODEL", "Net()"))).facts(traffic())

@@ -1,4 +1,4 @@
-"""When two outputs say the same, and what a service's accuracy is against the original's."""
+"""A service's accuracy, compared with the original's."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_reference_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert read.agreements.tolist() == [0.5, 1.0, 1.0] and read.yardstick == whole.yardstick
 
 
-def test_answers_of_a_users_own_class_cost_the_pairing_only(tmp_path: Path) -> None:
+def test_answers_of_a_users_own_class_are_not_paired(tmp_path: Path) -> None:
     whole = Reference(sample=(outputs_of(1),), ids=("a",), answers=(Fraction(1, 2),), score=0.5)
     whole.save(tmp_path / "r.npz")
     read = Reference.load(tmp_path / "r.npz")
@@ -106,7 +106,7 @@ def test_answers_of_a_users_own_class_cost_the_pairing_only(tmp_path: Path) -> N
 @pytest.mark.parametrize("held", [None, {"scored": ((), (), None), "sample": 3}, {"scored": 1}])
 def test_a_file_that_holds_no_answers_is_one_line(tmp_path: Path, held: object) -> None:
     plain_archive.save(tmp_path / "r.npz", held)
-    with pytest.raises(InputError, match=r"found something else than a model's answers.*begin anew"):
+    with pytest.raises(InputError, match=r"found something else than a model's answers.*start again"):
         Reference.load(tmp_path / "r.npz")
 
 
@@ -132,7 +132,7 @@ def test_a_score_of_other_requests_is_not_paired(labelled: Callable[..., Service
     assert evaluate(labelled(cases=90), traffic(20), tmp_path / "r.npz").loss is None
 
 
-def test_more_requests_are_compared_where_the_first_do_not_decide(
+def test_more_requests_are_compared_if_the_first_do_not_decide(
     labelled: Callable[..., Service], tmp_path: Path
 ) -> None:
     many = traffic(2 * 2 * AGREEMENT_SAMPLE)
@@ -149,14 +149,14 @@ def test_more_requests_are_compared_where_the_first_do_not_decide(
 
 
 @pytest.mark.parametrize(("available", "seconds", "looked_at"), [(0, 0.0, 200), (1000, 0.0, 8), (0, 40.0, 16)])
-def test_of_a_slow_model_and_of_large_answers_few_are_looked_at(
+def test_few_answers_are_compared_of_a_slow_model_or_if_they_are_large(
     labelled: Callable[..., Service], monkeypatch: pytest.MonkeyPatch, available: int, seconds: float, looked_at: int
 ) -> None:
     """Pictures of hundreds of requests would fill the memory; one after another of two seconds takes all the time."""
     monkeypatch.setattr(own_answers, "available_bytes", lambda: available)
     clock = count(0.0, seconds)
     monkeypatch.setattr(own_answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    alone, own = own_answers.look_at_own(labelled(scored=False), sample_requests(traffic(400)))
+    alone, own = own_answers.compare_own(labelled(scored=False), sample_requests(traffic(400)))
     assert len(alone) == own.check.compared == looked_at
 
 
@@ -170,7 +170,7 @@ def test_choices_are_made_on_other_requests_than_they_are_judged_by() -> None:
     assert sample_requests(traffic(0)) == []
 
 
-#: Its answer hangs on how much padding a request got: its mean is over the padding, too.
+#: Its answer depends on the padding: the mean includes it.
 READS_PADDING = """
 import torch
 from latfix import Workload
@@ -195,7 +195,7 @@ def padded(folder: Path, size: int) -> Service:
     return made
 
 
-def test_a_larger_batch_is_seen_to_change_the_answers_of_a_model_that_reads_its_padding(
+def test_a_model_that_reads_its_padding_answers_differently_in_larger_batches(
     tmp_path: Path, write_workload: WriteWorkload
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
@@ -208,7 +208,7 @@ def test_a_larger_batch_is_seen_to_change_the_answers_of_a_model_that_reads_its_
     assert not judge(asdict(shared), 1.0, 0.01)[0]
 
 
-def test_a_service_whose_padding_leaks_is_told_and_fixes_are_not_blamed_for_it(
+def test_a_service_whose_padding_leaks_is_reported_and_fixes_are_not_blamed(
     tmp_path: Path, write_workload: WriteWorkload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
@@ -232,7 +232,7 @@ def test_a_service_whose_padding_leaks_is_told_and_fixes_are_not_blamed_for_it(
 
     monkeypatch.setattr(slow.models.adapter, "prepare", prepare_slowly)
     again, repeated = judged(slow)
-    assert again and repeated.score == original.score, "who shares a batch hangs on no machine's pace"
+    assert again and repeated.score == original.score, "batches do not depend on the machine's speed"
     cured, single = judged(padded(folder, 1))
     assert cured and single.score == 1.0 and single.same
     kept, other = judged(padded(trained_otherwise, 8))
@@ -263,7 +263,7 @@ class Embeds(Workload):
     ("name", "declared", "kind"),
     [
         ("embedding", "", "vectors"),
-        ("x", "", "scores"),  # nothing tells them from logits
+        ("x", "", "scores"),  # indistinguishable from logits
         ("x", 'kind = "vectors"', "vectors"),
         ("x", 'x = { kind = "numbers" }', "numbers"),
     ],

@@ -20,7 +20,7 @@ def scored(score: float, **more: Any) -> dict[str, Any]:
         (scored(0.90, loss=0.0, loss_lo=-0.007, loss_hi=0.007), True),
         (scored(0.895, loss=0.005, loss_lo=-0.004, loss_hi=0.014), True),
         (scored(0.885, loss=0.015, loss_lo=0.005, loss_hi=0.018), False),  # beyond the limit
-        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034), False),  # too few to tell
+        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034), False),  # too few requests
         (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, same=True), True),  # but for rounding the same
         (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, deviation=None), False),
         (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=1.0), False),  # none of a few is not none
@@ -38,7 +38,7 @@ def test_the_rule(measured: dict[str, Any], allowed: bool) -> None:
 
 
 @pytest.mark.parametrize(("score", "allowed"), [(0.89, True), (0.8899, False)])
-def test_a_loss_of_just_what_is_allowed_is_allowed(score: float, allowed: bool) -> None:
+def test_a_loss_at_the_limit_is_allowed(score: float, allowed: bool) -> None:
     """0.9 - 0.89 is 0.010000000000000009, and "0.89, limit 0.89" no reason to refuse."""
     assert judge(scored(score), 0.9, 0.01)[0] is allowed
 
@@ -48,19 +48,17 @@ def test_no_loss_at_all_is_judged_by_the_estimate() -> None:
     assert not judge(scored(0.8999, loss=0.0001, loss_lo=-0.01, loss_hi=0.01), 0.9, 0.0)[0]
 
 
-def test_the_figures_are_told() -> None:
+def test_the_figures_are_shown() -> None:
     measured = scored(0.88, loss=0.02, loss_lo=0.01, loss_hi=0.03, agreement=0.97)
     _, said = judge(measured, 0.90, 0.01)
-    assert (
-        "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers say the same" in said and "deviation 0.05" in said
-    )
+    assert "loss 0.02 [0.01, 0.03]" in said and "97.0% of the answers agree" in said and "deviation 0.05" in said
 
 
-@pytest.mark.parametrize(("deviation", "told"), [(0.05, False), (None, True)])
-def test_beside_a_score_of_its_own_whole_answers_need_not_be_the_same(deviation: float | None, told: bool) -> None:
-    """Rankings of hundreds: "0.0% say the same" beside an equal score would only alarm."""
+@pytest.mark.parametrize(("deviation", "shown"), [(0.05, False), (None, True)])
+def test_with_a_score_of_its_own_agreement_is_not_shown(deviation: float | None, shown: bool) -> None:
+    """Rankings of hundreds: "0.0% agree" next to an equal score would only alarm."""
     _, said = judge(scored(0.90, kind="evaluate", agreement=0.0, deviation=deviation), 0.90, 0.01)
-    assert ("of the answers" in said) is told and ("deviation" in said) is not told
+    assert ("of the answers" in said) is shown and ("deviation" in said) is not shown
 
 
 def mean(answers: list[Any]) -> float:
@@ -79,7 +77,7 @@ def test_a_loss_is_exact_and_its_interval_holds_it() -> None:
     assert found.hi - found.lo < 0.2
 
 
-def test_no_loss_seen_is_not_no_loss() -> None:
+def test_a_sample_without_loss_does_not_exclude_one() -> None:
     """About three in n, which is what nothing in n leaves possible."""
     right = [1.0] * 270 + [0.0] * 30
     found = paired_loss(mean, right, right)
@@ -91,8 +89,8 @@ def test_few_requests_have_no_interval() -> None:
     assert paired_loss(mean, [1.0] * 5, [1.0] * 5) is None
 
 
-def test_the_interval_covers_the_loss_of_all_that_could_be_asked() -> None:
-    """Of 200 samples of 250 requests, of which 4 % are lost and 1 % gained, 95 % in truth; 90 % are asked for."""
+def test_the_interval_covers_the_true_loss() -> None:
+    """200 samples of 250 requests, of which 4 % are lost and 1 % gained: 95 % should cover it, 90 % must."""
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
@@ -105,13 +103,13 @@ def test_the_interval_covers_the_loss_of_all_that_could_be_asked() -> None:
     assert covered >= 180
 
 
-def test_a_slow_score_is_asked_less_often() -> None:
-    asked = 0
+def test_a_slow_score_is_called_less_often() -> None:
+    calls = 0
 
     def slow(answers: list[Any]) -> float:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         return mean(answers)
 
     paired_loss(slow, [1.0] * 100, [1.0] * 100, seconds=0.0)
-    assert asked == 2 + 8
+    assert calls == 2 + 8

@@ -16,7 +16,7 @@ from latfix.runners.measure.compute_pace import (
     blend,
     measure_pace,
     offered,
-    prepared_beside,
+    preparing_share,
     typical_batches,
 )
 from latfix.runners.service.loaded_service import Service
@@ -130,7 +130,7 @@ def serve(tmp_path: Path) -> Any:
     return service
 
 
-def test_batches_stand_for_a_run_from_its_quickest_to_its_slowest() -> None:
+def test_typical_batches_cover_a_run_from_its_fastest_to_its_slowest() -> None:
     run = record([1, 2] * 20, np.linspace(1, 40, 40).tolist())
     picked = typical_batches(run)
     assert len(picked) == 10 and picked[0] == [0] and len(picked[-1]) == 2
@@ -145,8 +145,8 @@ def test_the_pace_is_the_time_of_each_batch(serve: Any) -> None:
     assert np.isnan(found[2]), "it fails, as its request does"
 
 
-def test_copies_to_a_device_are_no_part_of_its_pace(serve: Any) -> None:
-    """A ratio of two paces is taken for one of compute; copies stay as they are whatever computes faster."""
+def test_copies_to_a_device_do_not_count(serve: Any) -> None:
+    """A ratio of two paces is used as one of compute, which copies do not follow."""
     service = serve("Doubler", max_batch_size=2)
     for instance in service.models.instances:
         instance.place_on(SimulatedAccelerator(speeds=Speeds(operator=0.01, byte=1e-5, pageable=1.0)))
@@ -161,7 +161,7 @@ def test_workers_that_hold_the_interpreter_are_slower_together(serve: Any) -> No
     assert together > 1.3 * alone
 
 
-def test_work_that_is_offered_is_batches_over_time() -> None:
+def test_offered_work_is_batches_over_time() -> None:
     run = record([1] * 50, [40.0] * 50)
     assert offered(run) == pytest.approx(0.4, rel=0.05)
     busy = record([1] * 50, [10.0] * 25 + [90.0] * 25)
@@ -184,17 +184,17 @@ def paces(alone: float, together: float, beside: float) -> dict[str, Floats]:
     return {"alone": np.array([alone]), "together": np.array([together]), "beside": np.array([beside])}
 
 
-def test_requests_that_are_prepared_while_batches_are_held_are_counted_once() -> None:
+def test_concurrent_preparation_is_counted_once() -> None:
     run = record([1] * 4, [40.0] * 4)
     rows = run.requests
     rows["prepare_wait_ns"][:], rows["prepare_ns"][:] = 10 * MS, 30 * MS
-    assert prepared_beside(run) == pytest.approx(0.5)
+    assert preparing_share(run) == pytest.approx(0.5)
     rows["arrival_ns"][:] = 0
-    assert prepared_beside(run) == pytest.approx(0.125), "all at once"
-    assert prepared_beside(record([], [])) == 0.0
+    assert preparing_share(run) == pytest.approx(0.125), "all at once"
+    assert preparing_share(record([], [])) == 0.0
 
 
-def test_what_holds_the_interpreter_is_slower_beside_requests_that_are_prepared(serve: Any) -> None:
+def test_python_code_is_slower_while_requests_are_prepared(serve: Any) -> None:
     service, work = serve("Busy"), schedule([10.0])
     (alone,) = measure_pace(service, work, [[0]], 0.3, workers=1)
     assert "latfix-pace-prepare" not in service.models.adapter.preparing

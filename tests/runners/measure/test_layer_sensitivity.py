@@ -24,7 +24,7 @@ from latfix.traffic.schedule import Traffic
 WriteWorkload = Callable[..., Path]
 
 #: Layer 1 has one weight a thousand times as large as the others of its row, which int8 rounds away; the answer
-#: hangs on the small ones.
+#: depends on the small ones.
 FRAGILE = """
 import torch
 from latfix import Request, Workload
@@ -76,7 +76,7 @@ def test_the_layer_that_int8_ruins_is_found(fragile: Path) -> None:
     found = found_in(fragile)
     effects = {layer.names[0]: layer.effect for layer in found.layers}
     assert effects["fragile"] > 5 * max(effects["first"], effects["last"]) > 0
-    if not found.trials:  # beside busy neighbors, int8 may not be faster in any layer
+    if not found.trials:  # next to busy neighbors, int8 may not be faster in any layer
         assert "no layer of 3 is faster" in found.reason
         return
     assert found.trials[0]["kept"] == 0
@@ -87,17 +87,17 @@ def test_the_layer_that_int8_ruins_is_found(fragile: Path) -> None:
     assert max(trial["score"] for trial in found.trials if trial["allowed"]) > found.trials[0]["score"]
 
 
-def test_what_is_kept_in_any_case_is_not_measured(fragile: Path) -> None:
+def test_layers_that_are_kept_anyway_are_not_measured(fragile: Path) -> None:
     found = found_in(fragile, keep_precision=("fragile",))
     assert {layer.names[0] for layer in found.layers} == {"first", "last"}
 
 
 def test_services_are_loaded_one_after_the_other(fragile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device may have no room for two; those that are done with refer to themselves, and must go all the same."""
-    load, models, beside = Service.load, list[weakref.ref[Any]](), list[int]()
+    load, models, alive = Service.load, list[weakref.ref[Any]](), list[int]()
 
     def loaded(service: Service) -> None:
-        beside.append(sum(model() is not None for model in models))
+        alive.append(sum(model() is not None for model in models))
         load(service)
         models.append(weakref.ref(service.models.instances[0].model))
 
@@ -106,10 +106,10 @@ def test_services_are_loaded_one_after_the_other(fragile: Path, monkeypatch: pyt
     monkeypatch.setattr("latfix.runners.measure.layer_sensitivity._saved_ms", lambda *_: 1.0)
     found = found_in(fragile)
     assert len(found.trials) >= 2 and len(models) >= 3
-    assert set(beside) == {0}
+    assert set(alive) == {0}
 
 
-def test_without_time_layers_are_taken_together(fragile: Path) -> None:
+def test_without_time_layers_are_measured_together(fragile: Path) -> None:
     found = found_in(fragile, budget_s=0.0)
     assert [layer.names for layer in found.layers] == [("first", "fragile", "last")]
 
@@ -125,7 +125,7 @@ STRICT = """
 """
 
 
-def test_where_every_layer_hangs_on_it_there_is_no_choice(tmp_path: Path, write_workload: WriteWorkload) -> None:
+def test_if_accuracy_depends_on_every_layer_there_is_no_choice(tmp_path: Path, write_workload: WriteWorkload) -> None:
     source = FRAGILE.replace("int(output.sum(0).argmax())", "output.sum(0)") + STRICT
     folder = write_workload(tmp_path / "strict", adapter=source)
     settings = RunnerSettings(device="cpu", intra_op_threads=1)
@@ -136,12 +136,12 @@ def test_where_every_layer_hangs_on_it_there_is_no_choice(tmp_path: Path, write_
     useful = [layer for layer in found.layers if layer.kept != "no gain"]
     if useful:  # all but the cheapest were left out in the last trial
         assert found.trials[0]["score"] == 0.0 and max(trial["kept"] for trial in found.trials) == len(useful) - 1
-    assert "is not kept with" in found.reason if useful else "is faster" in found.reason
+    assert "is not kept even with" in found.reason if useful else "is faster" in found.reason
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
 def test_layers_of_the_frameworks_own_encoder_are_measured(tmp_path: Path, write_workload: WriteWorkload) -> None:
-    """In inference one kernel stands in for them, which neither sees a changed layer nor takes one."""
+    """In inference one fused kernel replaces them, and would ignore a changed layer."""
     encoder = "torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True), 1)"
     source = FRAGILE.replace("return Net()", f"return {encoder}")
     folder = write_workload(tmp_path / "encoder", adapter=source)
@@ -185,7 +185,7 @@ def layers() -> list[Layer]:
     ]
 
 
-def test_where_only_a_compiler_brings_out_the_gain_layers_are_ordered_by_their_own_time(
+def test_layers_that_pay_only_compiled_are_ordered_by_their_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Layer by layer, torchao's are slower than the model's, and all would be left out."""
@@ -212,7 +212,7 @@ def test_slow_layers_are_timed_once_in_each_precision(
     assert found == {"0": (5.0, 5.0, 5.0)} and next(passes) == 2 * 2 * turns
 
 
-def test_the_dearest_layers_are_kept_as_few_as_are_enough() -> None:
+def test_the_fewest_layers_with_the_highest_price_are_kept() -> None:
     found = chosen(layers(), lambda keep: 0.895 if {"a", "b"} <= set(keep) else 0.8)
     assert set(found.keep) == {"e", "b", "a"}
     assert {layer.names[0]: layer.kept for layer in found.layers} == {
@@ -230,17 +230,17 @@ def test_layers_without_gain_alone_may_be_enough() -> None:
     assert set(found.keep) == {"e"} and len(found.trials) == 1
 
 
-def test_where_nothing_is_lost_nothing_need_be_kept() -> None:
+def test_without_a_loss_no_layer_is_kept() -> None:
     found = chosen(layers()[:4], lambda _: 0.9)
     assert found.keep == {} and "kept with all 4 layers" in found.reason
 
 
-def test_where_nothing_helps_nothing_is_kept() -> None:
+def test_if_nothing_helps_no_layer_is_kept() -> None:
     found = chosen(layers(), lambda _: 0.5)
     assert found.keep == {} and "3 of 4 layers" in found.reason
 
 
-def test_where_nothing_is_faster_nothing_is_tried() -> None:
+def test_if_no_layer_is_faster_nothing_is_tried() -> None:
     found = chosen([Layer(names=("e",), effect=0.5, saves_ms=0.0)], lambda _: 0.9)
     assert found.keep == {} and found.trials == [] and "no layer of 1 is faster" in found.reason
 
@@ -250,7 +250,7 @@ def test_in_bfloat16_every_layer_may_be_changed() -> None:
     assert set(found.keep) == {"e"}
 
 
-def test_the_search_ends_with_its_time_and_keeps_what_it_saw() -> None:
+def test_the_search_ends_with_its_time() -> None:
     """The first trial takes 10 s; with 12 s left, another one is not begun."""
     found = chosen(layers(), lambda keep: 0.895 if len(keep) >= 3 else 0.8, left=[22.0, 12.0, 12.0])
     assert found.keep == {} and len(found.trials) == 1
@@ -268,13 +268,13 @@ def test_layers_that_stand_out_are_tried_first() -> None:
 
 @pytest.mark.parametrize("enough", [0, 1, 4, 7, 8])
 def test_bisection_finds_the_fewest(enough: int) -> None:
-    asked: list[int] = []
+    counts: list[int] = []
 
     def allowed(count: int) -> bool:
-        asked.append(count)
+        counts.append(count)
         return count >= enough
 
     for first in range(10):
         assert _fewest(8, allowed, lambda: True, first=first) == (enough if enough < 8 else None)
-        assert len(set(asked)) == len(asked) <= (4 if not first else 7)
-        asked.clear()
+        assert len(set(counts)) == len(counts) <= (4 if not first else 7)
+        counts.clear()

@@ -1,4 +1,4 @@
-"""The search on simulated services and simulated time: no process starts, and a minute takes none."""
+"""The search on simulated services and simulated time: no process starts, and nothing waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from latfix.errors import InputError, RunnerError
 from latfix.formatting import LATENCY_KEYS
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
 from latfix.profilers.forecast.settings_forecast import Serving
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
 from latfix.results.optimization_step import Step
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, REQUEST_DTYPE
@@ -32,21 +31,24 @@ from latfix.statistics.bootstrap_ratio import arm_ratios
 from latfix.traffic.schedule import Traffic
 from tests.profilers.conftest import simulate  # noqa: F401  a fixture
 from tests.records import build_record, zeros
+from tests.runners.fixes.conftest import diagnosis_of
 
 LOAD_S = 2.0
-#: What a profile leaves in its process, as a factor of all that is timed there afterwards.
+#: Slowdown of a process after a profile was taken in it.
 PROFILED = 1.15
-#: What a service on a device takes as long where it finds too little memory there for its work.
+#: Slowdown of a service that finds too little memory on the device.
 STALLING = 1.6
+#: Latency of each request of the traffic with the first settings, in nanoseconds.
+LATENCY_NS = np.random.default_rng(3).gamma(9.0, 2e6, 10_000)
 
 
 @dataclass
 class Device:
-    """A device of limited memory, in GiB. A process keeps what it holds until it ends, whether it is stopped or not.
+    """A device of limited memory, in GiB. A process keeps its memory until it ends, also while it is stopped.
 
-    :param model: of a loaded service; ``work`` what it takes beside that in its first replay, and keeps.
-    :param more: by variable, what a service with it takes beside that from the start.
-    :ivar most: services that were on it at once, at most; ``starts`` of processes by arm.
+    :param model: memory of a loaded service; ``work`` is what it also takes in its first replay, and keeps.
+    :param more: by variable, additional memory of a service with it.
+    :ivar most: maximum number of services on it at once; ``starts`` of processes by arm.
     """
 
     total: float = 80.0
@@ -57,10 +59,10 @@ class Device:
     starts: list[str] = field(default_factory=list)
 
     def left(self, arms: list[FakeArm]) -> float:
-        """What no process holds."""
+        """Free memory."""
         return self.total - sum(arm.holds for arm in arms)
 
-    def told(self, arms: list[FakeArm], arm: FakeArm, stalls: int) -> dict[str, Any]:
+    def reported(self, arms: list[FakeArm], arm: FakeArm, stalls: int) -> dict[str, Any]:
         """``device_memory`` of a run."""
         gib = 1 << 30
         return {
@@ -79,20 +81,20 @@ class Device:
 
 @dataclass
 class World:
-    """The services, by what ``settings.env`` says: each variable is a factor of the latency.
+    """The services: each variable in ``settings.env`` is a factor of the latency.
 
     :param scores: accuracy of a service with that variable.
     :param broken: variables with which the service does not start.
     :param silent: variables that take no effect.
     :param on_replay: called before every replay, with the arm.
     :param first_load_s: seconds that the first process takes to load; all others take ``LOAD_S``.
-    :param warm_s: seconds that a process takes before its first replay, beside loading.
-    :param paces: by variable, what is left of a batch's compute, where that is not the factor.
-    :param shown: by variable, how much longer batches take in replays than their pace foretells.
-    :param limits: by ``max_batch_size``, a factor of the latency; ``shares`` by workers, of compute, too.
+    :param warm_s: seconds that a process takes before its first replay, in addition to loading.
+    :param paces: by variable, the ratio of a batch's compute, if it differs from the factor.
+    :param shown: by variable, how much longer batches take in replays than predicted.
+    :param limits: by ``max_batch_size``, a factor of the latency; ``shares``: by workers, also of compute.
     :param keep: layers that must keep their precision.
     :param first_use: factor of the latency of a request that a process has not served before.
-    :param device: what the services run on.
+    :param device: that the services run on; ``None`` for the host.
     """
 
     scores: dict[str, float] = field(default_factory=dict)
@@ -135,7 +137,7 @@ class World:
         return [name for _, name, _ in self.replays if name[0].isdigit() and "-settling-" not in name]
 
     def on_device(self, total: float = 80.0, **more: Any) -> Device:
-        """Have the services run on a device from now on, whose memory holds each of them twice by default."""
+        """Run the services on a device from now on; by default it has room for several."""
         self.device = Device(total=total, **more)
         return self.device
 
@@ -157,7 +159,7 @@ class World:
 
     @staticmethod
     def statuses(outcome: Outcome) -> dict[str, str]:
-        """What became of each fix."""
+        """Status of each fix."""
         assert len({step.fix for step in outcome.steps}) == len(outcome.steps), "each fix once"
         return {step.fix: step.status for step in outcome.steps}
 
@@ -238,7 +240,7 @@ class FakeArm:
         self.primed = True
 
     def profile(self, record: RunRecord) -> dict[str, Any]:
-        del record  # what is profiled on a device is asked for elsewhere
+        del record
         self.profiled = self.world.device is not None
         return {}
 
@@ -284,12 +286,11 @@ class FakeArm:
         factor = float(np.prod([float(env[k]) for k in env if k not in self.world.silent]))
         factor *= self.world.limits.get(self.settings.max_batch_size, 1.0) * (PROFILED if self.profiled else 1.0)
         factor *= self.world.shares.get(self.settings.workers, 1.0)
-        stalls = self._work()
+        stalls, meta = self._work(), dict[str, Any]()
         factor *= STALLING if stalls else 1.0
-        record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings)
-        if self.world.device is not None:
-            told = self.world.device.told(self.world.arms, self, stalls)
-            record = replace(record, meta=record.meta.updated(device="cuda:0", device_memory=told))
+        if device := self.world.device:
+            meta = {"device": "cuda:0", "device_memory": device.reported(self.world.arms, self, stalls)}
+        record = simulated(self.world, folder, traffic, factor, len(self.world.replays), self.settings, **meta)
         self.last = folder.name
         numbers = traffic.features["number"].astype(int)
         new = [number not in self.served for number in numbers.tolist()]
@@ -300,7 +301,7 @@ class FakeArm:
         return record
 
     def _work(self) -> int:
-        """Take the memory that requests need, if there is as much; how often the service stalls."""
+        """Take the memory that requests need, as far as it is free; returns how often the service stalls."""
         device = self.world.device
         if device is None:
             return 0
@@ -310,7 +311,7 @@ class FakeArm:
 
 
 class Known:
-    """As :class:`latfix.profilers.forecast.settings_forecast.Forecast`: foretells what is in this world."""
+    """As :class:`latfix.profilers.forecast.settings_forecast.Forecast`: predicts what is in this world."""
 
     error = 0.0
 
@@ -347,10 +348,16 @@ class Known:
 
 
 def simulated(
-    world: World, folder: Path, traffic: Traffic, factor: float, number: int, settings: RunnerSettings
+    world: World,
+    folder: Path,
+    traffic: Traffic,
+    factor: float,
+    number: int,
+    settings: RunnerSettings,
+    **meta: Any,
 ) -> RunRecord:
     n = len(traffic)
-    own = np.random.default_rng(3).gamma(9.0, 2e6, 10_000)[traffic.features["number"]]
+    own = LATENCY_NS[traffic.features["number"]]
     rows = zeros(REQUEST_DTYPE, n)
     rows["index"], rows["arrival_ns"] = np.arange(n), traffic.arrival_ns.copy()
     chance = np.random.default_rng(number).normal(1.0, world.noise, n)
@@ -366,6 +373,7 @@ def simulated(
         scheduled=n,
         machine={"cores": 2},
         settings=settings,
+        **meta,
     )
 
 
@@ -394,55 +402,6 @@ def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str
         variables=(name,),
         verify=verify,
         **options,
-    )
-
-
-def diagnosed(tail: Mapping[str, float]) -> Diagnosis:
-    none = np.zeros((0, 0), dtype=np.int64)
-    empty = np.zeros(0, dtype=np.int64)
-    causes = tuple(
-        CauseSummary(
-            cause=cause,
-            tail_ms=milliseconds,
-            tail_share=milliseconds / 100,
-            own_ms=milliseconds,
-            propagated_ms=0.0,
-            ci95_ms=(0.0, milliseconds),
-            named=True,
-            evidence_class="measured",
-            requests=1,
-            evidence="",
-            whatif_ms={"p50": 1.0, "p95": 1.0, "p99": 5.0},
-            fixes=(),
-        )
-        for cause, milliseconds in tail.items()
-    )
-    return Diagnosis(
-        workload="w",
-        device="cpu",
-        requests={"ok": 1200, "error": 0, "timeout": 0, "shed": 0},
-        latency_ms=dict.fromkeys(LATENCY_KEYS, 10.0),
-        latency_ci95_ms={},
-        stages_ms={},
-        verdict="steady",
-        sentence="",
-        percentile=99.0,
-        excess_ms=1.0,
-        reference_ms=1.0,
-        unexplained_ms=0.0,
-        causes=causes,
-        dispatch_ms={},
-        throughput_rps=20.0,
-        overhead={},
-        ledger=Ledger(
-            request=empty,
-            latency_ns=empty,
-            reference_ns=0,
-            causes=(),
-            own_ns=none,
-            propagated_ns=none,
-            classes=(),
-        ),
     )
 
 
@@ -489,7 +448,8 @@ def search(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sea
         (tmp_path / folder).mkdir(exist_ok=True)
         monkeypatch.setattr("latfix.runners.optimize.optimizer.FIXES", fixes)
         for module in ("optimizer", "search"):
-            found = diagnosed({"x": 80.0} if tail is None else tail)
+            shares = {cause: percent / 100 for cause, percent in (tail or {"x": 80.0}).items()}
+            found = replace(diagnosis_of(shares), excess_ms=1.0, reference_ms=1.0)
             monkeypatch.setattr(f"latfix.runners.optimize.{module}.diagnose", lambda *_, found=found, **__: found)
         spec = WorkloadSpec(
             name="w",

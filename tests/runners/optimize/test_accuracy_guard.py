@@ -27,7 +27,7 @@ def test_accuracy_is_not_measured_where_answers_stay(search: Any, world: Any) ->
     assert ("a.A", "evaluate") not in world.asked
 
 
-def test_agreement_stands_in_where_the_workload_has_no_score(search: Any, world: Any) -> None:
+def test_agreement_replaces_a_missing_score(search: Any, world: Any) -> None:
     world.evaluates = False
     world.scores = {"INT8": 0.5}
     outcome = search(world.fix("INT8", 0.3, changes_outputs=True))
@@ -37,7 +37,7 @@ def test_agreement_stands_in_where_the_workload_has_no_score(search: Any, world:
 
 @pytest.fixture
 def int8(world: Any) -> tuple[list[Fix], list[Any]]:
-    """Int8 that costs too much in all layers, and not with one of them left out; what the latter was told of them."""
+    """Int8 that costs too much in all layers, but not with one of them left out; the layers that the latter saw."""
     world.scores, world.keep = {"INT8": 0.9, "PART": 0.995}, {"head": 0.4}
     seen: list[Any] = []
 
@@ -56,7 +56,7 @@ def int8(world: Any) -> tuple[list[Fix], list[Any]]:
     return [part, whole], seen
 
 
-def test_layers_that_accuracy_hangs_on_are_found_once_the_whole_was_refused(
+def test_sensitive_layers_are_measured_once_int8_is_rejected(
     search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
 ) -> None:
     (part, whole), seen = int8
@@ -67,7 +67,7 @@ def test_layers_that_accuracy_hangs_on_are_found_once_the_whole_was_refused(
     assert world.asked.count(("sensitivity", "sensitivity")) == 1
 
 
-def test_layers_are_not_looked_for_before_there_is_something_to_prove(
+def test_layers_are_not_measured_before_there_is_something_to_prove(
     search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
 ) -> None:
     """The next best way is replayed at once; what takes the refused one's place, and is better, after it."""
@@ -78,7 +78,7 @@ def test_layers_are_not_looked_for_before_there_is_something_to_prove(
     assert ("a.NEXT", "evidence") in world.asked[:looked], "replayed before"
 
 
-def test_layers_that_were_found_are_known_to_a_search_that_is_resumed(
+def test_a_resumed_search_knows_the_measured_layers(
     search: Any, world: Any, int8: tuple[list[Fix], list[Any]]
 ) -> None:
     (part, whole), seen = int8
@@ -90,6 +90,6 @@ def test_layers_that_were_found_are_known_to_a_search_that_is_resumed(
     assert world.asked.count(("sensitivity", "sensitivity")) == 1
 
 
-def test_layers_are_not_looked_for_without_need(search: Any, world: Any) -> None:
+def test_layers_are_not_measured_without_need(search: Any, world: Any) -> None:
     search(world.fix("INT8", 0.4, changes_outputs=True))
     assert not any(do == "sensitivity" for _, do in world.asked)

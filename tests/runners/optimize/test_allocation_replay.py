@@ -1,4 +1,4 @@
-"""The allocator's setting by the service's own allocations: recorded once, on an arm of its own, timed by nobody."""
+"""The allocator's setting by the service's own allocations: recorded once, on a separate arm, without timing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def device(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
         record: RunRecord = replay(self, folder, *rest, **more)
         conf = self.settings.env.get(ALLOC_CONF, "")
         stalls = 0 if "expandable_segments:True" in conf else _STALLS
-        told = {
+        memory = {
             "total_bytes": _ROOM,
             "left_bytes": 0,
             "reserved_end_bytes": _ROOM,
@@ -71,7 +71,7 @@ def device(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
         }
         hit = np.arange(len(record.requests["latency_ns"])) % 12 == 5
         record.requests["latency_ns"][hit] += 60_000_000 * bool(stalls)
-        made = replace(record, meta=record.meta.updated(device="cuda:0", device_memory=told))
+        made = replace(record, meta=record.meta.updated(device="cuda:0", device_memory=memory))
         world.records[folder] = made
         return made
 
@@ -96,7 +96,7 @@ def device(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
 
 
 @pytest.mark.usefixtures("device")
-def test_the_setting_that_the_history_speaks_for_is_tried_and_kept(search: Any, world: Any) -> None:
+def test_the_best_setting_for_the_history_is_tried_and_kept(search: Any, world: Any) -> None:
     outcome = search(memory_device_allocator.FIX, tail={"memory.fragmentation": 80.0})
     (step,) = outcome.steps
     assert (step.fix, step.status) == ("memory.device_allocator", "kept"), step.reason
@@ -109,7 +109,7 @@ def test_the_setting_that_the_history_speaks_for_is_tried_and_kept(search: Any, 
     assert not any("memory-history" in folder for step in outcome.steps for pair in step.pairs for folder in pair)
 
 
-def test_a_service_that_cannot_be_recorded_says_so(device: Callable[[str], None], search: Any) -> None:
+def test_a_service_that_cannot_be_recorded_shows_the_reason(device: Callable[[str], None], search: Any) -> None:
     device("this build of torch records none")
     outcome = search(memory_device_allocator.FIX, tail={"memory.fragmentation": 80.0})
     (step,) = outcome.steps

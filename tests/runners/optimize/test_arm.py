@@ -22,32 +22,32 @@ class FakeProcess:
     device: ClassVar[str] = "cpu"
 
     def __init__(self, *_: object) -> None:
-        self.said: list[str] = []
+        self.commands: list[str] = []
         self.ready: dict[str, Any] = {}
         self.made.append(self)
 
     def launch(self) -> None:
-        self.said.append("launch")
+        self.commands.append("launch")
 
     def start(self) -> dict[str, Any]:
-        self.said.append("start")
+        self.commands.append("start")
         self.ready = {"device": self.device}
         return self.ready
 
     def command(self, do: str, **_: object) -> Any:
-        self.said.append(do)
-        if "die" in self.said:
+        self.commands.append(do)
+        if "die" in self.commands:
             raise RunnerError("the runner was killed")
         return {}
 
     def resume(self) -> None:
-        self.said.append("resume")
+        self.commands.append("resume")
 
     def pause(self) -> None:
-        self.said.append("pause")
+        self.commands.append("pause")
 
     def close(self) -> None:
-        self.said.append("close")
+        self.commands.append("close")
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def test_an_arm_whose_process_died_starts_another(arm: Arm, tmp_path: Path) -> N
     arm.ask("evidence")
     assert not arm.failed
     first, second = FakeProcess.made
-    assert first.said[:8] == ["launch", "start", "resume", "prime", "pause", "resume", "die", "close"]
+    assert first.commands[:8] == ["launch", "start", "resume", "prime", "pause", "resume", "die", "close"]
     # Stopped whenever it is not at work, so that it takes nothing from the other arm.
-    assert second.said == ["launch", "start", "resume", "evidence", "pause"]
+    assert second.commands == ["launch", "start", "resume", "evidence", "pause"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_arm_whose_process_died_starts_another(arm: Arm, tmp_path: Path) -> N
 def test_a_profile_that_never_came_ends_the_process(
     arm: Arm, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], goes_on: bool
 ) -> None:
-    """It hangs in the profiler, or is gone: whoever asks it next would wait for nothing."""
+    """It hangs in the profiler, or is gone: the next command would wait in vain."""
     monkeypatch.setattr(FakeProcess, "device", "cuda:0")
     monkeypatch.setattr("latfix.runners.replay.arm.device_profile", lambda *_: found)
     record: Any = SimpleNamespace(meta=RunMeta(device="cuda:0"))
@@ -110,14 +110,14 @@ def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
     assert arm.profiled == (device != "cpu")
     arm.restart()
     assert not arm.profiled and not arm.loaded
-    assert arm.told == {"device": device}, "what it said of itself is known without starting it again"
+    assert arm.told == {"device": device}, "its report is known without a restart"
 
 
 def test_two_load_at_once_and_wait_until_they_are_needed(arm: Arm) -> None:
     arm.launch()
     (process,) = FakeProcess.made
-    assert arm.loaded and process.said == ["launch"] and not arm.told
+    assert arm.loaded and process.commands == ["launch"] and not arm.told
     arm.start()
-    assert process.said == ["launch", "start", "pause"] and arm.told == {"device": "cpu"}
+    assert process.commands == ["launch", "start", "pause"] and arm.told == {"device": "cpu"}
     arm.running()
-    assert FakeProcess.made == [process] and process.said == ["launch", "start", "pause"]
+    assert FakeProcess.made == [process] and process.commands == ["launch", "start", "pause"]

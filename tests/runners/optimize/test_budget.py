@@ -14,7 +14,7 @@ from latfix.runners.fixes.quantize import int8_excluded as quantize_int8_exclude
 from latfix.runners.optimize.measurement import Bench
 
 
-def test_what_does_not_fit_the_budget_is_skipped_and_says_so(search: Any, world: Any) -> None:
+def test_fixes_that_do_not_fit_the_budget_are_skipped(search: Any, world: Any) -> None:
     outcome = search(*(world.fix(name, 0.9) for name in "ABCDEFGH"), budget_s=280.0)
     found = world.statuses(outcome)
     assert found["a.A"] == "kept" and found["a.H"] == "skipped"
@@ -24,7 +24,7 @@ def test_what_does_not_fit_the_budget_is_skipped_and_says_so(search: Any, world:
 
 
 @pytest.mark.parametrize("budget_s", [150.0, 400.0, 900.0])
-def test_time_is_kept_for_the_final_replay(search: Any, world: Any, budget_s: float) -> None:
+def test_time_is_reserved_for_the_final_replay(search: Any, world: Any, budget_s: float) -> None:
     """Many fixes that never get anywhere cannot use up what proves the one that does."""
     world.noise = 0.3
     outcome = search(world.fix("HALF", 0.5), *(world.fix(f"N{k}", 0.999) for k in range(40)), budget_s=budget_s)
@@ -41,7 +41,7 @@ def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> 
     assert outcome.verdict == "inconclusive"
 
 
-def test_a_first_start_that_was_slow_is_not_held_against_every_step(search: Any, world: Any) -> None:
+def test_a_slow_first_start_does_not_raise_every_estimate(search: Any, world: Any) -> None:
     """It reads all packages from the disk; the ones after it find them in memory.
 
     A sixth of the budget is set apart, so that it takes so much more to be in the same place.
@@ -68,7 +68,7 @@ def test_before_anything_is_kept_two_thirds_of_the_final_replays_time_may_be_use
 def test_the_final_stretch_is_so_short_that_five_rounds_fit(search: Any, world: Any, budget_s: float) -> None:
     outcome = search(world.fix("HALF", 0.5), *(world.fix(f"N{k}", 1.1) for k in range(30)), budget_s=budget_s)
     assert outcome.final is not None and outcome.final.rounds == 5 and outcome.verdict == "improved"
-    assert any("The final replay is of the slowest stretch of the traffic" in note for note in outcome.notes)
+    assert any("The final replay covers the slowest stretch of the traffic" in note for note in outcome.notes)
     assert len(outcome.after.traffic) < len(outcome.baseline.traffic)
     assert world.now <= budget_s
 
@@ -76,7 +76,7 @@ def test_the_final_stretch_is_so_short_that_five_rounds_fit(search: Any, world: 
 @pytest.mark.parametrize(
     ("budget_s", "cold", "led"), [(400.0, False, True), (240.0, False, False), (400.0, True, False)]
 )
-def test_a_stretch_is_led_to_where_there_is_time_and_first_requests_are_not_the_point(
+def test_a_stretch_has_a_lead_in_if_time_allows_and_the_fix_is_not_cold(
     search: Any, world: Any, budget_s: float, cold: bool, led: bool
 ) -> None:
     fixes = (world.fix("HALF", 0.3, cold=cold), *(world.fix(f"N{k}", 1.1) for k in range(30)))
@@ -93,7 +93,7 @@ def test_the_baseline_keeps_to_a_quarter_of_the_budget(search: Any, world: Any) 
 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.0), ("cuda:0", 90.0)])
-def test_what_comes_compiled_on_a_gpu_takes_its_time(device: str, seconds: float) -> None:
+def test_int8_takes_time_to_compile_on_a_gpu(device: str, seconds: float) -> None:
     bench: Any = SimpleNamespace(baseline=SimpleNamespace(meta=SimpleNamespace(device=device)))
     for fix in (quantize_int8_dynamic.FIX, quantize_int8_excluded.FIX):
         assert Bench._making_of(bench, [fix]) == seconds

@@ -16,25 +16,25 @@ _GIB = 1 << 30
 
 
 def _record(device: str = "cuda:0", **known: Any) -> Any:
-    told = {"total_bytes": 80 * _GIB, "left_bytes": 50 * _GIB, "reserved_end_bytes": 28 * _GIB}
-    told |= {"reserved_peak_bytes": 28 * _GIB, "retries": 0, "allocs": 0, "frees": 0, **known}
+    memory = {"total_bytes": 80 * _GIB, "left_bytes": 50 * _GIB, "reserved_end_bytes": 28 * _GIB}
+    memory |= {"reserved_peak_bytes": 28 * _GIB, "retries": 0, "allocs": 0, "frees": 0, **known}
     batches = {name: np.zeros(0, dtype=np.int64) for name in BATCH_DTYPE.names or ()}
-    return SimpleNamespace(meta=RunMeta(device=device, device_memory=told), batches=batches)
+    return SimpleNamespace(meta=RunMeta(device=device, device_memory=memory), batches=batches)
 
 
-def test_what_is_beside_torchs_allocator_counts_too() -> None:
+def test_memory_outside_torchs_allocator_counts() -> None:
     """Of thirty the allocator took twenty-eight; the rest is CUDA's, another backend's, a neighbor's."""
     least = 2 * 30 * _GIB + MARGIN_BYTES
     assert no_room(_record(total_bytes=least, left_bytes=least - 30 * _GIB)) == ""
     assert "30,720 MiB of" in no_room(_record(total_bytes=least - 1, left_bytes=least - 1 - 30 * _GIB))
 
 
-def test_the_most_that_was_held_counts_not_what_was_left_of_it() -> None:
+def test_the_peak_counts_not_the_end() -> None:
     assert no_room(_record()) == ""
     assert "one holds 40,960 MiB of 81,920 MiB" in no_room(_record(reserved_peak_bytes=38 * _GIB))
 
 
-def test_a_service_that_came_to_hold_more_is_the_measure() -> None:
+def test_a_service_that_grew_counts() -> None:
     """Its own figures of the device are of two services that shared it."""
     larger = _record(reserved_peak_bytes=40 * _GIB, left_bytes=10 * _GIB)
     assert "one holds 43,008 MiB" in no_room(_record(), larger)
@@ -49,7 +49,7 @@ def test_a_service_that_came_to_hold_more_is_the_measure() -> None:
         (SimpleNamespace(meta=RunMeta(device="cuda:0")), "is not known"),
     ],
 )
-def test_where_nothing_is_to_be_counted(record: Any, why: str) -> None:
+def test_cases_without_figures(record: Any, why: str) -> None:
     assert (why in no_room(record)) if why else not no_room(record)
 
 
@@ -63,7 +63,7 @@ def _fix(name: str, alone: bool = False) -> Any:
     return SimpleNamespace(id=name, alone=alone)
 
 
-def test_one_fix_that_finds_no_room_is_that_fix_s_and_two_are_the_device_s() -> None:
+def test_one_crowding_fix_is_isolated_and_two_end_the_sharing() -> None:
     room = DeviceRoom()
     room.begin(_record())
     room.adopt(_arm("kept"))
@@ -76,7 +76,7 @@ def test_one_fix_that_finds_no_room_is_that_fix_s_and_two_are_the_device_s() -> 
     assert [room.alone_with([_fix("third")]), room.alone] == ["no", "no"]
 
 
-def test_a_service_with_less_that_finds_no_room_ends_the_sharing() -> None:
+def test_a_smaller_service_without_room_ends_the_sharing() -> None:
     """Its fixes are among those that stand: there is none to learn from."""
     room = DeviceRoom()
     room.begin(_record())
@@ -94,22 +94,22 @@ def test_a_second_device_may_be_the_one_without_room() -> None:
     assert "cuda:1" in no_room(_record(others={"cuda:1": roomy}), later)
 
 
-def test_only_what_must_not_be_there_has_to_go() -> None:
+def test_only_services_that_may_not_share_are_closed() -> None:
     room = DeviceRoom()
     one, other, alone = _arm(), _arm(), _arm()
-    room.make(one, [one, other])
+    room.close_others(one, [one, other])
     assert one.loaded and other.loaded
     alone.alone = "why"
-    room.make(one, [one, other, alone])
+    room.close_others(one, [one, other, alone])
     assert (one.loaded, other.loaded, alone.loaded) == (True, True, False)
     alone.loaded = True
-    room.make(alone, [one, other, alone])
+    room.close_others(alone, [one, other, alone])
     assert (one.loaded, other.loaded, alone.loaded) == (False, False, True)
 
 
-def test_on_the_host_nobody_is_alone() -> None:
+def test_on_the_host_no_service_is_alone() -> None:
     room = DeviceRoom()
     room.begin(_record(device="cpu"))
-    assert not room.alone_with([_fix("memory.pool", alone=True)]) and not room.alone_at_all()
+    assert not room.alone_with([_fix("memory.pool", alone=True)]) and not room.alone_uncompared()
     room.adopt(_arm("large", latest=_record(device="cpu", retries=3)))
     assert not room.alone

@@ -21,7 +21,7 @@ def test_a_service_that_does_not_start_with_a_fix(search: Any, world: Any) -> No
     assert "B" not in outcome.settings.env
 
 
-def test_a_service_that_fails_without_the_fix_is_not_held_against_it(search: Any, world: Any) -> None:
+def test_a_failure_without_the_fix_does_not_count_against_it(search: Any, world: Any) -> None:
     """The base dies once in the screening of A: A is undecided, and B is tried on a new process."""
     died: list[str] = []
 
@@ -55,7 +55,7 @@ def test_a_baseline_without_an_answer_is_the_workload_s_failure(
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_interrupted_in_the_search_keeps_what_was_found(search: Any, world: Any, in_order: bool) -> None:
+def test_an_interrupted_search_keeps_its_results(search: Any, world: Any, in_order: bool) -> None:
     """Ctrl-C ends a replay in order, or comes where none runs."""
 
     def stop(arm: Any, name: str) -> None:
@@ -72,7 +72,7 @@ def test_interrupted_in_the_search_keeps_what_was_found(search: Any, world: Any,
     assert any("Interrupted" in note for note in outcome.notes)
 
 
-def test_interrupted_in_the_baseline_there_is_nothing(search: Any, world: Any) -> None:
+def test_an_interrupted_baseline_leaves_nothing(search: Any, world: Any) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 

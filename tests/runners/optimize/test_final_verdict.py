@@ -66,8 +66,8 @@ def test_a_final_replay_that_is_worse_leaves_no_plan(search: Any, world: Any) ->
     assert outcome.planned == []
 
 
-def test_rounds_that_take_longer_than_thought_are_not_begun(search: Any, world: Any) -> None:
-    """Compiling at each start is in no estimate; the rounds themselves tell."""
+def test_rounds_that_take_longer_than_estimated_do_not_start(search: Any, world: Any) -> None:
+    """Estimates do not include compilation at each start; measured rounds do."""
     world.warm_s = 200.0
     outcome = search(world.fix("HALF", 0.5), budget_s=1500.0)
     assert outcome.final is not None

@@ -48,7 +48,7 @@ def test_requests_come_five_times_as_fast_as_they_are_served(world: Any, saturat
     assert not any(arm.alive for arm in world.arms)
 
 
-def test_a_search_that_goes_on_offers_the_same_load(world: Any, saturate: Any) -> None:
+def test_a_resumed_search_offers_the_same_load(world: Any, saturate: Any) -> None:
     first, again = (saturate(world.traffic(60.0), 300.0) for _ in range(2))
     assert np.array_equal(first.arrival_ns, again.arrival_ns) and len(world.replays) == 1
 

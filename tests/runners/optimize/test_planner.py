@@ -1,4 +1,4 @@
-"""Whole configurations on a simulated service: which go together, and which is foretold to be best."""
+"""Whole configurations on a simulated service: which choices are compatible, and which are predicted to be best."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from latfix.runners.optimize.configuration import Choice, Configuration, compose
 from latfix.runners.optimize.planner import Goal, Planner, trusted
 from latfix.settings import RunnerSettings
 
-#: Inputs of very different length, so that whoever shares a batch with a long one pays for it.
+#: Inputs of very different length, so that requests in a batch with a long one take longer.
 LENGTHS = (40 * np.random.default_rng(3).lognormal(0, 1.0, 1000)).astype(np.int64) + 1
 PLAN: dict[str, Any] = {"n": 1000, "seed": 5, "lengths": LENGTHS, "base": 2.0, "per_item": 0.05}
 
@@ -72,26 +72,26 @@ def plan(simulate: Callable[..., Any]) -> Callable[..., Planner]:
     return make
 
 
-def test_batches_of_one_and_no_window_where_padding_costs(plan: Callable[..., Planner]) -> None:
+def test_batches_of_one_and_no_window_if_padding_costs(plan: Callable[..., Planner]) -> None:
     planner = plan(max_batch=8, window=20.0)
     best = planner.best((), [limits(1, 2, 4, 16), windows(0.0, 5.0)])
     assert best.settings.max_batch_size == 1 and planner.score(best) < -0.2
-    assert best.fixes == ("size",), "a window of batches of one is no business of anybody's"
+    assert best.fixes == ("size",), "batches of one have no window"
 
 
-def test_a_window_that_nobody_needs_goes(plan: Callable[..., Planner]) -> None:
+def test_a_needless_window_is_removed(plan: Callable[..., Planner]) -> None:
     planner = plan(max_batch=4, window=20.0)
     best = planner.best((), [windows(0.0, 1.0, 10.0)])
     assert best.settings.batch_window_ms == 0.0 and planner.predict(best).ratio["mean"] < 0.8
 
 
-def test_larger_batches_where_they_pay(plan: Callable[..., Planner]) -> None:
+def test_larger_batches_if_they_pay(plan: Callable[..., Planner]) -> None:
     alike = np.full(1000, 50)
     planner = plan(max_batch=2, rate=150.0, base=10.0, per_item=0.005, lengths=alike)
     assert planner.best((), [limits(1, 4, 8)]).settings.max_batch_size > 2
 
 
-def test_what_gains_nothing_is_left_out(plan: Callable[..., Planner]) -> None:
+def test_a_choice_that_gains_nothing_is_left_out(plan: Callable[..., Planner]) -> None:
     planner = plan(max_batch=1, rate=5.0)
     assert planner.best((), [limits(2, 4)]).choices == ()
     assert planner.best([FAST], [limits(2, 4)]).fixes == ("fast",)
@@ -116,49 +116,49 @@ def test_shares_are_over_all_orders_of_ways_that_were_measured(plan: Callable[..
     assert all(share["mean"][1] < share["mean"][2] for share in shares.values()), "each is added first, and last"
 
 
-def test_a_replay_moves_all_that_runs_the_model_that_way(plan: Callable[..., Planner]) -> None:
-    """Batches took a fifth longer than foretold; of a way that was not replayed, as the first settings' did."""
+def test_a_replay_corrects_all_configurations_with_the_same_way(plan: Callable[..., Planner]) -> None:
+    """Batches took a fifth longer than predicted; a way that was not replayed takes the first settings' pace."""
     planner = plan(max_batch=1)
     first, fast = Configuration(planner.first), Configuration(planner.first, (FAST,))
     other = Configuration(planner.first, (FAST, *limits(2)))
-    told = [planner.score(each) for each in (fast, other)]
+    predicted = [planner.score(each) for each in (fast, other)]
     planner.take(first, 0.9)
     assert planner.serving(fast).pace == 0.9
     planner.take(fast, 1.2)
     assert planner.serving(first).pace == 0.9 and planner.serving(other).pace == 1.2
     assert planner.score(first) == 0.0
-    assert all(planner.score(each) > was for each, was in zip((fast, other), told, strict=True))
+    assert all(planner.score(each) > was for each, was in zip((fast, other), predicted, strict=True))
     planner.take(fast, 0.6)
     assert planner.serving(fast).pace == pytest.approx((1.2 * 0.6) ** 0.5)
 
 
-def test_what_was_refused_is_never_the_best(plan: Callable[..., Planner]) -> None:
+def test_a_refused_way_is_never_the_best(plan: Callable[..., Planner]) -> None:
     planner = plan(max_batch=1)
     planner.refused.add(("fast",))
     assert planner.score(Configuration(planner.first, (FAST, *limits(2)))) == math.inf
 
 
 @pytest.mark.parametrize(("key", "weight"), [("mean", 1.0), ("p99", 2 / 3)])
-def test_a_percentile_counts_twice_as_much_as_the_mean_beside_it(key: str, weight: float) -> None:
+def test_a_percentile_counts_twice_as_much_as_the_mean(key: str, weight: float) -> None:
     ratio = {"mean": 1.0, "p99": 1.0, key: 0.5}
     assert Goal(key).score(ratio) == pytest.approx(weight * np.log(0.5))
 
 
-def test_what_does_not_go_together_is_left_out() -> None:
+def test_incompatible_choices_are_left_out() -> None:
     first = RunnerSettings(max_batch_size=4, batch_window_ms=10.0)
     one, two = limits(1, 2)
-    company = Choice(
+    shared = Choice(
         fix("window", needs=lambda settings: "alone" if settings.max_batch_size == 1 else ""),
         {"batch_window_ms": 0.0},
     )
     heap, pool = choose("heap", env={"A": "1"}), choose("pool", env={"B": "2"})
     assert compose(first, [one, two], obstacle).choices == (one,), "two of one setting"
-    assert compose(first, [two, company], obstacle).fixes == ("size", "window")
-    assert compose(first, [one, company], obstacle).fixes == ("size",), "asked at the settings that are there then"
+    assert compose(first, [two, shared], obstacle).fixes == ("size", "window")
+    assert compose(first, [one, shared], obstacle).fixes == ("size",), "preconditions see the earlier choices"
     made = compose(first, [heap, pool], obstacle)
     assert dict(made.settings.env) == {"A": "1", "B": "2"}
     assert made.without("heap").fixes == ("pool",) and made.words == "heap, pool"
-    assert Configuration(first).words == "as it is" and one.words == "size (max_batch_size = 1)"
+    assert Configuration(first).words == "unmodified" and one.words == "size (max_batch_size = 1)"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_the_stretch_of_a_slow_service_is_short_enough_for_some_rounds() -> None
     assert lengths == pytest.approx([60, 30, 20], abs=2)
 
 
-def test_what_comes_again_chooses_windows_not_what_happened_once() -> None:
+def test_repeatable_latency_chooses_windows() -> None:
     traffic = traffic_at([k * 0.1 for k in range(600)])
     once, again = (np.where((k <= np.arange(600)) & (np.arange(600) < k + 40), 300.0, 10.0) for k in (100, 400))
     record = record_of(traffic, np.maximum(once, again / 2))
@@ -230,7 +230,7 @@ def test_a_backlog_is_cut_where_it_would_take_the_budget() -> None:
     assert replay_s(traffic, record, traffic) == pytest.approx(150.0)
 
 
-def test_what_leads_to_a_stretch_ends_where_it_begins_and_is_sent_in_time() -> None:
+def test_a_lead_in_ends_where_the_stretch_begins() -> None:
     traffic = traffic_at([0.5 * k for k in range(120)])
     baseline = record_of(traffic, 1.0)
     baseline.batches["d2h_end_ns"] = baseline.batches["close_ns"] + SECOND // 4

@@ -1,4 +1,4 @@
-"""Ways to run the model are measured, the best configurations replayed, and what no forecast knows is added."""
+"""Ways to run the model are measured, the best configurations replayed, and other fixes added."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_the_quickest_accurate_way_is_kept(search: Any, world: Any) -> None:
     assert not any(label == "a.INT8" for label, _, _ in world.replays), "accuracy comes before speed"
 
 
-def test_a_way_that_fails_on_every_batch_is_told_with_what_the_model_said(search: Any, world: Any) -> None:
+def test_a_way_that_fails_on_every_batch_shows_the_models_error(search: Any, world: Any) -> None:
     world.paces = {"FAILS": float("nan")}
     outcome = search(model(world, "FAILS", 0.5))
     step = world.step(outcome, "FAILS")
     assert step.status == "not_effective" and "TypeError: no such layer" in step.reason
 
 
-def test_a_way_and_numbers_are_replayed_together_as_foretold(search: Any, world: Any) -> None:
+def test_a_way_and_a_batch_size_are_replayed_together_as_predicted(search: Any, world: Any) -> None:
     world.limits = {4: 0.9, 8: 0.6}
     outcome = search(model(world, "FAST", 0.5), limits(world, 2, 4, 8))
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.LIMIT": "kept"}
@@ -88,7 +88,7 @@ def test_the_plan_without_a_fix_is_replayed_only_in_time_that_is_left(
     assert outcome.verdict == "improved" and world.now <= budget_s
 
 
-def test_what_gains_nothing_beside_the_others_is_left_out_of_the_plan(search: Any, world: Any) -> None:
+def test_a_fix_that_gains_nothing_next_to_others_is_left_out_of_the_plan(search: Any, world: Any) -> None:
     """Its batches looked quicker when they were measured, and were slower in the replay."""
     world.paces, world.shown, world.limits = {"NEEDLESS": 0.9}, {"NEEDLESS": 1.4}, {8: 0.5}
     outcome = search(world.fix("NEEDLESS", 1.26, compute=0.9), limits(world, 8), trials=1)
@@ -98,20 +98,20 @@ def test_what_gains_nothing_beside_the_others_is_left_out_of_the_plan(search: An
     assert outcome.final.ratio["mean"].value == pytest.approx(0.5, rel=0.02)
 
 
-def test_where_answers_would_be_others_nothing_is_left_out_unscored(search: Any, world: Any) -> None:
+def test_a_fix_that_changes_answers_is_not_left_out_unscored(search: Any, world: Any) -> None:
     world.paces, world.shown, world.limits = {"NEEDLESS": 0.9}, {"NEEDLESS": 1.4}, {8: 0.5}
     outcome = search(world.fix("NEEDLESS", 1.26, compute=0.9, changes_outputs=True), limits(world, 8), trials=1)
     assert world.statuses(outcome) == {"a.NEEDLESS": "kept", "a.LIMIT": "kept"}
 
 
-def test_what_is_foretold_to_be_no_better_than_what_stands_is_not_replayed(search: Any, world: Any) -> None:
+def test_a_configuration_predicted_to_be_no_better_is_not_replayed(search: Any, world: Any) -> None:
     outcome = search(model(world, "FAST", 0.5), model(world, "OTHER", 0.7))
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.OTHER": "no_gain"}
-    assert "another way is foretold to be better" in world.step(outcome, "OTHER").reason
+    assert "another way to run the model is predicted to be better" in world.step(outcome, "OTHER").reason
     assert len(outcome.trials) == 1
 
 
-def test_where_a_replay_falls_short_the_next_best_is_replayed(search: Any, world: Any) -> None:
+def test_after_a_disappointing_replay_the_next_best_is_replayed(search: Any, world: Any) -> None:
     world.paces = {"VAIN": 0.4}
     outcome = search(model(world, "VAIN", 0.9), model(world, "OTHER", 0.7))
     assert [trial.configuration.fixes for trial in outcome.trials] == [("a.VAIN",), ("a.OTHER",)]
@@ -120,7 +120,7 @@ def test_where_a_replay_falls_short_the_next_best_is_replayed(search: Any, world
 
 
 @pytest.mark.parametrize(("other", "tried"), [(0.4, ["a.FIRST", "a.OTHER"]), (0.5, ["a.FIRST"])])
-def test_what_promises_much_more_than_what_stands_takes_time_of_the_final_replay(
+def test_a_large_predicted_gain_may_use_time_of_the_final_replay(
     search: Any, world: Any, other: float, tried: list[str]
 ) -> None:
     """The first one's batches take twice as long in the replay as where they were measured."""
@@ -134,7 +134,7 @@ def test_a_process_that_prepared_more_than_a_replay_brings_is_not_timed(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What grows with every request (a cache, a list) would be older in the first settings' process alone."""
-    monkeypatch.setattr(measurement, "prepared_beside", lambda _: 0.5)
+    monkeypatch.setattr(measurement, "preparing_share", lambda _: 0.5)
     worn: list[bool] = []
     world.on_replay = lambda arm, _: worn.append(arm.worn)
     outcome = search(model(world, "FAST", 0.5))
@@ -153,7 +153,7 @@ def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: 
     ]
 
 
-def test_cores_that_there_was_no_time_to_measure_are_not_tried(
+def test_core_shares_that_were_not_measured_are_not_tried(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay takes longer than measuring does."""
@@ -168,7 +168,7 @@ def test_cores_that_there_was_no_time_to_measure_are_not_tried(
     assert not any("WORKERS" in label for label, _ in world.paced)
 
 
-def test_cores_are_measured_late_where_time_was_short_before(
+def test_core_shares_are_measured_late_if_time_was_short_before(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = Bench.pace_s
@@ -186,7 +186,7 @@ def test_cores_are_measured_late_where_time_was_short_before(
     assert outcome.final.ratio["mean"].value == pytest.approx(0.3, rel=0.02)
 
 
-def test_what_there_was_no_time_to_replay_is_left_to_the_final_replay(
+def test_without_time_for_a_replay_the_final_replay_decides(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = Bench.trial_s
@@ -199,24 +199,24 @@ def test_what_there_was_no_time_to_replay_is_left_to_the_final_replay(
     outcome = search(model(world, "INT8", 0.5), limits(world, 2, 4, 8))
     assert outcome.settings.max_batch_size == 8 and outcome.verdict == "improved"
     step = world.step(outcome, "LIMIT")
-    assert step.status == "kept" and "the final replay alone tells" in step.reason and step.verified
+    assert step.status == "kept" and "only the final replay tests it" in step.reason and step.verified
     assert {label for label, _, _ in world.replays} == {"before", "after"}
 
 
-def test_answers_that_were_refused_are_not_asked_for_again_on_other_cores(search: Any, world: Any) -> None:
+def test_rejected_answers_are_not_scored_again_on_other_cores(search: Any, world: Any) -> None:
     world.shares, world.scores = {2: 0.6}, {"INT8": 0.9}
     outcome = search(model(world, "INT8", 0.5), workers(world, 2))
     assert world.statuses(outcome) == {"a.INT8": "rejected", "a.WORKERS": "kept"}
     assert len(scored(world)) == 2
 
 
-def test_what_no_forecast_knows_is_added_where_it_treats_what_is_left(search: Any, world: Any) -> None:
+def test_a_fix_that_cannot_be_simulated_is_added_if_it_treats_the_remaining_tail(search: Any, world: Any) -> None:
     fixes = model(world, "FAST", 0.5), world.fix("HEAP", 0.8), world.fix("ELSEWHERE", 0.5, treats="y")
     outcome = search(*fixes)
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.HEAP": "kept", "a.ELSEWHERE": "skipped"}
     assert dict(outcome.settings.env) == {"FAST": "0.5", "HEAP": "0.8"}
     assert world.step(outcome, "HEAP").comparison.ratio["mean"].value == pytest.approx(0.8, rel=0.02)
-    assert "0.0% of what is left of the tail" in world.step(outcome, "ELSEWHERE").reason
+    assert "0.0% of the remaining tail latency" in world.step(outcome, "ELSEWHERE").reason
     assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.02)
     assert list(outcome.shares) == ["a.FAST"], "the forecast shares out what it knows of"
 
@@ -229,16 +229,14 @@ def test_a_fix_without_effect_is_left_out_of_the_plan(search: Any, world: Any) -
     assert dict(outcome.settings.env) == {"GENTLE": "0.7"}
 
 
-def test_of_ways_that_are_foretold_alike_the_one_whose_answers_are_safer_is_replayed_first(
-    search: Any, world: Any
-) -> None:
+def test_of_similar_predictions_the_one_with_safer_answers_is_replayed_first(search: Any, world: Any) -> None:
     outcome = search(model(world, "BOLD", 0.5, accepted=0.5), model(world, "SAFE", 0.55, accepted=0.9))
     assert outcome.trials[0].configuration.fixes == ("a.SAFE",)
     assert dict(outcome.settings.env) == {"BOLD": "0.5"}, "the better one is still tried, and taken"
 
 
 @pytest.mark.parametrize(("differing", "asked"), [(0, 1), (3, 2)])
-def test_who_shares_a_batch_changes_no_answer_where_batches_answer_as_alone(
+def test_regrouping_batches_is_not_scored_if_answers_do_not_depend_on_batches(
     search: Any, world: Any, differing: int, asked: int
 ) -> None:
     world.limits = {8: 0.6}
@@ -248,14 +246,14 @@ def test_who_shares_a_batch_changes_no_answer_where_batches_answer_as_alone(
     assert outcome.final_accuracy == 1.0
 
 
-def test_most_trials_are_kept_to(search: Any, world: Any) -> None:
+def test_the_number_of_trials_is_limited(search: Any, world: Any) -> None:
     outcome = search(model(world, "FAST", 0.5), world.fix("HEAP", 0.8), trials=1)
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.HEAP": "skipped"}
     assert "all 1 trials are used" in world.step(outcome, "HEAP").reason
 
 
 @pytest.mark.parametrize("budget_s", [120.0, 200.0])
-def test_measuring_leaves_time_to_replay_and_to_prove(search: Any, world: Any, budget_s: float) -> None:
+def test_measuring_leaves_time_for_replays(search: Any, world: Any, budget_s: float) -> None:
     ways = [model(world, f"W{k}", 0.9 - 0.01 * k, making_s=10.0) for k in range(30)]
     outcome = search(*ways, budget_s=budget_s)
     assert outcome.kept and outcome.final is not None and world.now <= budget_s
@@ -264,7 +262,7 @@ def test_measuring_leaves_time_to_replay_and_to_prove(search: Any, world: Any, b
     )
 
 
-def test_measured_ways_and_replays_are_not_repeated_after_an_interruption(search: Any, world: Any) -> None:
+def test_a_resumed_search_repeats_no_measurement(search: Any, world: Any) -> None:
     # GIVEN a search that was stopped in its second replay
     world.scores = {"INT8": 0.9}
     fixes = model(world, "INT8", 0.4), model(world, "FAST", 0.5), world.fix("HEAP", 0.8), model(world, "SLOW", 1.2)

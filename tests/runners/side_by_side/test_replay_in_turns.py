@@ -90,7 +90,7 @@ class FakeArm:
         return record
 
     def ask(self, do: str, *, folder: str, **ways: Any) -> dict[str, Any]:
-        assert do == "evaluate" and self.loaded, "the process that has replayed is the one that is asked"
+        assert do == "evaluate" and self.loaded, "the process that has replayed is scored"
         self.world.now += SCORING_S
         self.world.scored.append((self.label, Path(folder).name))
         assert ("save" in ways) == (self.label == AS_IT_IS) and ("max_drop" in ways) != ("save" in ways)
@@ -210,7 +210,7 @@ def test_the_whole_traffic_is_replayed_until_the_budget_ends(run: Try, world: Wo
     assert {seconds for _, seconds in world.replays} == {round(traffic_of(10.0).duration_s, 1)}
 
 
-def test_a_stretch_with_the_slow_requests_is_replayed_where_the_whole_does_not_fit(run: Try, world: World) -> None:
+def test_a_stretch_with_slow_requests_is_replayed_if_the_whole_does_not_fit(run: Try, world: World) -> None:
     world.slow = (21.0, 25.0)
     found = run({"half": 0.5, "same": 1.0}, seconds=40.0, budget_s=160.0)
     assert not found.whole and found.rounds >= 3
@@ -222,22 +222,22 @@ def test_a_stretch_with_the_slow_requests_is_replayed_where_the_whole_does_not_f
     )
     assert max(seconds for _, seconds in leads) <= 2.1 < min(seconds for _, seconds in timed)
     (note,) = found.notes
-    assert "with the most slow requests" in note and "do not fit 3 times for 3 arms" in note
-    assert note in world.lines, "it is said before the rounds"
+    assert "with the most slow requests" in note and "3 times for 3 arms" in note
+    assert note in world.lines, "it is shown before the rounds"
     assert {folder for _, folder in world.scored} == {"as-it-is-1"}
 
 
-def test_of_long_traffic_only_the_beginning_is_looked_at(run: Try, world: World) -> None:
+def test_of_long_traffic_only_the_beginning_is_searched(run: Try, world: World) -> None:
     world.slow = (900.0, 910.0)
     found = run({"half": 0.5}, seconds=1000.0, budget_s=100.0)
     assert world.replays[0] == (AS_IT_IS, 24.9)
-    assert found.to_s <= 25.0 and "All 1,000 s do not fit" in found.notes[0]
-    assert found.notes[0].endswith("nothing beyond its first 24.9 s was looked at.")
+    assert found.to_s <= 25.0 and "too short to replay all 1,000 s" in found.notes[0]
+    assert found.notes[0].endswith("only its first 24.9 s were searched for slow requests.")
     assert verdicts(found)["half"] == "better" and world.now <= 100.0 + 25
 
 
 @pytest.mark.parametrize("way", ["broken", "failing", "dying"])
-def test_an_idea_that_fails_is_a_row_and_the_others_go_on(way: str, run: Try, world: World) -> None:
+def test_an_idea_that_fails_does_not_stop_the_others(way: str, run: Try, world: World) -> None:
     reason = {"broken": "no such backend", "failing": "it raised ValueError", "dying": "was killed"}[way]
     setattr(world, way, {"bad": 2} if way == "dying" else {"bad"})
     found = run({"bad": 0.1, "half": 0.5}, rounds=3)
@@ -256,14 +256,14 @@ def test_a_workload_that_does_not_run_is_an_error(way: str, run: Try, world: Wor
     assert not any(label == "half" for label, _ in world.replays)
 
 
-def test_a_workload_that_dies_later_ends_it_with_what_is_complete(run: Try, world: World) -> None:
+def test_a_workload_that_dies_later_keeps_complete_rounds(run: Try, world: World) -> None:
     world.dying = {AS_IT_IS: 2}
     found = run({"half": 0.5}, rounds=4)
     assert "was killed" in found.failure and found.rounds == 1
     assert found.ideas[0].comparison is not None and found.ideas[0].comparison.rounds == 1
 
 
-def test_after_an_interrupt_complete_rounds_are_there(run: Try, world: World) -> None:
+def test_after_an_interrupt_complete_rounds_are_kept(run: Try, world: World) -> None:
     world.interrupt_at = ("half", 2)  # the second round is: double, half, as it is
     found = run({"half": 0.5, "double": 2.0}, rounds=3)
     assert found.interrupted and found.rounds == 1
@@ -277,14 +277,14 @@ def test_an_interrupt_in_the_first_replay_leaves_no_figures(run: Try, world: Wor
     assert found.ideas[0].comparison is None and not found.ideas[0].failure and found.best == ""
 
 
-def test_rounds_that_were_held_up_are_left_out(run: Try, world: World) -> None:
+def test_late_rounds_are_left_out(run: Try, world: World) -> None:
     world.late = {("half", 2)}
     found = run({"half": 0.5, "double": 2.0}, rounds=4)
     rounds = [idea.comparison.rounds for idea in found.ideas if idea.comparison]
     assert rounds == [3, 4] and "half: 1 of 4 rounds are left out" in found.notes[0]
 
 
-def test_sets_are_put_together_unless_they_contradict() -> None:
+def test_settings_are_combined_unless_they_conflict() -> None:
     both = together([{"workers": 2, "env": {"A": "1"}}, {"precision": "bf16", "env": {"B": "2"}}])
     assert both == {"workers": 2, "precision": "bf16", "env": {"A": "1", "B": "2"}}
     for wrong in ([{"workers": 2}], [{"workers": 2}, {"workers": 3}]):

@@ -55,7 +55,7 @@ def test_pauses_that_cost_nothing_are_left_alone(make_record: Make, make_context
     found = RESIDENT.obstacle(make_context(paused(make_record, 1.05)))
     assert found == "batches after a pause of 50 ms or more compute 1.05 times as long as after a shorter one"
     steady = RESIDENT.obstacle(make_context(make_record()))
-    assert steady == "too few pauses to see what they cost; the longest was 10 ms"
+    assert steady == "there are too few pauses to measure their cost; the longest was 10 ms"
     assert "the longest was 0 ms" in RESIDENT.obstacle(make_context(make_record(n=1)))
 
 
@@ -87,7 +87,7 @@ def test_memory_is_locked_where_it_was_paged_in_and_may_be(
         assert RESIDENT.change(context) == {"keep_warm_ms": 5.0}
 
 
-def test_idle_runs_are_believed_when_they_were_and_pauses_cost_less(make_record: Make, verified: Verify) -> None:
+def test_idle_runs_are_verified_by_their_number_and_the_cost_of_pauses(make_record: Make, verified: Verify) -> None:
     done = {"runs": 40, "total_ns": 80_000_000, "longest_ns": 5_000_000, "elements": 8, "delayed": 2, "failure": ""}
     setting: dict[str, Any] = {"settings": {"keep_warm_ms": 5.0}}
     before = paused(make_record, 1.5)
@@ -138,9 +138,9 @@ def test_rows_are_kept_where_tables_exceed_the_cache(make_record: Make, make_con
     assert ROWS.change(context) == {"hot_rows": 16 * MIB // 256, "keep_warm_ms": 20.0}
     assert ROWS.change(make_context(context.record, keep_warm_ms=3.0)) == {"hot_rows": 16 * MIB // 256}
     assert "7 rows are kept" in ROWS.obstacle(make_context(context.record, hot_rows=7))
-    assert "onnxruntime has tables" in ROWS.obstacle(make_context(context.record, backend="onnxruntime"))
+    assert "onnxruntime has its own tables" in ROWS.obstacle(make_context(context.record, backend="onnxruntime"))
     gpu = make_record(embeddings=tables(1_000_000), device="cuda:0")
     assert "GPU" in ROWS.obstacle(make_context(gpu))
     small = ROWS.obstacle(make_context(make_record(embeddings=tables(10_000))))
-    assert small == "the tables (2.4 MiB) fit into the cache (32 MiB) whole"
+    assert small == "the whole tables (2.4 MiB) fit into the cache (32 MiB)"
     assert "no embedding tables" in ROWS.obstacle(make_context(make_record()))

@@ -44,7 +44,7 @@ def placed(workers: list[dict[str, Any]], prepare: list[dict[str, Any]] | None =
 
 
 @pytest.mark.parametrize("fix", [WAIT, PIN, PRIORITY], ids=lambda fix: fix.id)
-def test_beside_a_neighbor_it_applies_and_alone_it_says_with_figures_why_not(
+def test_it_applies_next_to_a_neighbor_and_shows_figures_without(
     fix: Any, make_record: Make, make_context: Make
 ) -> None:
     assert fix.obstacle(make_context(make_record(), BUSY)) == ""
@@ -67,7 +67,7 @@ def test_workers_that_crowd_each_other_out_share_the_cores(make_record: Make, ma
     assert THREADS.obstacle(crowded) == ""
     assert THREADS.change(crowded) == {"intra_op_threads": 2}
     assert THREADS.change(make_context(make_record(torch_threads=4), BUSY, workers=2)) == {"intra_op_threads": 1}
-    # Two threads each are right now, as long as nobody else wants the cores.
+    # Two threads each are right as long as no other program uses the cores.
     settled = make_context(make_record(torch_threads=4), QUIET, workers=2, cores=4, intra_op_threads=2)
     assert "on 2 threads" in THREADS.obstacle(settled)
 
@@ -87,7 +87,7 @@ def operators_on(*threads: int) -> dict[str, Any]:
     return placed([worker(0, 1, 2, 3, operator_threads=count) for count in threads])
 
 
-def test_threads_are_believed_when_the_workers_report_them(make_record: Make, verified: Verify) -> None:
+def test_threads_are_verified_by_the_workers_reports(make_record: Make, verified: Verify) -> None:
     four = make_record(placement=operators_on(4), torch_threads=4)
 
     def run(wanted: int, *threads: int) -> Any:
@@ -99,7 +99,7 @@ def test_threads_are_believed_when_the_workers_report_them(make_record: Make, ve
     assert verified(THREADS, run(2, 2, 2), four)[0]
     assert not verified(THREADS, run(2, 1), four)[0]
     assert not verified(THREADS, run(2, 2), make_record(placement=operators_on(2)))[0], "it was so before"
-    # The main thread's number says nothing of a worker's: each thread has one of its own.
+    # The main thread's number does not apply to workers: each thread has its own.
     effective, said = verified(THREADS, run(1, 1, 4), four, torch_threads=1)
     assert not effective and "workers ran operators on 1 and 4 thread(s), 4 without" in said
     assert not verified(THREADS, make_record(settings={"intra_op_threads": 1}), four, torch_threads=1)[0]
@@ -112,8 +112,8 @@ def test_another_backend_has_threads_of_its_own(make_record: Make, verified: Ver
     assert not verified(THREADS, one, four, conversions=[{"threads": 4}])[0]
 
 
-def test_what_the_workers_ran_on_counts_before_and_after(make_record: Make, make_context: Make) -> None:
-    """A worker on one core of its own has one thread, whatever the main thread has."""
+def test_threads_of_workers_count_before_and_after(make_record: Make, make_context: Make) -> None:
+    """A worker on one core has one thread, even if the main thread has more."""
     record = make_record(placement=operators_on(1), torch_threads=4)
     assert THREADS.obstacle(make_context(record, BUSY)) == "operators run on one thread already"
 
@@ -125,7 +125,7 @@ def test_sleeping_instead_of_spinning(
     change = WAIT.change(context)
     assert change["env"]["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "PASSIVE already" in WAIT.obstacle(make_context(make_record(), BUSY, env=change["env"]))
-    assert "waits for no other" in WAIT.obstacle(make_context(make_record(torch_threads=1), BUSY))
+    assert "run on one thread" in WAIT.obstacle(make_context(make_record(torch_threads=1), BUSY))
 
     def run(spun_ms: float, **environment: str) -> Any:
         """40 batches; the counter starts again with a second window."""
@@ -153,7 +153,7 @@ def test_idle_cores_are_used_by_large_requests(make_record: Make, make_context: 
     assert PARALLEL.obstacle(make_context(one, QUIET)) == ""
     assert PARALLEL.change(make_context(one, QUIET)) == {"intra_op_threads": 4}
     assert PARALLEL.change(make_context(one, QUIET, workers=2)) == {"intra_op_threads": 2}
-    assert "wanted by others" in PARALLEL.obstacle(make_context(one, BUSY))
+    assert "compete for the cores" in PARALLEL.obstacle(make_context(one, BUSY))
     assert "has 1 core" in PARALLEL.obstacle(make_context(one, QUIET, workers=4))
     assert "unknown number" in PARALLEL.obstacle(make_context(make_record(torch_threads=0), QUIET))
     busy = make_record(torch_threads=1, compute_ms=20.0, gap_ms=10.0)
@@ -186,7 +186,7 @@ def test_among_busy_neighbors_a_worker_must_be_able_to_move(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
 
-    def beside(busy_cores: float, own_cores: float) -> Any:
+    def neighbors(busy_cores: float, own_cores: float) -> Any:
         record = make_record()
         record.samples["series"] = np.array(["host.cpu_busy_ns", "process.cpu_ns"] * 3, dtype=object)
         record.samples["t_ns"] = np.array([0, 0, 5, 5, 10, 10]) * 10**9
@@ -195,14 +195,14 @@ def test_among_busy_neighbors_a_worker_must_be_able_to_move(
         )
         return record
 
-    assert host_pin.others_share(beside(3.0, 1.0)) == pytest.approx(0.5)
-    found = PIN.obstacle(make_context(beside(3.0, 1.0), BUSY))
+    assert host_pin.others_share(neighbors(3.0, 1.0)) == pytest.approx(0.5)
+    found = PIN.obstacle(make_context(neighbors(3.0, 1.0), BUSY))
     assert found == "other programs kept 50% of the machine busy, and a pinned worker cannot get out of their way"
-    assert PIN.obstacle(make_context(beside(2.0, 1.0), BUSY)) == ""
+    assert PIN.obstacle(make_context(neighbors(2.0, 1.0), BUSY)) == ""
     assert host_pin.others_share(make_record()) == 0.0
 
 
-def test_pinning_is_believed_by_where_threads_may_run(make_record: Make, verified: Verify) -> None:
+def test_pinning_is_verified_by_the_allowed_cores(make_record: Make, verified: Verify) -> None:
     everywhere = make_record(placement=placed([worker(0, 1, 2, 3, migrations=31)]))
     mine = make_record(placement=placed([worker(3)], [worker(0, 1, 2)]))
     effective, said = verified(PIN, mine, everywhere)
@@ -235,7 +235,7 @@ def test_priority_goes_as_far_as_it_may(
     assert "may not go below nice 0" in found and "CAP_SYS_NICE or RLIMIT_NICE" in found
 
 
-def test_priority_is_believed_by_threads_and_by_their_group(make_record: Make, verified: Verify) -> None:
+def test_priority_is_verified_by_threads_and_their_group(make_record: Make, verified: Verify) -> None:
     before = make_record(placement=placed([worker(0)], [worker(0)]))
 
     def run(thread: int, prepare: int, group: int | None) -> Any:
@@ -279,22 +279,22 @@ def test_locality_wants_more_than_one_domain(
     assert "no processor affinity" in LOCALITY.obstacle(context)
 
 
-def test_locality_is_believed_by_where_workers_may_run(make_record: Make, verified: Verify) -> None:
+def test_locality_is_verified_by_the_allowed_cores(make_record: Make, verified: Verify) -> None:
     everywhere = make_record(placement=placed([worker(0, 1, 2, 3), worker(0, 1, 2, 3)]))
     pages = {"N0": 10, "N1": 90}
     apart = make_record(placement=placed([worker(2, 3), worker(0, 1)], node_pages=pages))
     effective, said = verified(LOCALITY, apart, everywhere)
-    assert effective and "2 of 2, one domain: 0 of 2 without; memory on N0 10%, N1 90%" in said
+    assert effective and "2 of 2, 0 of 2 without; memory on N0 10%, N1 90%" in said
     astride = make_record(placement=placed([worker(2, 3), worker(1, 2)]))
     assert not verified(LOCALITY, astride, everywhere)[0]
     assert not verified(LOCALITY, apart, apart)[0], "it was so before"
     assert not verified(LOCALITY, make_record(), make_record())[0]
 
 
-def test_a_frozen_collector_says_what_could_not_wait(make_record: Make, verified: Verify) -> None:
+def test_a_frozen_collector_reports_forced_collections(make_record: Make, verified: Verify) -> None:
     done = {"young": 30, "forced": 2, "full": 1, "full_forced": 1, "collected": 900, "longest_ns": 1, "frozen": 5}
     effective, said = verified(
         gc_freeze.FIX, make_record(collections=done), make_record(), gc_frozen=5, gc_enabled=False
     )
-    assert effective
-    assert "31 collections in idle moments, 3 that could wait no longer (1 of everything), 900 objects freed" in said
+    waited = "3 that could not wait any longer (1 of them full)"
+    assert effective and f"31 collections in idle moments, {waited}, 900 objects freed" in said

@@ -1,4 +1,4 @@
-"""Fixes of memory: what they rest on, what they change, and how they are told from nothing."""
+"""Fixes of memory: preconditions, settings, and evidence."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_faults_of_every_request_are_reason_enough(make_record: Make, make_conte
     assert "only 299 page faults a request, and 4.9% of the tail is memory" in found
 
 
-def test_what_keeps_memory_already_is_not_tried_again(
+def test_memory_that_is_kept_already_is_not_tried_again(
     make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulting = make_record(faults=900)
@@ -73,9 +73,7 @@ def test_an_allocator_that_the_user_preloads_is_left_alone(
 
 
 @pytest.mark.parametrize("module", [memory_jemalloc, memory_tcmalloc])
-def test_a_preload_names_the_library_and_tells_it_to_keep_memory(
-    module: Any, make_record: Make, make_context: Make
-) -> None:
+def test_a_preload_names_the_library_and_configures_it(module: Any, make_record: Make, make_context: Make) -> None:
     context = make_context(make_record(faults=900), env={"LD_PRELOAD": "/opt/trace.so"})
     assert module.FIX.obstacle(context) == ""
     env = module.FIX.change(context)["env"]
@@ -87,7 +85,7 @@ def test_a_preload_names_the_library_and_tells_it_to_keep_memory(
 
 
 @pytest.mark.parametrize("module", [memory_jemalloc, memory_tcmalloc])
-def test_a_preload_that_cannot_be_says_why(
+def test_an_impossible_preload_shows_why(
     module: Any, make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulting = make_record(faults=900)
@@ -100,14 +98,14 @@ def test_a_preload_that_cannot_be_says_why(
     monkeypatch.setattr(preload, "preload_name", lambda _: "")
     assert "is not installed" in module.FIX.obstacle(make_context(faulting))
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "Linux only" in module.FIX.obstacle(make_context(faulting))
+    assert "only be preloaded on Linux" in module.FIX.obstacle(make_context(faulting))
 
 
 def grown(start: int, peak: int, **more: Any) -> dict[str, Any]:
     return {"resident_start_bytes": start * MIB, "peak_bytes": peak * MIB, **more}
 
 
-def test_prefaulting_covers_what_memory_grew_by(make_record: Make, make_context: Make) -> None:
+def test_prefaulting_covers_the_growth_of_memory(make_record: Make, make_context: Make) -> None:
     context = make_context(make_record(memory=grown(400, 500)))
     assert PREFAULT.obstacle(context) == ""
     assert PREFAULT.change(context) == {"prefault_mb": 128}
@@ -121,7 +119,7 @@ def test_a_record_without_a_peak_goes_by_its_samples(make_record: Make, make_con
     assert PREFAULT.change(make_context(record)) == {"prefault_mb": 48}
 
 
-def test_prefaulting_what_is_not_needed_or_not_there_is_refused(
+def test_prefaulting_is_refused_if_it_is_needless_or_too_large(
     make_record: Make, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "memory grew by only 7.0 MiB" in PREFAULT.obstacle(make_context(make_record(memory=grown(400, 407))))
@@ -150,7 +148,7 @@ def test_huge_pages_need_a_kernel_a_library_and_a_reason(
         assert words in HUGE.obstacle(make_context(large))
 
 
-def test_a_pool_says_what_it_did_with_answers(make_record: Make, verified: Verify) -> None:
+def test_a_pool_reports_its_answers(make_record: Make, verified: Verify) -> None:
     answers = {"hits": 30, "misses": 2, "held": 1, "bytes": 3 * MIB}
     effective, said = verified(POOL, make_record(pool_hits=70, pool_misses=4, pool_answers=answers))
     assert effective and "answers 30 and 2; 1 times a buffer was still held" in said and "3.0 MiB" in said

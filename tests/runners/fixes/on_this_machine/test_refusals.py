@@ -1,4 +1,4 @@
-"""What a system refuses, in real processes: it is told, nothing fails, and no fix is taken for effective by it."""
+"""Settings that a system refuses, in real processes: a note reports it, nothing fails, no fix counts as effective."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ALLOCATOR = "from latfix.runners.host.malloc_libraries import loaded_allocator\
 
 
 def test_a_library_that_is_not_there_is_not_preloaded(make_record: Make, verified: Verify, tmp_path: Path) -> None:
-    """The loader complains on standard error, and the process runs on as if nothing had been asked."""
+    """The loader complains on standard error, and the process runs without it."""
     missing = tmp_path / "libjemalloc.so.2"
     settings = RunnerSettings(env={**JEMALLOC.environment, "LD_PRELOAD": str(missing)})
     used = run(_ALLOCATOR + "print(json.dumps(loaded_allocator()))", process_environment(settings))
@@ -69,13 +69,13 @@ def test_a_library_serves_the_process_where_it_is_preloaded_and_not_where_a_pack
         "void *malloc(size_t size) { return __libc_malloc(size); }\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    told = "print(json.dumps([loaded_allocator(), 'libjemalloc' in open('/proc/self/maps').read()]))"
-    assert run(_ALLOCATOR + told, {"LD_PRELOAD": str(library)}) == ["jemalloc", True]
-    name, mapped = run(f"{_ALLOCATOR}import ctypes\nctypes.CDLL({str(library)!r})\n{told}")
+    code = "print(json.dumps([loaded_allocator(), 'libjemalloc' in open('/proc/self/maps').read()]))"
+    assert run(_ALLOCATOR + code, {"LD_PRELOAD": str(library)}) == ["jemalloc", True]
+    name, mapped = run(f"{_ALLOCATOR}import ctypes\nctypes.CDLL({str(library)!r})\n{code}")
     assert mapped and name != "jemalloc"
 
 
-def test_priority_beyond_what_a_user_may_have_is_refused_and_told(make_record: Make, verified: Verify) -> None:
+def test_a_forbidden_priority_is_refused_and_reported(make_record: Make, verified: Verify) -> None:
     notes, nice, least = run(
         f"""
 from latfix.runners.host.privileges import current_nice, least_nice
@@ -97,7 +97,7 @@ print(json.dumps([places.notes, current_nice(), least_nice()]))
     assert not effective and said.endswith(notes[0])
 
 
-def test_a_user_who_keeps_the_process_to_one_core_is_obeyed() -> None:
+def test_a_process_limited_to_one_core_stays_there() -> None:
     core = min(os.sched_getaffinity(0))
     cores, workers, notes, allowed = run(
         f"""
@@ -133,7 +133,7 @@ print(json.dumps([places.notes, os.sched_getaffinity(0) == before]))
 
 
 def test_huge_pages_that_are_off_for_the_process_are_none(make_record: Make, verified: Verify) -> None:
-    """As a container's runtime may have it, whatever the kernel's own mode is."""
+    """As a container's runtime may set it, in any mode of the kernel."""
     huge = run(
         """
 import ctypes

@@ -1,4 +1,4 @@
-"""Fixes that reduce the precision on a GPU: when they apply, and kernels that tell whether they took effect."""
+"""Fixes that reduce the precision on a GPU: when they apply, and how kernel names show that they took effect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Contex
     [
         ("quantize.fp8_dynamic", [8, 0], "compute capability 8.0; its products need 8.9 or later"),
         ("quantize.int8_dynamic", [7, 5], "compute capability 7.5; its products need 8.0 or later"),
-        ("quantize.bf16", [7, 5], "emulated on GPUs before compute capability 8.0; quantize.fp16 is not"),
+        ("quantize.bf16", [7, 5], "GPUs below compute capability 8.0 emulate bfloat16; quantize.fp16 is native"),
         ("quantize.fp16", [7, 5], ""),
         ("quantize.fp8_dynamic", [8, 9], ""),
         ("quantize.int8_dynamic", [8, 0], ""),
@@ -57,7 +57,7 @@ def test_the_gpus_capability_decides(on_gpu: Callable[..., Context], fix: str, c
     assert words in found if words else not found
 
 
-def test_without_torchao_the_obstacle_says_what_to_install(
+def test_without_torchao_the_obstacle_names_the_package(
     on_gpu: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("latfix.runners.model_transforms.precision_support.torchao_missing", lambda: "install it")
@@ -90,7 +90,7 @@ def test_on_a_gpu_eight_bits_come_compiled(
     assert BY_ID["quantize.int8_dynamic"].change(make_context()) == {"precision": "int8_dynamic"}
 
 
-def test_what_is_left_out_comes_compiled_too(on_gpu: Callable[..., Context], make_context: MakeContext) -> None:
+def test_int8_with_excluded_layers_is_compiled_too(on_gpu: Callable[..., Context], make_context: MakeContext) -> None:
     now = make_context(
         on_gpu().record,
         RunnerSettings(keep_precision=("a",)),
@@ -123,14 +123,14 @@ def seen(kernels: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("quantize.bf16", {FP16: 9}, False, "(9 in float16)"),
         ("quantize.fp16", {FP16: 9}, True, "9 of 9 matrix kernels in a forward pass computed in float16"),
         ("quantize.fp16", {BF16: 9}, False, "0 of 9"),
-        # What names do not tell is neither for it nor against.
+        # Names without a format count neither for it nor against it.
         ("quantize.fp16", {FP16: 4, TRITON: 3}, True, "4 of 7"),
         # Where most do not, what layers answered in does.
         ("quantize.fp16", {FP16: 2, TRITON: 7}, True, "9 of 18 leaf modules"),
         ("quantize.bf16", {FP16: 2, TRITON: 7}, True, "9 of 18 leaf modules"),
         # Without a matrix kernel, the others count.
-        ("quantize.bf16", {ADD.format("c10::BFloat16"): 5}, True, "5 of 5 kernels that tell"),
-        ("quantize.bf16", {ADD.format("float"): 5}, False, "0 of 5 kernels that tell"),
+        ("quantize.bf16", {ADD.format("c10::BFloat16"): 5}, True, "5 of 5 kernels with a known format"),
+        ("quantize.bf16", {ADD.format("float"): 5}, False, "0 of 5 kernels with a known format"),
         (
             "quantize.int8_dynamic",
             {INT8: 4, FP32: 20},
@@ -144,7 +144,7 @@ def seen(kernels: Mapping[str, int], **more: Any) -> dict[str, Any]:
         ("quantize.fp8_dynamic", {BF16: 7}, False, "0 of 7"),
     ],
 )
-def test_kernels_tell_what_was_computed_in(
+def test_kernel_names_show_the_format(
     make_record: Make, verified: Verify, fix: str, kernels: dict[str, int], effective: bool, words: str
 ) -> None:
     """Whatever the types of modules and weights say."""
@@ -185,13 +185,13 @@ def test_without_kernels_the_operators_tell(
         ({INT8: 4}, {AO: 1}, False),
     ],
 )
-def test_on_a_gpu_weights_tell_what_was_left_out(
+def test_on_a_gpu_weights_show_the_excluded_layers(
     make_record: Make, verified: Verify, kernels: dict[str, int], kept: dict[str, int], effective: bool
 ) -> None:
     run = with_meta(make_record(device="cuda:0"), settings={"keep_precision": ["head"]})
     found = verified("quantize.int8_excluded", run, **seen(kernels, weights={AO: 3}, kept_weights=kept))
     assert found.effective is effective, found.evidence
-    assert found.evidence.endswith("the weights that they had: head")
+    assert found.evidence.endswith("kept their weights: head")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_on_a_gpu_weights_tell_what_was_left_out(
         ([{INT8: 2, FP32: 2}, {INT8: 4}], True, "at least 2 of 4 matrix kernels in each of 2 profiled batches"),
         # A single product in each of eight batches is not half of four layers in any.
         ([{INT8: 1, FP32: 5}] * 8, False, "at least 1 of 6 matrix kernels in each of 8 profiled batches"),
-        # Batches of one do not multiply in int8, whatever the full ones do.
+        # Batches of one do not multiply in int8, even if full ones do.
         ([{FP32: 6}, {INT8: 40}], False, "at least 0 of 6 matrix kernels in each of 2 profiled batches"),
         ([{ADD: 3}, {INT8: 40}], False, "at least 0 of 0 matrix kernels in each of 2 profiled batches"),
         ([{INT8: 4}], True, "4 of 4 matrix kernels in a forward pass"),
@@ -220,7 +220,7 @@ def test_every_profiled_batch_must_have_multiplied_so(
     assert (found.effective, words in found.evidence) == (effective, True), found.evidence
 
 
-def test_kernels_of_all_profiled_batches_are_told_as_such(make_record: Make, verified: Verify) -> None:
+def test_kernels_of_all_profiled_batches_are_counted(make_record: Make, verified: Verify) -> None:
     rows = [{"size": size, "kernels": {BF16: 4, FP32: 1}} for size in (1, 8)]
     found = verified("quantize.bf16", make_record(device="cuda:0"), **seen({}, device_profile=rows))
     assert found.effective
