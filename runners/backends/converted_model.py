@@ -10,13 +10,8 @@ from typing import Any
 
 import torch
 
-<<<<<<< HEAD
 from latfix.errors import RunnerError
-from latfix.runners.answers.raw_deviation import deviation_of
-=======
-from latfix.errors import InputError, RunnerError
 from latfix.runners.answers.output_distance import deviation_of
->>>>>>> w-optimize
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
 from latfix.runners.backends.replaced_model import ReplacedModel

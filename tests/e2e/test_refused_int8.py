@@ -118,13 +118,8 @@ def test_the_critical_layer_is_named_and_left_out(tmp_path: Path, write_workload
     assert part["accuracy"] is None or part["accuracy"] >= limit, "scored if it is worth a replay"
     # Replayed and verified; the speed depends on this machine.
     assert part["status"] in ("kept", "no_gain", "undecided", "rejected"), part
-<<<<<<< HEAD
     if part["ratio"]:  # not if the measured compute showed that it is no faster
-        assert f"ran as they were: {', '.join(kept)}" in part["verified"]
-=======
-    if part["ratio"]:  # not where measuring the compute had told that it is no faster
         assert f"ran in their own precision: {', '.join(kept)}" in part["verified"]
->>>>>>> w-optimize
     planned = [fix.id for fix in read_plan(tmp_path / "o" / "plan.toml").fixes]
     assert WHOLE not in planned
     if PART in planned:

@@ -11,13 +11,8 @@ from typing import Any
 
 import torch
 
-<<<<<<< HEAD
 from latfix.errors import RunnerError
-from latfix.runners.answers.raw_deviation import deviation_of
-=======
-from latfix.errors import InputError, RunnerError
 from latfix.runners.answers.output_distance import deviation_of
->>>>>>> w-optimize
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.converted_model import Conversion, other_answers
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as

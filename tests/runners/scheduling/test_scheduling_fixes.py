@@ -139,16 +139,9 @@ def test_reasons_have_figures(baseline: RunRecord, traffic: list[Offered], offer
     assert "length explains only" in schedule_shortest_expected.FIX.obstacle(_context(same))
     rng = np.random.default_rng(0)
     same.requests["bucket_length"] = same.requests["input_elements"] = rng.integers(1, 500, len(traffic))
-<<<<<<< HEAD
-    assert "length tells only" in schedule_shortest_expected.FIX.obstacle(_context(same))
-    no_growth = {"compute_resident_bytes": np.zeros_like(baseline.batches["compute_resident_bytes"])}
-    flat = replace(baseline, batches={**baseline.batches, **no_growth})
-    assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(flat))
-=======
     assert "length explains only" in schedule_shortest_expected.FIX.obstacle(_context(same))
     baseline.batches["compute_resident_bytes"][:] = 0
     assert "no more than 0 MB" in schedule_memory_aware.FIX.obstacle(_context(baseline))
->>>>>>> w-optimize
 
 
 def test_memory_and_continuous_batches_exclude_each_other(baseline: RunRecord) -> None:
