@@ -37,7 +37,6 @@ class Event:
 
     @property
     def is_free(self) -> bool:
-        """True for a free."""
         return self.size == 0
 
 
@@ -94,7 +93,6 @@ class AllocationTrace:
 
     @property
     def largest(self) -> int:
-        """The largest single allocation."""
         return max((event.size for event in self.events), default=0)
 
 

@@ -169,7 +169,6 @@ class BatchCounters(Inside):
 
     @property
     def latest(self) -> AllocatorCounters:
-        """The last reading."""
         return self._last
 
     def skip(self) -> None:
@@ -177,7 +176,6 @@ class BatchCounters(Inside):
         self._last = self._read() or self._last
 
     def leave(self) -> None:
-        """:meth:`Inside.leave`."""
         with self._lock:
             self._inside -= 1
             self._unread += 1

@@ -103,7 +103,6 @@ class Nvml:
         return reading
 
     def close(self) -> None:
-        """Close NVML."""
         self._calls.close()
 
     def _load(self, reading: Reading) -> None:

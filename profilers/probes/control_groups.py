@@ -118,7 +118,6 @@ class CgroupThrottle:
 
     @property
     def available(self) -> bool:
-        """True if the group reports throttling."""
         return self._file is not None
 
     def throttled_ns(self) -> int:

@@ -57,7 +57,6 @@ class Row(NamedTuple):
 
     @property
     def latency_ns(self) -> int:
-        """From begin to end."""
         return self.after[0] - self.before[0]
 
 

@@ -62,7 +62,6 @@ class ProcessWatch:
 
     @property
     def alive(self) -> bool:
-        """True while the process exists."""
         return (self._proc / str(self.pid)).is_dir()
 
     def look_around(self) -> None:
@@ -123,7 +122,6 @@ class ProcessWatch:
         }
 
     def close(self) -> None:
-        """Close the files."""
         self._waits.close()
         for file in self._threads.values():
             file.close()

@@ -81,7 +81,6 @@ class ThreadWaits:
         return {name: float(count) for name, count in found.items() if count or name == EPOLL}
 
     def close(self) -> None:
-        """Close the files."""
         self.look_around(())
 
 

@@ -65,8 +65,6 @@ class _Step:
 
 @dataclass(slots=True)
 class _Table:
-    """One file."""
-
     path: Path
     steps: list[_Step]
     clocks: list[float]

@@ -50,7 +50,6 @@ def is_trace(recorded: Recorded) -> bool:
 
 
 def is_trace_file(file: Recorded) -> bool:
-    """True if a file is such a trace."""
     head = file.head.lstrip()
     return (head[:1] == b"{" and _KNOWN.search(head) is not None) or _EVENTS_ALONE.match(head) is not None
 
@@ -116,7 +115,6 @@ class _Text:
         self._at += 1
 
     def value(self) -> Any:
-        """The next value."""
         if not self.peek():
             raise _CutOff("it ends between values")
         while True:
@@ -257,7 +255,6 @@ class _Collected:
         return NOTHING if number is None else self._correlations[number]
 
     def done(self) -> DeviceTrace:
-        """The tables."""
         waits = {number: self._lanes[lane] for number, lane in self._waits.items() if lane in self._lanes}
         return DeviceTrace(
             host=self.host.done(),

@@ -88,7 +88,6 @@ class _Export:
         self._pageable: set[int] = set()
 
     def trace(self, path: Path) -> DeviceTrace:
-        """All of it."""
         host, device, ranges = Columns(), Columns(), Columns()
         self._calls(host)
         self._system_calls(host)

@@ -79,7 +79,6 @@ def default_percentile(requests: int) -> float:
 
 
 def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float | None, seed: int) -> Diagnosis:
-    """The diagnosis of a recording of requests."""
     latency, n = accounts.latency_ns, len(accounts.latency_ns)
     q = default_percentile(n) if percentile is None else percentile
     threshold = percentile_ns(latency, q) if n else 0.0

@@ -97,13 +97,22 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     return replace(table, notes=tuple(notes))
 
 
-def _request_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], RequestTable]) -> Reader:
-    def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-        if options.mapping:
-            raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
-        return diagnose_table(read(recorded.path), recorded.path, options)
+def _reader(
+    kind: str, name: str, knows: Callable[[bytes], bool], diagnose: Callable[[Recorded, ReadOptions], Diagnosis]
+) -> Reader:
+    return Reader(kind=kind, reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
 
-    return Reader(kind="requests", reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
+
+def _diagnose_requests(
+    name: str, read: Callable[[Path], RequestTable], recorded: Recorded, options: ReadOptions
+) -> Diagnosis:
+    if options.mapping:
+        raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
+    return diagnose_table(read(recorded.path), recorded.path, options)
+
+
+def _diagnose_mapped(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    return diagnose_table(mapped_log.read(recorded.path, options.mapping), recorded.path, options)
 
 
 def read_requests(path: Path, options: ReadOptions) -> RequestTable:
@@ -122,15 +131,6 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     if not mapped_log.knows(head):
         raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, mapped_log.NAME)))
     return mapped_log.read(path, options.mapping)
-
-
-def _span_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], SpanTable]) -> Reader:
-    return Reader(
-        kind="spans",
-        reads=name,
-        knows=lambda recorded: knows(recorded.head),
-        read=partial(_diagnose_spans, read),
-    )
 
 
 def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, options: ReadOptions) -> Diagnosis:
@@ -226,29 +226,20 @@ READERS: tuple[Reader, ...] = (
         knows=_knows_pair,
         read=_diagnose_pair,
     ),
-    *(_request_reader(name, knows, read) for name, (knows, read) in _TABLES.items()),
-    _span_reader(otlp_spans.NAME, otlp_spans.knows, otlp_spans.read),
-    _span_reader(jaeger_spans.NAME, jaeger_spans.knows, jaeger_spans.read),
-    _span_reader(span_csv.NAME, span_csv.knows, span_csv.read),
-    _span_reader(f"{otlp_spans.NAME} in protocol buffers", otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
-    Reader(
-        kind="requests",
-        reads=vllm_steps.NAME,
-        knows=lambda recorded: vllm_steps.knows(recorded.head),
-        read=_diagnose_steps,
+    *(
+        _reader("requests", name, knows, partial(_diagnose_requests, name, read))
+        for name, (knows, read) in _TABLES.items()
     ),
-    Reader(
-        kind="requests",
-        reads=prometheus.NAME,
-        knows=lambda recorded: prometheus.knows(recorded.head),
-        read=lambda recorded, options: prometheus.diagnose(recorded.path, options.percentile),
+    *(
+        _reader("spans", name, knows, partial(_diagnose_spans, read))
+        for name, knows, read in (
+            (otlp_spans.NAME, otlp_spans.knows, otlp_spans.read),
+            (jaeger_spans.NAME, jaeger_spans.knows, jaeger_spans.read),
+            (span_csv.NAME, span_csv.knows, span_csv.read),
+            (f"{otlp_spans.NAME} in protocol buffers", otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
+        )
     ),
-    Reader(
-        kind="requests",
-        reads=mapped_log.NAME,
-        knows=lambda recorded: mapped_log.knows(recorded.head),
-        read=lambda recorded, options: diagnose_table(
-            mapped_log.read(recorded.path, options.mapping), recorded.path, options
-        ),
-    ),
+    _reader("requests", vllm_steps.NAME, vllm_steps.knows, _diagnose_steps),
+    _reader("requests", prometheus.NAME, prometheus.knows, prometheus.diagnose),
+    _reader("requests", mapped_log.NAME, mapped_log.knows, _diagnose_mapped),
 )

@@ -3,9 +3,10 @@
 Measured parts are used unmodified. A queue is inferred only if the recording confirms it (:mod:`queue_inference`);
 otherwise its waits are part of the remainder, ``unexplained``.
 
-A wait is divided as in latfix's own record: what would be left with every service at reference is the traffic's;
-what is beyond belongs to those ahead, here in proportion to what each cause added to the busy cycle so far. The
-replay by steps of :mod:`latfix.profilers.attribution.wait_attribution` is too slow for logs of millions.
+A wait is divided as in latfix's own record: the wait that would remain with every service at reference is the
+traffic's, the remainder belongs to the requests ahead. That remainder is divided in proportion to the time that each
+cause added to the busy cycle so far. The exact division (:mod:`latfix.profilers.attribution.wait_attribution`)
+differs little, but takes seconds per million requests.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.queue_inference import (
     Queue,
     chance_wait_ns,
-    cycle_begins,
     grew_for_good,
     in_flight,
     infer_prompt_queue,
@@ -453,11 +453,10 @@ class _Ledger:
         columns = self.columns
         assert columns.wait is not None
         first = part.start or 0
-        since = (
-            int(np.flatnonzero(columns.wait[: first + 1] <= 0)[-1]) if (columns.wait[: first + 1] <= 0).any() else 0
-        )
+        empty = np.flatnonzero(columns.wait[: first + 1] <= 0)
+        since = int(empty[-1]) if len(empty) else 0
         whole = slice(since, first + len(waited))
-        begins = cycle_begins(columns.wait[whole])
+        begins = columns.wait[whole] <= 0
         begins[0] = True
         start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
         added = {}

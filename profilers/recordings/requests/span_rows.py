@@ -79,7 +79,6 @@ class SpanRows:
             self.engine.append((start_ns, attributes))
 
     def table(self, **facts: Any) -> SpanTable:
-        """The columns."""
         place = {name: row for row, name in enumerate(self.names)}
         parent = [-1 if name is None else place.get(name, -2) for name in self.parents]
         service, services = _codes([*self.services, *(peer for peer in self.peers if peer)])

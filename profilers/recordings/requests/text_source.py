@@ -64,13 +64,11 @@ class BadLines:
     first: tuple[int, str] | None = field(default=None)
 
     def add(self, line: int, found: str) -> None:
-        """Count one."""
         self.count += 1
         if self.first is None:
             self.first = (line, found)
 
     def error(self) -> InputError:
-        """The error for the first one."""
         line, found = self.first or (1, "nothing")
         return input_error(self.file, line, found, self.expected, "")
 

@@ -13,7 +13,7 @@ from latfix.gates.subject import GateSubject
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import Diagnosis
-from tests.profilers.recordings.devices.test_device_reader import REAL
+from tests.profilers.recordings.devices.test_device_reader import real
 
 MIB = 1 << 20
 
@@ -57,9 +57,6 @@ def test_a_pickle_that_names_a_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_real_history() -> None:
-    path = REAL / "memory" / "h100_forward.pickle"
-    if not path.exists():
-        pytest.skip(f"{path} is missing: recordings of real devices are not part of the project")
-    found = diagnose_recording(path, ReadOptions())
+    found = real("memory/h100_forward.pickle")
     assert found.verdict == "steady" and any("516 with torch's defaults" in note for note in found.notes)
     assert found.source is not None and found.source.read["held at most, GB"] == 19.67

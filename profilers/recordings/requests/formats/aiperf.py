@@ -22,7 +22,6 @@ _EXPECTED = "a record of AIPerf with metadata and metrics"
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins with a record of AIPerf."""
     first = begins_with_object(head)
     if first is None or not isinstance(first.get("metadata"), dict) or "metrics" not in first:
         return False

@@ -26,7 +26,6 @@ _SCHEDULED = ("constant", "poisson", "async", "trace", "replay")
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as guidellm's benchmarks.json."""
     text = head.lstrip()
     return text.startswith(b"{") and b'"benchmarks"' in text and (b"guidellm" in text or b'"type_"' in text)
 

@@ -37,7 +37,6 @@ _FAILED = (2, "STATUS_CODE_ERROR")
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as OTLP in JSON."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return text.startswith(b"{") and (b'"resourceSpans"' in text or (b'"batches"' in text and b'"spanId"' in text))
 

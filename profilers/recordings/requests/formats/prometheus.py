@@ -14,6 +14,7 @@ from pathlib import Path
 
 from latfix.errors import input_error
 from latfix.formatting import LATENCY_KEYS, milliseconds, shown
+from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
 from latfix.profilers.services.metrics_text import read_sample
 from latfix.results.diagnosis import Diagnosis, Source
@@ -81,11 +82,12 @@ def histograms(path: Path) -> dict[str, Histogram]:
     return {name: each for name, each in found.items() if each.buckets and each.count > 0}
 
 
-def diagnose(path: Path, percentile: float | None) -> Diagnosis:
+def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     """The diagnosis that histograms allow: bounds of percentiles, means of parts; no requests, no causes.
 
     :raises InputError: there is no histogram of a latency.
     """
+    path, percentile = recorded.path, options.percentile
     known = histograms(path)
     whole = _whole(known)
     if whole is None:

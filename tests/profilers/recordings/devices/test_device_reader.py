@@ -217,11 +217,12 @@ def test_other_and_damaged_databases_are_refused(tmp_path: Path) -> None:
 
 
 def real(name: str) -> Diagnosis:
+    """The diagnosis of a real recording; skips the test if it is missing."""
     path = REAL / name
     if not path.exists():
         pytest.skip(f"{path} is missing: recordings of real devices are not part of the project")
     found = diagnosed(path)
-    assert found.ledger.conservation_error_ns() == 0
+    assert not len(found.ledger.latency_ns) or found.ledger.conservation_error_ns() == 0
     return found
 
 

@@ -11,7 +11,7 @@ from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import Diagnosis
-from tests.profilers.recordings.devices.test_device_reader import REAL, cause_ms
+from tests.profilers.recordings.devices.test_device_reader import cause_ms, real
 
 HEADER = (
     "cycle,pid,hostname,beta_pct,function_name,metric_name,device,func_type,mu_pct,sigma_pct,duration,"
@@ -98,10 +98,7 @@ def test_damaged_tables_are_refused_in_one_line(text: str, words: str, tmp_path:
     ],
 )
 def test_real_engine_steps(name: str, verdict: str) -> None:
-    folder = REAL / "engine_steps" / f"sglang_{name}"
-    if not folder.exists():
-        pytest.skip(f"{folder} is missing: recordings of real devices are not part of the project")
-    found = diagnose_recording(folder, ReadOptions())
+    found = real(f"engine_steps/sglang_{name}")
     if name == "gpu_instability":  # the GPU's clock at its minimum
         assert 0 < cause_ms(found, "gpu.clocks") <= found.excess_ms < 1001 - 750
     else:

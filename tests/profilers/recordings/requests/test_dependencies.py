@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from latfix.profilers.recordings.detect import diagnose_recording
-from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.findings import Recorded, diagnose_accounts
 from latfix.profilers.recordings.requests.span_rows import SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable, own_times
 from latfix.results.diagnosis import Diagnosis, Source
+from tests.profilers.recordings.devices.test_device_reader import REAL, real
 
-SPANS = Path(__file__).parents[5] / "shared" / "data" / "recordings" / "spans"
+SPANS = REAL / "spans"
 MS = 1_000_000
 
 
@@ -101,9 +99,7 @@ def test_recorded_faults_of_a_real_shop() -> None:
     truth = json.loads((SPANS / "truth.json").read_text())
     right, named_in_quiet = 0, []
     for name, fault in truth.items():
-        path = next(SPANS.glob(f"{name}*.csv.gz"))
-        found = diagnose_recording(path, ReadOptions())
-        assert found.ledger.conservation_error_ns() == 0
+        found = real(f"spans/{next(SPANS.glob(f'{name}*.csv.gz')).name}")
         if fault is None:
             named_in_quiet += [cause.cause for cause in found.causes if cause.named]
         else:

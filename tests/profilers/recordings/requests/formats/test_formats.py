@@ -22,7 +22,6 @@ from latfix.profilers.recordings.requests.formats import (
     jaeger_spans,
     mapped_log,
     otlp_spans,
-    prometheus,
     span_csv,
     triton_trace,
     vllm_bench,
@@ -386,7 +385,7 @@ vllm:request_queue_time_seconds_sum{model_name="m"} 2.0
 def test_prometheus_histograms_allow_bounds_and_means(tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text(HISTOGRAM)
-    document = prometheus.diagnose(path, None).to_json()
+    document = diagnose_recording(path, ReadOptions()).to_json()
     assert document["latency_ms"]["mean"] == pytest.approx(400)
     assert document["latency_ms"]["p99"] == pytest.approx(1000)
     assert document["latency_ms"]["p99_9"] is None and document["latency_ms"]["max"] is None

@@ -19,7 +19,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.formats import access_log, prometheus, span_csv
+from latfix.profilers.recordings.requests.formats import access_log, span_csv
 from latfix.profilers.recordings.requests.readers import read_requests
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.metrics_text import parse_metrics
@@ -220,7 +220,7 @@ def test_a_mapping_without_a_column_is_refused(tmp_path: Path) -> None:
 def test_exemplars_after_samples_are_not_values(tmp_path: Path) -> None:
     """OpenMetrics: a time with a fraction, and an exemplar after the value."""
     text = HISTOGRAM.replace("90.0\n", '90.0 1763800000.123 # {trace_id="ab"} 0.67 1763800000.1\n')
-    document = prometheus.diagnose(written(tmp_path, text), None).to_json()
+    document = diagnose_recording(written(tmp_path, text), ReadOptions()).to_json()
     assert document["latency_ci95_ms"]["p99"] == [500.0, 1000.0]
     assert parse_metrics('a_total{b="c}"} 17 # {trace_id="ab"} 0.67\nb{quantile="0.5"} 3\n') == {"a_total": 17}
 
