@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,11 @@ SETTINGS = (
     "roundup_power2_divisions:8",
     "garbage_collection_threshold:0.8",
 )
-_ARENA_TYPES = {"one reserved pool, best fit": BestFit, "buddy": Buddy, "size classes": SizeClasses}
+_ARENA_TYPES: Mapping[str, Callable[[int], Policy]] = {
+    "one reserved pool, best fit": BestFit,
+    "buddy": Buddy,
+    "size classes": SizeClasses,
+}
 #: Allocators for a custom pool.
 ARENAS = tuple(_ARENA_TYPES)
 

@@ -35,10 +35,11 @@ class ProcessWatch:
         self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
         self._waits = ThreadWaits(self._proc, pid)
         self._threads: dict[str, KeptOpen] = {}
-        self._last: dict[str, tuple[int, int]] = {}
+        self._times: dict[str, tuple[int, int]] = {}
         self._faults: dict[int, tuple[int, int]] = {}
         self._switches: dict[str, tuple[int, int]] = {}
-        self._gone = {"cpu": 0, "runq": 0, "minflt": 0, "majflt": 0, "vcsw": 0, "icsw": 0}
+        #: Totals of ended threads: on-CPU time and run-queue delay; voluntary and involuntary switches.
+        self._ended_times = self._ended_switches = (0, 0)
         self.processes: tuple[int, ...] = ()
         self._counted = 0
         self.look_around()
@@ -87,15 +88,12 @@ class ProcessWatch:
         for thread, file in list(self._threads.items()):
             try:
                 words = file.read().split()
-                self._last[thread] = (int(words[0]), int(words[1]))
-            except (OSError, IndexError):  # the thread ended meanwhile
+                self._times[thread] = (int(words[0]), int(words[1]))
+            except (OSError, IndexError):  # the thread ended
                 self._forget(thread)
                 self._counted = 0
-        reading: Reading = {
-            "server.cpu_ns": self._gone["cpu"] + sum(cpu for cpu, _ in self._last.values()),
-            "server.runq_ns": self._gone["runq"] + sum(runq for _, runq in self._last.values()),
-            "server.threads": len(self._threads),
-        }
+        cpu, runq = _sum(self._ended_times, *self._times.values())
+        reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
         if self._throttle.available:
             reading["server.throttled_ns"] = self._throttle.throttled_ns()
         return reading | self._waits.read()
@@ -112,11 +110,13 @@ class ProcessWatch:
         for thread in self._threads:
             with contextlib.suppress(OSError, ValueError):
                 self._switches[thread] = _switches((self._proc / thread / "status").read_text(errors="replace"))
+        minor, major = _sum((0, 0), *self._faults.values())
+        voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
         return {
-            "server.minflt": self._gone["minflt"] + sum(minor for minor, _ in self._faults.values()),
-            "server.majflt": self._gone["majflt"] + sum(major for _, major in self._faults.values()),
-            "server.vcsw": self._gone["vcsw"] + sum(own for own, _ in self._switches.values()),
-            "server.icsw": self._gone["icsw"] + sum(forced for _, forced in self._switches.values()),
+            "server.minflt": minor,
+            "server.majflt": major,
+            "server.vcsw": voluntary,
+            "server.icsw": involuntary,
             "server.rss_bytes": resident,
             "server.processes": len(self.processes),
         }
@@ -137,10 +137,8 @@ class ProcessWatch:
     def _forget(self, thread: str) -> None:
         """Close an ended thread's file, and keep its counters in the sums."""
         self._threads.pop(thread).close()
-        cpu, runq = self._last.pop(thread, (0, 0))
-        own, forced = self._switches.pop(thread, (0, 0))
-        for name, value in (("cpu", cpu), ("runq", runq), ("vcsw", own), ("icsw", forced)):
-            self._gone[name] += value
+        self._ended_times = _sum(self._ended_times, self._times.pop(thread, (0, 0)))
+        self._ended_switches = _sum(self._ended_switches, self._switches.pop(thread, (0, 0)))
 
     def _tree(self, pid: int) -> list[int]:
         """The process and its descendants."""
@@ -155,6 +153,10 @@ class ProcessWatch:
                     text = (thread / "children").read_text()
                     pending += [int(word) for word in text.split()]
         return found
+
+
+def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
+    return sum(first for first, _ in pairs), sum(second for _, second in pairs)
 
 
 def _switches(status: str) -> tuple[int, int]:

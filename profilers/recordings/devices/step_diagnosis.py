@@ -307,30 +307,28 @@ def _stages(steps: Sequence[StepFigures], quiet: Bools | None) -> dict[str, dict
 
 def _typical(steps: Sequence[StepFigures], quiet: Bools) -> UnitLedger:
     chosen = [step for step, inside in zip(steps, quiet, strict=True) if inside]
-
-    def mean(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-        total: Counter[str] = Counter()
-        for part in parts:
-            total.update(part)
-        return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
-
     return UnitLedger(
         id=f"typical (mean of {len(chosen)})",
         start_ms=None,
         latency_ms=sum(step.length for step in chosen) / len(chosen) / 1e6,
-        causes_ms=mean([step.causes for step in chosen]),
-        stages_ms=mean([step.stages for step in chosen]),
+        causes_ms=_mean_ms([step.causes for step in chosen]),
+        stages_ms=_mean_ms([step.stages for step in chosen]),
     )
 
 
-def _unit(step: StepFigures, begin: int) -> UnitLedger:
-    def in_ms(parts: Mapping[str, int]) -> dict[str, float]:
-        return {name: value / 1e6 for name, value in sorted(parts.items(), key=lambda each: -each[1]) if value}
+def _mean_ms(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Mean milliseconds by name, the largest first, without zeros."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
 
+
+def _unit(step: StepFigures, begin: int) -> UnitLedger:
     return UnitLedger(
         id=step.name,
         start_ms=(step.start - begin) / 1e6,
         latency_ms=step.length / 1e6,
-        causes_ms=in_ms(step.causes),
-        stages_ms=in_ms(step.stages),
+        causes_ms=_mean_ms([step.causes]),
+        stages_ms=_mean_ms([step.stages]),
     )

@@ -86,7 +86,7 @@ def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float 
     inside = max(int(sums.requests.sum()), 1)
     own, propagated = sums.own.sum(axis=1) / inside / 1e6, sums.propagated.sum(axis=1) / inside / 1e6
     excess_ms = (float(sums.latency.sum()) / inside - accounts.reference_ns) / 1e6 if n else math.nan
-    latency_ms = _latency_ms(latency)
+    latency_ms = summarize_ms(latency) if n else dict.fromkeys(LATENCY_KEYS, math.nan)
     ends = np.quantile(_drawn(sums, seed), [0.025, 0.975], axis=0)
     ci95 = reaching(own + propagated, ends, inside)
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
@@ -244,10 +244,6 @@ def _verdict(
         else ""
     )
     return "inconclusive", f"{opening}; no cause stands out in this recording{always}."
-
-
-def _latency_ms(latency: Ints) -> dict[str, float]:
-    return summarize_ms(latency) if len(latency) else dict.fromkeys(LATENCY_KEYS, math.nan)
 
 
 def _stages_ms(accounts: Accounts, tail: Any) -> dict[str, dict[str, float]]:

@@ -59,7 +59,7 @@ def diagnose_table(
         statuses=_statuses(table, ok),
         offered_ns=table.arrival_ns,
         workload=_name(path),
-        outcomes=_outcomes(table, ok),
+        outcomes=_lost_outcomes(table, ok),
     )
     return findings.diagnose_accounts(accounts, recorded, options.percentile, options.seed)
 
@@ -77,7 +77,7 @@ def _statuses(table: RequestTable, ok: int) -> Mapping[str, int | None]:
     return {**counts, "ok": ok, **({"cancelled": cancelled} if cancelled else {})}
 
 
-def _outcomes(table: RequestTable, ok: int) -> Outcomes | None:
+def _lost_outcomes(table: RequestTable, ok: int) -> Outcomes | None:
     """All requests that arrived and were not cancelled; a sample of a very large log. ``None`` if all ended ok."""
     arrived = np.flatnonzero(table.status != CANCELLED)
     if len(arrived) == ok:

@@ -376,7 +376,7 @@ def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
         texts = np.array(["" if word is None else str(word) for word in words], dtype=object)
-        return statuses_of(texts) if role.name == "status" else texts
+        return statuses_of(texts.tolist()) if role.name == "status" else texts
     if not isinstance(role.source, str):
         inputs = {name: _numbers(block[name]) for name in role.columns}
         return _scaled(role, np.array([_evaluated(role.source, inputs, row) for row in range(n)]))
