@@ -127,9 +127,9 @@ class Nvml:
         if reasons is not None:
             reading["nvml.clock_event_reasons"] = float(reasons)
         for name, number in VIOLATIONS.items():
-            found = self._ask("DeviceGetViolationStatus", number)
-            if found is not None:
-                self._grown(reading, f"nvml.violation_{name}_ns", float(found["violationTime"]))
+            result = self._ask("DeviceGetViolationStatus", number)
+            if result is not None:
+                self._grown(reading, f"nvml.violation_{name}_ns", float(result["violationTime"]))
 
     def _link(self, reading: Reading) -> None:
         self._take(reading, "nvml.pcie_generation", "DeviceGetCurrPcieLinkGeneration")
@@ -139,27 +139,27 @@ class Nvml:
             self._grown(reading, "nvml.pcie_replays", float(replays))
         if self._polls % _SELDOM == 0:
             for name, number in (("sent", _SENT), ("received", _RECEIVED)):
-                found = self._ask("DeviceGetPcieThroughput", number)
-                if found is not None:
-                    reading[f"nvml.pcie_{name}_bytes_per_s"] = float(found) * 1024
+                result = self._ask("DeviceGetPcieThroughput", number)
+                if result is not None:
+                    reading[f"nvml.pcie_{name}_bytes_per_s"] = float(result) * 1024
 
     def _errors(self, reading: Reading) -> None:
         for name, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
-            found = self._ask("DeviceGetTotalEccErrors", number, _VOLATILE)
-            if found is not None:
-                self._grown(reading, f"nvml.ecc_{name}", float(found))
+            result = self._ask("DeviceGetTotalEccErrors", number, _VOLATILE)
+            if result is not None:
+                self._grown(reading, f"nvml.ecc_{name}", float(result))
 
     def _processes(self, reading: Reading) -> None:
-        found = self._ask("DeviceGetComputeRunningProcesses")
-        if found is not None:
-            reading["nvml.processes"] = float(len(found))
-            memory = [(one["pid"], one["usedGpuMemory"]) for one in found]
+        result = self._ask("DeviceGetComputeRunningProcesses")
+        if result is not None:
+            reading["nvml.processes"] = float(len(result))
+            memory = [(one["pid"], one["usedGpuMemory"]) for one in result]
             # A running process uses memory: 0 means that the driver cannot see into a container.
             if (self._pid, 0) not in memory:
                 self._split(reading, "nvml.memory_{}_bytes", memory)
         samples = self._ask("DeviceGetProcessUtilization", max(self._seen_us - _SAMPLES_BACK_US, 0))
         if samples is not None:
-            named = {one["pid"] for one in found or ()} | {self._pid}
+            named = {one["pid"] for one in result or ()} | {self._pid}
             # Samples contain ended processes for a while.
             self._split(reading, "nvml.{}_sm_util", [each for each in self._latest(samples) if each[0] in named])
 
@@ -186,16 +186,16 @@ class Nvml:
             reading[series.format("others")] = float(sum(value for pid, value in known if pid != self._pid))
 
     def _monitor(self, reading: Reading) -> None:
-        found = self._ask("GpmMetrics", *GPM)
+        result = self._ask("GpmMetrics", *GPM)
         for number, name in GPM.items():
-            value = (found or {}).get(str(number))
+            value = (result or {}).get(str(number))
             if value is not None:
                 reading[f"nvml.gpm_{name}"] = float(value)
 
     def _take(self, reading: Reading, series: str, function: str, *arguments: int) -> None:
-        found = self._ask(function, *arguments)
-        if isinstance(found, int | float):
-            reading[series] = float(found)
+        result = self._ask(function, *arguments)
+        if isinstance(result, int | float):
+            reading[series] = float(result)
 
     def _grown(self, reading: Reading, series: str, total: float) -> None:
         before = self._last.get(series)

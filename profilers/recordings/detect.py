@@ -71,19 +71,21 @@ def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
 def _unknown(recorded: Recorded) -> InputError:
     readable = "; ".join(reader.reads for reader in READERS)
     if recorded.path.is_dir():
-        found = "a folder without workload.toml and without a recording" if recorded.inside else "an empty folder"
+        result = "a folder without workload.toml and without a recording" if recorded.inside else "an empty folder"
         if (recorded.path / "run.json").is_file():
             return InputError(f"{recorded.path}: found a run that latfix recorded; show it with latfix report")
     else:
-        found = "a file of another kind" if recorded.head.strip() else "an empty or damaged file"
+        result = "a file of another kind" if recorded.head.strip() else "an empty or damaged file"
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
-        found = (
+        result = (
             f"a folder without workload.toml, and {len(alone)} recordings that are read one at a time, "
             f"the first {file.path.name} ({reader.reads})"
         )
-        return InputError(f"{recorded.path}: found {found}; expected one file of them")
+        return InputError(f"{recorded.path}: found {result}; expected one file of them")
     for begin, description in _ADVICE:
         if recorded.head.startswith(begin):
             return InputError(f"{recorded.path}: found {description}")
-    return InputError(f"{recorded.path}: found {found}; expected a workload, a model file or a recording: {readable}")
+    return InputError(
+        f"{recorded.path}: found {result}; expected a workload, a model file or a recording: {readable}"
+    )

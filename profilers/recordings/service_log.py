@@ -147,8 +147,8 @@ def _sound(row: Mapping[str, Any]) -> bool:
 
 
 def _numbers(value: Any) -> Mapping[str, Any]:
-    found = value.items() if isinstance(value, dict) else ()
-    return {name: number for name, number in found if isinstance(number, int | float)}
+    result = value.items() if isinstance(value, dict) else ()
+    return {name: number for name, number in result if isinstance(number, int | float)}
 
 
 def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> RequestTable:

@@ -68,14 +68,14 @@ class ProcessWatch:
     def look_around(self) -> None:
         """Update the lists of threads and children."""
         self.processes = tuple(self._tree(self.pid))
-        found: set[str] = set()
+        result: set[str] = set()
         for pid in self.processes:
             with contextlib.suppress(OSError):
                 tasks = (self._proc / str(pid) / "task").iterdir()
-                found.update(f"{pid}/task/{thread.name}" for thread in tasks)
-        for gone in self._threads.keys() - found:
+                result.update(f"{pid}/task/{thread.name}" for thread in tasks)
+        for gone in self._threads.keys() - result:
             self._forget(gone)
-        for thread in sorted(found - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
+        for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
             with contextlib.suppress(OSError):
                 self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
         self._waits.look_around(self._threads)
@@ -128,11 +128,11 @@ class ProcessWatch:
 
     def _count_threads(self) -> int:
         """A quick check for new threads: the link count of ``task`` grows with each."""
-        found = 0
+        result = 0
         for pid in self.processes:
             with contextlib.suppress(OSError):
-                found += (self._proc / str(pid) / "task").stat().st_nlink
-        return found
+                result += (self._proc / str(pid) / "task").stat().st_nlink
+        return result
 
     def _forget(self, thread: str) -> None:
         """Close an ended thread's file, and keep its counters in the sums."""
@@ -142,17 +142,17 @@ class ProcessWatch:
 
     def _tree(self, pid: int) -> list[int]:
         """The process and its descendants."""
-        found, pending = [], [pid]
+        result, pending = [], [pid]
         while pending:
             one = pending.pop()
-            if one in found:
+            if one in result:
                 continue
-            found.append(one)
+            result.append(one)
             with contextlib.suppress(OSError):
                 for thread in (self._proc / str(one) / "task").iterdir():
                     text = (thread / "children").read_text()
                     pending += [int(word) for word in text.split()]
-        return found
+        return result
 
 
 def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
@@ -160,5 +160,5 @@ def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
 
 
 def _switches(status: str) -> tuple[int, int]:
-    found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return int(found.get("voluntary_ctxt_switches", 0)), int(found.get("nonvoluntary_ctxt_switches", 0))
+    result = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return int(result.get("voluntary_ctxt_switches", 0)), int(result.get("nonvoluntary_ctxt_switches", 0))

@@ -93,8 +93,8 @@ def test_the_freed_block_is_the_largest_free_one() -> None:
     assert read is not None
     held = [_taken(30 * _MIB) for _ in range(2)]
     del held[0]
-    found = read()
-    assert found["cuda.largest_free_block_bytes"] >= 30 * _MIB and found["cuda.free_blocks"] >= 1
+    result = read()
+    assert result["cuda.largest_free_block_bytes"] >= 30 * _MIB and result["cuda.free_blocks"] >= 1
 
 
 def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
@@ -147,5 +147,5 @@ def test_a_history_is_recorded_and_read(tmp_path: Path) -> None:
     held = [_taken(size * _MIB) for size in (60, 30)]
     del held
     end_history(tmp_path / "history.pickle")
-    found = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
-    assert found.setting == "" and "no allocation stalls or fails" in found.said
+    result = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
+    assert result.setting == "" and "no allocation stalls or fails" in result.said

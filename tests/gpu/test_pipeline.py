@@ -144,7 +144,7 @@ def test_a_profile_shows_kernels_and_waits() -> None:
 
 
 def test_the_cost_of_pinned_copies_is_measured() -> None:
-    found = copy_costs(CudaAccelerator("cuda:0"))
+    result = copy_costs(CudaAccelerator("cuda:0"))
     # From 1 GB/s to 200 GB/s: any link.
-    assert 5_000 < found["copy_in_mib_ns"] < 1_100_000 and 5_000 < found["copy_out_mib_ns"] < 1_100_000
-    assert 0 < found["copy_in_ns"] < 1_000_000
+    assert 5_000 < result["copy_in_mib_ns"] < 1_100_000 and 5_000 < result["copy_out_mib_ns"] < 1_100_000
+    assert 0 < result["copy_in_ns"] < 1_000_000

@@ -161,7 +161,7 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
     causes = dict(_causes_of(reference, table))
     single = len(steps) == 1
     figures = [_figures(step, usual, step.length if single else usual_length, causes) for step in steps]
-    found = diagnose_steps(
+    result = diagnose_steps(
         figures,
         workload=recorded.path.name,
         device="an engine's process and device",
@@ -180,9 +180,9 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
     )
     # Parts overlap, so there is no ledger of a whole step, only of its loss, which depends on the parts' order.
     causes_found = tuple(
-        cause if cause.cause == UNEXPLAINED else replace(cause, evidence_class="modelled") for cause in found.causes
+        cause if cause.cause == UNEXPLAINED else replace(cause, evidence_class="modelled") for cause in result.causes
     )
-    return replace(found, causes=causes_found, typical=None, slowest=(), stages_ms={})
+    return replace(result, causes=causes_found, typical=None, slowest=(), stages_ms={})
 
 
 def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, causes: Mapping[str, str]) -> StepFigures:
@@ -216,16 +216,16 @@ def _causes_of(reference: _Table, table: _Table) -> Iterator[tuple[str, str]]:
 
 
 def _evidence(reference: _Table, table: _Table, causes: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     if reference is table:
-        return found
+        return result
     for part, _, words in _PARTS:
         before, after = reference.mean(part) / 1e6, table.mean(part) / 1e6
         if max(before, after) > 0:
             change = f"{words} {milliseconds(before)} -> {milliseconds(after)} a step, over all threads"
             cause = causes[part]
-            found[cause] = f"{found[cause]}; {change}" if cause in found else change
-    return found
+            result[cause] = f"{result[cause]}; {change}" if cause in result else change
+    return result
 
 
 def _notes(reference: _Table, table: _Table) -> Iterator[str]:

@@ -107,11 +107,11 @@ class _Text:
 
     def skip(self, character: str) -> None:
         """Skip the next character, which must be this one."""
-        found = self.peek()
-        if not found:
+        result = self.peek()
+        if not result:
             raise _CutOff(f"it ends before an expected {character}")
-        if found != character:
-            raise ValueError(f"{found!r} instead of {character}")
+        if result != character:
+            raise ValueError(f"{result!r} instead of {character}")
         self._at += 1
 
     def value(self) -> Any:

@@ -64,15 +64,15 @@ def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
     if pattern:
         wanted = re.compile(pattern)
         for table in (trace.ranges, trace.host):
-            found = _outermost([step for step in _named(trace, table, wanted) if step.length > 0])
-            if found:
-                return Steps(steps=found, chosen_by=f"--step {pattern}")
+            result = _outermost([step for step in _named(trace, table, wanted) if step.length > 0])
+            if result:
+                return Steps(steps=result, chosen_by=f"--step {pattern}")
         names = ", ".join(shown(step.name, 40) for step in ranges[:5]) or "none"
         raise input_error(path, None, f"nothing that --step {shown(pattern)} matches", f"a name such as {names}")
     for description, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
-        found = _outermost([step for step in ranges if named.search(step.name)])
-        if found:
-            return Steps(steps=found, chosen_by=description)
+        result = _outermost([step for step in ranges if named.search(step.name)])
+        if result:
+            return Steps(steps=result, chosen_by=description)
     top = _outermost(ranges)
     kinds = Counter(_kind(step.name) for step in top)
     if len(top) == 1:

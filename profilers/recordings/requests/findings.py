@@ -181,7 +181,7 @@ def _drawn(sums: _Sums, seed: int) -> Floats:
 def _causes(
     accounts: Accounts, sums: _Sums, own: Floats, propagated: Floats, ci95: Floats, excess_ms: float, p50_ms: float
 ) -> tuple[CauseSummary, ...]:
-    found = []
+    result = []
     for k, cause in enumerate(accounts.causes):
         total = float(own[k] + propagated[k])
         if total == 0 and not sums.touched[k]:
@@ -191,7 +191,7 @@ def _causes(
         least = accounts.nameable.get(cause.id)
         low, high = (float(end) for end in ci95[k])
         removed = sums.without[k]
-        found.append(
+        result.append(
             CauseSummary(
                 cause=cause.id,
                 tail_ms=total,
@@ -207,7 +207,7 @@ def _causes(
                 fixes=accounts.fixes.get(cause.id, ()),
             )
         )
-    return tuple(sorted(found, key=lambda each: -each.tail_ms))
+    return tuple(sorted(result, key=lambda each: -each.tail_ms))
 
 
 def _verdict(
@@ -247,21 +247,21 @@ def _verdict(
 
 
 def _stages_ms(accounts: Accounts, tail: Any) -> dict[str, dict[str, float]]:
-    found = {}
+    result = {}
     for name, column in accounts.stages.items():
         known = column >= 0
         if not known.any():
             continue
         values, slow = column[known] / 1e6, column[known & tail] / 1e6
         p50, p99 = np.quantile(values, [0.5, 0.99])
-        found[name] = {
+        result[name] = {
             "mean": float(values.mean()),
             "p50": float(p50),
             "p99": float(p99),
             "reference": float(p50),
             "tail": float(slow.mean()) if len(slow) else math.nan,
         }
-    return found
+    return result
 
 
 def _dispatch_ms(accounts: Accounts) -> dict[str, float]:

@@ -405,32 +405,32 @@ class _Ledger:
 
     def _known(self) -> tuple[KnownCause, ...]:
         columns = self.columns
-        found: list[KnownCause] = []
+        result: list[KnownCause] = []
         if columns.wait is not None:
-            found += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
+            result += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
         if self.model.accepted:
-            found.append(CATALOGUE["input.size"])
-        found += [cause for cause in (PREFILL, STALL) if cause.id in columns.stalled]
-        found += [LATE if name == "dispatch" else _dependency(name) for name in columns.parts]
+            result.append(CATALOGUE["input.size"])
+        result += [cause for cause in (PREFILL, STALL) if cause.id in columns.stalled]
+        result += [LATE if name == "dispatch" else _dependency(name) for name in columns.parts]
         if columns.drift is not None:
-            found.append(CATALOGUE["drift.unknown"])
-        return (*found, CATALOGUE[UNEXPLAINED])
+            result.append(CATALOGUE["drift.unknown"])
+        return (*result, CATALOGUE[UNEXPLAINED])
 
     def extras(self, part: slice) -> dict[str, Ints]:
         """By cause, the service of each request beyond the reference, for a slice of requests."""
         columns = self.columns
-        found: dict[str, Ints] = {}
+        result: dict[str, Ints] = {}
         if self.model.accepted:
-            found["input.size"] = np.rint(columns.expected[part] - columns.typical).astype(np.int64)
+            result["input.size"] = np.rint(columns.expected[part] - columns.typical).astype(np.int64)
         for cause, lost in columns.stalled.items():
-            found[cause] = lost[part]
+            result[cause] = lost[part]
         for name, values in columns.parts.items():
-            found[_part_id(name)] = values[part] - self.median_of[name]
+            result[_part_id(name)] = values[part] - self.median_of[name]
         if columns.drift is not None:
-            found["drift.unknown"] = np.rint(columns.drift.of(columns.arrival[part])).astype(np.int64)
-        known = found.get("input.size", 0) + found.get("drift.unknown", 0)
-        found[UNEXPLAINED] = columns.base[part] - self.base_level - known
-        return found
+            result["drift.unknown"] = np.rint(columns.drift.of(columns.arrival[part])).astype(np.int64)
+        known = result.get("input.size", 0) + result.get("drift.unknown", 0)
+        result[UNEXPLAINED] = columns.base[part] - self.base_level - known
+        return result
 
     def entries(self, part: slice) -> tuple[Ints, Ints]:
         """Own and propagated parts of a slice of requests."""

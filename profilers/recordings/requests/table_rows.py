@@ -118,8 +118,8 @@ def number_or_nan(value: object) -> float:
 def ns_of(value: object, unit_ns: int, most: int = LONGEST_NS) -> int | None:
     """Whole nanoseconds of a number of units; ``None`` if it is no number, negative, or above ``most``."""
     if isinstance(value, int) and not isinstance(value, bool):
-        found = value * unit_ns
+        result = value * unit_ns
     else:
         number = number_or_nan(value) * unit_ns
-        found = round(number) if math.isfinite(number) else UNKNOWN
-    return found if 0 <= found <= most else None
+        result = round(number) if math.isfinite(number) else UNKNOWN
+    return result if 0 <= result <= most else None

@@ -95,29 +95,29 @@ def _stamp(values: list[str]) -> int | None:
 
 def _blank_split(line: str) -> list[str]:
     """Fields as a CSV reader splits them at blanks, with quotes; brackets are removed."""
-    found, pending = [], ""
+    result, pending = [], ""
     for part in line.split(" "):
         if pending or part.startswith('"'):
             pending = f"{pending} {part}" if pending else part
             if len(pending) > 1 and pending.endswith('"') and not pending.endswith('\\"'):
-                found.append(pending[1:-1])
+                result.append(pending[1:-1])
                 pending = ""
         else:
-            found.append(part.strip("[]"))
-    return [*found, pending] if pending else found
+            result.append(part.strip("[]"))
+    return [*result, pending] if pending else result
 
 
 def layout_of(lines: list[str]) -> Layout | None:
     """The most frequent layout of some lines."""
-    found: dict[tuple[object, ...], Layout] = {}
+    result: dict[tuple[object, ...], Layout] = {}
     votes: Counter[tuple[object, ...]] = Counter()
     for line in lines:
         layout = _layout(_blank_split(line))
         if layout is not None:
             key = (layout.writer, layout.fields, tuple(layout.places.items()))
-            found.setdefault(key, layout)
+            result.setdefault(key, layout)
             votes[key] += 1
-    return found[votes.most_common(1)[0][0]] if votes else None
+    return result[votes.most_common(1)[0][0]] if votes else None
 
 
 def _layout(values: list[str]) -> Layout | None:
@@ -285,9 +285,9 @@ def _add_block(table: Any, layout: Layout, blocks: _Blocks, bad: BadLines, befor
     blocks.latency.append(latency[good])
     blocks.stamp.append(stamp[good])
     blocks.status.append(_STATUSES[status[good]])
-    for meaning, found in (("upstream", blocks.upstream), ("connect", blocks.connect)):
+    for meaning, result in (("upstream", blocks.upstream), ("connect", blocks.connect)):
         if meaning in layout.places:
-            found.append(_durations(column(meaning), layout.unit_ns)[good])
+            result.append(_durations(column(meaning), layout.unit_ns)[good])
     for meaning in ("size", "bytes"):
         if meaning in layout.places:
             sizes = _numbers(column(meaning), np.float64)[good]

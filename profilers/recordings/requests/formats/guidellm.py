@@ -102,8 +102,8 @@ def _tokens(request: Mapping[str, Any], group: str, name: str) -> Any:
 
 
 def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
+    result = value.get(name)
+    return result if isinstance(result, dict) else {}
 
 
 def _first(*values: Any) -> Any:

@@ -146,8 +146,8 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
         values = {role.name: _values(role, block, n) for role in roles}
         good = _usable(values)
         for row in np.flatnonzero(~good)[:1].tolist():
-            found = ", ".join(f"{name} {shown(_plain(block[name][row]), 20)}" for name in wanted[:2])
-            bad.add(first + row, found)
+            result = ", ".join(f"{name} {shown(_plain(block[name][row]), 20)}" for name in wanted[:2])
+            bad.add(first + row, result)
         bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
         for name, column in values.items():
             columns[name].append(column[good])
@@ -179,16 +179,16 @@ def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
 def _header(path: Path) -> tuple[bool, dict[str, Any]]:
     """True if the file is JSON, and by column the first value."""
     head = recorded_at(path).head
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if begins_with_object(head) is not None or _LIST.match(head):
         for _, record in islice(_records(path), _LOOKED_AT):
             for name, value in _flat(record or {}).items():
-                found[name] = value if found.get(name) is None else found[name]
-        return True, found
+                result[name] = value if result.get(name) is None else result[name]
+        return True, result
     names, values = _first_rows(head)
     for k, name in enumerate(map(str.strip, names)):
-        found[name if name not in found else f"{name}#{k + 1}"] = values[k] if k < len(values) else ""
-    return False, found
+        result[name if name not in result else f"{name}#{k + 1}"] = values[k] if k < len(values) else ""
+    return False, result
 
 
 def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
@@ -217,13 +217,13 @@ def _delimiter(line: str) -> str:
 
 def _flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Values by dotted name."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{before}{name}.")
+            result |= _flat(value, f"{before}{name}.")
         else:
-            found[before + name] = value
-    return found
+            result[before + name] = value
+    return result
 
 
 def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:

@@ -84,13 +84,13 @@ def _add_span(rows: SpanRows, span: Mapping[str, Any], service: str) -> None:
 
 def attributes_of(pairs: Any) -> dict[str, Any]:
     """Attributes by name, with the one value that is set."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for pair in pairs or ():
         value = pair.get("value")
         if isinstance(value, dict):
             value = next(iter(value.values()), None)
-        found[str(pair.get("key"))] = value
-    return found
+        result[str(pair.get("key"))] = value
+    return result
 
 
 def knows_protobuf(head: bytes) -> bool:

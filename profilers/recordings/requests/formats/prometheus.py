@@ -60,7 +60,7 @@ def histograms(path: Path) -> dict[str, Histogram]:
 
     :raises InputError: a sample has an invalid number.
     """
-    found: dict[str, Histogram] = {}
+    result: dict[str, Histogram] = {}
     for number, line in lines_of(path):
         whole, labels, value = read_sample(line) or ("", "", "")
         name, _, kind = whole.rpartition("_")
@@ -72,14 +72,14 @@ def histograms(path: Path) -> dict[str, Histogram]:
             amount, le = float(value), float(bound[1]) if bound is not None else math.nan
             if not math.isfinite(amount):
                 raise ValueError(value)
-        histogram = found.setdefault(name, Histogram(name, unit))
+        histogram = result.setdefault(name, Histogram(name, unit))
         if kind == "bucket" and bound is not None:
             histogram.buckets[le] = histogram.buckets.get(le, 0.0) + amount
         elif kind == "sum":
             histogram.total_s += amount
         elif kind == "count":
             histogram.count += amount
-    return {name: each for name, each in found.items() if each.buckets and each.count > 0}
+    return {name: each for name, each in result.items() if each.buckets and each.count > 0}
 
 
 def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:

@@ -70,9 +70,9 @@ def diagnosed(spans: SpanTable) -> Diagnosis:
     described = Recorded(
         source=Source(kind="spans", path="x"), statuses={}, offered_ns=accounts.arrival_ns, workload="x"
     )
-    found = diagnose_accounts(accounts, described, None, 0)
-    assert found.ledger.conservation_error_ns() == 0
-    return found
+    result = diagnose_accounts(accounts, described, None, 0)
+    assert result.ledger.conservation_error_ns() == 0
+    return result
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -85,9 +85,9 @@ def diagnosed(spans: SpanTable) -> Diagnosis:
     ],
 )
 def test_the_service_that_stands_out_has_the_verdict(fault: str, verdict: str, seed: int) -> None:
-    found = diagnosed(shop(seed=seed, fault=fault))
-    assert found.verdict == verdict
-    assert found.causes[0].tail_share > 0.8
+    result = diagnosed(shop(seed=seed, fault=fault))
+    assert result.verdict == verdict
+    assert result.causes[0].tail_share > 0.8
 
 
 def test_a_quiet_shop_has_no_named_cause() -> None:
@@ -99,10 +99,10 @@ def test_recorded_faults_of_a_real_shop() -> None:
     truth = json.loads((SPANS / "truth.json").read_text())
     right, named_in_quiet = 0, []
     for name, fault in truth.items():
-        found = real(f"spans/{next(SPANS.glob(f'{name}*.csv.gz')).name}")
+        result = real(f"spans/{next(SPANS.glob(f'{name}*.csv.gz')).name}")
         if fault is None:
-            named_in_quiet += [cause.cause for cause in found.causes if cause.named]
+            named_in_quiet += [cause.cause for cause in result.causes if cause.named]
         else:
-            right += found.verdict.partition(".")[2] == fault["service"]
+            right += result.verdict.partition(".")[2] == fault["service"]
     assert right >= 6
     assert named_in_quiet == []

@@ -127,12 +127,12 @@ def triton_document() -> list[dict[str, Any]]:
         "COMPUTE_OUTPUT_START",
         "COMPUTE_END",
     ]
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for k in range(2):
         stamps = [{"name": name, "ns": k * S + place * MS} for place, name in enumerate(names)]
-        found.append({"id": k, "model_name": "simple", "model_version": 1, "timestamps": stamps})
-        found.append({"id": k, "timestamps": [{"name": "REQUEST_END", "ns": k * S + 9 * MS}]})
-    return found
+        result.append({"id": k, "model_name": "simple", "model_version": 1, "timestamps": stamps})
+        result.append({"id": k, "timestamps": [{"name": "REQUEST_END", "ns": k * S + 9 * MS}]})
+    return result
 
 
 def test_triton(tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    found = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*result, value])
 
 
 def otlp_bytes() -> bytes:
@@ -531,10 +531,10 @@ def test_each_format_is_recognized_by_its_content(tmp_path: Path, writer: str, c
     kind, write = WRITERS[writer]
     path = tmp_path / "recording"
     path.write_bytes(gzip.compress(write()) if compressed else write())
-    found = diagnose_recording(path, ReadOptions())
-    assert found.source is not None and found.source.kind == kind
-    assert found.source.path == str(path)
-    json.dumps(found.to_json(), allow_nan=False)
+    result = diagnose_recording(path, ReadOptions())
+    assert result.source is not None and result.source.kind == kind
+    assert result.source.path == str(path)
+    json.dumps(result.to_json(), allow_nan=False)
 
 
 #: Formats whose files may end after any line.
@@ -568,5 +568,5 @@ def test_a_log_of_requests_with_the_engines_steps(tmp_path: Path) -> None:
         "".join(STEP.format(k, "").replace("11-22 10:00:0", "2025-11-22 08:26:4") for k in range(5))
     )
     assert detect(recorded_at(tmp_path)) is not None
-    found = diagnose_recording(tmp_path, ReadOptions())
-    assert found.source is not None and found.source.read["steps"] == 5
+    result = diagnose_recording(tmp_path, ReadOptions())
+    assert result.source is not None and result.source.read["steps"] == 5
