@@ -233,14 +233,11 @@ class _Walk:
         elif self._facts.blocked[row]:
             self._claim(start, COMPUTE, row=row)
         else:
-            unseen = self._now - start > _CALL_ITSELF and self._nothing_before(start)
+            begins = self._trace.device.start
+            unseen = self._now - start > _CALL_ITSELF and (not len(begins) or int(begins[0]) >= start)
             self._refilled()
             self._claim(start, UNKNOWN if unseen else SYNC, row=row)
         return NOTHING
-
-    def _nothing_before(self, start: int) -> bool:
-        device = self._trace.device
-        return not len(device) or int(device.start[0]) >= start
 
     def _prepare_copy(self, row: int, start: int) -> None:
         """Claim a copy's call before the device copies: beyond its preparation it waited, or was a first use."""

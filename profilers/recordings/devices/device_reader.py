@@ -31,10 +31,6 @@ def _read_kineto(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     return _diagnosis("kineto", recorded, [(file, read_trace(file.path)) for file in files], options)
 
 
-def _read_nsys(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    return _diagnosis("nsys", recorded, [(recorded, read_export(recorded.path))], options)
-
-
 KINETO = Reader(
     kind="kineto",
     reads="a trace of torch.profiler (JSON or .json.gz, CUDA or HIP), or a folder of them",
@@ -45,7 +41,7 @@ NSYS = Reader(
     kind="nsys",
     reads="an export of Nsight Systems (nsys export --type sqlite)",
     knows=is_export,
-    read=_read_nsys,
+    read=lambda recorded, options: _diagnosis("nsys", recorded, [(recorded, read_export(recorded.path))], options),
 )
 
 

@@ -13,7 +13,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -80,10 +80,6 @@ def _is_table(file: Recorded) -> bool:
     return {*_COLUMNS, _ANCHOR, _BEGIN} <= set(header)
 
 
-def _knows(recorded: Recorded) -> bool:
-    return any(map(_is_table, recorded.files))
-
-
 def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     tables = [_table(file.path) for file in recorded.files if _is_table(file)]
     if len(tables) > 2:
@@ -97,7 +93,7 @@ def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
 READER = Reader(
     kind="engine_steps",
     reads="tables of engine steps (CSV of LatencyPrism), alone or with a reference",
-    knows=_knows,
+    knows=lambda recorded: any(map(_is_table, recorded.files)),
     read=_read,
 )
 
@@ -234,9 +230,6 @@ def _notes(reference: _Table, table: _Table) -> Iterator[str]:
         "a step lost against the reference; further growth of a part was hidden behind others."
     )
     if reference is not table:
-        before, after = (_median(each.steps) for each in (reference, table))
+        medians = (np.median([step.length for step in each.steps]) for each in (reference, table))
+        before, after = (milliseconds(float(median) / 1e6) for median in medians)
         yield f"Reference: {reference.path.name}; its median step takes {before}, that of {table.path.name} {after}."
-
-
-def _median(steps: Sequence[_Step]) -> str:
-    return milliseconds(float(np.median([step.length for step in steps])) / 1e6)

@@ -131,10 +131,6 @@ def _losing(outcomes: Outcomes, q: float) -> str:
     return f"{share(lost)} of the requests that arrived did not end ok: {percentile_label(q)} is lost among them."
 
 
-def _stretches(n: int) -> Iterator[slice]:
-    return (slice(first, min(first + _STRETCH, n)) for first in range(0, n, _STRETCH))
-
-
 def _summed(accounts: Accounts, recorded: Recorded, threshold: float) -> _Sums:
     latency, n, kinds = accounts.latency_ns, len(accounts.latency_ns), len(accounts.causes)
     length = max(block_length(latency[:_SAMPLE]), -(-n // _BLOCKS), 1) if n else 1
@@ -150,10 +146,11 @@ def _summed(accounts: Accounts, recorded: Recorded, threshold: float) -> _Sums:
         windows=WindowTally(edges, kinds, exact=n <= _KEPT),
     )
     sums.windows.offer(recorded.offered_ns)
-    for part in _stretches(n):
+    for first in range(0, n, _STRETCH):
+        part = slice(first, min(first + _STRETCH, n))
         own, propagated = accounts.entries(part)
         tail = np.flatnonzero(latency[part] >= threshold)
-        block = (tail + part.start) // length
+        block = (tail + first) // length
         sums.requests[:] += np.bincount(block, minlength=blocks)
         np.add.at(sums.latency, block, latency[part][tail])
         for k in range(kinds):

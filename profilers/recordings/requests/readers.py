@@ -89,7 +89,7 @@ def _lost_outcomes(table: RequestTable, ok: int) -> Outcomes | None:
 def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     notes = list(table.notes)
     cancelled = int(np.count_nonzero(table.status == CANCELLED))
-    lost = int(np.count_nonzero((table.status != Status.OK) & (table.status != CANCELLED)))
+    lost = int(np.count_nonzero(table.status != Status.OK)) - cancelled
     if cancelled:
         notes.append(f"{cancelled:,} requests were cancelled by their client: they are not counted as latencies.")
     if lost > _MANY_LOST * len(table):

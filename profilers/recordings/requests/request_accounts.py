@@ -375,7 +375,7 @@ class _Ledger:
             floors_ms=floors,
             stages=self._stages(),
             models={"service": _quality(self.model)} if self.model.samples else {},
-            ids=_ids(self.table),
+            ids=tuple(np.array(self.table.ids, dtype=object)[self.table.ok].tolist()) if self.table.ids else (),
             timed=self.table.timed,
             notes=tuple(notes),
             unread=self.table.unread,
@@ -544,10 +544,6 @@ def _quality(model: WorkModel) -> dict[str, Any]:
         "residual_mad_ms": model.residual_mad / 1e6,
         "samples": model.samples,
     }
-
-
-def _ids(table: RequestTable) -> tuple[str, ...]:
-    return tuple(name for name, ok in zip(table.ids, table.ok.tolist(), strict=True) if ok) if table.ids else ()
 
 
 def _empty(table: RequestTable) -> Accounts:

@@ -73,7 +73,8 @@ class SpanRows:
         self.services.append(service or "unknown")
         self.operations.append(operation)
         self.calls.append(calls)
-        self.peers.append(_peer(attributes or {}) if calls else "")
+        named = (str(value) for name in _PEERS if (value := (attributes or {}).get(name)))
+        self.peers.append(next(named, "") if calls else "")
         self.failed.append(failed)
         if attributes and ENGINE_LATENCY in attributes:
             self.engine.append((start_ns, attributes))
@@ -116,7 +117,3 @@ def _codes(words: list[str]) -> tuple[Any, tuple[str, ...]]:
     known: dict[str, int] = {}
     codes = [known.setdefault(word, len(known)) for word in words]
     return np.array(codes, np.int64), tuple(known)
-
-
-def _peer(attributes: Mapping[str, Any]) -> str:
-    return next((str(attributes[name]) for name in _PEERS if attributes.get(name)), "")
