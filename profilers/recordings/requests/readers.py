@@ -54,7 +54,7 @@ def diagnose_table(
     ok = int(np.count_nonzero(table.ok))
     q = findings.default_percentile(ok) if options.percentile is None else options.percentile
     accounts = account_for_requests(_with_losses(table, ok), tail_share=1 - q / 100, seed=options.seed)
-    recorded = findings.Recorded(
+    recorded = findings.RecordingFacts(
         source=Source(kind=kind, path=str(path), unit=unit, read={**table.facts, "requests": len(table)}),
         statuses=_statuses(table, ok),
         offered_ns=table.arrival_ns,
@@ -143,7 +143,7 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
         raise input_error(path, None, "spans without a request", "a span without a parent for each request")
     failed = int(np.count_nonzero(spans.failed[spans.parent == -1]))
     facts = {**spans.facts, "spans": len(spans), "services": len(set(spans.service.tolist()))}
-    described = findings.Recorded(
+    described = findings.RecordingFacts(
         source=Source(kind="spans", path=str(path), read=facts),
         statuses={"ok": len(accounts.latency_ns) - failed, "error": failed, "timeout": None, "shed": None},
         offered_ns=accounts.arrival_ns,

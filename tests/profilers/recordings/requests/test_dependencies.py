@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.recordings.requests.dependencies import account_for_spans
-from latfix.profilers.recordings.requests.findings import Recorded, diagnose_accounts
+from latfix.profilers.recordings.requests.findings import RecordingFacts, diagnose_accounts
 from latfix.profilers.recordings.requests.span_rows import SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable, own_times
 from latfix.results.diagnosis import Diagnosis, Source
@@ -67,7 +67,7 @@ def shop(*, n: int = 600, seed: int, fault: str = "") -> SpanTable:
 
 def diagnosed(spans: SpanTable) -> Diagnosis:
     accounts = account_for_spans(spans)
-    described = Recorded(
+    described = RecordingFacts(
         source=Source(kind="spans", path="x"), statuses={}, offered_ns=accounts.arrival_ns, workload="x"
     )
     result = diagnose_accounts(accounts, described, None, 0)
