@@ -34,6 +34,12 @@ S, MS = 1_000_000_000, 1_000_000
 START = 1_763_800_000 * S
 
 
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    path = tmp_path / "recording"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
 def aiperf_lines() -> str:
     def record(k: int, **changes: Any) -> dict[str, Any]:
         metadata = {"x_request_id": f"r{k}", "request_start_ns": START + k * S, "benchmark_phase": "profiling"}
@@ -57,9 +63,7 @@ def aiperf_lines() -> str:
 
 
 def test_aiperf(tmp_path: Path) -> None:
-    path = tmp_path / "profile_export.jsonl"
-    path.write_text(aiperf_lines())
-    table = aiperf.read(path)
+    table = aiperf.read(written(tmp_path, aiperf_lines()))
     assert table.arrival_ns.tolist() == [0, S, 2 * S]
     assert table.latency_ns.tolist() == [50_500_000, -1, 50_500_000]
     assert table.status.tolist() == [Status.OK, CANCELLED, Status.OK]
@@ -161,9 +165,8 @@ STEP = (
 
 
 def test_vllm_iterations(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("INFO 11-22 10:00:00 [api.py:3] ready\n" + STEP.format(1, "") + STEP.format(2, "Engine 000: "))
-    steps = vllm_steps.read(path, year=2026)
+    log = "INFO 11-22 10:00:00 [api.py:3] ready\n" + STEP.format(1, "") + STEP.format(2, "Engine 000: ")
+    steps = vllm_steps.read(written(tmp_path, log), year=2026)
     assert steps.length_ns.tolist() == [1_125_940_000] * 2
     assert steps.prefill_tokens.tolist() == [7957, 7957]
     assert int(np.diff(steps.end_ns)[0]) == S
@@ -214,12 +217,10 @@ def own_by_cause(table: Any) -> dict[str, float]:
 
 
 def test_otlp_in_json_and_by_lines(tmp_path: Path) -> None:
-    path = tmp_path / "spans.json"
-    path.write_text(json.dumps(otlp_document(), indent=1))
-    check_spans(otlp_spans.read(path))
+    check_spans(otlp_spans.read(written(tmp_path, json.dumps(otlp_document(), indent=1))))
     batches = otlp_document()["resourceSpans"]
-    path.write_text("\n".join(json.dumps({"resourceSpans": [batch]}) for batch in batches))
-    check_spans(otlp_spans.read(path))
+    lines = "\n".join(json.dumps({"resourceSpans": [batch]}) for batch in batches)
+    check_spans(otlp_spans.read(written(tmp_path, lines)))
 
 
 def field(number: int, payload: bytes) -> bytes:
@@ -276,9 +277,8 @@ def test_spans_of_a_serving_engine_are_requests_with_a_remainder(tmp_path: Path)
     attributes.append({"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "512"}})
     span = {"traceId": "ab" * 16, "spanId": "c" * 16, "name": "llm_request", "kind": 2, "attributes": attributes}
     times = {"startTimeUnixNano": str(START), "endTimeUnixNano": str(START + 500 * MS)}
-    path = tmp_path / "spans.json"
-    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | times]}]}]}))
-    document = diagnose_recording(path, ReadOptions()).to_json()
+    spans = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | times]}]}]})
+    document = diagnose_recording(written(tmp_path, spans), ReadOptions()).to_json()
     assert document["source"]["kind"] == "requests"
     assert document["latency_ms"]["p50"] == pytest.approx(500)
     stages = {name: stage["mean"] for name, stage in document["stages_ms"].items()}
@@ -304,9 +304,8 @@ def test_jaeger(tmp_path: Path) -> None:
         span("d", "b", 15, 55, "p2", "server"),
     ]
     processes = {"p1": {"serviceName": "api"}, "p2": {"serviceName": "model"}}
-    path = tmp_path / "jaeger.json"
-    path.write_text(json.dumps({"data": [{"traceID": "t", "spans": spans, "processes": processes}]}))
-    check_spans(jaeger_spans.read(path))
+    document = {"data": [{"traceID": "t", "spans": spans, "processes": processes}]}
+    check_spans(jaeger_spans.read(written(tmp_path, json.dumps(document))))
 
 
 def har_document() -> dict[str, Any]:
@@ -383,9 +382,7 @@ vllm:request_queue_time_seconds_sum{model_name="m"} 2.0
 
 
 def test_prometheus_histograms_allow_bounds_and_means(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.txt"
-    path.write_text(HISTOGRAM)
-    document = diagnose_recording(path, ReadOptions()).to_json()
+    document = diagnose_recording(written(tmp_path, HISTOGRAM), ReadOptions()).to_json()
     assert document["latency_ms"]["mean"] == pytest.approx(400)
     assert document["latency_ms"]["p99"] == pytest.approx(1000)
     assert document["latency_ms"]["p99_9"] is None and document["latency_ms"]["max"] is None
@@ -401,8 +398,7 @@ NGINX = (
 
 
 def accesses(tmp_path: Path, *lines: str) -> Any:
-    path = tmp_path / "access.log"
-    path.write_text("".join(lines))
+    path = written(tmp_path, "".join(lines))
     assert access_log.knows(path.read_bytes())
     return access_log.read(path)
 
@@ -462,8 +458,7 @@ def test_a_log_without_latency_is_refused(tmp_path: Path) -> None:
 
 
 def mapped(tmp_path: Path, text: str, *mapping: str) -> Any:
-    path = tmp_path / "log"
-    path.write_text(text)
+    path = written(tmp_path, text)
     assert mapped_log.knows(path.read_bytes())
     return mapped_log.read(path, mapping)
 
@@ -501,7 +496,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
         ("a,b\n1,2\n", (), "--map latency_ms=COLUMN"),
         ("ts,duration\n1,2\n", (), "--map latency_ms=duration"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=lat",), "found no column 'lat'"),
-        ("ts,latency_ms\nx,y\nz,w\n", (), "log:2: found"),
+        ("ts,latency_ms\nx,y\nz,w\n", (), "recording:2: found"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=exec('x')",), "expected numbers"),
     ],
 )
@@ -529,8 +524,7 @@ WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("writer", WRITERS)
 def test_each_format_is_recognized_by_its_content(tmp_path: Path, writer: str, compressed: bool) -> None:
     kind, write = WRITERS[writer]
-    path = tmp_path / "recording"
-    path.write_bytes(gzip.compress(write()) if compressed else write())
+    path = written(tmp_path, gzip.compress(write()) if compressed else write())
     result = diagnose_recording(path, ReadOptions())
     assert result.source is not None and result.source.kind == kind
     assert result.source.path == str(path)
@@ -547,8 +541,7 @@ BY_LINE = {"prometheus", "steps", "nginx", "csv"}
 )
 def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str, compressed: bool) -> None:
     whole = WRITERS[writer][1]()
-    path = tmp_path / "recording"
-    path.write_bytes(gzip.compress(whole, 0)[:-12] if compressed else whole[: len(whole) * 3 // 4])
+    path = written(tmp_path, gzip.compress(whole, 0)[:-12] if compressed else whole[: len(whole) * 3 // 4])
     with pytest.raises(InputError) as raised:
         diagnose_recording(path, ReadOptions())
     assert str(path) in raised.value.message and "\n" not in raised.value.message
@@ -556,10 +549,8 @@ def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str, comp
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b"just a text\nof two lines\n", b"{}", b"[]", b"null"])
 def test_unknown_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "recording"
-    path.write_bytes(content)
     with pytest.raises(InputError):
-        diagnose_recording(path, ReadOptions())
+        diagnose_recording(written(tmp_path, content), ReadOptions())
 
 
 def test_a_log_of_requests_with_the_engines_steps(tmp_path: Path) -> None:

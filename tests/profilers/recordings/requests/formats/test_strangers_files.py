@@ -33,13 +33,8 @@ from tests.profilers.recordings.requests.formats.test_formats import (
     S,
     aiperf_lines,
     otlp_document,
+    written,
 )
-
-
-def written(tmp_path: Path, content: str | bytes) -> Path:
-    path = tmp_path / "recording"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def table_of(tmp_path: Path, content: str | bytes, *mapping: str) -> Any:
