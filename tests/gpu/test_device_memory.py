@@ -21,11 +21,9 @@ from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.fixes.memory.allocation_replay import choice_of
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
+from tests.gpu.marks import ON_CUDA
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _DEVICE = "cuda:0"
 _MIB = 1 << 20

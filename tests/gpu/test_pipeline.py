@@ -20,12 +20,10 @@ from latfix.runners.service.load import LoadedModels
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.gpu.marks import ON_CUDA
 from tests.runners.engine.served import Served, requests_of, serve
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _WIDTH = 1024
 _COUNT = 120

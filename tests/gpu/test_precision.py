@@ -14,11 +14,9 @@ from latfix.runners.calls.call_counters import Tally
 from latfix.runners.model_transforms.precision import activation_dtype, in_precision
 from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled
+from tests.gpu.marks import ON_CUDA
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _DEVICE, _WIDTH = "cuda:0", 512
 #: Precision, format of its matrix kernels, and largest error of answers relative to the largest value.
