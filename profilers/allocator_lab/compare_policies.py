@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,13 @@ SETTINGS = (
     "roundup_power2_divisions:8",
     "garbage_collection_threshold:0.8",
 )
+_ARENA_TYPES: Mapping[str, Callable[[int], Policy]] = {
+    "one reserved pool, best fit": BestFit,
+    "buddy": Buddy,
+    "size classes": SizeClasses,
+}
 #: Allocators for a custom pool.
-ARENAS = ("one reserved pool, best fit", "buddy", "size classes")
+ARENAS = tuple(_ARENA_TYPES)
 
 
 def policy_of(name: str, capacity: int) -> Policy:
@@ -31,8 +36,8 @@ def policy_of(name: str, capacity: int) -> Policy:
 
     :raises InputError: settings that torch would reject.
     """
-    if name in ARENAS:
-        return (BestFit, Buddy, SizeClasses)[ARENAS.index(name)](capacity)
+    if name in _ARENA_TYPES:
+        return _ARENA_TYPES[name](capacity)
     settings = parse_settings(name)
     label = name or "torch's defaults"
     if settings.expandable:

@@ -78,13 +78,11 @@ class FreeBlocks:
         return self._keys[-1][0] if self._keys else 0
 
     def add(self, block: Block) -> None:
-        """Add a block."""
         insort(self._keys, (block.size, block.start))
         self._blocks[block.start] = block
         self.total += block.size
 
     def remove(self, block: Block) -> None:
-        """Remove a block."""
         del self._keys[bisect_left(self._keys, (block.size, block.start))]
         del self._blocks[block.start]
         self.total -= block.size

@@ -70,7 +70,6 @@ class Policy(ABC):
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block."""
         self.counters.granted -= block.size
         self.counters.requested -= block.requested
         block.live, block.requested = False, 0

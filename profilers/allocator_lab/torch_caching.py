@@ -9,7 +9,7 @@ frees blocks at once even if other streams still use them, and has no private po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from latfix.errors import InputError
@@ -70,7 +70,12 @@ def parse_settings(text: str) -> Settings:
             raise InputError(f"--policy: found {name!r}; expected one of {', '.join(_KNOWN)}")
         if not _holds(name, value):
             raise InputError(f"--policy: found {name}:{value}; expected {_KNOWN[name][0]}")
-    return _settings(values)
+    return Settings(
+        max_split_size=int(values["max_split_size_mb"]) * _MIB if "max_split_size_mb" in values else _UNLIMITED,
+        expandable=values.get("expandable_segments") == "True",
+        collect_above=float(values.get(_COLLECT, 0.0)),
+        divisions=int(values.get("roundup_power2_divisions", 1)),
+    )
 
 
 def known_settings(text: str, *, limited: bool | None = None) -> str:
@@ -102,15 +107,6 @@ def _number(text: str) -> float:
         return 1.0
 
 
-def _settings(values: Mapping[str, str]) -> Settings:
-    return Settings(
-        max_split_size=int(values["max_split_size_mb"]) * _MIB if "max_split_size_mb" in values else _UNLIMITED,
-        expandable=values.get("expandable_segments") == "True",
-        collect_above=float(values.get(_COLLECT, 0.0)),
-        divisions=int(values.get("roundup_power2_divisions", 1)),
-    )
-
-
 def rounded(size: int, divisions: int = 1) -> int:
     """A size rounded as by the allocator.
 
@@ -127,8 +123,6 @@ def rounded(size: int, divisions: int = 1) -> int:
 
 
 class CachingAllocator(Policy):
-    """The model."""
-
     def __init__(self, capacity: int, settings: Settings | None = None, *, name: str = "torch's defaults") -> None:
         super().__init__(capacity, name)
         self._settings = settings or Settings()

@@ -26,13 +26,13 @@ class ExpandableAllocator(CachingAllocator):
         )
 
     def _best(self, pool: FreeBlocks, need: int) -> Block | None:
-        found: Block | None = None
+        result: Block | None = None
         for block in pool.at_least(need):
             # A block that can grow counts with its potential size, so that it is saved for larger requests.
-            if found is not None and _reach(block) >= _reach(found):
+            if result is not None and _reach(block) >= _reach(result):
                 break
-            found = block
-        return found
+            result = block
+        return result
 
     def _segment(self, pool: FreeBlocks, need: int, size: int) -> Block | None:
         """Map memory at the lowest address with room for ``need`` bytes, next to memory that is already free."""

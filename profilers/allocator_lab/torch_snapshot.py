@@ -105,7 +105,7 @@ def _time_us(entry: Mapping[str, Any], default: float) -> float:
 
 def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
     """Blocks in use at the end: size and stream by address."""
-    found = {}
+    result = {}
     for segment in segments:
         if segment.get("device", device) != device:
             continue
@@ -114,9 +114,9 @@ def _live(segments: Any, device: int) -> dict[int, tuple[int, int]]:
             address = block.get("address", address)
             if block["state"] == "active_allocated":
                 size = _bytes(block.get("requested_size") or block["size"])
-                found[int(address)] = (size, int(segment.get("stream", 0)))
+                result[int(address)] = (size, int(segment.get("stream", 0)))
             address += block["size"]
-    return found
+    return result
 
 
 def _events(entries: Any, live: Mapping[int, tuple[int, int]]) -> tuple[list[Event], dict[str, int]]:

@@ -37,7 +37,6 @@ class Event:
 
     @property
     def is_free(self) -> bool:
-        """True for a free."""
         return self.size == 0
 
 
@@ -94,7 +93,6 @@ class AllocationTrace:
 
     @property
     def largest(self) -> int:
-        """The largest single allocation."""
         return max((event.size for event in self.events), default=0)
 
 
@@ -112,8 +110,8 @@ def read_trace(path: Path) -> AllocationTrace:
             text = "" if is_snapshot(head) else (head + file.read()).decode()
     except (*CUT_OFF, UnicodeDecodeError) as error:
         unread = isinstance(error, OSError) and error.strerror
-        found = "cannot read it" if unread else "found neither JSON lines nor a pickled snapshot"
-        raise InputError(f"{path}: {found} ({unread or error}); expected {_WANTED}") from error
+        result = "cannot read it" if unread else "found neither JSON lines nor a pickled snapshot"
+        raise InputError(f"{path}: {result} ({unread or error}); expected {_WANTED}") from error
     if is_snapshot(head):
         return read_snapshot(path)
     events = list(_checked(path, _lines(path, text.split("\n"))))

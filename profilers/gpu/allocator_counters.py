@@ -169,7 +169,6 @@ class BatchCounters(Inside):
 
     @property
     def latest(self) -> AllocatorCounters:
-        """The last reading."""
         return self._last
 
     def skip(self) -> None:
@@ -177,7 +176,6 @@ class BatchCounters(Inside):
         self._last = self._read() or self._last
 
     def leave(self) -> None:
-        """:meth:`Inside.leave`."""
         with self._lock:
             self._inside -= 1
             self._unread += 1
@@ -202,15 +200,12 @@ class BatchCounters(Inside):
         last, self._last = self._last, now
         self._unread = -self._inside
         columns["device_read"][batch_id] = 1
-        columns["alloc_retries"][batch_id] = now.retries - last.retries
-        columns["alloc_syncs"][batch_id] = now.syncs - last.syncs
-        columns["device_allocs"][batch_id] = now.allocs - last.allocs
-        columns["device_frees"][batch_id] = now.frees - last.frees
-        columns["device_taken_bytes"][batch_id] = now.taken_bytes - last.taken_bytes
-        columns["device_given_bytes"][batch_id] = now.given_bytes - last.given_bytes
-        columns["device_reserved_bytes"][batch_id] = now.reserved_bytes
-        columns["device_allocated_bytes"][batch_id] = now.allocated_bytes
-        columns["device_pieces_bytes"][batch_id] = now.pieces_bytes
+        for name in ("retries", "syncs"):
+            columns[f"alloc_{name}"][batch_id] = getattr(now, name) - getattr(last, name)
+        for name in ("allocs", "frees", "taken_bytes", "given_bytes"):
+            columns[f"device_{name}"][batch_id] = getattr(now, name) - getattr(last, name)
+        for name in ("reserved_bytes", "allocated_bytes", "pieces_bytes"):
+            columns[f"device_{name}"][batch_id] = getattr(now, name)
 
 
 def cuda_series(now: AllocatorCounters) -> dict[str, float]:

@@ -93,11 +93,11 @@ def _label(kind: str, probe: DeviceProbe) -> str:
 
 def _notifying(device: str, read: Read, taken: Callable[[str, float], None]) -> Read:
     def reading() -> Reading:
-        found = read()
-        others = found.get("nvml.others_sm_util")
+        result = read()
+        others = result.get("nvml.others_sm_util")
         if others is not None:
             taken(device, others / 100.0)
-        return found
+        return result
 
     return reading
 

@@ -49,7 +49,7 @@ class FreeBlocksReader:
     def poll(self) -> Reading:
         """A reading for the sampler; empty during a pause or a batch, and with too many blocks."""
         start = self._clock()
-        segments = None if start < self._rested_ns else self._inside.idle(self._listed)
+        segments = None if start < self._rested_ns else self._inside.idle(self._segments_if_few)
         if segments is None:
             return {}
         now = self._clock()
@@ -59,7 +59,7 @@ class FreeBlocksReader:
         ]
         return {"cuda.largest_free_block_bytes": max(free, default=0), "cuda.free_blocks": len(free)}
 
-    def _listed(self) -> Iterable[Mapping[str, Any]] | None:
+    def _segments_if_few(self) -> Iterable[Mapping[str, Any]] | None:
         return None if self._blocks() > MOST_BLOCKS else self._segments()
 
 

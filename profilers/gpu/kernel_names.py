@@ -96,8 +96,8 @@ def number_format(name: str) -> Format:
         return ""
     if low.startswith("triton_"):
         return _of_triton(low)
-    if found := _NVJET_NAME.search(low):
-        return _of_nvjet(low, found.group(1))
+    if result := _NVJET_NAME.search(low):
+        return _of_nvjet(low, result.group(1))
     if is_matrix_kernel(name):
         return _of_matrix(low)
     return "" if _MOVES.search(low) or _NO_MATRIX.search(low.replace("at::native::", "")) else _of_arguments(low)
@@ -105,11 +105,11 @@ def number_format(name: str) -> Format:
 
 def matrix_formats(kernels: Mapping[str, int]) -> Counter[Format]:
     """Number of launches of matrix kernels by format, from launches by name."""
-    found: Counter[Format] = Counter()
+    result: Counter[Format] = Counter()
     for name, launches in kernels.items():
         if is_matrix_kernel(name):
-            found[number_format(name)] += launches
-    return found
+            result[number_format(name)] += launches
+    return result
 
 
 def _head(low: str) -> str:
@@ -133,12 +133,12 @@ def _of_nvjet(low: str, letters: str) -> Format:
 
 
 def _of_matrix(low: str) -> Format:
-    if found := _XMMA.search(low):
-        return _SPELLED[found.group("by") or found.group("io")]
-    if found := _ATOM.search(low):
-        return _SPELLED[found.group(1)]
-    if found := re.search(r"fmha_cutlassf_(bf16|f16|f32)", low):
-        return _SPELLED[found.group(1)]
+    if result := _XMMA.search(low):
+        return _SPELLED[result.group("by") or result.group("io")]
+    if result := _ATOM.search(low):
+        return _SPELLED[result.group(1)]
+    if result := re.search(r"fmha_cutlassf_(bf16|f16|f32)", low):
+        return _SPELLED[result.group(1)]
     if "sdpa" in low:  # cuDNN writes f16 for both 16-bit formats
         return ""
     # A library's template around a named kernel repeats the format; the first mention is enough.
@@ -150,8 +150,8 @@ def _of_matrix(low: str) -> Format:
 
 
 def _inner_name(low: str) -> str:
-    found = re.search(r"kernel2?<(\w+)>", low)
-    return found.group(1) if found else ""
+    result = re.search(r"kernel2?<(\w+)>", low)
+    return result.group(1) if result else ""
 
 
 def _first_argument(low: str) -> Format:

@@ -20,6 +20,26 @@ _SENT, _RECEIVED = 0, 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 #: NVML's numbers of reasons for reduced clocks; data-center drivers report times in nanoseconds.
 VIOLATIONS = {"power": 0, "thermal": 1, "sync_boost": 2, "board_limit": 3, "low_utilization": 4, "reliability": 5}
+#: Functions with their arguments, and by series the field of the answer, or empty for the answer itself: current
+#: values, and counters.
+_VALUES: tuple[tuple[str, tuple[int, ...], Mapping[str, str]], ...] = (
+    ("DeviceGetUtilizationRates", (), {"gpu_util": "gpu", "memory_util": "memory"}),
+    ("DeviceGetMemoryInfo", (), {"memory_used_bytes": "used", "memory_total_bytes": "total"}),
+    ("DeviceGetTemperature", (_GPU_SENSOR,), {"temperature_c": ""}),
+    ("DeviceGetClockInfo", (_SM,), {"sm_clock_mhz": ""}),
+    ("DeviceGetClockInfo", (_MEMORY,), {"mem_clock_mhz": ""}),
+    ("DeviceGetCurrPcieLinkGeneration", (), {"pcie_generation": ""}),
+    ("DeviceGetCurrPcieLinkWidth", (), {"pcie_width": ""}),
+)
+_COUNTERS: tuple[tuple[str, tuple[int, ...], Mapping[str, str]], ...] = (
+    *(
+        ("DeviceGetViolationStatus", (number,), {f"violation_{name}_ns": "violationTime"})
+        for name, number in VIOLATIONS.items()
+    ),
+    ("DeviceGetPcieReplayCounter", (), {"pcie_replays": ""}),
+    ("DeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE), {"ecc_corrected": ""}),
+    ("DeviceGetTotalEccErrors", (_UNCORRECTED, _VOLATILE), {"ecc_uncorrected": ""}),
+)
 #: Bits of ``nvml.clock_event_reasons``.
 CLOCK_REASONS = {
     0x01: "idle",
@@ -93,74 +113,50 @@ class Nvml:
     def read(self) -> Reading:
         """One poll: values by series, without those that the device does not report."""
         reading: Reading = {}
-        self._load(reading)
-        self._clocks(reading)
-        self._link(reading)
-        self._errors(reading)
+        for function, arguments, values in _VALUES:
+            if (answer := self._ask(function, *arguments)) is not None:
+                reading |= {
+                    f"nvml.{name}": float(answer[field] if field else answer) for name, field in values.items()
+                }
+        for function, arguments, counters in _COUNTERS:
+            if (answer := self._ask(function, *arguments)) is not None:
+                for name, field in counters.items():
+                    self._grown(reading, f"nvml.{name}", float(answer[field] if field else answer))
+        self._others(reading)
         self._processes(reading)
         self._monitor(reading)
         self._polls += 1
         return reading
 
     def close(self) -> None:
-        """Close NVML."""
         self._calls.close()
 
-    def _load(self, reading: Reading) -> None:
-        rates = self._ask("DeviceGetUtilizationRates")
-        if rates is not None:
-            reading["nvml.gpu_util"], reading["nvml.memory_util"] = float(rates["gpu"]), float(rates["memory"])
-        memory = self._ask("DeviceGetMemoryInfo")
-        if memory is not None:
-            reading["nvml.memory_used_bytes"] = float(memory["used"])
-            reading["nvml.memory_total_bytes"] = float(memory["total"])
+    def _others(self, reading: Reading) -> None:
+        """Add readings with a unit, an older name, or a long duration."""
         power = self._ask("DeviceGetPowerUsage")
         if power is not None:
             reading["nvml.power_w"] = float(power) / 1e3
-        self._take(reading, "nvml.temperature_c", "DeviceGetTemperature", _GPU_SENSOR)
-
-    def _clocks(self, reading: Reading) -> None:
-        self._take(reading, "nvml.sm_clock_mhz", "DeviceGetClockInfo", _SM)
-        self._take(reading, "nvml.mem_clock_mhz", "DeviceGetClockInfo", _MEMORY)
         reasons = self._ask("DeviceGetCurrentClocksEventReasons")
         if reasons is None:  # its name before driver 535
             reasons = self._ask("DeviceGetCurrentClocksThrottleReasons")
         if reasons is not None:
             reading["nvml.clock_event_reasons"] = float(reasons)
-        for name, number in VIOLATIONS.items():
-            found = self._ask("DeviceGetViolationStatus", number)
-            if found is not None:
-                self._grown(reading, f"nvml.violation_{name}_ns", float(found["violationTime"]))
-
-    def _link(self, reading: Reading) -> None:
-        self._take(reading, "nvml.pcie_generation", "DeviceGetCurrPcieLinkGeneration")
-        self._take(reading, "nvml.pcie_width", "DeviceGetCurrPcieLinkWidth")
-        replays = self._ask("DeviceGetPcieReplayCounter")
-        if replays is not None:
-            self._grown(reading, "nvml.pcie_replays", float(replays))
-        if self._polls % _SELDOM == 0:
-            for name, number in (("sent", _SENT), ("received", _RECEIVED)):
-                found = self._ask("DeviceGetPcieThroughput", number)
-                if found is not None:
-                    reading[f"nvml.pcie_{name}_bytes_per_s"] = float(found) * 1024
-
-    def _errors(self, reading: Reading) -> None:
-        for name, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
-            found = self._ask("DeviceGetTotalEccErrors", number, _VOLATILE)
-            if found is not None:
-                self._grown(reading, f"nvml.ecc_{name}", float(found))
+        for name, number in (("sent", _SENT), ("received", _RECEIVED)) if self._polls % _SELDOM == 0 else ():
+            result = self._ask("DeviceGetPcieThroughput", number)
+            if result is not None:
+                reading[f"nvml.pcie_{name}_bytes_per_s"] = float(result) * 1024
 
     def _processes(self, reading: Reading) -> None:
-        found = self._ask("DeviceGetComputeRunningProcesses")
-        if found is not None:
-            reading["nvml.processes"] = float(len(found))
-            memory = [(one["pid"], one["usedGpuMemory"]) for one in found]
+        result = self._ask("DeviceGetComputeRunningProcesses")
+        if result is not None:
+            reading["nvml.processes"] = float(len(result))
+            memory = [(one["pid"], one["usedGpuMemory"]) for one in result]
             # A running process uses memory: 0 means that the driver cannot see into a container.
             if (self._pid, 0) not in memory:
                 self._split(reading, "nvml.memory_{}_bytes", memory)
         samples = self._ask("DeviceGetProcessUtilization", max(self._seen_us - _SAMPLES_BACK_US, 0))
         if samples is not None:
-            named = {one["pid"] for one in found or ()} | {self._pid}
+            named = {one["pid"] for one in result or ()} | {self._pid}
             # Samples contain ended processes for a while.
             self._split(reading, "nvml.{}_sm_util", [each for each in self._latest(samples) if each[0] in named])
 
@@ -187,16 +183,11 @@ class Nvml:
             reading[series.format("others")] = float(sum(value for pid, value in known if pid != self._pid))
 
     def _monitor(self, reading: Reading) -> None:
-        found = self._ask("GpmMetrics", *GPM)
+        result = self._ask("GpmMetrics", *GPM)
         for number, name in GPM.items():
-            value = (found or {}).get(str(number))
+            value = (result or {}).get(str(number))
             if value is not None:
                 reading[f"nvml.gpm_{name}"] = float(value)
-
-    def _take(self, reading: Reading, series: str, function: str, *arguments: int) -> None:
-        found = self._ask(function, *arguments)
-        if isinstance(found, int | float):
-            reading[series] = float(found)
 
     def _grown(self, reading: Reading, series: str, total: float) -> None:
         before = self._last.get(series)

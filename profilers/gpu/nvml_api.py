@@ -33,8 +33,6 @@ class NvmlRefused(Exception):
 
 
 class NvmlCalls(Protocol):
-    """Calls NVML."""
-
     def ask(self, function: str, *arguments: int) -> Any:
         """Call ``nvml<function>``; for ``Device…`` the first argument is the device's number.
 
@@ -68,7 +66,6 @@ class LiveNvml:
         self._guarded(pynvml.nvmlInit)
 
     def ask(self, function: str, *arguments: int) -> Any:
-        """:meth:`NvmlCalls.ask`."""
         if function == "GpmMetrics":
             return self._gpm_metrics(*arguments)
         name = f"nvml{function}"
@@ -153,7 +150,6 @@ class RecordingNvml:
         self._clock = clock
 
     def ask(self, function: str, *arguments: int) -> Any:
-        """:meth:`NvmlCalls.ask`."""
         entry: dict[str, Any] = {"t_ns": self._clock(), "call": function, "arguments": list(arguments)}
         try:
             entry["answer"] = self._calls.ask(function, *arguments)
@@ -166,7 +162,6 @@ class RecordingNvml:
         return entry["answer"]
 
     def close(self) -> None:
-        """:meth:`NvmlCalls.close`."""
         self._calls.close()
 
 

@@ -50,7 +50,7 @@ class ControlGroups:
 
     def cpu_quota(self) -> float | None:
         """Cores that the tightest limit allows; ``None`` for no limit."""
-        found: list[float] = []
+        result: list[float] = []
         for folder, unified in self.folders("cpu"):
             if unified:
                 words = (self._text(folder / "cpu.max") or "").split()
@@ -58,23 +58,23 @@ class ControlGroups:
             else:
                 quota, period = self._number(folder / "cpu.cfs_quota_us"), self._number(folder / "cpu.cfs_period_us")
             if quota is not None and quota > 0 and period:
-                found.append(quota / period)
-        return min(found, default=None)
+                result.append(quota / period)
+        return min(result, default=None)
 
     def cpu_counters(self) -> dict[str, int]:
         """Counters of the nearest ``cpu.stat`` that counts periods of a quota; empty if there is none."""
-        found = (counters(self._text(folder / _CPU_STAT) or "") for folder, _ in self.folders("cpu"))
-        return next((stat for stat in found if stat.get("nr_periods")), {})
+        result = (counters(self._text(folder / _CPU_STAT) or "") for folder, _ in self.folders("cpu"))
+        return next((stat for stat in result if stat.get("nr_periods")), {})
 
     def memory_limit(self) -> int | None:
         """Bytes that the tightest limit allows; ``None`` for no limit."""
-        found = (self._memory(folder, unified)[0] for folder, unified in self.folders("memory"))
-        return min((limit for limit in found if limit is not None), default=None)
+        result = (self._memory(folder, unified)[0] for folder, unified in self.folders("memory"))
+        return min((limit for limit in result if limit is not None), default=None)
 
     def memory_used(self) -> int | None:
         """Bytes that this process's own group uses; ``None`` if unknown."""
-        found = (self._memory(folder, unified)[1] for folder, unified in self.folders("memory"))
-        return next((used for used in found if used is not None), None)
+        result = (self._memory(folder, unified)[1] for folder, unified in self.folders("memory"))
+        return next((used for used in result if used is not None), None)
 
     def memory_left(self) -> int | None:
         """Bytes that the tightest limit leaves, counting cached files as free; ``None`` without a limit."""
@@ -118,7 +118,6 @@ class CgroupThrottle:
 
     @property
     def available(self) -> bool:
-        """True if the group reports throttling."""
         return self._file is not None
 
     def throttled_ns(self) -> int:

@@ -37,7 +37,6 @@ class HostHeap:
 
     @property
     def available(self) -> bool:
-        """True if it can be read."""
         return self._releasing is not None
 
     @property

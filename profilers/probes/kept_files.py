@@ -23,11 +23,9 @@ class KeptOpen:
         self._size = size
 
     def read(self) -> bytes:
-        """Its current content."""
         return os.pread(self._fd, self._size, 0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -57,7 +55,6 @@ class LockHeldFile:
 
     @property
     def open(self) -> bool:
-        """True if it can be read."""
         return self._fd >= 0
 
     def read(self) -> bytes:
@@ -66,7 +63,6 @@ class LockHeldFile:
         return self._buffer.raw[:length] if length > 0 else b""
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

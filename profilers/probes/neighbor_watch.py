@@ -57,11 +57,13 @@ class NeighborWatch(OwnThread):
 
     def look(self) -> None:
         """Make one reading; the first is the baseline of the second."""
-        now, (found, service) = self._clock(), self._processes()
-        known = self._before or found  # a process that began since then counts from 0
-        spent = {pid: ticks - known.get((pid, born), 0) for (pid, born), ticks in found.items() if pid not in service}
+        now, (result, service) = self._clock(), self._processes()
+        known = self._before or result  # a process that began since then counts from 0
+        spent = {
+            pid: ticks - known.get((pid, born), 0) for (pid, born), ticks in result.items() if pid not in service
+        }
         took = now - self._read_ns if self._read_ns else 0
-        if found:
+        if result:
             others = {pid: ticks * _TICK_NS for pid, ticks in spent.items() if pid not in self._latfix}
             own = sum(ticks * _TICK_NS for pid, ticks in spent.items() if pid in self._latfix)
             self.samples.append((now, ALL_SERIES, float(sum(others.values()))))
@@ -69,11 +71,11 @@ class NeighborWatch(OwnThread):
             for pid in sorted(others, key=lambda each: -others[each])[:_KEPT]:
                 if others[pid] > _LEAST * took:
                     self.samples.append((now, f"{PREFIX}{pid}.{self._name(pid)}{SUFFIX}", float(others[pid])))
-        self._before, self._read_ns = found, now
+        self._before, self._read_ns = result, now
 
     def _processes(self) -> tuple[dict[tuple[int, str], int], set[int]]:
         """CPU ticks by process number and start time (numbers are reused); and the service's processes."""
-        found, parents = dict[tuple[int, str], int](), dict[int, int]()
+        result, parents = dict[tuple[int, str], int](), dict[int, int]()
         entries: list[str] = []
         with contextlib.suppress(OSError):
             entries = os.listdir(self._proc)  # noqa: PTH208
@@ -82,8 +84,8 @@ class NeighborWatch(OwnThread):
                 fields = stat.rpartition(")")[2].split()
                 if len(fields) > 19:
                     parents[int(entry)] = int(fields[1])
-                    found[int(entry), fields[19]] = int(fields[11]) + int(fields[12])
-        return found, {pid for pid in parents if self._is_own(pid, parents)}
+                    result[int(entry), fields[19]] = int(fields[11]) + int(fields[12])
+        return result, {pid for pid in parents if self._is_own(pid, parents)}
 
     def _is_own(self, pid: int, parents: Mapping[int, int]) -> bool:
         """True if a process belongs to the service or descends from one that does, through living parents."""

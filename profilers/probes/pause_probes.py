@@ -89,7 +89,6 @@ class CompileEvents:
         return {LIMIT_SERIES: float(hits)}
 
     def detach(self) -> None:
-        """Unregister."""
         if self._attached:
             handler = sys.modules["torch._dynamo.callback"].callback_handler
             handler.remove_start_callback(self._on_start)

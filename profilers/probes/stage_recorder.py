@@ -73,8 +73,6 @@ class _Log:
 
 
 class EventLog(_Log):
-    """Events."""
-
     def add(
         self,
         kind: str,
@@ -91,8 +89,6 @@ class EventLog(_Log):
 
 
 class SampleLog(_Log):
-    """Samples of the probes."""
-
     def add(self, t_ns: int, series: str, value: float) -> None:
         """Log one reading; ``t_ns`` is on the clock of ``time.perf_counter_ns``."""
         self._rows.append((t_ns, series, value))
@@ -185,7 +181,6 @@ class StageRecorder:
         return slot - self.warmup if slot >= self.warmup else -1 - slot
 
     def new_batch(self) -> int:
-        """The id of the next batch."""
         with self._batch_lock:
             self._next_batch += 1
             return self._next_batch - 1

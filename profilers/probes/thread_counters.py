@@ -122,7 +122,6 @@ class ThreadCounters:
         return now, now[_RUNQ] - before
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -153,7 +152,6 @@ class ProcessMemory:
         self.latest = self.read()
 
     def read(self) -> Account:
-        """The current memory of the process."""
         self.reads += 1
         heap = self.heap.sizes() if self.heap.quick else _NO_HEAP
         if not self._file.open:
@@ -189,7 +187,6 @@ class ProcessMemory:
         return (mapped, resident, arena, blocks, arena + blocks - free, before[_FREE])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -72,27 +72,26 @@ def diagnose_recording(path: Path, options: ReadOptions) -> Diagnosis:
 
 def _unknown(recorded: Recorded) -> InputError:
     if recorded.path.is_dir():
-        found = "a folder without workload.toml and without a recording" if recorded.inside else "an empty folder"
+        result = "a folder without workload.toml and without a recording" if recorded.inside else "an empty folder"
         if (recorded.path / "run.json").is_file():
             return InputError(f"{recorded.path}: found a run that latfix recorded; show it with latfix report")
     else:
-        found = "an unknown format" if recorded.head.strip() else "an empty or damaged file"
+        result = "an unknown format" if recorded.head.strip() else "an empty or damaged file"
         first = recorded.head.decode("utf-8", "replace").strip().partition("\n")[0]
         if first.isprintable() and "\ufffd" not in first and first:
-            found += f", which begins with {shown(first, 60)}"
+            result += f", which begins with {shown(first, 60)}"
     if alone := [(file, reader) for file in recorded.inside if (reader := detect(file))]:
         file, reader = alone[0]
-        found = (
+        result = (
             f"a folder without workload.toml, and {len(alone)} recordings that are read one at a time, "
             f"the first {file.path.name} ({reader.reads})"
         )
-        return InputError(f"{recorded.path}: found {found}; expected one file of them")
+        return InputError(f"{recorded.path}: found {result}; expected one file of them")
     for begin, description in _ADVICE:
         if recorded.head.startswith(begin):
             return InputError(f"{recorded.path}: found {description}")
     return InputError(
-        f"{recorded.path}: found {found}; "
-        "expected a workload, a model file or a recording: a trace of torch.profiler "
-        "or an export of Nsight Systems, an access log, spans, results of a load generator, CSV or JSON Lines with a "
-        "latency; --pattern REGEX reads any log with one line per request"
+        f"{recorded.path}: found {result}; expected a workload, a model file or a recording (torch.profiler's trace, "
+        "Nsight Systems' export, an access log, spans, results of a load generator, CSV or JSON Lines with a "
+        "latency); --pattern REGEX reads any log with one line per request"
     )

@@ -24,8 +24,8 @@ _AMPLE = 4
 def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     del options
     trace = read_snapshot(recorded.path)
-    found = _compared(trace)
-    cause = _cause(trace, found)
+    result = _compared(trace)
+    cause = _cause(trace, result)
     allocations = sum(not event.is_free for event in trace.events)
     failures = sum(stall.is_failure for stall in trace.stalls)
     unknown = dict.fromkeys(LATENCY_KEYS, math.nan)
@@ -35,12 +35,12 @@ def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
         requests={"ok": allocations, "error": failures, "timeout": None, "shed": None},
         latency_ms=unknown,
         verdict=cause.cause if cause is not None else "steady",
-        sentence=_sentence(trace, found),
+        sentence=_sentence(trace, result),
         percentile=math.nan,
         causes=() if cause is None else (cause,),
         reference_gap_ms=math.nan,
         queue_closure_ms=math.nan,
-        notes=tuple(_notes(trace, found)),
+        notes=tuple(_notes(trace, result)),
         source=Source(
             kind=READER.kind,
             path=str(recorded.path),
@@ -78,7 +78,7 @@ def _compared(trace: AllocationTrace) -> Fragmentation:
     return fragmentation(trace, room, compare(trace, room, names))
 
 
-def _cause(trace: AllocationTrace, found: Fragmentation) -> CauseSummary | None:
+def _cause(trace: AllocationTrace, result: Fragmentation) -> CauseSummary | None:
     """The stalls' cause: ``memory.fragmentation`` if the memory given back was large enough, but in pieces."""
     if not trace.stalls:
         return None
@@ -95,7 +95,7 @@ def _cause(trace: AllocationTrace, found: Fragmentation) -> CauseSummary | None:
         named=True,
         evidence_class=CATALOGUE[cause].evidence_class,
         requests=len(trace.stalls),
-        evidence=f"{_stalls(trace)}; {found.answer}",
+        evidence=f"{_stalls(trace)}; {result.answer}",
         whatif_ms={},
         fixes=_FIXES,
     )
@@ -112,20 +112,20 @@ def _stalls(trace: AllocationTrace) -> str:
     )
 
 
-def _sentence(trace: AllocationTrace, found: Fragmentation) -> str:
+def _sentence(trace: AllocationTrace, result: Fragmentation) -> str:
     if trace.stalls:
-        return f"{_stalls(trace)}. {found.answer}"
+        return f"{_stalls(trace)}. {result.answer}"
     calls = trace.recorded["device_allocs"] + trace.recorded["device_frees"]
     return f"No allocation stalled; the history holds {count(calls)} memory calls to the device."
 
 
-def _notes(trace: AllocationTrace, found: Fragmentation) -> Iterator[str]:
+def _notes(trace: AllocationTrace, result: Fragmentation) -> Iterator[str]:
     yield (
         "A memory history has no call durations: percentiles are unknown, and a stall lasts from the first segment "
         "given back to the new one."
     )
     if not trace.stalls:
-        first, *others = found.policies
+        first, *others = result.policies
         best = min((each for each in others if each.setting), key=lambda each: each.device_allocs, default=None)
         if best is not None and best.device_allocs < first.device_allocs:
             yield (

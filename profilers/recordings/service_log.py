@@ -16,9 +16,9 @@ from latfix.files.decompressed import open_text
 from latfix.formatting import count
 from latfix.profilers.diagnose import diagnose as diagnose_record
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded
-from latfix.profilers.recordings.requests.formats.mapped_log import status_of
+from latfix.profilers.recordings.requests.formats.mapped_log import statuses_of
 from latfix.profilers.recordings.requests.readers import diagnose_table
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, RequestTable, routes_of
 from latfix.profilers.recordings.requests.text_source import BadLines, begins_with_object
 from latfix.profilers.services.server_advice import ONE_LOOP, THREADS
 from latfix.results.diagnosis import Diagnosis, Source
@@ -147,8 +147,8 @@ def _sound(row: Mapping[str, Any]) -> bool:
 
 
 def _numbers(value: Any) -> Mapping[str, Any]:
-    found = value.items() if isinstance(value, dict) else ()
-    return {name: number for name, number in found if isinstance(number, int | float)}
+    result = value.items() if isinstance(value, dict) else ()
+    return {name: number for name, number in result if isinstance(number, int | float)}
 
 
 def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> RequestTable:
@@ -157,8 +157,7 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
     weight = times["weight"][rows]
     every = np.repeat(rows, weight)  # one row per request: a sampled row stands for several
     kept, total = len(rows), len(every)
-    words, codes = np.unique(columns.route, return_inverse=True)
-    meanings = {word: status_of(word.strip().lower()) for word in set(columns.status)}
+    routes = routes_of(columns.route)
     names = sorted({name for features in columns.features for name in features})
     sampled = bool((weight > 1).any())
     notes = list(bad.notes())
@@ -174,14 +173,14 @@ def _table(columns: _Columns, since: int, bad: BadLines, processes: int) -> Requ
     return RequestTable(
         arrival_ns=times["start_ns"][every],
         latency_ns=times["latency_ns"][every],
-        status=np.array([meanings[word] for word in columns.status], np.int8)[every],
+        status=statuses_of(columns.status)[every],
         parts={name: part[every] for name, part in parts.items()},
         idle_ns=waited[every] if has_waits else None,
         idle_alone=_by_itself(times)[every] if has_waits else None,
         stages={"cpu": times["cpu_ns"][every]} if (times["cpu_ns"] >= 0).any() else {},
         features={name: np.array([each.get(name, np.nan) for each in columns.features])[every] for name in names},
-        route=codes.astype(np.int32)[every] if len(words) > 1 else None,
-        routes=tuple(words.tolist()) if len(words) > 1 else (),
+        route=routes["route"][every] if routes else None,
+        routes=routes.get("routes", ()),
         sampled=sampled,
         facts={
             "format": READER.reads,

@@ -48,7 +48,6 @@ class OpenRequest:
         self._before = counters_at_begin()
 
     def append(self, span: SpanRecord, /) -> None:
-        """Add a finished span."""
         self._spans = (*self._spans, span)
 
     @property

@@ -89,7 +89,6 @@ class Spent:
 
 
 def spent(before: Reading, after: Reading) -> Spent:
-    """The difference of two readings."""
     latency = after[0] - before[0]
     cpu = queued = waited = None
     if before[5] == after[5]:

@@ -57,7 +57,6 @@ class Row(NamedTuple):
 
     @property
     def latency_ns(self) -> int:
-        """From begin to end."""
         return self.after[0] - self.before[0]
 
 
@@ -134,22 +133,22 @@ class RowWriter:
     def _line(self, row: Row, weight: int) -> str:
         if self._file is None:  # each segment resynchronizes with the wall clock
             self._epoch_ns = time.time_ns() - time.perf_counter_ns()
-        found = spent(row.before, row.after)
+        result = spent(row.before, row.after)
         return (
             json.dumps(
                 {
                     "start_ns": self._epoch_ns + row.before[0],
-                    "latency_ns": found.latency_ns,
+                    "latency_ns": result.latency_ns,
                     "status": row.status,
                     "route": row.route,
                     "weight": weight,
                     "in_flight": row.in_flight,
                     "thread": row.before[5],
-                    "cpu_ns": found.cpu_ns,
-                    "runq_ns": found.runq_ns,
-                    "throttled_ns": self._throttled_in(row.before[0], found.runq_ns),
-                    "waited_ns": found.waited_ns,
-                    "gc_ns": found.gc_ns,
+                    "cpu_ns": result.cpu_ns,
+                    "runq_ns": result.runq_ns,
+                    "throttled_ns": self._throttled_in(row.before[0], result.runq_ns),
+                    "waited_ns": result.waited_ns,
+                    "gc_ns": result.gc_ns,
                     "spans_ns": span_times(row.spans),
                     "features": {
                         name: number

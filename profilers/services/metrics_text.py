@@ -21,7 +21,7 @@ def read_sample(line: str) -> tuple[str, str, str] | None:
 
 def parse_metrics(text: str) -> dict[str, float]:
     """Values by name, summed over labels, without buckets, quantiles and non-finite values."""
-    found: dict[str, float] = defaultdict(float)
+    result: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         name, labels, number = read_sample(line) or ("", "", "")
         if not name or name.endswith(("_bucket", "_created")) or "quantile=" in labels:
@@ -30,6 +30,6 @@ def parse_metrics(text: str) -> dict[str, float]:
             value = float(number)
         except ValueError:
             continue
-        if math.isfinite(value) and (name in found or len(found) < _MOST_NAMES):
-            found[name] += value
-    return dict(found)
+        if math.isfinite(value) and (name in result or len(result) < _MOST_NAMES):
+            result[name] += value
+    return dict(result)

@@ -35,10 +35,11 @@ class ProcessWatch:
         self._throttle = CgroupThrottle(ControlGroups(root, str(pid)))
         self._waits = ThreadWaits(self._proc, pid)
         self._threads: dict[str, KeptOpen] = {}
-        self._last: dict[str, tuple[int, int]] = {}
+        self._times: dict[str, tuple[int, int]] = {}
         self._faults: dict[int, tuple[int, int]] = {}
         self._switches: dict[str, tuple[int, int]] = {}
-        self._gone = {"cpu": 0, "runq": 0, "minflt": 0, "majflt": 0, "vcsw": 0, "icsw": 0}
+        #: Totals of ended threads: on-CPU time and run-queue delay; voluntary and involuntary switches.
+        self._ended_times = self._ended_switches = (0, 0)
         self.processes: tuple[int, ...] = ()
         self._counted = 0
         self.look_around()
@@ -62,20 +63,19 @@ class ProcessWatch:
 
     @property
     def alive(self) -> bool:
-        """True while the process exists."""
         return (self._proc / str(self.pid)).is_dir()
 
     def look_around(self) -> None:
         """Update the lists of threads and children."""
         self.processes = tuple(self._tree(self.pid))
-        found: set[str] = set()
+        result: set[str] = set()
         for pid in self.processes:
             with contextlib.suppress(OSError):
                 tasks = (self._proc / str(pid) / "task").iterdir()
-                found.update(f"{pid}/task/{thread.name}" for thread in tasks)
-        for gone in self._threads.keys() - found:
+                result.update(f"{pid}/task/{thread.name}" for thread in tasks)
+        for gone in self._threads.keys() - result:
             self._forget(gone)
-        for thread in sorted(found - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
+        for thread in sorted(result - self._threads.keys())[: _MOST_THREADS - len(self._threads)]:
             with contextlib.suppress(OSError):
                 self._threads[thread] = KeptOpen(self._proc / thread / "schedstat", size=128)
         self._waits.look_around(self._threads)
@@ -88,15 +88,12 @@ class ProcessWatch:
         for thread, file in list(self._threads.items()):
             try:
                 words = file.read().split()
-                self._last[thread] = (int(words[0]), int(words[1]))
-            except (OSError, IndexError):  # the thread ended meanwhile
+                self._times[thread] = (int(words[0]), int(words[1]))
+            except (OSError, IndexError):  # the thread ended
                 self._forget(thread)
                 self._counted = 0
-        reading: Reading = {
-            "server.cpu_ns": self._gone["cpu"] + sum(cpu for cpu, _ in self._last.values()),
-            "server.runq_ns": self._gone["runq"] + sum(runq for _, runq in self._last.values()),
-            "server.threads": len(self._threads),
-        }
+        cpu, runq = _sum(self._ended_times, *self._times.values())
+        reading: Reading = {"server.cpu_ns": cpu, "server.runq_ns": runq, "server.threads": len(self._threads)}
         if self._throttle.available:
             reading["server.throttled_ns"] = self._throttle.throttled_ns()
         return reading | self._waits.read()
@@ -113,52 +110,55 @@ class ProcessWatch:
         for thread in self._threads:
             with contextlib.suppress(OSError, ValueError):
                 self._switches[thread] = _switches((self._proc / thread / "status").read_text(errors="replace"))
+        minor, major = _sum((0, 0), *self._faults.values())
+        voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
         return {
-            "server.minflt": self._gone["minflt"] + sum(minor for minor, _ in self._faults.values()),
-            "server.majflt": self._gone["majflt"] + sum(major for _, major in self._faults.values()),
-            "server.vcsw": self._gone["vcsw"] + sum(own for own, _ in self._switches.values()),
-            "server.icsw": self._gone["icsw"] + sum(forced for _, forced in self._switches.values()),
+            "server.minflt": minor,
+            "server.majflt": major,
+            "server.vcsw": voluntary,
+            "server.icsw": involuntary,
             "server.rss_bytes": resident,
             "server.processes": len(self.processes),
         }
 
     def close(self) -> None:
-        """Close the files."""
         self._waits.close()
         for file in self._threads.values():
             file.close()
 
     def _count_threads(self) -> int:
         """A quick check for new threads: the link count of ``task`` grows with each."""
-        found = 0
+        result = 0
         for pid in self.processes:
             with contextlib.suppress(OSError):
-                found += (self._proc / str(pid) / "task").stat().st_nlink
-        return found
+                result += (self._proc / str(pid) / "task").stat().st_nlink
+        return result
 
     def _forget(self, thread: str) -> None:
         """Close an ended thread's file, and keep its counters in the sums."""
         self._threads.pop(thread).close()
-        cpu, runq = self._last.pop(thread, (0, 0))
-        own, forced = self._switches.pop(thread, (0, 0))
-        for name, value in (("cpu", cpu), ("runq", runq), ("vcsw", own), ("icsw", forced)):
-            self._gone[name] += value
+        self._ended_times = _sum(self._ended_times, self._times.pop(thread, (0, 0)))
+        self._ended_switches = _sum(self._ended_switches, self._switches.pop(thread, (0, 0)))
 
     def _tree(self, pid: int) -> list[int]:
         """The process and its descendants."""
-        found, pending = [], [pid]
+        result, pending = [], [pid]
         while pending:
             one = pending.pop()
-            if one in found:
+            if one in result:
                 continue
-            found.append(one)
+            result.append(one)
             with contextlib.suppress(OSError):
                 for thread in (self._proc / str(one) / "task").iterdir():
                     text = (thread / "children").read_text()
                     pending += [int(word) for word in text.split()]
-        return found
+        return result
+
+
+def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
+    return sum(first for first, _ in pairs), sum(second for _, second in pairs)
 
 
 def _switches(status: str) -> tuple[int, int]:
-    found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return int(found.get("voluntary_ctxt_switches", 0)), int(found.get("nonvoluntary_ctxt_switches", 0))
+    result = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return int(result.get("voluntary_ctxt_switches", 0)), int(result.get("nonvoluntary_ctxt_switches", 0))

@@ -102,17 +102,17 @@ _MORE_CACHE = (
 )
 
 
-def with_advice(found: Diagnosis, header: str = "") -> Diagnosis:
+def with_advice(result: Diagnosis, header: str = "") -> Diagnosis:
     """A diagnosis with advice for its server, if that is known; latfix's own replays have fixes instead.
 
     :param header: ``Server`` of its answers.
     """
-    metrics = {} if found.service is None else found.service.metrics
-    read = {} if found.source is None else found.source.read
+    metrics = {} if result.service is None else result.service.metrics
+    read = {} if result.source is None else result.source.read
     server, told_by = _server(metrics, header, str(read.get("format", "")))
     if not server:
-        return found
-    causes = [cause for cause in found.causes if cause.named and cause.cause != UNEXPLAINED]
+        return result
+    causes = [cause for cause in result.causes if cause.named and cause.cause != UNEXPLAINED]
     advice = [
         Advice(server=server, told_by=told_by, cause=cause.cause, change=change, evidence=cause.evidence)
         for cause in causes
@@ -125,7 +125,7 @@ def with_advice(found: Diagnosis, header: str = "") -> Diagnosis:
             advice.append(
                 Advice(server=server, told_by=told_by, cause=_PREEMPTIONS, change=_MORE_CACHE, evidence=evidence)
             )
-    return replace(found, advice=tuple(advice))
+    return replace(result, advice=tuple(advice))
 
 
 def _server(metrics: Mapping[str, Any], header: str, format_: str) -> tuple[str, str]:

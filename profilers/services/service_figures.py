@@ -106,10 +106,10 @@ def _grown(counter: Counter) -> float:
 
 def _metrics(record: RunRecord) -> dict[str, dict[str, float]]:
     names = sorted({str(name) for name in record.samples["series"] if str(name).startswith(_METRICS)})
-    found = {}
+    result = {}
     for name in names:
         values = Counter.of(record.samples, name).value
         if len(values) and math.isfinite(float(values[-1])):
             ends = {"before": float(values[0]), "after": float(values[-1]), "most": float(values.max())}
-            found[name.removeprefix(_METRICS)] = ends
-    return found
+            result[name.removeprefix(_METRICS)] = ends
+    return result

@@ -61,27 +61,26 @@ class ThreadWaits:
 
     def read(self) -> dict[str, float]:
         """Number of waiting threads by series."""
-        found: Counter[str] = Counter({EPOLL: 0} if self.shows_calls else {})
+        result: Counter[str] = Counter({EPOLL: 0} if self.shows_calls else {})
         at: Counter[tuple[str, int]] = Counter()
         for thread, file in self._files.items():
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended
                 number, *words = file.read().split()
                 if not self.shows_calls:
-                    found[FUTEX] += number.startswith(b"futex")
+                    result[FUTEX] += number.startswith(b"futex")
                 elif number in self._futex:
                     pid, address = thread.partition("/")[0], int(words[0], 16)
                     if any(low <= address < high for low, high in self._interpreters[pid]):
-                        found[INTERPRETER] += 1
+                        result[INTERPRETER] += 1
                     else:
                         at[pid, address] += 1
-                        found[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += 1
+                        result[f"{FUTEX}{int(words[6], 16) % _PAGE:x}"] += 1
                 elif number in self._epoll:
-                    found[EPOLL] += 1
-        found[ONE_ADDRESS] = max(at.values(), default=0)
-        return {name: float(count) for name, count in found.items() if count or name == EPOLL}
+                    result[EPOLL] += 1
+        result[ONE_ADDRESS] = max(at.values(), default=0)
+        return {name: float(count) for name, count in result.items() if count or name == EPOLL}
 
     def close(self) -> None:
-        """Close the files."""
         self.look_around(())
 
 
@@ -94,14 +93,14 @@ def _readable(path: Path) -> bool:
 
 def _interpreter_memory(maps: Path) -> tuple[tuple[int, int], ...]:
     """Address ranges of CPython's variables: writable memory of its file, and memory that follows without a gap."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     with contextlib.suppress(OSError, ValueError):
         for line in maps.read_text(errors="replace").splitlines():
             place, rights, _, _, _, *names = line.split(maxsplit=5)
             name = "".join(names)
             low, high = (int(word, 16) for word in place.split("-"))
             own = _PYTHON.fullmatch(name.rpartition("/")[2]) is not None
-            follows = bool(found) and found[-1][1] == low and not name.startswith(("/", "["))
+            follows = bool(result) and result[-1][1] == low and not name.startswith(("/", "["))
             if "w" in rights and (own or follows):
-                found.append((low, high))
-    return tuple(found)
+                result.append((low, high))
+    return tuple(result)

@@ -35,8 +35,8 @@ def play_apart(trace: Path, capacity: int, setting: str) -> dict[str, Any]:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise RunnerError(f"the trace could not be played on the device: {last[0]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def play(trace: AllocationTrace, capacity: int, device: str = "cuda:0") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from latfix import Request, Workload
@@ -10,12 +9,10 @@ from latfix.profilers.gpu.allocator_counters import cuda_reader
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.runners.gpu.accelerator import accelerator_of
 from latfix.stages import Status
+from tests.gpu.marks import ON_CUDA
 from tests.runners.engine.served import Served, requests_of, serve
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _WIDTH = 512
 

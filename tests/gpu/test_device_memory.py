@@ -21,11 +21,9 @@ from latfix.profilers.probes.stage_recorder import StageRecorder
 from latfix.runners.fixes.memory.allocation_replay import choice_of
 from latfix.runners.gpu_memory.allocation_history import begin_history, end_history
 from latfix.runners.gpu_memory.caching_allocator import ALLOC_CONF, CudaAllocator, reserve_on_stream
+from tests.gpu.marks import ON_CUDA
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _DEVICE = "cuda:0"
 _MIB = 1 << 20
@@ -93,8 +91,8 @@ def test_the_freed_block_is_the_largest_free_one() -> None:
     assert read is not None
     held = [_taken(30 * _MIB) for _ in range(2)]
     del held[0]
-    found = read()
-    assert found["cuda.largest_free_block_bytes"] >= 30 * _MIB and found["cuda.free_blocks"] >= 1
+    result = read()
+    assert result["cuda.largest_free_block_bytes"] >= 30 * _MIB and result["cuda.free_blocks"] >= 1
 
 
 def test_reserved_memory_is_used_on_its_stream_without_a_call() -> None:
@@ -147,5 +145,5 @@ def test_a_history_is_recorded_and_read(tmp_path: Path) -> None:
     held = [_taken(size * _MIB) for size in (60, 30)]
     del held
     end_history(tmp_path / "history.pickle")
-    found = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
-    assert found.setting == "" and "no allocation stalls or fails" in found.said
+    result = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
+    assert result.setting == "" and "no allocation stalls or fails" in result.said

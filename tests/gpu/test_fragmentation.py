@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from latfix.profilers.allocator_lab.compare_policies import policy_of, replay
 from latfix.profilers.allocator_lab.synthetic_trace import Traffic, generate
 from latfix.profilers.allocator_lab.trace import AllocationTrace, write_trace
 from tests.gpu.allocator_playback import play_apart
+from tests.gpu.marks import ON_CUDA
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _CAPACITY = 4 << 30
 

@@ -20,12 +20,10 @@ from latfix.runners.service.load import LoadedModels
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.gpu.marks import ON_CUDA
 from tests.runners.engine.served import Served, requests_of, serve
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _WIDTH = 1024
 _COUNT = 120
@@ -144,7 +142,7 @@ def test_a_profile_shows_kernels_and_waits() -> None:
 
 
 def test_the_cost_of_pinned_copies_is_measured() -> None:
-    found = copy_costs(CudaAccelerator("cuda:0"))
+    result = copy_costs(CudaAccelerator("cuda:0"))
     # From 1 GB/s to 200 GB/s: any link.
-    assert 5_000 < found["copy_in_mib_ns"] < 1_100_000 and 5_000 < found["copy_out_mib_ns"] < 1_100_000
-    assert 0 < found["copy_in_ns"] < 1_000_000
+    assert 5_000 < result["copy_in_mib_ns"] < 1_100_000 and 5_000 < result["copy_out_mib_ns"] < 1_100_000
+    assert 0 < result["copy_in_ns"] < 1_000_000

@@ -14,11 +14,9 @@ from latfix.runners.calls.call_counters import Tally
 from latfix.runners.model_transforms.precision import activation_dtype, in_precision
 from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, unsupported, uses_torchao
 from latfix.runners.model_transforms.torch_compile import Graphs, compiled
+from tests.gpu.marks import ON_CUDA
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 _DEVICE, _WIDTH = "cuda:0", 512
 #: Precision, format of its matrix kernels, and largest error of answers relative to the largest value.
@@ -57,15 +55,15 @@ def _kernels(model: Any, x: torch.Tensor) -> Counter[str]:
         with torch.profiler.profile(activities=activities, acc_events=True) as seen:
             model(x)
             torch.cuda.synchronize()
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for event in seen.events() or ():
         if event.device_type.name == "CUDA" and is_device_kernel(event.name):
-            found[event.name] += 1
-    return found
+            result[event.name] += 1
+    return result
 
 
-def _off_by(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.float() - exact).abs().max() / exact.abs().max())
+def _off_by(result: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((result.float() - exact).abs().max() / exact.abs().max())
 
 
 @pytest.mark.parametrize("rows", [1, 17, 64])
@@ -75,9 +73,9 @@ def test_answers_are_close_and_matrix_kernels_use_the_format(
 ) -> None:
     model = _changed(precision)
     with torch.inference_mode():
-        exact, found = _net()(_input(rows, "default")), model(_input(rows, precision))
-    assert found.dtype is (activation_dtype(precision) or torch.float32)
-    assert 0 < _off_by(found, exact) < most
+        exact, result = _net()(_input(rows, "default")), model(_input(rows, precision))
+    assert result.dtype is (activation_dtype(precision) or torch.float32)
+    assert 0 < _off_by(result, exact) < most
     kernels = _kernels(model, _input(rows, precision))
     formats = matrix_formats(kernels)
     assert formats[expected] >= 2, f"two layers, one kernel each at least; ran: {dict(kernels)}"
@@ -108,7 +106,7 @@ def test_eight_bits_compiled(precision: Any, expected: Format, most: float) -> N
     model = compiled(_changed(precision), Tally(), Graphs(), freezing=False)
     for rows in (5, 1, 40, 200):
         with torch.inference_mode():
-            exact, found = _net()(_input(rows, "default")), model(_input(rows, precision))
-        assert 0 < _off_by(found, exact) < most, rows
+            exact, result = _net()(_input(rows, "default")), model(_input(rows, precision))
+        assert 0 < _off_by(result, exact) < most, rows
     kernels = _kernels(model, _input(40, precision))
     assert matrix_formats(kernels)[expected] >= 1, dict(kernels)

@@ -19,11 +19,9 @@ from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
+from tests.gpu.marks import ON_CUDA
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = ON_CUDA
 
 WriteWorkload = Callable[..., Path]
 _DEVICE = "cuda:0"

@@ -15,10 +15,10 @@ from latfix.runners.model_files import open_model
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
+from tests.gpu.marks import ON_CUDA
 
 pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+    *ON_CUDA,
     pytest.mark.skipif(bool(backend_missing("tensorrt")), reason=backend_missing("tensorrt") or "installed"),
 ]
 

@@ -64,26 +64,26 @@ class CallFacts:
 
     def _first_kernel(self, trace: DeviceTrace) -> Bools:
         """True for calls whose kernel was not launched before in the recording."""
-        found = np.zeros(len(trace.host), dtype=bool)
+        result = np.zeros(len(trace.host), dtype=bool)
         chosen = np.flatnonzero(self.first_work != NOTHING)
         chosen = chosen[np.isin(trace.host.kind[chosen], _LAUNCHES)]
         _, first = np.unique(trace.device.name[self.first_work[chosen]], return_index=True)
-        found[chosen[first]] = True
-        return found
+        result[chosen[first]] = True
+        return result
 
     def _first_calls(self, trace: DeviceTrace) -> Bools:
         """True for the first call of a name if it took far longer than the others."""
         host = trace.host
-        found = np.zeros(len(host), dtype=bool)
+        result = np.zeros(len(host), dtype=bool)
         candidates = np.flatnonzero(np.isin(host.kind, (Host.ALLOC, Host.OTHER_CALL)))
         for name in np.unique(host.name[candidates]):
             rows = candidates[host.name[candidates] == name]
             lengths = self.length[rows]
             if len(rows) > 2:
-                found[rows[0]] = lengths[0] >= max(_LEAST_FIRST, 2 * _OUTLIER * float(np.median(lengths[1:])))
+                result[rows[0]] = lengths[0] >= max(_LEAST_FIRST, 2 * _OUTLIER * float(np.median(lengths[1:])))
             elif host.kind[rows[0]] == Host.OTHER_CALL:
-                found[rows[0]] = lengths[0] >= _LEAST_ALONE
-        return found
+                result[rows[0]] = lengths[0] >= _LEAST_ALONE
+        return result
 
 
 def _joined(trace: DeviceTrace) -> tuple[Ints, Ints]:

@@ -98,12 +98,12 @@ class CriticalPaths:
 
     def walk(self, step: Step) -> list[Piece]:
         """The critical path of a step, in order of time."""
-        found = _Walk(self, step).pieces()
+        result = _Walk(self, step).pieces()
         if self._trace.lacks_kernels:
-            for piece in found:
+            for piece in result:
                 if piece.cause == LAUNCH:
                     piece.cause = UNKNOWN
-        return found
+        return result
 
     # Lookups for a walk.
 
@@ -119,8 +119,8 @@ class CriticalPaths:
         if lane != NOTHING:
             return self._last(self._lane(lane), begin, until)
         devices = self._devices_of_thread.get(int(host.place[row])) or tuple(self._by_end)
-        found = [self._last(self._by_end[number], begin, until) for number in devices]
-        return max(found, key=lambda k: NOTHING if k == NOTHING else int(self._trace.device.end[k]), default=NOTHING)
+        result = [self._last(self._by_end[number], begin, until) for number in devices]
+        return max(result, key=lambda k: NOTHING if k == NOTHING else int(self._trace.device.end[k]), default=NOTHING)
 
     def _lane(self, lane: int) -> tuple[Ints, Ints]:
         if lane not in self._by_lane:
@@ -233,14 +233,11 @@ class _Walk:
         elif self._facts.blocked[row]:
             self._claim(start, COMPUTE, row=row)
         else:
-            unseen = self._now - start > _CALL_ITSELF and self._nothing_before(start)
+            begins = self._trace.device.start
+            unseen = self._now - start > _CALL_ITSELF and (not len(begins) or int(begins[0]) >= start)
             self._refilled()
             self._claim(start, UNKNOWN if unseen else SYNC, row=row)
         return NOTHING
-
-    def _nothing_before(self, start: int) -> bool:
-        device = self._trace.device
-        return not len(device) or int(device.start[0]) >= start
 
     def _prepare_copy(self, row: int, start: int) -> None:
         """Claim a copy's call before the device copies: beyond its preparation it waited, or was a first use."""

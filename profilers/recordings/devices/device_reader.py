@@ -31,10 +31,6 @@ def _read_kineto(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     return _diagnosis("kineto", recorded, [(file, read_trace(file.path)) for file in files], options)
 
 
-def _read_nsys(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    return _diagnosis("nsys", recorded, [(recorded, read_export(recorded.path))], options)
-
-
 KINETO = Reader(
     kind="kineto",
     reads="a trace of torch.profiler (JSON or .json.gz, CUDA or HIP), or a folder of them",
@@ -45,7 +41,7 @@ NSYS = Reader(
     kind="nsys",
     reads="an export of Nsight Systems (nsys export --type sqlite)",
     knows=is_export,
-    read=_read_nsys,
+    read=lambda recorded, options: _diagnosis("nsys", recorded, [(recorded, read_export(recorded.path))], options),
 )
 
 
@@ -55,9 +51,9 @@ def _diagnosis(
     floors: Sequence[Ints | None] = shortest_of_ranks([trace for _, trace in traces]) or [None] * len(traces)
     made: list[tuple[Ledgers, list[StepLedger], Steps]] = []
     for (file, trace), floor in zip(traces, floors, strict=True):
-        found = find_steps(trace, options.step, file.path)
+        result = find_steps(trace, options.step, file.path)
         ledgers = Ledgers(trace, floor)
-        made.append((ledgers, [ledgers.of(step) for step in found.steps], found))
+        made.append((ledgers, [ledgers.of(step) for step in result.steps], result))
     figures = [each for ledgers, steps, _ in made for each in _figures(ledgers, steps)]
     all_steps = [step for _, steps, _ in made for step in steps]
     first, chosen = traces[0][1], made[0][2]
@@ -105,21 +101,21 @@ def _figures(ledgers: Ledgers, steps: Sequence[StepLedger]) -> Iterator[StepFigu
 
 
 def _evidence(steps: Sequence[StepLedger]) -> dict[str, str]:
-    found = {}
+    result = {}
     if before := sum(each.before for each in steps):
-        found[COMPUTE] = f"{from_ns(before / len(steps))} a step of kernels that were issued before it"
+        result[COMPUTE] = f"{from_ns(before / len(steps))} a step of kernels that were issued before it"
     copied, took = sum(each.copied_bytes for each in steps), sum(each.causes[COPY] for each in steps)
     if copied:
-        found[COPY] = f"{significant(copied / 1e6)} MB at {significant(copied / took)} GB/s"
+        result[COPY] = f"{significant(copied / 1e6)} MB at {significant(copied / took)} GB/s"
         pageable = sum(each.pageable for each in steps)
-        found[COPY] += f", {share(pageable / copied)} of them from or to pageable memory" if pageable else ""
-    return found
+        result[COPY] += f", {share(pageable / copied)} of them from or to pageable memory" if pageable else ""
+    return result
 
 
-def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], found: Steps) -> Iterator[str]:
+def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], result: Steps) -> Iterator[str]:
     trace, facts = ledgers.trace, ledgers.facts
     if len(steps) == 1:
-        yield f"The recording holds one step ({found.chosen_by}), without another to compare it with."
+        yield f"The recording holds one step ({result.chosen_by}), without another to compare it with."
     kinds = trace.host.kind
     graphs = int((kinds == Host.GRAPH_LAUNCH).sum())
     if graphs:
@@ -148,7 +144,7 @@ def _notes(ledgers: Ledgers, steps: Sequence[StepLedger], found: Steps) -> Itera
         yield "The recording shows no activity of a device: the causes of the host's waits are unknown."
     others = [trace.names[k] for k in dict.fromkeys(trace.ranges.name.tolist())]
     others = [name for name in others if name not in {each.step.name for each in steps}][:3]
-    if others and not found.chosen_by.startswith("--step"):
+    if others and not result.chosen_by.startswith("--step"):
         listed = ", ".join(shown(clipped(name, 40)) for name in others)
         yield f"To use other ranges of the recording as steps, pass --step REGEX: {listed}."
     yield from trace.notes

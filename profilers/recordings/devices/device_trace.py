@@ -109,12 +109,10 @@ class DeviceTrace:
 
     @property
     def begin_ns(self) -> int:
-        """Begin of the first interval."""
         return min(int(table.start[0]) for table in (self.host, self.device, self.ranges) if len(table))
 
     @property
     def end_ns(self) -> int:
-        """End of the last interval."""
         return max(int(table.end.max()) for table in (self.host, self.device, self.ranges) if len(table))
 
     @property

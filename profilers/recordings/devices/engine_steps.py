@@ -13,7 +13,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,8 +65,6 @@ class _Step:
 
 @dataclass(slots=True)
 class _Table:
-    """One file."""
-
     path: Path
     steps: list[_Step]
     clocks: list[float]
@@ -82,10 +80,6 @@ def _is_table(file: Recorded) -> bool:
     return {*_COLUMNS, _ANCHOR, _BEGIN} <= set(header)
 
 
-def _knows(recorded: Recorded) -> bool:
-    return any(map(_is_table, recorded.files))
-
-
 def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     tables = [_table(file.path) for file in recorded.files if _is_table(file)]
     if len(tables) > 2:
@@ -99,7 +93,7 @@ def _read(recorded: Recorded, options: ReadOptions) -> Diagnosis:
 READER = Reader(
     kind="engine_steps",
     reads="tables of engine steps (CSV of LatencyPrism), alone or with a reference",
-    knows=_knows,
+    knows=lambda recorded: any(map(_is_table, recorded.files)),
     read=_read,
 )
 
@@ -163,7 +157,7 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
     causes = dict(_causes_of(reference, table))
     single = len(steps) == 1
     figures = [_figures(step, usual, step.length if single else usual_length, causes) for step in steps]
-    found = diagnose_steps(
+    result = diagnose_steps(
         figures,
         workload=recorded.path.name,
         device="an engine's process and device",
@@ -182,9 +176,9 @@ def _against(reference: _Table, table: _Table, recorded: Recorded, options: Read
     )
     # Parts overlap, so there is no ledger of a whole step, only of its loss, which depends on the parts' order.
     causes_found = tuple(
-        cause if cause.cause == UNEXPLAINED else replace(cause, evidence_class="modelled") for cause in found.causes
+        cause if cause.cause == UNEXPLAINED else replace(cause, evidence_class="modelled") for cause in result.causes
     )
-    return replace(found, causes=causes_found, typical=None, slowest=(), stages_ms={})
+    return replace(result, causes=causes_found, typical=None, slowest=(), stages_ms={})
 
 
 def _figures(step: _Step, usual: Mapping[str, float], usual_length: float, causes: Mapping[str, str]) -> StepFigures:
@@ -218,16 +212,16 @@ def _causes_of(reference: _Table, table: _Table) -> Iterator[tuple[str, str]]:
 
 
 def _evidence(reference: _Table, table: _Table, causes: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     if reference is table:
-        return found
+        return result
     for part, _, words in _PARTS:
         before, after = reference.mean(part) / 1e6, table.mean(part) / 1e6
         if max(before, after) > 0:
             change = f"{words} {milliseconds(before)} -> {milliseconds(after)} a step, over all threads"
             cause = causes[part]
-            found[cause] = f"{found[cause]}; {change}" if cause in found else change
-    return found
+            result[cause] = f"{result[cause]}; {change}" if cause in result else change
+    return result
 
 
 def _notes(reference: _Table, table: _Table) -> Iterator[str]:
@@ -236,9 +230,6 @@ def _notes(reference: _Table, table: _Table) -> Iterator[str]:
         "a step lost against the reference; further growth of a part was hidden behind others."
     )
     if reference is not table:
-        before, after = (_median(each.steps) for each in (reference, table))
+        medians = (np.median([step.length for step in each.steps]) for each in (reference, table))
+        before, after = (milliseconds(float(median) / 1e6) for median in medians)
         yield f"Reference: {reference.path.name}; its median step takes {before}, that of {table.path.name} {after}."
-
-
-def _median(steps: Sequence[_Step]) -> str:
-    return milliseconds(float(np.median([step.length for step in steps])) / 1e6)

@@ -67,17 +67,17 @@ def _emit(pieces: list[tuple[int, int, int]], at: int, end: int, row: int) -> in
 def stretches(timeline: Timeline, start: int, end: int) -> list[tuple[int, int, int]]:
     """The stretches of an interval in order: begin, end, row; row :data:`NOTHING` for gaps."""
     first = bisect_right(timeline.end, start)
-    found: list[tuple[int, int, int]] = []
+    result: list[tuple[int, int, int]] = []
     at = start
     for k in range(first, len(timeline.start)):
         begin, stop = timeline.start[k], timeline.end[k]
         if begin >= end:
             break
         if begin > at:
-            found.append((at, begin, NOTHING))
+            result.append((at, begin, NOTHING))
         at = max(at, begin)
-        found.append((at, min(stop, end), timeline.row[k]))
+        result.append((at, min(stop, end), timeline.row[k]))
         at = min(stop, end)
     if at < end:
-        found.append((at, end, NOTHING))
-    return found
+        result.append((at, end, NOTHING))
+    return result

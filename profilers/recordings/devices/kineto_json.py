@@ -50,7 +50,6 @@ def is_trace(recorded: Recorded) -> bool:
 
 
 def is_trace_file(file: Recorded) -> bool:
-    """True if a file is such a trace."""
     head = file.head.lstrip()
     return (head[:1] == b"{" and _KNOWN.search(head) is not None) or _EVENTS_ALONE.match(head) is not None
 
@@ -108,15 +107,14 @@ class _Text:
 
     def skip(self, character: str) -> None:
         """Skip the next character, which must be this one."""
-        found = self.peek()
-        if not found:
+        result = self.peek()
+        if not result:
             raise _CutOff(f"it ends before an expected {character}")
-        if found != character:
-            raise ValueError(f"{found!r} instead of {character}")
+        if result != character:
+            raise ValueError(f"{result!r} instead of {character}")
         self._at += 1
 
     def value(self) -> Any:
-        """The next value."""
         if not self.peek():
             raise _CutOff("it ends between values")
         while True:
@@ -181,6 +179,11 @@ def nanoseconds(value: Any) -> int:
     return int(Decimal(text) * 1000)
 
 
+def _ends(event: Any) -> tuple[int, int]:
+    start = nanoseconds(event["ts"])
+    return start, start + nanoseconds(event.get("dur", 0))
+
+
 class _Collected:
     """Events, sorted into tables."""
 
@@ -207,11 +210,12 @@ class _Collected:
         elif category == "cuda_sync":
             self._add_wait(event["args"])
         elif category in _RUNTIME:
-            self._add_host(event, call_kind(event["name"]))
+            self._add_on_thread(self.host, event, call_kind(event["name"]))
         elif category in _RANGES:
-            self._add_range(event)
+            self._add_on_thread(self.ranges, event, 0)
         elif category in ("cpu_op", "operator", "python_function"):
-            self._add_host(event, code_kind(event["name"], frame=category == "python_function"))
+            kind = code_kind(event["name"], frame=category == "python_function")
+            self._add_on_thread(self.host, event, kind)
 
     def _add_device(self, event: Any, kind: Device) -> None:
         args, name = event.get("args") or {}, event["name"]
@@ -228,23 +232,12 @@ class _Collected:
         number = self._names[name]
         if kind == Device.COPY and "pageable" in name.lower():
             self._pageable.add(number)
-        start = nanoseconds(event["ts"])
-        end = start + nanoseconds(event.get("dur", 0))
-        self.device.add(start, end, lane, kind, number, self._correlation(args), size)
+        self.device.add(*_ends(event), lane, kind, number, self._correlation(args), size)
 
-    def _add_host(self, event: Any, kind: Host) -> None:
-        start = nanoseconds(event["ts"])
-        end = start + nanoseconds(event.get("dur", 0))
+    def _add_on_thread(self, into: Columns, event: Any, kind: int) -> None:
+        correlation = self._correlation(event.get("args") or {}) if kind >= Host.LAUNCH else NOTHING
         thread = self._threads[event.get("pid"), event.get("tid")]
-        calls = kind >= Host.LAUNCH
-        correlation = self._correlation(event.get("args") or {}) if calls else NOTHING
-        self.host.add(start, end, thread, kind, self._names[event["name"]], correlation, 0)
-
-    def _add_range(self, event: Any) -> None:
-        start = nanoseconds(event["ts"])
-        end = start + nanoseconds(event.get("dur", 0))
-        thread = self._threads[event.get("pid"), event.get("tid")]
-        self.ranges.add(start, end, thread, 0, self._names[event["name"]], NOTHING, 0)
+        into.add(*_ends(event), thread, kind, self._names[event["name"]], correlation, 0)
 
     def _add_wait(self, args: Any) -> None:
         correlation = self._correlation(args)
@@ -257,7 +250,6 @@ class _Collected:
         return NOTHING if number is None else self._correlations[number]
 
     def done(self) -> DeviceTrace:
-        """The tables."""
         waits = {number: self._lanes[lane] for number, lane in self._waits.items() if lane in self._lanes}
         return DeviceTrace(
             host=self.host.done(),

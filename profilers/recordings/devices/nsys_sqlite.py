@@ -88,7 +88,6 @@ class _Export:
         self._pageable: set[int] = set()
 
     def trace(self, path: Path) -> DeviceTrace:
-        """All of it."""
         host, device, ranges = Columns(), Columns(), Columns()
         self._calls(host)
         self._system_calls(host)
@@ -137,43 +136,35 @@ class _Export:
             if end is not None and code_kind(text, frame=False) == Host.OUTSIDE:
                 host.add(start, end, self._threads[thread], Host.OUTSIDE, self._names[text], NOTHING, 0)
 
-    def _lane(self, device: Any, process: Any, stream: Any) -> int:
-        return self._lanes[device, (process, stream)]
+    def _activities(self, table: str, columns: str) -> Iterator[tuple[int, int, int, int, list[Any]]]:
+        """Begin, end, lane, correlation and further columns of each activity."""
+        columns = f"start end deviceId streamId globalPid correlationId {columns}"
+        for start, end, device, stream, process, number, *more in self._rows(table, columns):
+            yield start, end, self._lanes[device, (process, stream)], self._correlation(process, number), more
 
     def _kernels(self) -> Iterator[tuple[int, ...]]:
-        columns = (
-            "start end deviceId streamId globalPid correlationId demangledName shortName "
-            "gridX gridY gridZ blockX blockY blockZ"
-        )
-        for start, end, device, stream, process, number, long, short, *shape in self._rows(_KERNELS, columns):
+        columns = "demangledName shortName gridX gridY gridZ blockX blockY blockZ"
+        for start, end, lane, correlation, (long, short, *shape) in self._activities(_KERNELS, columns):
             text = self._strings.get(long) or self._strings.get(short) or "a kernel"
             kind = Device.COLLECTIVE if is_collective(text) else Device.KERNEL
-            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
             yield start, end, lane, kind, self._names[text], correlation, self._shapes[tuple(shape)]
 
     def _copies(self) -> Iterator[tuple[int, ...]]:
-        columns = "start end deviceId streamId globalPid correlationId bytes copyKind srcKind dstKind"
-        for start, end, device, stream, process, number, size, kind, *memory in self._rows(_COPIES, columns):
+        columns = "bytes copyKind srcKind dstKind"
+        for start, end, lane, correlation, (size, kind, *memory) in self._activities(_COPIES, columns):
             ends = [_MEMORY.get(each, "Host") for each in memory]
             text = f"Memcpy {_DIRECTIONS.get(kind, '')} ({' -> '.join(ends)})"
             name = self._names[text]
             if "Pageable" in ends:
                 self._pageable.add(name)
-            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
             yield start, end, lane, copy_kind(text), name, correlation, size or 0
 
     def _memsets(self) -> Iterator[tuple[int, ...]]:
-        for start, end, device, stream, process, number in self._rows(
-            _MEMSETS, "start end deviceId streamId globalPid correlationId"
-        ):
-            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
+        for start, end, lane, correlation, _ in self._activities(_MEMSETS, ""):
             yield start, end, lane, Device.MEMSET, self._names["Memset"], correlation, 0
 
     def _graphs(self) -> Iterator[tuple[int, ...]]:
-        for start, end, device, stream, process, number, graph in self._rows(
-            _GRAPHS, "start end deviceId streamId globalPid correlationId graphId"
-        ):
-            lane, correlation = self._lane(device, process, stream), self._correlation(process, number)
+        for start, end, lane, correlation, (graph,) in self._activities(_GRAPHS, "graphId"):
             yield start, end, lane, Device.KERNEL, self._names[f"a whole graph ({graph})"], correlation, 0
 
     def _waits(self) -> Iterator[tuple[int, int]]:

@@ -208,14 +208,14 @@ def _causes(
     if not single:
         floor = max(floor, _LEAST_OF_MEDIAN * float(np.median(ledger.latency_ns)) / 1e6)
     slow = [step for step, inside in zip(steps, tail, strict=True) if inside]
-    found = []
+    result = []
     for k in np.argsort(-means, kind="stable"):
         cause, ms = ledger.causes[k], float(means[k])
         touched = int(np.count_nonzero([step.growth.get(cause, 0) for step in steps]))
         if not touched and cause != UNEXPLAINED:
             continue
         lower = ms if math.isnan(ends[0, k]) else float(ends[0, k])
-        found.append(
+        result.append(
             CauseSummary(
                 cause=cause,
                 tail_ms=ms,
@@ -231,7 +231,7 @@ def _causes(
                 fixes=fixes.get(cause, ()),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _evidence(cause: str, steps: Sequence[StepFigures], more: str) -> str:
@@ -293,44 +293,42 @@ def _verdict(
 
 def _stages(steps: Sequence[StepFigures], quiet: Bools | None) -> dict[str, dict[str, float]]:
     names = dict.fromkeys(name for step in steps for name in step.stages)
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for name in names:
         values = np.array([step.stages.get(name, 0) for step in steps]) / 1e6
-        found[name] = {
+        result[name] = {
             "mean": float(values.mean()),
             "p50": float(np.median(values)),
             "p99": float(np.percentile(values, 99)),
             "reference": math.nan if quiet is None else float(values[quiet].mean()),
         }
-    return dict(sorted(found.items(), key=lambda entry: -entry[1]["mean"]))
+    return dict(sorted(result.items(), key=lambda entry: -entry[1]["mean"]))
 
 
 def _typical(steps: Sequence[StepFigures], quiet: Bools) -> UnitLedger:
     chosen = [step for step, inside in zip(steps, quiet, strict=True) if inside]
-
-    def mean(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-        total: Counter[str] = Counter()
-        for part in parts:
-            total.update(part)
-        return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
-
     return UnitLedger(
         id=f"typical (mean of {len(chosen)})",
         start_ms=None,
         latency_ms=sum(step.length for step in chosen) / len(chosen) / 1e6,
-        causes_ms=mean([step.causes for step in chosen]),
-        stages_ms=mean([step.stages for step in chosen]),
+        causes_ms=_mean_ms([step.causes for step in chosen]),
+        stages_ms=_mean_ms([step.stages for step in chosen]),
     )
 
 
-def _unit(step: StepFigures, begin: int) -> UnitLedger:
-    def in_ms(parts: Mapping[str, int]) -> dict[str, float]:
-        return {name: value / 1e6 for name, value in sorted(parts.items(), key=lambda each: -each[1]) if value}
+def _mean_ms(parts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Mean milliseconds by name, the largest first, without zeros."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return {name: value / len(parts) / 1e6 for name, value in total.most_common() if value}
 
+
+def _unit(step: StepFigures, begin: int) -> UnitLedger:
     return UnitLedger(
         id=step.name,
         start_ms=(step.start - begin) / 1e6,
         latency_ms=step.length / 1e6,
-        causes_ms=in_ms(step.causes),
-        stages_ms=in_ms(step.stages),
+        causes_ms=_mean_ms([step.causes]),
+        stages_ms=_mean_ms([step.stages]),
     )

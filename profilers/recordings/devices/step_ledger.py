@@ -89,15 +89,15 @@ class Ledgers:
 
     def of(self, step: Step) -> StepLedger:
         """The ledger of a step."""
-        found = StepLedger(step=step, causes=Counter(), stages=self._stages(step))
+        result = StepLedger(step=step, causes=Counter(), stages=self._stages(step))
         for piece in self._paths.walk(step):
-            self._add(found, piece)
-        found.device_busy = self.facts.busy_ns(step.start, step.end)
-        found.lag = self._lag(step)
-        assert sum(found.causes.values()) == sum(found.stages.values()) == step.length
-        return found
+            self._add(result, piece)
+        result.device_busy = self.facts.busy_ns(step.start, step.end)
+        result.lag = self._lag(step)
+        assert sum(result.causes.values()) == sum(result.stages.values()) == step.length
+        return result
 
-    def _add(self, found: StepLedger, piece: Piece) -> None:
+    def _add(self, result: StepLedger, piece: Piece) -> None:
         cause, activity, device = piece.cause, piece.activity, self.trace.device
         name = "code of the host"
         if activity != NOTHING:
@@ -109,27 +109,27 @@ class Ledgers:
         if cause == path.COLLECTIVE and activity != NOTHING:
             waited = self._waited(piece)
             if waited:
-                found.causes[RANK_WAIT] += waited
-                found.named[RANK_WAIT, name] += waited
-                found.pieces[RANK_WAIT, name] += 1
-            found.causes[cause] += piece.length - waited
-            found.named[cause, name] += piece.length - waited
+                result.causes[RANK_WAIT] += waited
+                result.named[RANK_WAIT, name] += waited
+                result.pieces[RANK_WAIT, name] += 1
+            result.causes[cause] += piece.length - waited
+            result.named[cause, name] += piece.length - waited
         else:
-            found.causes[cause] += piece.length
-            found.named[cause, name] += piece.length
-        found.pieces[cause, name] += 1
+            result.causes[cause] += piece.length
+            result.named[cause, name] += piece.length
+        result.pieces[cause, name] += 1
         if cause == path.COMPUTE and activity != NOTHING:
             key = int(device.name[activity]), int(device.size[activity])
-            found.kernels[key] += piece.length
+            result.kernels[key] += piece.length
             share = piece.length / int(device.end[activity] - device.start[activity])
-            found.runs[key] = found.runs.get(key, 0.0) + share
+            result.runs[key] = result.runs.get(key, 0.0) + share
             call = int(self.facts.launch[activity])
-            if call == NOTHING or self.trace.host.start[call] < found.step.start:
-                found.before += piece.length
+            if call == NOTHING or self.trace.host.start[call] < result.step.start:
+                result.before += piece.length
         elif cause == path.COPY and activity != NOTHING and device.kind[activity] == Device.COPY:
-            found.copied_bytes += int(device.size[activity])
+            result.copied_bytes += int(device.size[activity])
             if int(device.name[activity]) in self.trace.pageable:
-                found.pageable += int(device.size[activity])
+                result.pageable += int(device.size[activity])
 
     def _waited(self, piece: Piece) -> int:
         """Time of a collective on the path beyond the need of its bytes: the wait for other ranks."""
@@ -139,16 +139,16 @@ class Ledgers:
         return min(beyond, piece.length)
 
     def _stages(self, step: Step) -> Counter[str]:
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
         for start, end, row in stretches(self._timelines.of(step.thread), step.start, step.end):
             if row == NOTHING:
-                found[STAGES[Host.CODE]] += end - start
+                result[STAGES[Host.CODE]] += end - start
             elif self.facts.blocked[row]:
-                found[QUEUE_FULL] += end - start
+                result[QUEUE_FULL] += end - start
             else:
                 kind = Host.FIRST_USE if self.facts.first_use[row] else self.facts.kind[row]
-                found[STAGES[kind]] += end - start
-        return found
+                result[STAGES[kind]] += end - start
+        return result
 
     def _lag(self, step: Step) -> int:
         first, last = np.searchsorted(self._issued, (step.start, step.end))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.formatting import clipped, shown
 from latfix.profilers.recordings.devices.call_kinds import Host
@@ -64,27 +63,26 @@ def find_steps(trace: DeviceTrace, pattern: str, path: Path) -> Steps:
     if pattern:
         wanted = re.compile(pattern)
         for table in (trace.ranges, trace.host):
-            found = _outermost([step for step in _named(trace, table, wanted) if step.length > 0])
-            if found:
-                return Steps(steps=found, chosen_by=f"--step {pattern}")
+            result = _outermost([step for step in _named(trace, table, wanted) if step.length > 0])
+            if result:
+                return Steps(steps=result, chosen_by=f"--step {pattern}")
         names = ", ".join(shown(step.name, 40) for step in ranges[:5]) or "none"
         raise input_error(path, None, f"nothing that --step {shown(pattern)} matches", f"a name such as {names}")
     for description, named in (("ProfilerStep#", _PROFILER_STEP), ("ranges named as steps", _STEP_LIKE)):
-        found = _outermost([step for step in ranges if named.search(step.name)])
-        if found:
-            return Steps(steps=found, chosen_by=description)
+        result = _outermost([step for step in ranges if named.search(step.name)])
+        if result:
+            return Steps(steps=result, chosen_by=description)
     top = _outermost(ranges)
     kinds = Counter(_kind(step.name) for step in top)
     if len(top) == 1:
         return Steps(steps=top, chosen_by="the one range")
-    if top and (most := max(kinds, key=lambda kind: _covered(top, kind))) and kinds[most] > 1:
+    covered: Counter[str] = Counter()
+    for step in top:
+        covered[_kind(step.name)] += step.length
+    if top and kinds[most := max(kinds, key=lambda kind: covered[kind])] > 1:
         steps = tuple(step for step in top if _kind(step.name) == most)
         return Steps(steps=steps, chosen_by=f"ranges named {clipped(steps[0].name, 40)}")
     return _recurring_calls(trace) or _whole(trace)
-
-
-def _covered(steps: Sequence[Step], kind: str) -> int:
-    return sum(step.length for step in steps if _kind(step.name) == kind)
 
 
 def _kind(name: str) -> str:
@@ -134,7 +132,8 @@ def _recurring_calls(trace: DeviceTrace) -> Steps | None:
         correlation=host.correlation[chosen],
         size=host.size[chosen],
     )
-    top = _outermost_rows(calls)
+    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], calls.end[:-1]]))
+    top = np.flatnonzero(calls.start >= reached)  # no earlier call encloses them
     names = calls.name[top]
     kinds, counts = np.unique(names, return_counts=True)
     lengths = np.array([int((calls.end[top] - calls.start[top])[names == kind].sum()) for kind in kinds])
@@ -148,12 +147,6 @@ def _recurring_calls(trace: DeviceTrace) -> Steps | None:
         for k, row in enumerate(top[names == kinds[best]])
     )
     return Steps(steps=steps, chosen_by=f"calls of {clipped(name, 60)}")
-
-
-def _outermost_rows(table: Intervals) -> Ints:
-    """Rows of one thread's table, in order of begin, that no earlier row encloses."""
-    reached = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], table.end[:-1]]))
-    return np.flatnonzero(table.start >= reached).astype(np.int64)
 
 
 def _busiest_thread(trace: DeviceTrace) -> int:

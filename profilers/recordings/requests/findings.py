@@ -45,7 +45,7 @@ _SLOWEST = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordingFacts:
     """The inputs of a diagnosis besides its ledger.
 
     :param statuses: requests by status; ``None`` if it is not recorded.
@@ -60,17 +60,51 @@ class Recorded:
     outcomes: Outcomes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    """Sums over the tail, by block of neighbors: ``(blocks,)``, and ``(K, blocks)`` for own and propagated."""
+    """Sums over the tail, by block of neighbors: ``(blocks,)``, and ``(K, blocks)`` for own and propagated.
 
-    requests: Ints
-    latency: Ints
-    own: Floats
-    propagated: Floats
-    touched: Ints
-    without: list[Distribution]
-    windows: WindowTally
+    :ivar touched: ``(K,)`` requests of which each cause has a part.
+    :ivar without: by cause, the latencies without its parts.
+    """
+
+    def __init__(self, accounts: Accounts, offered_ns: Ints, threshold: float) -> None:
+        latency, n, kinds = accounts.latency_ns, len(accounts.latency_ns), len(accounts.causes)
+        length = max(block_length(latency[:_SAMPLE]), -(-n // _BLOCKS), 1) if n else 1
+        blocks = max(-(-n // length), 1)
+        edges = np.array([0.0, 1.0])
+        if n:
+            edges = window_edges(n, int(accounts.arrival_ns[0]), int(accounts.arrival_ns[-1]))
+        self.requests, self.latency = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
+        self.own, self.propagated = np.zeros((kinds, blocks)), np.zeros((kinds, blocks))
+        self.touched = np.zeros(kinds, np.int64)
+        self.without = [Distribution(exact=n <= _KEPT) for _ in range(kinds)]
+        self.windows = WindowTally(edges, kinds, exact=n <= _KEPT)
+        self.windows.offer(offered_ns)
+        for first in range(0, n, _STRETCH):
+            part = slice(first, min(first + _STRETCH, n))
+            own, propagated = accounts.entries(part)
+            tail = np.flatnonzero(latency[part] >= threshold)
+            block = (tail + first) // length
+            self.requests += np.bincount(block, minlength=blocks)
+            np.add.at(self.latency, block, latency[part][tail])
+            for k in range(kinds):
+                both = own[k] + propagated[k]
+                if both.any():
+                    self.own[k] += np.bincount(block, own[k, tail], blocks)
+                    self.propagated[k] += np.bincount(block, propagated[k, tail], blocks)
+                    self.touched[k] += int(np.count_nonzero(np.abs(own[k]) > 1_000))
+                if accounts.causes[k].id in accounts.nameable:
+                    self.without[k].add(np.maximum(latency[part] - both, 0))
+            self.windows.add(accounts.arrival_ns[part], latency[part], dict(enumerate(own + propagated)))
+
+    def drawn(self, seed: int) -> Floats:
+        """``(replicates, K)``: every cause's mean over the tail of resampled blocks, in milliseconds."""
+        blocks = len(self.requests)
+        weights = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=_REPLICATES)
+        size = weights @ self.requests
+        held = size > 0  # skip resamples without a tail request
+        means = weights[held] @ (self.own + self.propagated).T / size[held, None] / 1e6
+        return np.asarray(means if len(means) else np.zeros((1, len(self.own))), dtype=np.float64)
 
 
 def default_percentile(requests: int) -> float:
@@ -78,17 +112,16 @@ def default_percentile(requests: int) -> float:
     return next((q for q in (99.0, 95.0) if requests * (1 - q / 100) >= _IN_TAIL), 90.0)
 
 
-def diagnose_accounts(accounts: Accounts, recorded: Recorded, percentile: float | None, seed: int) -> Diagnosis:
-    """The diagnosis of a recording of requests."""
+def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: float | None, seed: int) -> Diagnosis:
     latency, n = accounts.latency_ns, len(accounts.latency_ns)
     q = default_percentile(n) if percentile is None else percentile
     threshold = percentile_ns(latency, q) if n else 0.0
-    sums = _summed(accounts, recorded, threshold)
+    sums = _Sums(accounts, recorded.offered_ns, threshold)
     inside = max(int(sums.requests.sum()), 1)
     own, propagated = sums.own.sum(axis=1) / inside / 1e6, sums.propagated.sum(axis=1) / inside / 1e6
     excess_ms = (float(sums.latency.sum()) / inside - accounts.reference_ns) / 1e6 if n else math.nan
-    latency_ms = _latency_ms(latency)
-    ends = np.quantile(_drawn(sums, seed), [0.025, 0.975], axis=0)
+    latency_ms = summarize_ms(latency) if n else dict.fromkeys(LATENCY_KEYS, math.nan)
+    ends = np.quantile(sums.drawn(seed), [0.025, 0.975], axis=0)
     ci95 = reaching(own + propagated, ends, inside)
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
     unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
@@ -132,57 +165,10 @@ def _losing(outcomes: Outcomes, q: float) -> str:
     return f"{share(lost)} of the requests that arrived did not end ok: {percentile_label(q)} is lost among them."
 
 
-def _stretches(n: int) -> Iterator[slice]:
-    return (slice(first, min(first + _STRETCH, n)) for first in range(0, n, _STRETCH))
-
-
-def _summed(accounts: Accounts, recorded: Recorded, threshold: float) -> _Sums:
-    latency, n, kinds = accounts.latency_ns, len(accounts.latency_ns), len(accounts.causes)
-    length = max(block_length(latency[:_SAMPLE]), -(-n // _BLOCKS), 1) if n else 1
-    blocks = max(-(-n // length), 1)
-    edges = window_edges(n, int(accounts.arrival_ns[0]), int(accounts.arrival_ns[-1])) if n else np.array([0.0, 1.0])
-    sums = _Sums(
-        requests=np.zeros(blocks, np.int64),
-        latency=np.zeros(blocks, np.int64),
-        own=np.zeros((kinds, blocks)),
-        propagated=np.zeros((kinds, blocks)),
-        touched=np.zeros(kinds, np.int64),
-        without=[Distribution(exact=n <= _KEPT) for _ in range(kinds)],
-        windows=WindowTally(edges, kinds, exact=n <= _KEPT),
-    )
-    sums.windows.offer(recorded.offered_ns)
-    for part in _stretches(n):
-        own, propagated = accounts.entries(part)
-        tail = np.flatnonzero(latency[part] >= threshold)
-        block = (tail + part.start) // length
-        sums.requests[:] += np.bincount(block, minlength=blocks)
-        np.add.at(sums.latency, block, latency[part][tail])
-        for k in range(kinds):
-            both = own[k] + propagated[k]
-            if both.any():
-                sums.own[k] += np.bincount(block, own[k, tail], blocks)
-                sums.propagated[k] += np.bincount(block, propagated[k, tail], blocks)
-                sums.touched[k] += int(np.count_nonzero(np.abs(own[k]) > 1_000))
-            if accounts.causes[k].id in accounts.nameable:
-                sums.without[k].add(np.maximum(latency[part] - both, 0))
-        sums.windows.add(accounts.arrival_ns[part], latency[part], dict(enumerate(own + propagated)))
-    return sums
-
-
-def _drawn(sums: _Sums, seed: int) -> Floats:
-    """``(replicates, K)``: every cause's mean over the tail of resampled blocks, in milliseconds."""
-    blocks = len(sums.requests)
-    weights = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=_REPLICATES)
-    size = weights @ sums.requests
-    held = size > 0  # skip resamples without a tail request
-    means = weights[held] @ (sums.own + sums.propagated).T / size[held, None] / 1e6
-    return np.asarray(means if len(means) else np.zeros((1, len(sums.own))), dtype=np.float64)
-
-
 def _causes(
     accounts: Accounts, sums: _Sums, own: Floats, propagated: Floats, ci95: Floats, excess_ms: float, p50_ms: float
 ) -> tuple[CauseSummary, ...]:
-    found = []
+    result = []
     for k, cause in enumerate(accounts.causes):
         total = float(own[k] + propagated[k])
         if total == 0 and not sums.touched[k]:
@@ -192,7 +178,7 @@ def _causes(
         least = accounts.nameable.get(cause.id)
         low, high = (float(end) for end in ci95[k])
         removed = sums.without[k]
-        found.append(
+        result.append(
             CauseSummary(
                 cause=cause.id,
                 tail_ms=total,
@@ -208,7 +194,7 @@ def _causes(
                 fixes=accounts.fixes.get(cause.id, ()),
             )
         )
-    return tuple(sorted(found, key=lambda each: -each.tail_ms))
+    return tuple(sorted(result, key=lambda each: -each.tail_ms))
 
 
 def _verdict(
@@ -247,26 +233,22 @@ def _verdict(
     return "inconclusive", f"{opening}; no cause stands out in this recording{always}."
 
 
-def _latency_ms(latency: Ints) -> dict[str, float]:
-    return summarize_ms(latency) if len(latency) else dict.fromkeys(LATENCY_KEYS, math.nan)
-
-
 def _stages_ms(accounts: Accounts, tail: Any) -> dict[str, dict[str, float]]:
-    found = {}
+    result = {}
     for name, column in accounts.stages.items():
         known = column >= 0
         if not known.any():
             continue
         values, slow = column[known] / 1e6, column[known & tail] / 1e6
         p50, p99 = np.quantile(values, [0.5, 0.99])
-        found[name] = {
+        result[name] = {
             "mean": float(values.mean()),
             "p50": float(p50),
             "p99": float(p99),
             "reference": float(p50),
             "tail": float(slow.mean()) if len(slow) else math.nan,
         }
-    return found
+    return result
 
 
 def _dispatch_ms(accounts: Accounts) -> dict[str, float]:

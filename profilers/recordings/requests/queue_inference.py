@@ -181,16 +181,11 @@ def waits_at_reference(arrival: Ints, service_ns: float, servers: int) -> Ints:
     return wait
 
 
-def cycle_begins(wait: Ints) -> Bools:
-    """``(n,)`` True if the request found the queue empty."""
-    return np.asarray(wait <= 0)
-
-
 def grew_for_good(arrival: Ints, wait: Ints, lasting_ns: float) -> Bools:
     """``(n,)`` True if the backlog in which the request waited grew too long for a burst."""
     if not len(wait):
         return np.zeros(0, bool)
-    begins = cycle_begins(wait)
+    begins = wait <= 0
     begins[0] = True
     first = np.flatnonzero(begins)
     cycle = np.cumsum(begins) - 1

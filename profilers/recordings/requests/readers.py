@@ -26,8 +26,7 @@ from latfix.profilers.recordings.requests.formats import (
     span_csv,
     text_log,
     triton_trace,
-    vllm_bench,
-    vllm_steps,
+    vllm,
 )
 from latfix.profilers.recordings.requests.request_accounts import account_for_requests
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, RequestTable
@@ -55,12 +54,12 @@ def diagnose_table(
     ok = int(np.count_nonzero(table.ok))
     q = findings.default_percentile(ok) if options.percentile is None else options.percentile
     accounts = account_for_requests(_with_losses(table, ok), tail_share=1 - q / 100, seed=options.seed)
-    recorded = findings.Recorded(
+    recorded = findings.RecordingFacts(
         source=Source(kind=kind, path=str(path), unit=unit, read={**table.facts, "requests": len(table)}),
         statuses=_statuses(table, ok),
         offered_ns=table.arrival_ns,
         workload=_name(path),
-        outcomes=_outcomes(table, ok),
+        outcomes=_lost_outcomes(table, ok),
     )
     return findings.diagnose_accounts(accounts, recorded, options.percentile, options.seed)
 
@@ -78,7 +77,7 @@ def _statuses(table: RequestTable, ok: int) -> Mapping[str, int | None]:
     return {**counts, "ok": ok, **({"cancelled": cancelled} if cancelled else {})}
 
 
-def _outcomes(table: RequestTable, ok: int) -> Outcomes | None:
+def _lost_outcomes(table: RequestTable, ok: int) -> Outcomes | None:
     """All requests that arrived and were not cancelled; a sample of a very large log. ``None`` if all ended ok."""
     arrived = np.flatnonzero(table.status != CANCELLED)
     if len(arrived) == ok:
@@ -90,7 +89,7 @@ def _outcomes(table: RequestTable, ok: int) -> Outcomes | None:
 def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     notes = list(table.notes)
     cancelled = int(np.count_nonzero(table.status == CANCELLED))
-    lost = int(np.count_nonzero((table.status != Status.OK) & (table.status != CANCELLED)))
+    lost = int(np.count_nonzero(table.status != Status.OK)) - cancelled
     if cancelled:
         notes.append(f"{cancelled:,} requests were cancelled by their client: they are not counted as latencies.")
     if lost > _MANY_LOST * len(table):
@@ -98,13 +97,26 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     return replace(table, notes=tuple(notes))
 
 
-def _request_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], RequestTable]) -> Reader:
-    def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-        if options.mapping:
-            raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
-        return diagnose_table(read(recorded.path), recorded.path, options)
+def _reader(
+    kind: str, name: str, knows: Callable[[bytes], bool], diagnose: Callable[[Recorded, ReadOptions], Diagnosis]
+) -> Reader:
+    return Reader(kind=kind, reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
 
-    return Reader(kind="requests", reads=name, knows=lambda recorded: knows(recorded.head), read=diagnose)
+
+def _diagnose_requests(
+    name: str, read: Callable[[Path], RequestTable], recorded: Recorded, options: ReadOptions
+) -> Diagnosis:
+    if options.mapping:
+        raise InputError(f"--map: found {recorded.path}, which is {name}; leave it out: its fields are known")
+    return diagnose_table(read(recorded.path), recorded.path, options)
+
+
+def _diagnose_text(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    return diagnose_table(text_log.read(recorded.path, options.mapping, options.pattern), recorded.path, options)
+
+
+def _diagnose_mapped(recorded: Recorded, options: ReadOptions) -> Diagnosis:
+    return diagnose_table(mapped_log.read(recorded.path, options.mapping), recorded.path, options)
 
 
 def read_requests(path: Path, options: ReadOptions) -> RequestTable:
@@ -113,7 +125,7 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     :raises InputError: the format is unknown, or a mapping is given for a format with known fields.
     """
     head = recorded_at(path).head
-    if options.pattern:
+    if options.pattern or text_log.knows(head):
         return text_log.read(path, options.mapping, options.pattern)
     for name, (knows, read) in _TABLES.items():
         if knows(head):
@@ -122,19 +134,9 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
                     f"{path}: found {name}, whose fields are known; leave out --time and similar options"
                 )
             return read(path)
-    for knows, read_columns in _BY_COLUMN.values():
-        if knows(head):
-            return read_columns(path, options)
-    raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, *_BY_COLUMN)))
-
-
-def _span_reader(name: str, knows: Callable[[bytes], bool], read: Callable[[Path], SpanTable]) -> Reader:
-    return Reader(
-        kind="spans",
-        reads=name,
-        knows=lambda recorded: knows(recorded.head),
-        read=partial(_diagnose_spans, read),
-    )
+    if mapped_log.knows(head):
+        return mapped_log.read(path, options.mapping)
+    raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, text_log.NAME, mapped_log.NAME)))
 
 
 def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, options: ReadOptions) -> Diagnosis:
@@ -147,7 +149,7 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
         raise input_error(path, None, "spans without a request", "a span without a parent for each request")
     failed = int(np.count_nonzero(spans.failed[spans.parent == -1]))
     facts = {**spans.facts, "spans": len(spans), "services": len(set(spans.service.tolist()))}
-    described = findings.Recorded(
+    described = findings.RecordingFacts(
         source=Source(kind="spans", path=str(path), read=facts),
         statuses={"ok": len(accounts.latency_ns) - failed, "error": failed, "timeout": None, "shed": None},
         offered_ns=accounts.arrival_ns,
@@ -157,7 +159,7 @@ def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, optio
 
 
 def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
-    steps = vllm_steps.read(recorded.path)
+    steps = vllm.read_steps(recorded.path)
     table = RequestTable(
         arrival_ns=steps.end_ns - steps.length_ns,
         latency_ns=steps.length_ns,
@@ -168,14 +170,14 @@ def _diagnose_steps(recorded: Recorded, options: ReadOptions) -> Diagnosis:
         },
         has_status=False,
         timed=False,
-        facts={"format": vllm_steps.NAME},
+        facts={"format": vllm.STEPS},
     )
     return diagnose_table(table, recorded.path, options, unit="step")
 
 
 def _parts(recorded: Recorded) -> tuple[list[tuple[Recorded, str]], list[Recorded]]:
     """The files of a folder that are request logs, with their format, and those that are logs of engine steps."""
-    steps = [file for file in recorded.inside if vllm_steps.knows(file.head)]
+    steps = [file for file in recorded.inside if vllm.knows_steps(file.head)]
     tables = []
     for file in recorded.inside:
         if file not in steps:
@@ -198,7 +200,7 @@ def _diagnose_pair(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     table = _TABLES[name][1](file.path)
     began = datetime.fromtimestamp((table.start_unix_ns or 0) / 1e9, UTC)
     year = began.year if table.start_unix_ns else None
-    return diagnose_table(_with_steps(table, vllm_steps.read(steps[0].path, year=year)), recorded.path, options)
+    return diagnose_table(_with_steps(table, vllm.read_steps(steps[0].path, year=year)), recorded.path, options)
 
 
 def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
@@ -217,30 +219,13 @@ def _with_steps(table: RequestTable, steps: EngineSteps) -> RequestTable:
 _TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], RequestTable]]] = {
     har.NAME: (har.knows, har.read),
     aiperf.NAME: (aiperf.knows, aiperf.read),
-    vllm_bench.NAME: (vllm_bench.knows, vllm_bench.read),
+    vllm.BENCH: (vllm.knows_bench, vllm.read_bench),
     guidellm.NAME: (guidellm.knows, guidellm.read),
     triton_trace.NAME: (triton_trace.knows, triton_trace.read),
     access_log.NAME: (access_log.knows, access_log.read),
 }
-#: Formats whose columns get their roles from their names or from ``--map``.
-_BY_COLUMN: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path, ReadOptions], RequestTable]]] = {
-    text_log.NAME: (text_log.knows, lambda path, options: text_log.read(path, options.mapping, options.pattern)),
-    mapped_log.NAME: (mapped_log.knows, lambda path, options: mapped_log.read(path, options.mapping)),
-}
-
-
-def _column_reader(name: str) -> Reader:
-    knows, read = _BY_COLUMN[name]
-    return Reader(
-        kind="requests",
-        reads=name,
-        knows=lambda recorded: knows(recorded.head),
-        read=lambda recorded, options: diagnose_table(read(recorded.path, options), recorded.path, options),
-    )
-
-
 #: Reads any text log if a pattern is given.
-TEXT_LOG = _column_reader(text_log.NAME)
+TEXT_LOG = _reader("requests", text_log.NAME, text_log.knows, _diagnose_text)
 
 READERS: tuple[Reader, ...] = (
     Reader(
@@ -249,23 +234,21 @@ READERS: tuple[Reader, ...] = (
         knows=_knows_pair,
         read=_diagnose_pair,
     ),
-    *(_request_reader(name, knows, read) for name, (knows, read) in _TABLES.items()),
-    _span_reader(otlp_spans.NAME, otlp_spans.knows, otlp_spans.read),
-    _span_reader(jaeger_spans.NAME, jaeger_spans.knows, jaeger_spans.read),
-    _span_reader(span_csv.NAME, span_csv.knows, span_csv.read),
-    _span_reader(f"{otlp_spans.NAME} in protocol buffers", otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
-    Reader(
-        kind="requests",
-        reads=vllm_steps.NAME,
-        knows=lambda recorded: vllm_steps.knows(recorded.head),
-        read=_diagnose_steps,
+    *(
+        _reader("requests", name, knows, partial(_diagnose_requests, name, read))
+        for name, (knows, read) in _TABLES.items()
     ),
-    Reader(
-        kind="requests",
-        reads=prometheus.NAME,
-        knows=lambda recorded: prometheus.knows(recorded.head),
-        read=lambda recorded, options: prometheus.diagnose(recorded.path, options.percentile),
+    *(
+        _reader("spans", name, knows, partial(_diagnose_spans, read))
+        for name, knows, read in (
+            (otlp_spans.NAME, otlp_spans.knows, otlp_spans.read),
+            (jaeger_spans.NAME, jaeger_spans.knows, jaeger_spans.read),
+            (span_csv.NAME, span_csv.knows, span_csv.read),
+            (f"{otlp_spans.NAME} in protocol buffers", otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
+        )
     ),
+    _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps),
+    _reader("requests", prometheus.NAME, prometheus.knows, prometheus.diagnose),
     TEXT_LOG,
-    _column_reader(mapped_log.NAME),
+    _reader("requests", mapped_log.NAME, mapped_log.knows, _diagnose_mapped),
 )

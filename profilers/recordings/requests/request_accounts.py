@@ -3,15 +3,16 @@
 Measured parts are used unmodified. A queue is inferred only if the recording confirms it (:mod:`queue_inference`);
 otherwise its waits are part of the remainder, ``unexplained``.
 
-A wait is divided as in latfix's own record: what would be left with every service at reference is the traffic's;
-what is beyond belongs to those ahead, here in proportion to what each cause added to the busy cycle so far. The
-replay by steps of :mod:`latfix.profilers.attribution.wait_attribution` is too slow for logs of millions.
+A wait is divided as in latfix's own record: the wait that would remain with every service at reference is the
+traffic's, the remainder belongs to the requests ahead. That remainder is divided in proportion to the time that each
+cause added to the busy cycle so far. The exact division (:mod:`latfix.profilers.attribution.wait_attribution`)
+differs little, but takes seconds per million requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,13 +23,12 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
 from latfix.profilers.evidence.telling_features import telling_features
-from latfix.profilers.evidence.work_model import WorkModel, error_out_of_fold, fit_work_model
+from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.queue_inference import (
     Queue,
     chance_wait_ns,
-    cycle_begins,
     grew_for_good,
     in_flight,
     infer_prompt_queue,
@@ -75,32 +75,6 @@ LATE = KnownCause(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Columns:
-    """The ok requests of a table, and what is inferred about them; all ``(n,)`` nanoseconds."""
-
-    arrival: Ints
-    latency: Ints
-    parts: dict[str, Ints]
-    telling: tuple[str, ...]
-    design_of: Callable[[Any], Floats]
-    base: Ints
-    stalled: dict[str, Ints] = field(default_factory=dict)
-    wait: Ints | None = None
-    traffic: Ints | None = None
-    overload: Bools | None = None
-    servers: int = 1
-    slot_ns: float | None = None
-    expected: Floats = field(default_factory=lambda: np.zeros(0))
-    typical: float = 0.0
-    drift: _Drift | None = None
-
-    @property
-    def service_ns(self) -> float:
-        """Service of a quiet request, including its usual waits for dependencies."""
-        return self.typical + sum(float(np.median(part)) for name, part in self.parts.items() if name != "dispatch")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drift:
     """A level that only rises: ``(w,)`` nanoseconds above the start at moments."""
@@ -121,343 +95,322 @@ def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -
 
     :param tail_share: share of requests in the tail, for the wait that chance produces there.
     """
-    columns = _columns(table)
-    notes = list(table.notes)
-    evidence: dict[str, str] = {}
-    if not len(columns.latency):
+    if not table.ok.any():
         return _empty(table)
-    _find_stalls(table, columns, evidence)
-    _find_queue(table, columns, evidence, notes)
-    _make_room(table, columns)
-    model = _fit(columns)
-    _find_log_stalls(table, columns, evidence)
-    columns.drift = _find_drift(columns) if table.timed else None
-    return _Ledger(table, columns, model, evidence, tail_share, seed).accounts(notes)
+    ledger = _Ledger(table)
+    ledger.find_stalls_of_streams()
+    ledger.find_queue()
+    ledger.make_room()
+    ledger.fit()
+    ledger.find_stalls_of_log()
+    ledger.find_drift()
+    ledger.find_traffic()
+    return ledger.accounts(tail_share, seed)
 
 
-def _columns(table: RequestTable) -> _Columns:
-    ok = table.ok
-    rows: Any = slice(None) if ok.all() else np.flatnonzero(ok)
-    parts = {name: np.maximum(column[rows], 0) for name, column in table.parts.items()}
-    latency = table.latency_ns[rows]
-    base = latency - sum(parts.values()) if parts else latency.copy()
-    telling, design_of = _design(table, rows, base)
-    return _Columns(
-        arrival=table.arrival_ns[rows],
-        latency=latency,
-        parts=parts,
-        telling=telling,
-        design_of=design_of,
-        base=base,
-    )
-
-
-def _design(table: RequestTable, rows: Any, base: Ints) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
-    """Names of the features that predict service, and a function from a slice of ok requests to design columns."""
-    features = {name: column[rows] for name, column in table.features.items()}
-    n = len(table.arrival_ns[rows])
-    step = max(n // _SAMPLE, 1)
-    sample = {name: column[::step] for name, column in features.items()}
-    service = base[::step].astype(np.float64)
-
-    def error(chosen: Sequence[Floats]) -> float:
-        usable = np.ones(len(service), dtype=bool)
-        return error_out_of_fold(np.column_stack([np.ones(len(service)), *chosen]), service, usable)
-
-    names = telling_features(sample, np.arange(-(-n // step)), [service], error) if n else ()
-    route = None if table.route is None else table.route[rows]
-    common = np.argsort(-np.bincount(route[::step]))[:_ROUTES] if route is not None and n else np.zeros(0, np.int64)
-
-    def design(part: Any) -> Floats:
-        columns = [np.ones(len(table.arrival_ns[rows][part]))]
-        columns += [np.nan_to_num(features[name][part].astype(np.float64), nan=0.0) for name in names]
-        if route is not None:
-            columns += [(route[part] == code).astype(np.float64) for code in common.tolist()]
-        return np.stack(columns, axis=1)
-
-    return names, design
-
-
-def _find_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str]) -> None:
-    gaps = table.gaps
-    if gaps is None or not table.timed:
-        return
-    first = None if table.first_ns is None else np.where(table.first_ns >= 0, table.arrival_ns + table.first_ns, -1)
-    ended = table.arrival_ns + np.maximum(table.latency_ns, 0)
-    stalls = in_streams(len(table), gaps, first, ended, table.steps)
-    ok = table.ok
-    columns.stalled = {PREFILL.id: stalls.prefill_ns[ok], STALL.id: stalls.other_ns[ok]}
-    for cause, which in ((PREFILL.id, stalls.by_prefill), (STALL.id, ~stalls.by_prefill)):
-        events = stalls.events[which]
-        if len(events):
-            evidence[cause] = (
-                f"{len(events)} times most open streams stood still together, "
-                f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (usually "
-                f"{from_ns(stalls.usual_ns)} from chunk to chunk), "
-                + (
-                    "each ended by a prompt's first token."
-                    if cause == PREFILL.id
-                    else "without a prompt at that time."
-                )
-            )
-    columns.base = columns.base - sum(columns.stalled.values())
-
-
-def _find_queue(table: RequestTable, columns: _Columns, evidence: dict[str, str], notes: list[str]) -> None:
-    """The wait for service: measured, or inferred from arrivals and ends."""
-    if "queue" in columns.parts:
-        wait = columns.parts.pop("queue")
-        begin = columns.arrival + wait
-        order = np.argsort(begin, kind="stable")
-        serving = in_flight(begin[order], (columns.latency - wait)[order]) + 1
-        columns.wait, columns.servers = wait, max(int(np.quantile(serving, 0.9)), 1)
-        evidence["traffic.burst"] = f"the wait is measured; {columns.servers} requests were served at once"
-        return
-    if not table.timed:
-        notes.append("Arrivals have no times: a queue, bursts and drift cannot be detected.")
-        return
-    if table.sampled:
-        notes.append("Waits in a queue are not separated from service: that needs every request, not a sample.")
-        return
-    queue = None
-    if table.first_ns is None:
-        dispatch = columns.parts.get("dispatch", 0)
-        sent = columns.arrival + dispatch
-        in_order = bool((np.diff(sent) >= 0).all())
-        queue = infer_queue(sent, columns.latency - dispatch, table.resolution_ns) if in_order else None
-    elif (table.first_ns[table.ok] >= 0).all():
-        queue = infer_prompt_queue(columns.arrival, table.first_ns[table.ok])
-    _apply_queue(table, columns, queue, evidence, notes)
-
-
-def _apply_queue(
-    table: RequestTable, columns: _Columns, queue: Queue | None, evidence: dict[str, str], notes: list[str]
-) -> None:
-    if queue is None:
-        why = "the recording does not fit a first-come, first-served queue with a fixed number of servers"
-        if table.resolution_ns > float(np.median(columns.latency)) / 2:
-            why = f"arrivals are known to {from_ns(table.resolution_ns)} only"
-        elif table.first_ns is not None:
-            why = "streams share a batch, and the recording does not show when each began"
-        notes.append(f"Waits in a queue are not separated from service: {why}.")
-        return
-    columns.wait, columns.servers = queue.wait_ns, queue.servers
-    columns.base, columns.slot_ns = columns.base - queue.wait_ns, queue.slot_ns
-    if queue.slot_ns is not None:
-        evidence["traffic.burst"] = (
-            f"inferred: prompts were computed in batches, one after the other; {share(queue.waited)} of requests "
-            f"waited for batches ahead; one request occupies the engine for {from_ns(queue.slot_ns)}."
-        )
-        return
-    evidence["traffic.burst"] = (
-        f"inferred: {queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
-        f"with the same service as those that found an idle server (within {queue.misfit:.2f}x)"
-    )
-
-
-def _make_room(table: RequestTable, columns: _Columns) -> None:
-    """Cap parts so that they do not overlap the wait, and add the wait for something outside as a part."""
-    if columns.wait is not None and columns.parts:
-        remaining = columns.latency - columns.wait
-        for name, part in columns.parts.items():
-            columns.parts[name] = np.minimum(part, remaining)
-            remaining = remaining - columns.parts[name]
-        columns.base = remaining - sum(columns.stalled.values())
-    if table.idle_ns is not None and table.idle_alone is not None:
-        ok = table.ok
-        idle = table.idle_ns[ok]
-        outside = np.where(table.idle_alone[ok], idle, 0) if columns.wait is None else idle - columns.wait
-        part = columns.parts["external.dependency"] = np.clip(outside, 0, np.maximum(columns.base, 0))
-        columns.base = columns.base - part
-
-
-def _fit(columns: _Columns) -> WorkModel:
-    """Fit the service that inputs need, and set the expectation of each request."""
-    n = len(columns.base)
-    step = max(n // _SAMPLE, 1)
-    rows = slice(None, None, step)
-    design = columns.design_of(rows)
-    time = np.maximum(columns.base[rows], 0).astype(np.float64)
-    model = fit_work_model(design, time, time > 0)
-    expected = np.empty(n)
-    fold = model.folds_of(n)
-    at_once = 500_000
-    for first in range(0, n, at_once):
-        part = slice(first, first + at_once)
-        expected[part] = model.predict(columns.design_of(part), fold[part])
-    columns.expected, columns.typical = expected, float(np.median(expected))
-    return model
-
-
-def _find_log_stalls(table: RequestTable, columns: _Columns, evidence: dict[str, str]) -> None:
-    usual = columns.service_ns
-    coarse = table.resolution_ns > usual / 2
-    if table.gaps is not None or not table.timed or table.sampled or coarse:
-        return
-    begin = columns.arrival + (columns.wait if columns.wait is not None else 0)
-    end = columns.arrival + columns.latency
-    lost, events = in_log(begin, end, columns.base - columns.expected, usual)
-    if not len(events):
-        return
-    columns.stalled = {STALL.id: lost}
-    columns.base = columns.base - lost
-    evidence[STALL.id] = (
-        f"{len(events)} times no request ended although several were being served, "
-        f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
-        f"{from_ns(usual)}); the recording does not show what ran then."
-    )
-
-
-def _find_drift(columns: _Columns) -> _Drift | None:
-    """A level of service, beyond the need of inputs, that rises and stays."""
-    n = len(columns.base)
-    step = max(n // _SAMPLE, 1)
-    beyond = (columns.base[::step] - columns.expected[::step]).astype(np.float64)
-    at = columns.arrival[::step].astype(np.float64)
-    count = min(_WINDOWS, len(beyond) // _PER_WINDOW)
-    if count < 8:
-        return None
-    edges = np.linspace(0, len(beyond), count + 1).astype(np.int64)
-    values = np.array([float(np.median(beyond[a:b])) for a, b in pairwise(edges)])
-    times = np.array([float(at[a:b].mean()) for a, b in pairwise(edges)])
-    quarter = max(count // 4, 1)
-    before, after = float(values[:quarter].mean()), float(values[-quarter:].mean())
-    level = rising_level(values)
-    spread = float(((values - values.mean()) ** 2).sum())
-    rest = float(((values - level) ** 2).sum())
-    stays = float(np.median(values[-max(count // 8, 2) :])) >= before + _LASTING * (after - before)
-    if after - before <= _RISE * columns.typical or rest > (1 - _EXPLAINED) * spread or not stays:
-        return None
-    if rise_probability(values) > _SURE:
-        return None
-    place, residual = best_step(values)
-    if residual < 0.5 * squares_left(values, times):
-        rise = float(np.median(values[place:]) - np.median(values[:place]))
-        return _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
-    return _Drift(at_ns=times, level=level - level[0], step_ns=None)
-
-
-@dataclass(slots=True)
 class _Ledger:
-    """The columns, and the ledger's entries made from them."""
+    """The ok requests of a table, what is inferred about them, and the entries; columns are ``(n,)`` nanoseconds.
 
-    table: RequestTable
-    columns: _Columns
-    model: WorkModel
-    evidence: dict[str, str]
-    tail_share: float
-    seed: int
-    causes: tuple[KnownCause, ...] = ()
-    median_of: dict[str, int] = field(default_factory=dict)
-    base_level: int = 0
+    :ivar parts: measured parts of the latency; ``base`` the remaining latency, less what is inferred so far.
+    :ivar stalled: time lost in shared stalls, by cause.
+    :ivar wait: in the queue, of which ``traffic`` remains with every service at reference; ``overload`` True if the
+        backlog grew too long for a burst. ``None`` without a known queue.
+    :ivar expected: service that a request's input needs; ``typical`` its median.
+    :ivar base_level: service of a quiet request without its parts, whose medians are ``median_of``.
+    """
 
-    def accounts(self, notes: list[str]) -> Accounts:
-        columns = self.columns
-        self._find_traffic()
-        level = columns.expected if columns.drift is None else columns.expected + columns.drift.of(columns.arrival)
+    def __init__(self, table: RequestTable) -> None:
+        self.table, self.ok = table, table.ok
+        self.rows: Any = slice(None) if self.ok.all() else np.flatnonzero(self.ok)
+        self.arrival, self.latency = table.arrival_ns[self.rows], table.latency_ns[self.rows]
+        self.parts = {name: np.maximum(column[self.rows], 0) for name, column in table.parts.items()}
+        self.base: Ints = self.latency - sum(self.parts.values()) if self.parts else self.latency.copy()
+        self.step = max(len(self.latency) // _SAMPLE, 1)
+        self.telling, self.design_of = self._design()
+        self.stalled: dict[str, Ints] = {}
+        self.wait: Ints | None = None
+        self.traffic: Ints | None = None
+        self.overload: Bools | None = None
+        self.servers = 1
+        self.slot_ns: float | None = None
+        self.drift: _Drift | None = None
+        self.evidence: dict[str, str] = {}
+        self.notes = list(table.notes)
+
+    @property
+    def service_ns(self) -> float:
+        """Service of a quiet request, including its usual waits for dependencies."""
+        return self.typical + sum(float(np.median(part)) for name, part in self.parts.items() if name != "dispatch")
+
+    def _design(self) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
+        """Names of the features that predict service, and a function from a slice of requests to design columns."""
+        table, n = self.table, len(self.latency)
+        features = {name: column[self.rows] for name, column in table.features.items()}
+        sample = {name: column[:: self.step] for name, column in features.items()}
+        service = self.base[:: self.step].astype(np.float64)
+
+        def error(chosen: Sequence[Floats]) -> float:
+            usable = np.ones(len(service), dtype=bool)
+            return error_out_of_fold(np.column_stack([np.ones(len(service)), *chosen]), service, usable)
+
+        names = telling_features(sample, np.arange(-(-n // self.step)), [service], error)
+        route = None if table.route is None else table.route[self.rows]
+        common = [] if route is None else np.argsort(-np.bincount(route[:: self.step]))[:_ROUTES].tolist()
+
+        def design(part: Any) -> Floats:
+            columns = [np.ones(len(self.latency[part]))]
+            columns += [np.nan_to_num(features[name][part].astype(np.float64), nan=0.0) for name in names]
+            if route is not None:
+                columns += [(route[part] == code).astype(np.float64) for code in common]
+            return np.stack(columns, axis=1)
+
+        return names, design
+
+    def find_stalls_of_streams(self) -> None:
+        """Subtract stalls that open streams share."""
+        table, gaps = self.table, self.table.gaps
+        if gaps is None or not table.timed:
+            return
+        first = (
+            None if table.first_ns is None else np.where(table.first_ns >= 0, table.arrival_ns + table.first_ns, -1)
+        )
+        ended = table.arrival_ns + np.maximum(table.latency_ns, 0)
+        stalls = in_streams(len(table), gaps, first, ended, table.steps)
+        self.stalled = {PREFILL.id: stalls.prefill_ns[self.ok], STALL.id: stalls.other_ns[self.ok]}
+        self.base = self.base - sum(self.stalled.values())
+        for cause, which, ending in (
+            (PREFILL.id, stalls.by_prefill, "each ended by a prompt's first token."),
+            (STALL.id, ~stalls.by_prefill, "without a prompt at that time."),
+        ):
+            events = stalls.events[which]
+            if len(events):
+                self.evidence[cause] = (
+                    f"{len(events)} times most open streams stood still together, "
+                    f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (usually "
+                    f"{from_ns(stalls.usual_ns)} from chunk to chunk), {ending}"
+                )
+
+    def find_queue(self) -> None:
+        """The wait for service: measured, or inferred from arrivals and ends."""
+        table = self.table
+        if "queue" in self.parts:
+            self.wait = wait = self.parts.pop("queue")
+            begin = self.arrival + wait
+            order = np.argsort(begin, kind="stable")
+            serving = in_flight(begin[order], (self.latency - wait)[order]) + 1
+            self.servers = max(int(np.quantile(serving, 0.9)), 1)
+            self.evidence["traffic.burst"] = f"the wait is measured; {self.servers} requests were served at once"
+            return
+        if not table.timed:
+            self.notes.append("Arrivals have no times: a queue, bursts and drift cannot be detected.")
+            return
+        if table.sampled:
+            self.notes.append(
+                "Waits in a queue are not separated from service: that needs every request, not a sample."
+            )
+            return
+        queue = None
+        if table.first_ns is None:
+            dispatch = self.parts.get("dispatch", 0)
+            sent = self.arrival + dispatch
+            in_order = bool((np.diff(sent) >= 0).all())
+            queue = infer_queue(sent, self.latency - dispatch, table.resolution_ns) if in_order else None
+        elif (table.first_ns[self.ok] >= 0).all():
+            queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
+        self._apply_queue(queue)
+
+    def _apply_queue(self, queue: Queue | None) -> None:
+        if queue is None:
+            why = "the recording does not fit a first-come, first-served queue with a fixed number of servers"
+            if self.table.resolution_ns > float(np.median(self.latency)) / 2:
+                why = f"arrivals are known to {from_ns(self.table.resolution_ns)} only"
+            elif self.table.first_ns is not None:
+                why = "streams share a batch, and the recording does not show when each began"
+            self.notes.append(f"Waits in a queue are not separated from service: {why}.")
+            return
+        self.wait, self.servers, self.slot_ns = queue.wait_ns, queue.servers, queue.slot_ns
+        self.base = self.base - queue.wait_ns
+        if queue.slot_ns is not None:
+            self.evidence["traffic.burst"] = (
+                f"inferred: prompts were computed in batches, one after the other; {share(queue.waited)} of requests "
+                f"waited for batches ahead; one request occupies the engine for {from_ns(queue.slot_ns)}."
+            )
+            return
+        self.evidence["traffic.burst"] = (
+            f"inferred: {queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
+            f"with the same service as those that found an idle server (within {queue.misfit:.2f}x)"
+        )
+
+    def make_room(self) -> None:
+        """Cap parts so that they do not overlap the wait, and add the wait for something outside as a part."""
+        if self.wait is not None and self.parts:
+            remaining = self.latency - self.wait
+            for name, part in self.parts.items():
+                self.parts[name] = np.minimum(part, remaining)
+                remaining = remaining - self.parts[name]
+            self.base = remaining - sum(self.stalled.values())
+        if self.table.idle_ns is not None and self.table.idle_alone is not None:
+            idle = self.table.idle_ns[self.ok]
+            outside = np.where(self.table.idle_alone[self.ok], idle, 0) if self.wait is None else idle - self.wait
+            part = self.parts["external.dependency"] = np.clip(outside, 0, np.maximum(self.base, 0))
+            self.base = self.base - part
+
+    def fit(self) -> None:
+        """Fit the service that inputs need, and set the expectation of each request."""
+        n = len(self.base)
+        time = np.maximum(self.base[:: self.step], 0).astype(np.float64)
+        self.model = fit_work_model(self.design_of(slice(None, None, self.step)), time, time > 0)
+        self.expected = np.empty(n)
+        fold = self.model.folds_of(n)
+        at_once = 500_000
+        for first in range(0, n, at_once):
+            part = slice(first, first + at_once)
+            self.expected[part] = self.model.predict(self.design_of(part), fold[part])
+        self.typical = float(np.median(self.expected))
+
+    def find_stalls_of_log(self) -> None:
+        """Subtract times in which no request of a log without streams ended."""
+        table, usual = self.table, self.service_ns
+        if table.gaps is not None or not table.timed or table.sampled or table.resolution_ns > usual / 2:
+            return
+        begin = self.arrival + (self.wait if self.wait is not None else 0)
+        lost, events = in_log(begin, self.arrival + self.latency, self.base - self.expected, usual)
+        if not len(events):
+            return
+        self.stalled = {STALL.id: lost}
+        self.base = self.base - lost
+        self.evidence[STALL.id] = (
+            f"{len(events)} times no request ended although several were being served, "
+            f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
+            f"{from_ns(usual)}); the recording does not show what ran then."
+        )
+
+    def find_drift(self) -> None:
+        """Find a level of service, beyond the need of inputs, that rises and stays."""
+        beyond = (self.base[:: self.step] - self.expected[:: self.step]).astype(np.float64)
+        at = self.arrival[:: self.step].astype(np.float64)
+        count = min(_WINDOWS, len(beyond) // _PER_WINDOW)
+        if not self.table.timed or count < 8:
+            return
+        edges = np.linspace(0, len(beyond), count + 1).astype(np.int64)
+        values = np.array([float(np.median(beyond[a:b])) for a, b in pairwise(edges)])
+        times = np.array([float(at[a:b].mean()) for a, b in pairwise(edges)])
+        quarter = max(count // 4, 1)
+        before, after = float(values[:quarter].mean()), float(values[-quarter:].mean())
+        level = rising_level(values)
+        spread = float(((values - values.mean()) ** 2).sum())
+        rest = float(((values - level) ** 2).sum())
+        stays = float(np.median(values[-max(count // 8, 2) :])) >= before + _LASTING * (after - before)
+        if after - before <= _RISE * self.typical or rest > (1 - _EXPLAINED) * spread or not stays:
+            return
+        if rise_probability(values) > _SURE:
+            return
+        self.drift = _Drift(at_ns=times, level=level - level[0], step_ns=None)
+        place, residual = best_step(values)
+        if residual < 0.5 * squares_left(values, times):
+            rise = float(np.median(values[place:]) - np.median(values[:place]))
+            self.drift = _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
+
+    def find_traffic(self) -> None:
+        """Set the wait that remains with every service at reference, and the levels of a quiet request."""
+        if self.wait is not None:
+            service = max(self.slot_ns or self.service_ns, 1.0)
+            at_rest = waits_at_reference(self.arrival, service, self.servers)
+            # Prompts wait for other prompts only, so their whole wait is the traffic's.
+            self.traffic = np.minimum(at_rest, self.wait) if self.slot_ns is None else self.wait
+            lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
+            self.overload = grew_for_good(self.arrival, at_rest, lasting)
+        level = self.expected if self.drift is None else self.expected + self.drift.of(self.arrival)
         # The median residual of the model belongs to a quiet request.
-        self.base_level = round(columns.typical + float(np.median(columns.base - level)))
-        self.median_of = {name: round(float(np.median(part))) for name, part in columns.parts.items()}
+        self.base_level = round(self.typical + float(np.median(self.base - level)))
+        self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
         self.causes = self._known()
-        reference = self.base_level + sum(self.median_of.values())
-        nameable = {cause.id: MATERIAL for cause in self.causes if cause.id != UNEXPLAINED}
-        self._sentences(notes)
-        p50 = float(np.median(columns.latency)) / 1e6
-        floors = {"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms()}
+
+    def accounts(self, tail_share: float, seed: int) -> Accounts:
+        self._describe()
+        model, table = self.model, self.table
+        quality = {
+            "accepted": model.accepted,
+            "r2": round(model.r2, 4),
+            "residual_mad_ms": model.residual_mad / 1e6,
+            "samples": model.samples,
+        }
+        p50 = float(np.median(self.latency)) / 1e6
         return Accounts(
-            arrival_ns=columns.arrival,
-            latency_ns=columns.latency,
-            reference_ns=reference,
+            arrival_ns=self.arrival,
+            latency_ns=self.latency,
+            reference_ns=self.base_level + sum(self.median_of.values()),
             causes=self.causes,
             entries=self.entries,
             evidence=self.evidence,
-            nameable=nameable,
-            floors_ms=floors,
+            nameable={cause.id: MATERIAL for cause in self.causes if cause.id != UNEXPLAINED},
+            floors_ms={"input.size": _USUAL_OF_P50 * p50, "traffic.burst": self._chance_ms(tail_share, seed)},
             stages=self._stages(),
-            models={"service": _quality(self.model)} if self.model.samples else {},
-            ids=_ids(self.table),
-            timed=self.table.timed,
-            notes=tuple(notes),
-            unread=self.table.unread,
+            models={"service": quality} if model.samples else {},
+            ids=tuple(np.array(table.ids, dtype=object)[self.ok].tolist()) if table.ids else (),
+            timed=table.timed,
+            notes=tuple(self.notes),
+            unread=table.unread,
         )
 
-    def _find_traffic(self) -> None:
-        columns = self.columns
-        if columns.wait is None:
-            return
-        service = max(columns.slot_ns or columns.service_ns, 1.0)
-        at_rest = waits_at_reference(columns.arrival, service, columns.servers)
-        # What waits for prompts waits for those of others: nothing else holds them up.
-        columns.traffic = np.minimum(at_rest, columns.wait) if columns.slot_ns is None else columns.wait
-        lasting = max(min(MINUTE_NS, float(np.ptp(columns.arrival)) / 4), _LEAST_SERVICES * service)
-        columns.overload = grew_for_good(columns.arrival, at_rest, lasting)
-
-    def _chance_ms(self) -> float:
-        columns, n = self.columns, len(self.columns.arrival)
-        span = float(np.ptp(columns.arrival)) if n else 0.0
-        if columns.wait is None or span <= 0:
+    def _chance_ms(self, tail_share: float, seed: int) -> float:
+        n, span = len(self.arrival), float(np.ptp(self.arrival))
+        if self.wait is None or span <= 0:
             return 0.0
-        service = columns.slot_ns or columns.service_ns
-        load = n / span * service / columns.servers
-        if not 0 < load < _BUSY:
+        service = self.slot_ns or self.service_ns
+        if not 0 < n / span * service / self.servers < _BUSY:
             return 0.0
-        return float(chance_wait_ns(n, span, service, columns.servers, self.tail_share, self.seed)) / 1e6
+        return float(chance_wait_ns(n, span, service, self.servers, tail_share, seed)) / 1e6
 
     def _known(self) -> tuple[KnownCause, ...]:
-        columns = self.columns
-        found: list[KnownCause] = []
-        if columns.wait is not None:
-            found += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
+        known: list[KnownCause] = []
+        if self.wait is not None:
+            known += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
         if self.model.accepted:
-            found.append(CATALOGUE["input.size"])
-        found += [cause for cause in (PREFILL, STALL) if cause.id in columns.stalled]
-        found += [LATE if name == "dispatch" else _dependency(name) for name in columns.parts]
-        if columns.drift is not None:
-            found.append(CATALOGUE["drift.unknown"])
-        return (*found, CATALOGUE[UNEXPLAINED])
+            known.append(CATALOGUE["input.size"])
+        known += [cause for cause in (PREFILL, STALL) if cause.id in self.stalled]
+        known += [LATE if name == "dispatch" else _dependency(name) for name in self.parts]
+        if self.drift is not None:
+            known.append(CATALOGUE["drift.unknown"])
+        return (*known, CATALOGUE[UNEXPLAINED])
 
     def extras(self, part: slice) -> dict[str, Ints]:
         """By cause, the service of each request beyond the reference, for a slice of requests."""
-        columns = self.columns
-        found: dict[str, Ints] = {}
+        result: dict[str, Ints] = {}
         if self.model.accepted:
-            found["input.size"] = np.rint(columns.expected[part] - columns.typical).astype(np.int64)
-        for cause, lost in columns.stalled.items():
-            found[cause] = lost[part]
-        for name, values in columns.parts.items():
-            found[_part_id(name)] = values[part] - self.median_of[name]
-        if columns.drift is not None:
-            found["drift.unknown"] = np.rint(columns.drift.of(columns.arrival[part])).astype(np.int64)
-        known = found.get("input.size", 0) + found.get("drift.unknown", 0)
-        found[UNEXPLAINED] = columns.base[part] - self.base_level - known
-        return found
+            result["input.size"] = np.rint(self.expected[part] - self.typical).astype(np.int64)
+        for cause, lost in self.stalled.items():
+            result[cause] = lost[part]
+        for name, values in self.parts.items():
+            result[_part_id(name)] = values[part] - self.median_of[name]
+        if self.drift is not None:
+            result["drift.unknown"] = np.rint(self.drift.of(self.arrival[part])).astype(np.int64)
+        known = result.get("input.size", 0) + result.get("drift.unknown", 0)
+        result[UNEXPLAINED] = self.base[part] - self.base_level - known
+        return result
 
     def entries(self, part: slice) -> tuple[Ints, Ints]:
         """Own and propagated parts of a slice of requests."""
-        columns = self.columns
-        m = len(columns.latency[part])
+        m = len(self.latency[part])
         place = {cause.id: k for k, cause in enumerate(self.causes)}
         own, propagated = np.zeros((len(place), m), np.int64), np.zeros((len(place), m), np.int64)
         for cause, amount in self.extras(part).items():
             own[place[cause]] = amount
-        if columns.wait is None or columns.traffic is None or columns.overload is None:
+        if self.wait is None or self.traffic is None or self.overload is None:
             return own, propagated
-        traffic, overload = columns.traffic[part], columns.overload[part]
+        traffic, overload = self.traffic[part], self.overload[part]
         own[place["traffic.burst"]] = np.where(overload, 0, traffic)
         own[place["traffic.overload"]] = np.where(overload, traffic, 0)
-        self._divide(part, columns.wait[part] - traffic, place, propagated)
+        self._divide(part, self.wait, self.wait[part] - traffic, place, propagated)
         return own, propagated
 
-    def _divide(self, part: slice, waited: Ints, place: Mapping[str, int], propagated: Ints) -> None:
-        """The wait beyond the traffic's, by what each cause added to the busy cycle so far."""
-        columns = self.columns
-        assert columns.wait is not None
+    def _divide(self, part: slice, wait: Ints, waited: Ints, place: Mapping[str, int], propagated: Ints) -> None:
+        """Divide the wait beyond the traffic's, by the time that each cause added to the busy cycle so far."""
         first = part.start or 0
-        since = (
-            int(np.flatnonzero(columns.wait[: first + 1] <= 0)[-1]) if (columns.wait[: first + 1] <= 0).any() else 0
-        )
+        empty = np.flatnonzero(wait[: first + 1] <= 0)
+        since = int(empty[-1]) if len(empty) else 0
         whole = slice(since, first + len(waited))
-        begins = cycle_begins(columns.wait[whole])
+        begins = wait[whole] <= 0
         begins[0] = True
         start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
         added = {}
@@ -470,55 +423,54 @@ class _Ledger:
         propagated[place[UNEXPLAINED]] += waited - propagated.sum(axis=0)
 
     def _stages(self) -> dict[str, Ints]:
-        columns = self.columns
-        stages = dict(columns.parts)
-        if columns.wait is not None:
-            stages["queue"] = columns.wait
-        if stages or self.table.first_ns is not None or self.table.stages:
-            stages["service"] = columns.latency - sum(stages.values())
-        if self.table.stages:
-            inside = {name: column[self.table.ok] for name, column in self.table.stages.items()}
+        stages, table = dict(self.parts), self.table
+        if self.wait is not None:
+            stages["queue"] = self.wait
+        if stages or table.first_ns is not None or table.stages:
+            stages["service"] = self.latency - sum(stages.values())
+        if table.stages:
+            inside = {name: column[self.ok] for name, column in table.stages.items()}
             known = np.all([column >= 0 for column in inside.values()], axis=0)
             stages["other"] = np.where(known, np.maximum(stages["service"] - sum(inside.values()), 0), -1)
             stages |= inside
-        if self.table.first_ns is not None:
-            stages["first token"] = self.table.first_ns[self.table.ok]
+        if table.first_ns is not None:
+            stages["first token"] = table.first_ns[self.ok]
         return stages
 
-    def _sentences(self, notes: list[str]) -> None:
-        columns, evidence = self.columns, self.evidence
+    def _describe(self) -> None:
+        """Add the remaining sentences of evidence, and notes."""
+        evidence = self.evidence
         evidence["traffic.overload"] = evidence.get("traffic.burst", "")
-        names = ", ".join((*columns.telling, *(["route"] if self.table.route is not None else [])))
+        names = ", ".join((*self.telling, *(["route"] if self.table.route is not None else [])))
         if self.model.accepted:
             evidence["input.size"] = (
-                f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(columns.typical)} in the median, "
-                f"{from_ns(float(np.quantile(columns.expected, 0.99)))} at p99."
+                f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(self.typical)} in the median, "
+                f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99."
             )
         elif names and self.model.samples:
-            notes.append(f"Service does not follow {names}: nothing is attributed to inputs.")
-        for name, part in columns.parts.items():
+            self.notes.append(f"Service does not follow {names}: nothing is attributed to inputs.")
+        for name, part in self.parts.items():
             evidence[_part_id(name)] = (
                 f"measured: {from_ns(float(np.median(part)))} in the median, "
                 f"{from_ns(float(np.quantile(part, 0.99)))} at p99."
             )
-        if columns.drift is not None:
-            when = f" at {columns.drift.step_ns / 1e9:.0f} s, at once" if columns.drift.step_ns is not None else ""
+        if self.drift is not None:
+            when = f" at {self.drift.step_ns / 1e9:.0f} s, at once" if self.drift.step_ns is not None else ""
             evidence["drift.unknown"] = (
-                f"service for the same inputs rose by {from_ns(float(columns.drift.level[-1]))}{when}."
+                f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )
         evidence[UNEXPLAINED] = self._remainder()
 
     def _remainder(self) -> str:
-        columns = self.columns
-        n = len(columns.base)
+        n = len(self.base)
         step = max(n // 20_000, 1)
         rest = self.extras(slice(0, n, step))[UNEXPLAINED].astype(np.float64)
         stretch = raised_stretch(rest - rest.min()) if self.table.timed else None
         text = "nothing in the recording accounts for it"
         if stretch is None:
             return f"{text}."
-        origin, last = columns.arrival[0], min(stretch.last * step, n - 1)
-        begin, end = (float(columns.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
+        origin, last = self.arrival[0], min(stretch.last * step, n - 1)
+        begin, end = (float(self.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
         return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s."
 
 
@@ -536,19 +488,6 @@ def _dependency(name: str) -> KnownCause:
 
 def _part_id(name: str) -> str:
     return LATE.id if name == "dispatch" else name if name in CATALOGUE else f"dependency.{name}"
-
-
-def _quality(model: WorkModel) -> dict[str, Any]:
-    return {
-        "accepted": model.accepted,
-        "r2": round(model.r2, 4),
-        "residual_mad_ms": model.residual_mad / 1e6,
-        "samples": model.samples,
-    }
-
-
-def _ids(table: RequestTable) -> tuple[str, ...]:
-    return tuple(name for name, ok in zip(table.ids, table.ok.tolist(), strict=True) if ok) if table.ids else ()
 
 
 def _empty(table: RequestTable) -> Accounts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,13 @@ def http_status(code: int) -> int:
     if code in (429, 503):
         return Status.SHED
     return CANCELLED if code == 499 else Status.ERROR if code >= 500 else Status.OK
+
+
+def routes_of(words: Sequence[str]) -> dict[str, Any]:
+    """``route`` and ``routes`` of a :class:`RequestTable`; empty if all requests have the same route."""
+    routes = tuple(sorted(set(words)))  # not np.unique, which pads all words to the longest
+    place = {route: code for code, route in enumerate(routes)}
+    return {"route": np.array([place[word] for word in words], np.int32), "routes": routes} if len(routes) > 1 else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,13 +73,13 @@ class SpanRows:
         self.services.append(service or "unknown")
         self.operations.append(operation)
         self.calls.append(calls)
-        self.peers.append(_peer(attributes or {}) if calls else "")
+        named = (str(value) for name in _PEERS if (value := (attributes or {}).get(name)))
+        self.peers.append(next(named, "") if calls else "")
         self.failed.append(failed)
         if attributes and ENGINE_LATENCY in attributes:
             self.engine.append((start_ns, attributes))
 
     def table(self, **facts: Any) -> SpanTable:
-        """The columns."""
         place = {name: row for row, name in enumerate(self.names)}
         parent = [-1 if name is None else place.get(name, -2) for name in self.parents]
         service, services = _codes([*self.services, *(peer for peer in self.peers if peer)])
@@ -117,7 +117,3 @@ def _codes(words: list[str]) -> tuple[Any, tuple[str, ...]]:
     known: dict[str, int] = {}
     codes = [known.setdefault(word, len(known)) for word in words]
     return np.array(codes, np.int64), tuple(known)
-
-
-def _peer(attributes: Mapping[str, Any]) -> str:
-    return next((str(attributes[name]) for name in _PEERS if attributes.get(name)), "")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.formatting import shown
-from latfix.profilers.recordings.requests.request_table import UNKNOWN, Gaps, RequestTable
+from latfix.profilers.recordings.requests.request_table import UNKNOWN, Gaps, RequestTable, routes_of
 from latfix.profilers.recordings.requests.text_source import LATEST_NS, LONGEST_NS
 from latfix.stages import Status
 
@@ -84,7 +84,6 @@ class TableRows:
         :param other: further fields of :class:`RequestTable`.
         """
         first = np.array(self.first_ns, np.int64)
-        routes = tuple(sorted(set(self.routes)))
         gaps = None
         if self.gap_row:
             columns = (self.gap_row, self.gap_start, self.gap_length)
@@ -94,7 +93,6 @@ class TableRows:
             {name: np.array(column, np.int64) for name, column in times.items() if max(column) >= 0}
             for times in (self.parts, self.stages)
         )
-        place = {route: number for number, route in enumerate(routes)}
         return RequestTable(
             arrival_ns=np.array(self.arrival_ns, np.int64),
             latency_ns=np.array(self.latency_ns, np.int64),
@@ -103,8 +101,7 @@ class TableRows:
             parts=parts,
             stages=stages,
             features={name: np.array(column, np.float64) for name, column in self.features.items()},
-            route=np.array([place[route] for route in self.routes], np.int32) if len(routes) > 1 else None,
-            routes=routes if len(routes) > 1 else (),
+            **routes_of(self.routes),
             ids=tuple(self.ids) if any(self.ids) else (),
             gaps=gaps,
             **other,
@@ -121,8 +118,8 @@ def number_or_nan(value: object) -> float:
 def ns_of(value: object, unit_ns: int, most: int = LONGEST_NS) -> int | None:
     """Whole nanoseconds of a number of units; ``None`` if it is no number, negative, or above ``most``."""
     if isinstance(value, int) and not isinstance(value, bool):
-        found = value * unit_ns
+        result = value * unit_ns
     else:
         number = number_or_nan(value) * unit_ns
-        found = round(number) if math.isfinite(number) else UNKNOWN
-    return found if 0 <= found <= most else None
+        result = round(number) if math.isfinite(number) else UNKNOWN
+    return result if 0 <= result <= most else None

@@ -66,16 +66,14 @@ class BadLines:
     count: int = 0
     first: tuple[int, str] | None = field(default=None)
 
-    def add(self, line: int, found: str) -> None:
-        """Count one."""
+    def add(self, line: int, result: str) -> None:
         self.count += 1
         if self.first is None:
-            self.first = (line, found)
+            self.first = (line, result)
 
     def error(self) -> InputError:
-        """The error for the first one."""
-        line, found = self.first or (1, "nothing")
-        return input_error(self.file, line, found, self.expected, "")
+        line, result = self.first or (1, "nothing")
+        return input_error(self.file, line, result, self.expected, "")
 
     def check(self, good: int) -> None:
         """Refuse a file with mostly unusable lines.
@@ -89,9 +87,9 @@ class BadLines:
         """For the reader of the diagnosis."""
         if self.first is None:
             return ()
-        line, found = self.first
+        line, result = self.first
         lines = "1 line was" if self.count == 1 else f"{self.count:,} lines were"
-        return (f"{lines} left out, the first in line {line}: found {found}; expected {self.expected}.",)
+        return (f"{lines} left out, the first in line {line}: found {result}; expected {self.expected}.",)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
@@ -196,10 +194,10 @@ def instant_ns(text: str) -> int:
     fraction = _FRACTION.search(text)
     moment = datetime.fromisoformat(_FRACTION.sub("", text, count=1))
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    found = int(moment.timestamp()) * 10**9 + int(fraction[1][:9].ljust(9, "0") if fraction else 0)
-    if abs(found) > LATEST_NS:
+    result = int(moment.timestamp()) * 10**9 + int(fraction[1][:9].ljust(9, "0") if fraction else 0)
+    if abs(result) > LATEST_NS:
         raise ValueError(f"{moment.year} is too far from 1970 to be counted in nanoseconds")
-    return found
+    return result
 
 
 def instants_ns(column: Any) -> Ints:

@@ -36,9 +36,9 @@ def _row(recorder: StageRecorder, batch: int) -> dict[str, int]:
 
 
 def _counting(device: Any, read: Callable[[], AllocatorCounters | None] | None = None) -> BatchCounters:
-    found = BatchCounters.of(read or (lambda: from_nested(device.stats())), device.clock)
-    assert found is not None
-    return found
+    result = BatchCounters.of(read or (lambda: from_nested(device.stats())), device.clock)
+    assert result is not None
+    return result
 
 
 def _slowly(device: Any) -> Callable[[], AllocatorCounters | None]:

@@ -135,9 +135,9 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize(("name", "found"), MATRIX)
-def test_the_format_of_a_matrix_kernel_is_known(name: str, found: str) -> None:
-    assert (is_matrix_kernel(name), number_format(name)) == (True, found)
+@pytest.mark.parametrize(("name", "result"), MATRIX)
+def test_the_format_of_a_matrix_kernel_is_known(name: str, result: str) -> None:
+    assert (is_matrix_kernel(name), number_format(name)) == (True, result)
 
 
 _ELEMENT = (
@@ -147,7 +147,7 @@ _ELEMENT = (
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "result"),
     [
         (_ELEMENT.format("c10::BFloat16"), "bf16"),
         (_ELEMENT.format("float"), "fp32"),
@@ -183,8 +183,8 @@ _ELEMENT = (
         ("aten::_scaled_mm", ""),
     ],
 )
-def test_other_kernels_are_not_matrix_kernels(name: str, found: str) -> None:
-    assert (is_matrix_kernel(name), number_format(name)) == (False, found)
+def test_other_kernels_are_not_matrix_kernels(name: str, result: str) -> None:
+    assert (is_matrix_kernel(name), number_format(name)) == (False, result)
 
 
 def test_operators_and_copies_are_not_kernels() -> None:

@@ -144,8 +144,8 @@ class _Sampled:
 
 
 def _util(reader: Nvml) -> tuple[float, float]:
-    found = reader.read()
-    return found["nvml.own_sm_util"], found["nvml.others_sm_util"]
+    result = reader.read()
+    return result["nvml.own_sm_util"], result["nvml.others_sm_util"]
 
 
 def test_a_process_with_later_samples_is_not_missed() -> None:

@@ -17,13 +17,13 @@ from latfix.profilers.probes.stage_recorder import SampleLog
 pytestmark = pytest.mark.alone
 
 
-def _waits(work: Callable[[threading.Event], object], *, seconds: float = 0.6) -> tuple[list[float], SampleLog]:
+def _waits(work: Callable[[threading.Event], object]) -> list[float]:
     """The probe's readings while another thread works."""
     samples, stop = SampleLog(), threading.Event()
     thread = threading.Thread(target=work, args=(stop,))
     thread.start()
     with LockProbe(samples, period_s=0.005) as probe:
-        time.sleep(seconds)
+        time.sleep(0.6)
     stop.set()
     thread.join()
     rows = [json.loads(line) for line in samples.drain(0).splitlines()]
@@ -31,7 +31,7 @@ def _waits(work: Callable[[threading.Event], object], *, seconds: float = 0.6) -
     assert len(waits) == probe.readings > 5
     assert probe.cpu_ns > 0
     assert [value for _, series, value in rows if series == INTERVAL_SERIES] == [sys.getswitchinterval() * 1e9]
-    return waits, samples
+    return waits
 
 
 def _spin(stop: threading.Event) -> None:
@@ -45,13 +45,18 @@ def _sleep(stop: threading.Event) -> None:
 
 def test_a_spinning_thread_is_detected_and_a_sleeping_one_is_not() -> None:
     interval = sys.getswitchinterval() * 1e9
-    spinning, _ = _waits(_spin)
-    # A busy machine delays the probe itself: use the quietest of some tries.
-    sleeping = min((_waits(_sleep)[0] for _ in range(5)), key=fmean)
-    detected, baseline = (fmean(wait > USUAL_NS for wait in waits) for waits in (spinning, sleeping))
+    spinning = _waits(_spin)
+    detected = fmean(wait > USUAL_NS for wait in spinning)
     assert detected > 0.5
     assert fmean(spinning) > 0.3 * interval
-    # How often a timer alone is this late depends on the machine.
-    assert baseline < 0.6 * detected
-    assert fmean(sleeping) < 0.2 * fmean(spinning)
-    assert min(sleeping) >= 0
+    # A busy machine delays the probe itself, and its timer: it has some tries to show a quiet moment.
+    for _ in range(5):
+        sleeping = _waits(_sleep)
+        assert min(sleeping) >= 0
+        late = fmean(wait > USUAL_NS for wait in sleeping)
+        if late < 0.6 * detected and fmean(sleeping) < 0.2 * fmean(spinning):
+            break
+    else:
+        pytest.fail(
+            f"{late:.0%} of the probe's readings next to a sleeping thread were late, mean {fmean(sleeping)} ns"
+        )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from latfix.profilers.probes.neighbor_watch import NeighborWatch
 
@@ -22,16 +24,12 @@ def process(proc: Path, pid: int, name: str, ticks: int, *, parent: int = 1, bor
     (proc / str(pid) / "comm").write_text(f"{name}\n")
 
 
-def looked(proc: Path, own: set[int], *changes: list[tuple[int, str, int]]) -> list[tuple[int, str, float]]:
-    """The samples of processes that change between readings a second apart."""
+def watching(proc: Path, own: Collection[int] = (), **options: Any) -> NeighborWatch:
+    """A watch with a clock that ticks a second per reading, after its first reading."""
     clock = count(SECOND, SECOND)
-    watch = NeighborWatch(own, proc=proc, clock=lambda: next(clock))
+    watch = NeighborWatch(own, proc=proc, clock=lambda: next(clock), **options)
     watch.look()
-    for change in changes:
-        for pid, name, ticks in change:
-            process(proc, pid, name, ticks)
-        watch.look()
-    return watch.samples
+    return watch
 
 
 def test_cpu_time_is_attributed_to_processes(tmp_path: Path) -> None:
@@ -41,10 +39,13 @@ def test_cpu_time_is_attributed_to_processes(tmp_path: Path) -> None:
     process(tmp_path, 9, "python3", 50)
     process(tmp_path, 10, "loader", 50, parent=9)
     process(tmp_path, os.getpid(), "latfix", 10)
+    watch = watching(tmp_path, {9})
     # WHEN all but the shell compute for a second
-    found = looked(tmp_path, {9}, [(7, "a) R 1 (b", 1090), (9, "python3", 140), (os.getpid(), "latfix", 13)])
+    for pid, name, ticks in ((7, "a) R 1 (b", 1090), (9, "python3", 140), (os.getpid(), "latfix", 13)):
+        process(tmp_path, pid, name, ticks)
+    watch.look()
     # THEN only the busy process is a neighbor
-    assert found == [
+    assert watch.samples == [
         (SECOND, "other.all.spent_ns", 0.0),
         (SECOND, "latfix.spent_ns", 0.0),
         (2 * SECOND, "other.all.spent_ns", 90.0 * TICK_NS),
@@ -55,9 +56,7 @@ def test_cpu_time_is_attributed_to_processes(tmp_path: Path) -> None:
 
 def test_a_reused_number_and_a_new_process_count_from_zero(tmp_path: Path) -> None:
     process(tmp_path, 7, "old", 5000, born=5)
-    clock = count(SECOND, SECOND)
-    watch = NeighborWatch(set(), proc=tmp_path, clock=lambda: next(clock))
-    watch.look()
+    watch = watching(tmp_path)
     process(tmp_path, 7, "new", 40, born=6)
     process(tmp_path, 11, "passer-by", 20)
     watch.look()
@@ -66,9 +65,7 @@ def test_a_reused_number_and_a_new_process_count_from_zero(tmp_path: Path) -> No
 
 def test_names_have_no_control_characters_and_a_torn_line_is_kept_apart(tmp_path: Path) -> None:
     process(tmp_path, 7, "x", 0)
-    clock = count(SECOND, SECOND)
-    watch = NeighborWatch(set(), proc=tmp_path, clock=lambda: next(clock))
-    watch.look()
+    watch = watching(tmp_path)
     process(tmp_path, 7, "\x1b[31mred", 80)
     watch.look()
     run = tmp_path / "run"
@@ -81,17 +78,14 @@ def test_names_have_no_control_characters_and_a_torn_line_is_kept_apart(tmp_path
 
 
 def test_without_proc_nothing_is_recorded(tmp_path: Path) -> None:
-    watch = NeighborWatch(set(), proc=tmp_path / "none")
-    watch.look()
+    watch = watching(tmp_path / "none")
     watch.look()
     assert watch.samples == []
 
 
 def test_latfix_itself_has_its_own_series(tmp_path: Path) -> None:
     process(tmp_path, 7, "python3", 0)
-    clock = count(SECOND, SECOND)
-    watch = NeighborWatch(set(), latfix={7}, proc=tmp_path, clock=lambda: next(clock))
-    watch.look()
+    watch = watching(tmp_path, latfix={7})
     process(tmp_path, 7, "python3", 40)
     watch.look()
     assert watch.samples[-2:] == [

@@ -71,8 +71,8 @@ def test_a_recording_is_recognized_under_any_name(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "inside").write_bytes(b"toy\n")
     for name in ("plain.csv", "packed.xyz", "deep"):
-        found = detect.diagnose_recording(tmp_path / name, ReadOptions())
-        assert found.source is not None and found.source.path == str(tmp_path / name)
+        result = detect.diagnose_recording(tmp_path / name, ReadOptions())
+        assert result.source is not None and result.source.path == str(tmp_path / name)
 
 
 @pytest.mark.usefixtures("toy")

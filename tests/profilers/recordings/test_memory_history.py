@@ -13,7 +13,7 @@ from latfix.gates.subject import GateSubject
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import Diagnosis
-from tests.profilers.recordings.devices.test_device_reader import REAL
+from tests.profilers.recordings.devices.test_device_reader import real
 
 MIB = 1 << 20
 
@@ -34,20 +34,20 @@ def test_a_stall_has_its_time_and_the_setting_that_avoids_it(tmp_path: Path) -> 
     entries += [entry("free_completed", 1000 * k, 20, 100 + k) for k in range(4)]
     entries += [entry("segment_free", 1000 * k, 20, 200 + 100 * k) for k in range(4)]
     entries += [entry("segment_alloc", 9000, 40, 700), entry("alloc", 9000, 40, 710)]
-    found = diagnosed(tmp_path / "x", entries)
-    assert found.verdict == "memory.fragmentation" and "expandable_segments:True" in found.sentence
-    (stall,) = found.slowest
+    result = diagnosed(tmp_path / "x", entries)
+    assert result.verdict == "memory.fragmentation" and "expandable_segments:True" in result.sentence
+    (stall,) = result.slowest
     assert (stall.start_ms, stall.latency_ms) == (0.2, 0.5)
     assert "40.0 MiB requested, 80.0 MiB given back" in stall.id
-    document = found.to_json()
+    document = result.to_json()
     assert document["latency_ms"]["p99"] is None and document["tail"]["excess_ms"] is None
     assert document["source"]["kind"] == "memory" and document["requests"]["timeout"] is None
     assert not GateSubject.from_diagnosis(document).cause_shares  # shares are unknown, so gates on them are undecided
 
 
 def test_a_history_without_stalls_is_steady(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path / "x", [entry("segment_alloc", 0, 20, 0), entry("alloc", 0, 20, 1)])
-    assert found.verdict == "steady" and not found.causes and not found.slowest
+    result = diagnosed(tmp_path / "x", [entry("segment_alloc", 0, 20, 0), entry("alloc", 0, 20, 1)])
+    assert result.verdict == "steady" and not result.causes and not result.slowest
 
 
 def test_a_pickle_that_names_a_class_is_refused(tmp_path: Path) -> None:
@@ -57,9 +57,6 @@ def test_a_pickle_that_names_a_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_real_history() -> None:
-    path = REAL / "memory" / "h100_forward.pickle"
-    if not path.exists():
-        pytest.skip(f"{path} is missing: recordings of real devices are not part of the project")
-    found = diagnose_recording(path, ReadOptions())
-    assert found.verdict == "steady" and any("516 with torch's defaults" in note for note in found.notes)
-    assert found.source is not None and found.source.read["held at most, GB"] == 19.67
+    result = real("memory/h100_forward.pickle")
+    assert result.verdict == "steady" and any("516 with torch's defaults" in note for note in result.notes)
+    assert result.source is not None and result.source.read["held at most, GB"] == 19.67

@@ -78,9 +78,9 @@ def test_bursts_in_front_of_one_server_are_named(tmp_path: Path) -> None:
 def test_waits_in_random_order_are_not_a_dependency(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     rows = _one_server(_arrivals(generator), generator.integers, lambda: generator.normal(5, 0.2) * _MS)
-    found = _diagnosis(tmp_path, rows)
-    assert found.verdict in ("traffic.burst", "inconclusive")
-    assert sum(cause.tail_share for cause in found.causes if cause.cause == "external.dependency") < 0.1
+    result = _diagnosis(tmp_path, rows)
+    assert result.verdict in ("traffic.burst", "inconclusive")
+    assert sum(cause.tail_share for cause in result.causes if cause.cause == "external.dependency") < 0.1
 
 
 @pytest.mark.parametrize("apart_ms", [2, 20], ids=["many in flight", "mostly alone"])
@@ -118,9 +118,9 @@ def test_measured_causes_are_named_and_no_others(tmp_path: Path, row: dict[str, 
 
 def test_unknown_counters_are_not_shown_as_zero(tmp_path: Path) -> None:
     rows = [{"start_ns": 60 * _MS * k, "latency_ns": 5 * _MS + k} for k in range(300)]
-    found = _diagnosis(tmp_path, rows)
-    assert not {"host.contention", "external.dependency", "cpu"} & found.stages_ms.keys()
-    assert any("thread counters are unknown" in note for note in found.notes)
+    result = _diagnosis(tmp_path, rows)
+    assert not {"host.contention", "external.dependency", "cpu"} & result.stages_ms.keys()
+    assert any("thread counters are unknown" in note for note in result.notes)
 
 
 def _reading(at_ns: int) -> Reading:
@@ -138,16 +138,18 @@ def test_percentiles_and_counts_of_a_sample_match_all_requests(tmp_path: Path) -
             {"start_ns": 10 * _MS * row.in_flight, "latency_ns": row.latency_ns, "weight": weight}
             for row, weight in sampled(every, 200, turn)
         ]
-    found = _diagnosis(tmp_path, kept)
-    assert found.requests["ok"] == 20_000
+    result = _diagnosis(tmp_path, kept)
+    assert result.requests["ok"] == 20_000
     for q, key in ((50, "p50"), (90, "p90"), (99, "p99"), (99.9, "p99_9")):
-        assert found.latency_ms[key] == pytest.approx(np.percentile(latencies, q) / _MS, rel=0.06 if q < 99 else 0.01)
+        assert result.latency_ms[key] == pytest.approx(
+            np.percentile(latencies, q) / _MS, rel=0.06 if q < 99 else 0.01
+        )
 
 
 def test_only_the_last_seconds_are_read_on_request(tmp_path: Path) -> None:
     _write(tmp_path, [{"start_ns": 1000 * _MS * k, "latency_ns": _MS} for k in range(100)])
-    found = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
-    assert found.requests["ok"] == 10
+    result = service_log.diagnose(recorded_at(tmp_path), ReadOptions(), last_s=9.5)
+    assert result.requests["ok"] == 10
 
 
 def test_a_folder_of_invalid_rows_is_refused_in_one_line(tmp_path: Path) -> None:

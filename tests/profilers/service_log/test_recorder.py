@@ -207,12 +207,12 @@ def test_a_sample_is_diagnosed_with_its_weights(tmp_path: Path) -> None:
     work = latfix.record(tmp_path, rows_per_s=10)(_nothing)
     for _ in range(5000):
         work()
-    found = _diagnosis(tmp_path)
-    assert found.source is not None
-    assert found.requests["ok"] == found.source.read["requests"] == 5000
-    assert found.source.read["rows"] < 1000
-    assert any("sample" in note for note in found.notes)
-    assert "queue" not in found.stages_ms
+    result = _diagnosis(tmp_path)
+    assert result.source is not None
+    assert result.requests["ok"] == result.source.read["requests"] == 5000
+    assert result.source.read["rows"] < 1000
+    assert any("sample" in note for note in result.notes)
+    assert "queue" not in result.stages_ms
 
 
 @pytest.mark.slow
@@ -249,9 +249,9 @@ def test_collections_are_named(tmp_path: Path) -> None:
         handle(k)
         time.sleep(0.002)
     del kept
-    found = _diagnosis(tmp_path)
-    assert "python.gc" in [cause.cause for cause in found.causes if cause.named]
-    assert found.verdict in ("python.gc", "host.contention")  # the latter on a busy machine
+    result = _diagnosis(tmp_path)
+    assert "python.gc" in [cause.cause for cause in result.causes if cause.named]
+    assert result.verdict in ("python.gc", "host.contention")  # the latter on a busy machine
 
 
 @pytest.mark.slow
@@ -268,8 +268,8 @@ def test_a_wait_for_a_lock_is_not_a_dependency(tmp_path: Path) -> None:
             for _ in range(30 if k % 40 == 20 else 1):
                 pool.submit(handle)
             time.sleep(0.012)
-    found = _diagnosis(tmp_path)
-    outside = sum(cause.tail_share for cause in found.causes if cause.cause == "external.dependency")
+    result = _diagnosis(tmp_path)
+    outside = sum(cause.tail_share for cause in result.causes if cause.cause == "external.dependency")
     assert outside < 0.25
 
 

@@ -33,12 +33,12 @@ def _cause(cause: str, *, named: bool = True) -> CauseSummary:
 
 
 def _found(*causes: CauseSummary, format_: str = "", metrics: Any = None) -> Diagnosis:
-    found = Diagnosis.from_json(
+    result = Diagnosis.from_json(
         {"schema": Diagnosis.SCHEMA, "workload": "w", "device": "", "verdict": "", "sentence": ""}
     )
     service = ServiceFigures(connections=1, connect_ms=None, servers=None, metrics=metrics or {})
     source = Source(kind="requests", path="p", read={"format": format_} if format_ else {})
-    return replace(found, causes=causes, service=service, source=source)
+    return replace(result, causes=causes, service=service, source=source)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,15 @@ def test_the_server_is_recognized_by_metrics_and_format(signs: dict[str, Any], s
 
 
 def test_the_server_is_recognized_by_its_header() -> None:
-    found = _found(_cause("python.gc"))
-    assert with_advice(found, "uvicorn").advice[0].server == "uvicorn"
-    assert not with_advice(found, "nginx").advice
-    assert not with_advice(found).advice
+    result = _found(_cause("python.gc"))
+    assert with_advice(result, "uvicorn").advice[0].server == "uvicorn"
+    assert not with_advice(result, "nginx").advice
+    assert not with_advice(result).advice
 
 
 def test_only_named_causes_get_advice() -> None:
-    found = _found(_cause("traffic.burst", named=False), _cause("unexplained"), format_="Triton trace.json")
-    assert not with_advice(found).advice
+    result = _found(_cause("traffic.burst", named=False), _cause("unexplained"), format_="Triton trace.json")
+    assert not with_advice(result).advice
 
 
 def test_preemptions_get_advice() -> None:
@@ -90,7 +90,7 @@ def test_the_table_has_existing_causes_and_servers() -> None:
 def test_advice_on_a_shared_stall_depends_on_event_loop_or_threads(
     served_by: str, expected: str, absent: str
 ) -> None:
-    found = _found(_cause("stall.shared"), format_="what latfix.record wrote")
-    source = replace(found.source, read={**found.source.read, "served by": served_by}) if found.source else None
-    (advice,) = with_advice(replace(found, source=source)).advice
+    result = _found(_cause("stall.shared"), format_="what latfix.record wrote")
+    source = replace(result.source, read={**result.source.read, "served by": served_by}) if result.source else None
+    (advice,) = with_advice(replace(result, source=source)).advice
     assert expected in advice.change and absent not in advice.change

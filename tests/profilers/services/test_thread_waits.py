@@ -45,13 +45,13 @@ def test_waits_for_locks_work_and_the_interpreter_are_separated(service: int) ->
     waits.look_around(f"{service}/task/{thread.name}" for thread in Path(f"/proc/{service}/task").iterdir())
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # until all have begun to wait
-        found = waits.read()
-        places = sorted(count for name, count in found.items() if name.startswith(FUTEX))
-        if places == [2, 3] and found.get(INTERPRETER, 0) == 2:
+        result = waits.read()
+        places = sorted(count for name, count in result.items() if name.startswith(FUTEX))
+        if places == [2, 3] and result.get(INTERPRETER, 0) == 2:
             break
         time.sleep(0.01)
-    assert places == [2, 3], found
-    assert (found[INTERPRETER], found[ONE_ADDRESS], found[EPOLL]) == (2, 3, 1)
+    assert places == [2, 3], result
+    assert (result[INTERPRETER], result[ONE_ADDRESS], result[EPOLL]) == (2, 3, 1)
     waits.close()
 
 

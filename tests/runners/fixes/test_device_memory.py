@@ -139,7 +139,7 @@ def test_the_history_chooses_the_setting(
     stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
 ) -> None:
     choice = choose(trace, room_bytes(facts(stalls)))
-    assert choice.setting == "expandable_segments:True" and "none would be left" in choice.said
+    assert choice.setting == "expandable_segments:True" and "none would remain" in choice.said
     now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
     settings, found, record = _applied("memory.device_allocator", play, now)
     assert found.effective and calls(record).retries == 0, found.evidence

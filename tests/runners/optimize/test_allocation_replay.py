@@ -35,7 +35,8 @@ def _history(trace: AllocationTrace) -> list[dict[str, Any]]:
     for event in trace.events:
         if event.is_free:
             block = live.pop(event.key)
-            entries += [entry(action, block.start, block.asked) for action in ("free_requested", "free_completed")]
+            actions = ("free_requested", "free_completed")
+            entries += [entry(action, block.start, block.requested) for action in actions]
             policy.free(block)
             continue
         before = (policy.counters.taken, policy.counters.given)

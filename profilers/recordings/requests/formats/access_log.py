@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,29 +95,29 @@ def _stamp(values: list[str]) -> int | None:
 
 def _blank_split(line: str) -> list[str]:
     """Fields as a CSV reader splits them at blanks, with quotes; brackets are removed."""
-    found, pending = [], ""
+    result, pending = [], ""
     for part in line.split(" "):
         if pending or part.startswith('"'):
             pending = f"{pending} {part}" if pending else part
             if len(pending) > 1 and pending.endswith('"') and not pending.endswith('\\"'):
-                found.append(pending[1:-1])
+                result.append(pending[1:-1])
                 pending = ""
         else:
-            found.append(part.strip("[]"))
-    return [*found, pending] if pending else found
+            result.append(part.strip("[]"))
+    return [*result, pending] if pending else result
 
 
 def layout_of(lines: list[str]) -> Layout | None:
     """The most frequent layout of some lines."""
-    found: dict[tuple[object, ...], Layout] = {}
+    result: dict[tuple[object, ...], Layout] = {}
     votes: Counter[tuple[object, ...]] = Counter()
     for line in lines:
         layout = _layout(_blank_split(line))
         if layout is not None:
             key = (layout.writer, layout.fields, tuple(layout.places.items()))
-            found.setdefault(key, layout)
+            result.setdefault(key, layout)
             votes[key] += 1
-    return found[votes.most_common(1)[0][0]] if votes else None
+    return result[votes.most_common(1)[0][0]] if votes else None
 
 
 def _layout(values: list[str]) -> Layout | None:
@@ -172,20 +172,6 @@ def _are_bytes(values: list[str], sent: int, whole: list[int]) -> bool:
     return len(whole) == 2 and 0 <= int(values[whole[1]]) - body <= _HEADERS
 
 
-@dataclass(slots=True)
-class _Blocks:
-    """The columns of all blocks, each as a list of arrays."""
-
-    stamp: list[Ints] = field(default_factory=list)
-    latency: list[Ints] = field(default_factory=list)
-    status: list[Any] = field(default_factory=list)
-    upstream: list[Ints] = field(default_factory=list)
-    connect: list[Ints] = field(default_factory=list)
-    sizes: dict[str, list[Any]] = field(default_factory=dict)
-    route: list[Any] = field(default_factory=list)
-    routes: dict[str, int] = field(default_factory=dict)
-
-
 def read(path: Path) -> RequestTable:
     """The requests of a log.
 
@@ -199,10 +185,10 @@ def read(path: Path) -> RequestTable:
     if "latency" not in layout.places:
         todo = "add $request_time (nginx) or %D (Apache) to its format, and record again"
         raise input_error(path, 1, f"{layout.fields} fields without a latency", "how long each request took", todo)
-    blocks = _Blocks()
-    total = _read_blocks(path, layout, blocks, bad)
-    bad.check(total)
-    return _table(layout, blocks, bad)
+    log = _Log(path, layout, bad)
+    log.read()
+    bad.check(log.good)
+    return log.table()
 
 
 def _first_lines(path: Path) -> list[str]:
@@ -213,32 +199,112 @@ def _first_lines(path: Path) -> list[str]:
         damaged(path, "an access log", f"compressed data that ends too soon ({error})")
 
 
-def _read_blocks(path: Path, layout: Layout, blocks: _Blocks, bad: BadLines) -> int:
-    again: list[str] = []
+class _Log:
+    """The columns of a log, each as a list of arrays, one per block of lines."""
 
-    def skip(row: Any) -> str:
+    def __init__(self, path: Path, layout: Layout, bad: BadLines) -> None:
+        self._path, self._layout, self._bad = path, layout, bad
+        self._columns: dict[str, list[Any]] = defaultdict(list)
+        self._routes: dict[str, int] = {}
+        self._retried: list[str] = []
+        self.good = 0
+
+    def read(self) -> None:
+        """Read all lines."""
+        try:
+            with open_text(self._path) as file:
+                for block in _tables(file, self._layout, self._skip):
+                    self._add(block)
+            if self._retried:  # requests with several upstreams
+                for block in _tables(io.BytesIO("\n".join(self._retried).encode()), self._layout, self._leave_out):
+                    self._add(block)
+        except (ValueError, *CUT_OFF) as error:  # ValueError: pyarrow's
+            damaged(self._path, "an access log", error)
+
+    def _skip(self, row: Any) -> str:
+        """Keep a line with several upstreams for later; another one is bad."""
         joined = _ATTEMPTS.sub(",", row.text or "")
         if joined == row.text:
-            bad.add(row.number or 0, shown(row.text or "", 60))
+            self._bad.add(row.number or 0, shown(row.text or "", 60))
         else:
-            again.append(joined)
+            self._retried.append(joined)
         return "skip"
 
-    def leave_out(row: Any) -> str:
-        bad.add(0, shown(row.text or "", 60))
+    def _leave_out(self, row: Any) -> str:
+        self._bad.add(0, shown(row.text or "", 60))
         return "skip"
 
-    total = 0
-    try:
-        with open_text(path) as file:
-            for table in _tables(file, layout, skip):
-                total += _add_block(table, layout, blocks, bad, total)
-        if again:  # requests with several upstreams
-            for table in _tables(io.BytesIO("\n".join(again).encode()), layout, leave_out):
-                total += _add_block(table, layout, blocks, bad, total)
-    except (ValueError, *CUT_OFF) as error:  # ValueError: pyarrow's
-        damaged(path, "an access log", error)
-    return total
+    def _add(self, block: Any) -> None:
+        import pyarrow.compute as pc
+
+        places, unit_ns = self._layout.places, self._layout.unit_ns
+
+        def column(meaning: str) -> Any:
+            text = block.column(str(places[meaning])).combine_chunks()
+            prefix = self._layout.prefixes.get(meaning, "")
+            if prefix:
+                text = pc.replace_substring_regex(text, f'^{re.escape(prefix)}"?|"$', "")
+            return text
+
+        latency = _durations(column("latency"), unit_ns)
+        stamp = _stamps(column("stamp"), column("zone") if "zone" in places else None)
+        status = _numbers(column("status"), np.int64)
+        good = (latency >= 0) & (stamp > UNKNOWN) & (status >= 100) & (status < 600)
+        for row in np.flatnonzero(~good)[:1].tolist():
+            values = f"latency {column('latency')[row].as_py()!r}, status {column('status')[row].as_py()!r}"
+            self._bad.add(self.good + row + 1, values)
+        self._bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
+        self._columns["latency"].append(latency[good])
+        self._columns["stamp"].append(stamp[good])
+        self._columns["status"].append(_STATUSES[status[good]])
+        for meaning in places.keys() & {"upstream", "connect"}:
+            self._columns[meaning].append(_durations(column(meaning), unit_ns)[good])
+        for meaning in places.keys() & {"size", "bytes"}:
+            sizes = _numbers(column(meaning), np.float64)[good]
+            self._columns[meaning].append(np.maximum(sizes, 0).astype(np.float32))
+        self._columns["route"].append(_route_codes(column("request"), self._routes)[good])
+        self.good += int(np.count_nonzero(good))
+
+    def _joined(self, name: str) -> Any:
+        """A column, or ``None``. Its blocks are freed, so that a large log is not held twice."""
+        blocks = self._columns.pop(name, None)
+        return np.concatenate(blocks) if blocks else None
+
+    def table(self) -> RequestTable:
+        """The requests."""
+        layout = self._layout
+        arrival, latency = self._joined("stamp"), self._joined("latency")
+        resolution = resolution_ns(arrival)
+        if layout.stamps_end:
+            arrival -= latency
+        parts = {}
+        if (upstream := self._joined("upstream")) is not None:
+            known = (upstream >= 0) & (upstream <= latency)
+            if known.any():  # time beyond the upstream's is between the proxy and its client
+                parts["client"] = np.where(known, latency - upstream, 0)
+        if (connect := self._joined("connect")) is not None and (connect > 0).any():
+            parts["connect"] = np.clip(connect, 0, latency)
+        # The size of the request predicts work better than that of the answer.
+        received, sent = self._joined("size"), self._joined("bytes")
+        features = {"response_bytes": sent} if sent is not None else {}
+        features = {"request_bytes": received} if received is not None else features
+        stamp = (
+            f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
+        )
+        unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
+        note = f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}."
+        return RequestTable(
+            arrival_ns=arrival,
+            latency_ns=latency,
+            status=self._joined("status"),
+            parts=parts,
+            features=features,
+            route=self._joined("route") if len(self._routes) > 1 else None,
+            routes=tuple(self._routes) if len(self._routes) > 1 else (),
+            resolution_ns=resolution,
+            facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": self._bad.count},
+            notes=(*self._bad.notes(), note),
+        ).sorted()
 
 
 def _tables(file: Any, layout: Layout, invalid: Any) -> Iterator[Any]:
@@ -261,39 +327,6 @@ def _tables(file: Any, layout: Layout, invalid: Any) -> Iterator[Any]:
             ),
         )
     )
-
-
-def _add_block(table: Any, layout: Layout, blocks: _Blocks, bad: BadLines, before: int) -> int:
-    import pyarrow.compute as pc
-
-    def column(meaning: str) -> Any:
-        text = table.column(str(layout.places[meaning])).combine_chunks()
-        prefix = layout.prefixes.get(meaning, "")
-        if prefix:
-            text = pc.replace_substring_regex(text, f'^{re.escape(prefix)}"?|"$', "")
-        return text
-
-    latency = _durations(column("latency"), layout.unit_ns)
-    stamp = _stamps(column("stamp"), column("zone") if "zone" in layout.places else None)
-    status = _numbers(column("status"), np.int64)
-    good = (latency >= 0) & (stamp > UNKNOWN) & (status >= 100) & (status < 600)
-    for row in np.flatnonzero(~good)[:1].tolist():
-        bad.add(
-            before + row + 1, f"latency {column('latency')[row].as_py()!r}, status {column('status')[row].as_py()!r}"
-        )
-    bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
-    blocks.latency.append(latency[good])
-    blocks.stamp.append(stamp[good])
-    blocks.status.append(_STATUSES[status[good]])
-    for meaning, found in (("upstream", blocks.upstream), ("connect", blocks.connect)):
-        if meaning in layout.places:
-            found.append(_durations(column(meaning), layout.unit_ns)[good])
-    for meaning in ("size", "bytes"):
-        if meaning in layout.places:
-            sizes = _numbers(column(meaning), np.float64)[good]
-            blocks.sizes.setdefault(meaning, []).append(np.maximum(sizes, 0).astype(np.float32))
-    blocks.route.append(_route_codes(column("request"), blocks.routes)[good])
-    return int(np.count_nonzero(good))
 
 
 def _numbers(text: Any, kind: Any) -> Any:
@@ -338,48 +371,3 @@ def _route_codes(text: Any, routes: dict[str, int]) -> Any:
     codes = [routes.setdefault(word if len(routes) < _MOST_ROUTES or word in routes else "other", len(routes))
              for word in encoded.dictionary.to_pylist()]  # fmt: skip
     return np.array(codes, np.int32)[np.asarray(encoded.indices)] if codes else np.zeros(0, np.int32)
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Blocks as one column. The blocks are freed, so that a large log is not held twice."""
-    whole = np.concatenate(parts)
-    parts.clear()
-    return whole
-
-
-def _table(layout: Layout, blocks: _Blocks, bad: BadLines) -> RequestTable:
-    arrival, latency = _joined(blocks.stamp), _joined(blocks.latency)
-    resolution = resolution_ns(arrival)
-    if layout.stamps_end:
-        arrival -= latency
-    parts = {}
-    if blocks.upstream:
-        upstream = _joined(blocks.upstream)
-        known = (upstream >= 0) & (upstream <= latency)
-        if known.any():  # time beyond the upstream's is between the proxy and its client
-            parts["client"] = np.where(known, latency - upstream, 0)
-    if blocks.connect:
-        connect = _joined(blocks.connect)
-        if (connect > 0).any():
-            parts["connect"] = np.clip(connect, 0, latency)
-    features = {"request_bytes" if name == "size" else "response_bytes": _joined(column)
-                for name, column in blocks.sizes.items()}  # fmt: skip
-    if "request_bytes" in features:  # the size of the request predicts work better than that of the answer
-        features.pop("response_bytes", None)
-    notes = list(bad.notes())
-    stamp = f"when it {'ended' if layout.stamps_end else 'arrived'}{', to the second' if resolution == _S else ''}"
-    unit = {_S: "seconds", _MS: "milliseconds", _US: "microseconds"}[layout.unit_ns]
-    notes.append(f"Read as a log of {layout.writer}: latency in {unit}, a line has the time {stamp}.")
-    route = _joined(blocks.route)
-    return RequestTable(
-        arrival_ns=arrival,
-        latency_ns=latency,
-        status=_joined(blocks.status),
-        parts=parts,
-        features=features,
-        route=route if len(blocks.routes) > 1 else None,
-        routes=tuple(blocks.routes) if len(blocks.routes) > 1 else (),
-        resolution_ns=resolution,
-        facts={"format": f"{layout.writer} access log", "lines": len(latency), "bad_lines": bad.count},
-        notes=tuple(notes),
-    ).sorted()

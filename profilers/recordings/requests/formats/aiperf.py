@@ -22,7 +22,6 @@ _EXPECTED = "a record of AIPerf with metadata and metrics"
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins with a record of AIPerf."""
     first = begins_with_object(head)
     if first is None or not isinstance(first.get("metadata"), dict) or "metrics" not in first:
         return False
@@ -79,8 +78,8 @@ def _status(metadata: Mapping[str, Any], error: Any) -> int:
 
 def _metric(metrics: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     for name in names:
-        if isinstance(found := metrics.get(name), dict):
-            return found
+        if isinstance(result := metrics.get(name), dict):
+            return result
     return {}
 
 
@@ -89,14 +88,14 @@ def _value(metrics: Mapping[str, Any], *names: str) -> Any:
 
 
 def _time(metrics: Mapping[str, Any], *names: str) -> int | None:
-    found = _metric(metrics, *names)
-    return ns_of(found.get("value"), UNITS_NS.get(str(found.get("unit", "ms")), 1_000_000))
+    result = _metric(metrics, *names)
+    return ns_of(result.get("value"), UNITS_NS.get(str(result.get("unit", "ms")), 1_000_000))
 
 
 def _gaps(metrics: Mapping[str, Any]) -> list[int]:
-    found = _metric(metrics, "inter_chunk_latency")
-    unit = UNITS_NS.get(str(found.get("unit", "ms")), 1_000_000)
-    values = found.get("value")
+    result = _metric(metrics, "inter_chunk_latency")
+    unit = UNITS_NS.get(str(result.get("unit", "ms")), 1_000_000)
+    values = result.get("value")
     if not isinstance(values, list):
         return []
     return [gap for value in values if (gap := ns_of(value, unit)) is not None]

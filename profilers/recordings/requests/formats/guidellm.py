@@ -26,7 +26,6 @@ _SCHEDULED = ("constant", "poisson", "async", "trace", "replay")
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as guidellm's benchmarks.json."""
     text = head.lstrip()
     return text.startswith(b"{") and b'"benchmarks"' in text and (b"guidellm" in text or b'"type_"' in text)
 
@@ -103,8 +102,8 @@ def _tokens(request: Mapping[str, Any], group: str, name: str) -> Any:
 
 
 def _object(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
+    result = value.get(name)
+    return result if isinstance(result, dict) else {}
 
 
 def _first(*values: Any) -> Any:

@@ -25,7 +25,6 @@ _STAGES = ("send", "wait", "receive")
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as HAR."""
     return _BEGINS.match(head) is not None
 
 

@@ -21,7 +21,6 @@ _US = 1_000
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as Jaeger's JSON."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return text[:1] in (b"{", b"[") and b'"traceID"' in text and (b'"spans"' in text or b'"spanID"' in text)
 

@@ -21,13 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from latfix.arrays import Floats, Ints
 from latfix.errors import InputError, input_error
 from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import shown
 from latfix.profilers.recordings.reader import damaged, recorded_at
-from latfix.profilers.recordings.requests.request_table import CANCELLED, UNKNOWN, RequestTable, http_status
+from latfix.profilers.recordings.requests.request_table import (
+    CANCELLED,
+    UNKNOWN,
+    RequestTable,
+    http_status,
+    routes_of,
+)
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     LONGEST_NS,
@@ -115,7 +122,6 @@ class Role:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of its source."""
         return (self.source,) if isinstance(self.source, str) else self.source.names
 
 
@@ -165,8 +171,8 @@ def read_blocks(
         values = {role.name: _values(role, block, n) for role in roles}
         good = _usable(values)
         for row in np.flatnonzero(~good)[:1].tolist():
-            found = ", ".join(f"{name} {shown(_plain(block[name][row]), 20)}" for name in wanted[:2])
-            bad.add(first + row, found)
+            result = ", ".join(f"{name} {shown(_plain(block[name][row]), 20)}" for name in wanted[:2])
+            bad.add(first + row, result)
         bad.count += max(int(np.count_nonzero(~good)) - 1, 0)
         for name, column in values.items():
             columns[name].append(column[good])
@@ -198,16 +204,16 @@ def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
 def _header(path: Path) -> tuple[bool, dict[str, Any]]:
     """True if the file is JSON, and by column the first value."""
     head = recorded_at(path).head
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if begins_with_object(head) is not None or _LIST.match(head):
         for _, record in islice(_records(path), _LOOKED_AT):
             for name, value in _flat(record or {}).items():
-                found[name] = value if found.get(name) is None else found[name]
-        return True, found
+                result[name] = value if result.get(name) is None else result[name]
+        return True, result
     names, values = _first_rows(head)
     for k, name in enumerate(map(str.strip, names)):
-        found[name if name not in found else f"{name}#{k + 1}"] = values[k] if k < len(values) else ""
-    return False, found
+        result[name if name not in result else f"{name}#{k + 1}"] = values[k] if k < len(values) else ""
+    return False, result
 
 
 def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
@@ -236,13 +242,13 @@ def _delimiter(line: str) -> str:
 
 def _flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Values by dotted name."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{before}{name}.")
+            result |= _flat(value, f"{before}{name}.")
         else:
-            found[before + name] = value
-    return found
+            result[before + name] = value
+    return result
 
 
 def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> list[Role]:
@@ -395,7 +401,7 @@ def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:
         column = block[role.columns[0]]
         words = column.to_pylist() if hasattr(column, "to_pylist") else column
         texts = np.array(["" if word is None else str(word) for word in words], dtype=object)
-        return _statuses(texts) if role.name == "status" else texts
+        return statuses_of(texts.tolist()) if role.name == "status" else texts
     if not isinstance(role.source, str):
         inputs = {name: _numbers(block[name]) for name in role.columns}
         return _scaled(role, np.array([_evaluated(role.source, inputs, row) for row in range(n)]))
@@ -493,10 +499,6 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
     features = {
         name: column for name, column in columns.items() if name not in plain and not name.startswith("part.")
     }
-    route, routes = None, ()
-    if "route" in columns:
-        words, codes = np.unique([route_of(word) for word in columns["route"]], return_inverse=True)
-        routes, route = tuple(words.tolist()), codes.astype(np.int32)
     return RequestTable(
         arrival_ns=arrival,
         latency_ns=latency,
@@ -504,8 +506,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         parts={name: np.minimum(column, latency) for name, column in parts.items()},
         first_ns=columns.get("first"),
         features=features,
-        route=route if len(routes) > 1 else None,
-        routes=routes if len(routes) > 1 else (),
+        **routes_of([route_of(word) for word in columns.get("route", ())]),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
         resolution_ns=1 if moments is None else resolution_ns(moments),
         timed=moments is not None,
@@ -533,13 +534,13 @@ def _source(role: Role) -> str:
     return role.source if isinstance(role.source, str) else role.source.source
 
 
-def _statuses(words: Any) -> Any:
-    ends = {word: status_of(word.strip().lower()) for word in set(words.tolist())}
-    return np.array([ends[word] for word in words.tolist()], np.int8)
+def statuses_of(words: Sequence[str]) -> npt.NDArray[np.int8]:
+    """The statuses that words or HTTP codes stand for."""
+    ends = {word: _status(word.strip().lower()) for word in set(words)}
+    return np.array([ends[word] for word in words], np.int8)
 
 
-def status_of(word: str) -> int:
-    """The status of a word or an HTTP code."""
+def _status(word: str) -> int:
     if re.fullmatch(r"[1-5][0-9]{2}(\.0)?", word):
         return http_status(int(float(word)))
     return Status.OK if word in _OK else _ENDS.get(word, Status.ERROR)

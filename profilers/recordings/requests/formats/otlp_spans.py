@@ -37,7 +37,6 @@ _FAILED = (2, "STATUS_CODE_ERROR")
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as OTLP in JSON."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return text.startswith(b"{") and (b'"resourceSpans"' in text or (b'"batches"' in text and b'"spanId"' in text))
 
@@ -85,13 +84,13 @@ def _add_span(rows: SpanRows, span: Mapping[str, Any], service: str) -> None:
 
 def attributes_of(pairs: Any) -> dict[str, Any]:
     """Attributes by name, with the one value that is set."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for pair in pairs or ():
         value = pair.get("value")
         if isinstance(value, dict):
             value = next(iter(value.values()), None)
-        found[str(pair.get("key"))] = value
-    return found
+        result[str(pair.get("key"))] = value
+    return result
 
 
 def knows_protobuf(head: bytes) -> bool:

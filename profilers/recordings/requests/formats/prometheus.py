@@ -14,6 +14,7 @@ from pathlib import Path
 
 from latfix.errors import input_error
 from latfix.formatting import LATENCY_KEYS, milliseconds, shown
+from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
 from latfix.profilers.services.metrics_text import read_sample
 from latfix.results.diagnosis import Diagnosis, Source
@@ -59,7 +60,7 @@ def histograms(path: Path) -> dict[str, Histogram]:
 
     :raises InputError: a sample has an invalid number.
     """
-    found: dict[str, Histogram] = {}
+    result: dict[str, Histogram] = {}
     for number, line in lines_of(path):
         whole, labels, value = read_sample(line) or ("", "", "")
         name, _, kind = whole.rpartition("_")
@@ -71,21 +72,22 @@ def histograms(path: Path) -> dict[str, Histogram]:
             amount, le = float(value), float(bound[1]) if bound is not None else math.nan
             if not math.isfinite(amount):
                 raise ValueError(value)
-        histogram = found.setdefault(name, Histogram(name, unit))
+        histogram = result.setdefault(name, Histogram(name, unit))
         if kind == "bucket" and bound is not None:
             histogram.buckets[le] = histogram.buckets.get(le, 0.0) + amount
         elif kind == "sum":
             histogram.total_s += amount
         elif kind == "count":
             histogram.count += amount
-    return {name: each for name, each in found.items() if each.buckets and each.count > 0}
+    return {name: each for name, each in result.items() if each.buckets and each.count > 0}
 
 
-def diagnose(path: Path, percentile: float | None) -> Diagnosis:
+def diagnose(recorded: Recorded, options: ReadOptions) -> Diagnosis:
     """The diagnosis that histograms allow: bounds of percentiles, means of parts; no requests, no causes.
 
     :raises InputError: there is no histogram of a latency.
     """
+    path, percentile = recorded.path, options.percentile
     known = histograms(path)
     whole = _whole(known)
     if whole is None:

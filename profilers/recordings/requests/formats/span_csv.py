@@ -103,12 +103,12 @@ def _columns(header: str) -> dict[str, str]:
     there: Mapping[str, str] = {
         re.sub(r"[^a-z]", "", name.lower()): name.strip('\ufeff\r\n "') for name in header.split(",")
     }
-    found = {}
+    result = {}
     for meaning, names in _NAMES.items():
         known = next((there[name] for name in names if name in there), None)
         if known is not None:
-            found[meaning] = known
-    return found
+            result[meaning] = known
+    return result
 
 
 def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple[Ints, int]:
@@ -117,11 +117,11 @@ def _times(path: Path, column: Any, name: str, unit: int | None = None) -> tuple
 
     numbers = pd.to_numeric(column, errors="coerce")
     if numbers.isna().mean() > 0.5:  # dates
-        found = []
+        result = []
         for line, text in enumerate(column, 2):
             with entry_of(path, f"{text!r} in {name!r}", "a number, or a date in ISO 8601", line):
-                found.append(instant_ns(text))
-        return np.array(found, np.int64), 1
+                result.append(instant_ns(text))
+        return np.array(result, np.int64), 1
     unit = UNITS_NS["ns"] if name.lower().endswith("nano") else unit_of(name) or unit or epoch_unit(numbers.max())
     bad = np.flatnonzero(~(np.abs(numbers.to_numpy(np.float64)) <= LATEST_NS // unit))
     if len(bad):

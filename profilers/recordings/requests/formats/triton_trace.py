@@ -24,7 +24,6 @@ _EXPECTED = "Triton's trace with timestamps (trace-config level=TIMESTAMPS)"
 
 
 def knows(head: bytes) -> bool:
-    """True if a file begins as Triton's trace."""
     text = head.lstrip()
     return text.startswith(b"[") and b'"timestamps"' in text and (b'"ns"' in text or b'"model_name"' in text)
 

@@ -11,7 +11,7 @@ from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
 from latfix.results.diagnosis import Diagnosis
-from tests.profilers.recordings.devices.test_device_reader import REAL, cause_ms
+from tests.profilers.recordings.devices.test_device_reader import cause_ms, real
 
 HEADER = (
     "cycle,pid,hostname,beta_pct,function_name,metric_name,device,func_type,mu_pct,sigma_pct,duration,"
@@ -46,21 +46,21 @@ def against(folder: Path, reference: str, other: str) -> Diagnosis:
 
 
 def test_a_slowdown_is_not_contention(tmp_path: Path) -> None:
-    found = against(tmp_path, table(), table(begin=1e9, length=1300e3, oncpu=2500e3))
-    assert found.verdict == "host.slowdown"
-    assert found.excess_ms == pytest.approx(700) and cause_ms(found, "host.slowdown") == pytest.approx(700, abs=1.5)
-    assert found.ledger.conservation_error_ns() == 0
+    result = against(tmp_path, table(), table(begin=1e9, length=1300e3, oncpu=2500e3))
+    assert result.verdict == "host.slowdown"
+    assert result.excess_ms == pytest.approx(700) and cause_ms(result, "host.slowdown") == pytest.approx(700, abs=1.5)
+    assert result.ledger.conservation_error_ns() == 0
 
 
 def test_a_slower_device_hidden_behind_the_host_gets_nothing(tmp_path: Path) -> None:
-    found = against(tmp_path, table(), table(begin=1e9, gpu=160e3, clock=21_000))
-    assert found.verdict == "steady" and not any(entry.named for entry in found.causes)
-    assert cause_ms(found, "gpu.clocks") <= found.excess_ms < 3
+    result = against(tmp_path, table(), table(begin=1e9, gpu=160e3, clock=21_000))
+    assert result.verdict == "steady" and not any(entry.named for entry in result.causes)
+    assert cause_ms(result, "gpu.clocks") <= result.excess_ms < 3
 
 
 def test_a_slower_device_gets_the_loss_of_the_step(tmp_path: Path) -> None:
-    found = against(tmp_path, table(), table(begin=1e9, length=700e3, gpu=400e3, clock=21_000))
-    assert found.verdict == "gpu.clocks" and cause_ms(found, "gpu.clocks") == pytest.approx(100, abs=1.5)
+    result = against(tmp_path, table(), table(begin=1e9, length=700e3, gpu=400e3, clock=21_000))
+    assert result.verdict == "gpu.clocks" and cause_ms(result, "gpu.clocks") == pytest.approx(100, abs=1.5)
     same = against(tmp_path, table(), table(begin=1e9, length=700e3, gpu=400e3))
     assert cause_ms(same, "gpu.slowdown") == pytest.approx(100, abs=1.5)
 
@@ -98,12 +98,9 @@ def test_damaged_tables_are_refused_in_one_line(text: str, words: str, tmp_path:
     ],
 )
 def test_real_engine_steps(name: str, verdict: str) -> None:
-    folder = REAL / "engine_steps" / f"sglang_{name}"
-    if not folder.exists():
-        pytest.skip(f"{folder} is missing: recordings of real devices are not part of the project")
-    found = diagnose_recording(folder, ReadOptions())
+    result = real(f"engine_steps/sglang_{name}")
     if name == "gpu_instability":  # the GPU's clock at its minimum
-        assert 0 < cause_ms(found, "gpu.clocks") <= found.excess_ms < 1001 - 750
+        assert 0 < cause_ms(result, "gpu.clocks") <= result.excess_ms < 1001 - 750
     else:
-        assert found.verdict == verdict
-        assert (verdict == "steady") == (not any(entry.named for entry in found.causes))
+        assert result.verdict == verdict
+        assert (verdict == "steady") == (not any(entry.named for entry in result.causes))

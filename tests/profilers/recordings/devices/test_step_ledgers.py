@@ -37,14 +37,14 @@ def test_a_starved_device_is_the_hosts_time(vendor: str, tmp_path: Path) -> None
     made.call("launch", 60, 65, 2)
     made.work(2, 70, 80)
     made.call("sync", 66, 82)
-    found = ledger(made, tmp_path)
-    assert in_us(found.causes) == {
+    result = ledger(made, tmp_path)
+    assert in_us(result.causes) == {
         "host.python": 18,
         "transfer.sync": 2,
         "gpu.compute": 10,
         "dispatch.launch": 70,
     }
-    assert in_us(found.stages) == {"Python": 74, "launches": 10, "waits": 16}
+    assert in_us(result.stages) == {"Python": 74, "launches": 10, "waits": 16}
 
 
 def test_without_kernels_starvation_is_unknown(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_launches_held_up_by_a_full_queue_are_the_devices_time(vendor: str, tmp_
     made.call("launch", 25, 500, 5)
     made.work(5, 760, 910)
     made.call("sync", 500, 915)
-    found = ledger(made, tmp_path)
-    assert in_us(found.causes) == {"gpu.compute": 900, "dispatch.launch": 10, "transfer.sync": 5}
-    assert found.stages[QUEUE_FULL] == 475_000
+    result = ledger(made, tmp_path)
+    assert in_us(result.causes) == {"gpu.compute": 900, "dispatch.launch": 10, "transfer.sync": 5}
+    assert result.stages[QUEUE_FULL] == 475_000
 
 
 @VENDORS
@@ -81,8 +81,8 @@ def test_a_graph_is_one_launch_of_many_kernels(vendor: str, tmp_path: Path) -> N
     for start, end in ((510, 600), (602, 700), (700, 800)):
         made.work(1, start, end)
     made.call("sync", 505, 803)
-    found = ledger(made, tmp_path)
-    assert in_us(found.causes) == {
+    result = ledger(made, tmp_path)
+    assert in_us(result.causes) == {
         "transfer.sync": 3,
         "gpu.compute": 288,
         "gpu.gaps": 2,
@@ -96,14 +96,14 @@ def test_a_pageable_copy_blocks_the_host(tmp_path: Path) -> None:
     made.call("copy", 10, 60, 1)
     made.work(1, 20, 58, name="Memcpy HtoD (Pageable -> Device)", cat="gpu_memcpy", bytes=1000)
     made.call("sync", 61, 65)
-    found = ledger(made, tmp_path)
-    assert in_us(found.causes) == {
+    result = ledger(made, tmp_path)
+    assert in_us(result.causes) == {
         "host.python": 6,
         "transfer.sync": 4,
         "transfer.copy": 50,
         "dispatch.launch": 10,
     }
-    assert found.copied_bytes == found.pageable == 1000
+    assert result.copied_bytes == result.pageable == 1000
 
 
 def test_copies_within_a_device_are_compute_and_between_devices_collectives(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_allocator_calls_and_first_uses(vendor: str, tmp_path: Path) -> None:
     made.work(2, 36_110, 36_120)
     made.call("pinned", 36_200, 39_800)
     made.call("sync", 39_800, 39_803)
-    found = in_us(ledger(made, tmp_path).causes)
-    assert found["cold.start"] == 35_000
-    assert found["memory.allocator"] == 770 + 3_600
+    result = in_us(ledger(made, tmp_path).causes)
+    assert result["cold.start"] == 35_000
+    assert result["memory.allocator"] == 770 + 3_600
 
 
 def test_frames_that_wait_outside_and_the_collector(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_work_before_the_recording_stays_unexplained(tmp_path: Path) -> None:
     made.step("step", 0, 500_000)
     made.call("copy", 100, 493_000, 1)
     made.work(1, 492_990, 492_995, name="Memcpy HtoD (Host -> Device)", cat="gpu_memcpy", bytes=60)
-    found = in_us(ledger(made, tmp_path).causes)
-    assert found["unexplained"] > 492_000 and found["transfer.copy"] < 100
+    result = in_us(ledger(made, tmp_path).causes)
+    assert result["unexplained"] > 492_000 and result["transfer.copy"] < 100
 
 
 def test_the_path_crosses_between_streams(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_the_path_crosses_between_streams(tmp_path: Path) -> None:
     made.call("launch", 5, 10, 2)
     made.work(2, 101, 200, name="b", stream=8)
     made.call("sync", 12, 204)
-    found = ledger(made, tmp_path)
-    assert found.named["gpu.compute", "a"] == 94_000 and found.named["gpu.compute", "b"] == 99_000
-    assert in_us(found.causes)["gpu.gaps"] == 1
+    result = ledger(made, tmp_path)
+    assert result.named["gpu.compute", "a"] == 94_000 and result.named["gpu.compute", "b"] == 99_000
+    assert in_us(result.causes)["gpu.gaps"] == 1
 
 
 def test_collectives_beyond_the_shortest_of_their_kind_wait_for_other_ranks(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_collectives_beyond_the_shortest_of_their_kind_wait_for_other_ranks(tmp_
         made.call("launch", 2 * k, 2 * k + 2, k)
         made.work(k, start, end, name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)")
     made.call("sync", 8, 420)
-    found = in_us(ledger(made, tmp_path).causes)
-    assert (found["gpu.collective"], found["gpu.rank_wait"]) == (90, 300)
+    result = in_us(ledger(made, tmp_path).causes)
+    assert (result["gpu.collective"], result["gpu.rank_wait"]) == (90, 300)
 
 
 def test_with_all_ranks_the_last_to_arrive_does_not_wait(tmp_path: Path) -> None:
@@ -247,6 +247,6 @@ def test_ledgers_of_any_trace_sum_exactly(
     trace = read_trace(path)
     ledgers = Ledgers(trace)
     for step in find_steps(trace, "", path).steps:
-        found = ledgers.of(step)
-        assert sum(found.causes.values()) == step.length == sum(found.stages.values())
-        assert all(value >= 0 for value in found.causes.values())
+        result = ledgers.of(step)
+        assert sum(result.causes.values()) == step.length == sum(result.stages.values())
+        assert all(value >= 0 for value in result.causes.values())

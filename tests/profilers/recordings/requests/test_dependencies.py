@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from latfix.profilers.recordings.detect import diagnose_recording
-from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.dependencies import account_for_spans
-from latfix.profilers.recordings.requests.findings import Recorded, diagnose_accounts
+from latfix.profilers.recordings.requests.findings import RecordingFacts, diagnose_accounts
 from latfix.profilers.recordings.requests.span_rows import SpanRows
 from latfix.profilers.recordings.requests.span_table import SpanTable, own_times
 from latfix.results.diagnosis import Diagnosis, Source
+from tests.profilers.recordings.devices.test_device_reader import REAL, real
 
-SPANS = Path(__file__).parents[5] / "shared" / "data" / "recordings" / "spans"
+SPANS = REAL / "spans"
 MS = 1_000_000
 
 
@@ -69,12 +67,12 @@ def shop(*, n: int = 600, seed: int, fault: str = "") -> SpanTable:
 
 def diagnosed(spans: SpanTable) -> Diagnosis:
     accounts = account_for_spans(spans)
-    described = Recorded(
+    described = RecordingFacts(
         source=Source(kind="spans", path="x"), statuses={}, offered_ns=accounts.arrival_ns, workload="x"
     )
-    found = diagnose_accounts(accounts, described, None, 0)
-    assert found.ledger.conservation_error_ns() == 0
-    return found
+    result = diagnose_accounts(accounts, described, None, 0)
+    assert result.ledger.conservation_error_ns() == 0
+    return result
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -87,9 +85,9 @@ def diagnosed(spans: SpanTable) -> Diagnosis:
     ],
 )
 def test_the_service_that_stands_out_has_the_verdict(fault: str, verdict: str, seed: int) -> None:
-    found = diagnosed(shop(seed=seed, fault=fault))
-    assert found.verdict == verdict
-    assert found.causes[0].tail_share > 0.8
+    result = diagnosed(shop(seed=seed, fault=fault))
+    assert result.verdict == verdict
+    assert result.causes[0].tail_share > 0.8
 
 
 def test_a_quiet_shop_has_no_named_cause() -> None:
@@ -101,12 +99,10 @@ def test_recorded_faults_of_a_real_shop() -> None:
     truth = json.loads((SPANS / "truth.json").read_text())
     right, named_in_quiet = 0, []
     for name, fault in truth.items():
-        path = next(SPANS.glob(f"{name}*.csv.gz"))
-        found = diagnose_recording(path, ReadOptions())
-        assert found.ledger.conservation_error_ns() == 0
+        result = real(f"spans/{next(SPANS.glob(f'{name}*.csv.gz')).name}")
         if fault is None:
-            named_in_quiet += [cause.cause for cause in found.causes if cause.named]
+            named_in_quiet += [cause.cause for cause in result.causes if cause.named]
         else:
-            right += found.verdict.partition(".")[2] == fault["service"]
+            right += result.verdict.partition(".")[2] == fault["service"]
     assert right >= 6
     assert named_in_quiet == []

@@ -17,9 +17,9 @@ from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, simula
 
 
 def diagnosed(table: RequestTable, percentile: float | None = 99.0) -> Diagnosis:
-    found = diagnose_table(table, Path("log"), ReadOptions(percentile=percentile))
-    assert found.ledger.conservation_error_ns() == 0
-    return found
+    result = diagnose_table(table, Path("log"), ReadOptions(percentile=percentile))
+    assert result.ledger.conservation_error_ns() == 0
+    return result
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -34,48 +34,48 @@ def diagnosed(table: RequestTable, percentile: float | None = 99.0) -> Diagnosis
     ],
 )
 def test_the_planted_cause_has_the_verdict(kind: str, cause: str, servers: int, seed: int) -> None:
-    found = diagnosed(simulated(kind, seed, servers=servers))
-    assert found.verdict == cause
-    top = found.causes[0]
+    result = diagnosed(simulated(kind, seed, servers=servers))
+    assert result.verdict == cause
+    top = result.causes[0]
     assert top.named and top.tail_share > 0.5
-    assert top.whatif_ms["p99"] < found.latency_ms["p99"]
+    assert top.whatif_ms["p99"] < result.latency_ms["p99"]
 
 
 @pytest.mark.parametrize("seed", [11, 12])
 def test_a_stall_of_all_servers_is_one_event(seed: int) -> None:
-    found = diagnosed(simulated("stall", seed, servers=4))
-    assert found.verdict == "stall.shared"
-    assert "12 times" in found.causes[0].evidence or "11 times" in found.causes[0].evidence
+    result = diagnosed(simulated("stall", seed, servers=4))
+    assert result.verdict == "stall.shared"
+    assert "12 times" in result.causes[0].evidence or "11 times" in result.causes[0].evidence
 
 
 @pytest.mark.parametrize("servers", [1, 4])
 def test_a_quiet_log_names_no_fault(servers: int) -> None:
-    found = diagnosed(simulated("quiet", 11, servers=servers))
-    assert {cause.cause for cause in found.causes if cause.named} <= {"input.size"}
+    result = diagnosed(simulated("quiet", 11, servers=servers))
+    assert {cause.cause for cause in result.causes if cause.named} <= {"input.size"}
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_unread_columns_are_noted_if_much_is_unexplained(known: bool) -> None:
     table = replace(simulated("dependency", 11), unread="Not read: db_ms.")
-    found = diagnosed(table if known else replace(table, parts={}))
-    assert ("Not read: db_ms." in found.notes) == (not known)
+    result = diagnosed(table if known else replace(table, parts={}))
+    assert ("Not read: db_ms." in result.notes) == (not known)
 
 
 def test_the_queue_is_inferred_with_its_servers() -> None:
-    found = diagnosed(simulated("quiet", 11, servers=4, load=0.6))
-    burst = next(cause for cause in found.causes if cause.cause == "traffic.burst")
+    result = diagnosed(simulated("quiet", 11, servers=4, load=0.6))
+    burst = next(cause for cause in result.causes if cause.cause == "traffic.burst")
     assert "inferred: 4 served at once" in burst.evidence
-    assert found.stages_ms["queue"]["p50"] == 0
+    assert result.stages_ms["queue"]["p50"] == 0
 
 
 def test_no_queue_is_inferred_for_a_shared_processor() -> None:
     rng = np.random.default_rng(5)
     table = simulated("quiet", 5, load=0.6)
     shared = np.rint(TYPICAL_NS * rng.lognormal(0, 0.6, len(table))).astype(np.int64)
-    found = diagnosed(replace(table, latency_ns=shared))
-    assert "queue" not in found.stages_ms
-    assert not any(cause.cause.startswith("traffic.") for cause in found.causes)
-    assert any("not separated from service" in note for note in found.notes)
+    result = diagnosed(replace(table, latency_ns=shared))
+    assert "queue" not in result.stages_ms
+    assert not any(cause.cause.startswith("traffic.") for cause in result.causes)
+    assert any("not separated from service" in note for note in result.notes)
 
 
 def test_no_queue_is_inferred_from_arrivals_to_the_second() -> None:
@@ -88,23 +88,23 @@ def test_a_measured_queue_is_used_unmodified() -> None:
     table = simulated("quiet", 11)
     queue = np.zeros(len(table), np.int64)
     queue[1000:1060] = 300_000_000
-    found = diagnosed(replace(table, latency_ns=np.full(len(table), 20_000_000) + queue, parts={"queue": queue}))
-    assert found.stages_ms["queue"]["tail"] == pytest.approx(300, rel=0.2)
-    assert found.stages_ms["service"]["p50"] == pytest.approx(20)
+    result = diagnosed(replace(table, latency_ns=np.full(len(table), 20_000_000) + queue, parts={"queue": queue}))
+    assert result.stages_ms["queue"]["tail"] == pytest.approx(300, rel=0.2)
+    assert result.stages_ms["service"]["p50"] == pytest.approx(20)
 
 
 def test_lost_and_cancelled_requests_have_no_latency() -> None:
     table = simulated("quiet", 11)
     status = table.status.copy()
     status[:100], status[100:130] = Status.ERROR, CANCELLED
-    found = diagnosed(replace(table, status=status))
+    result = diagnosed(replace(table, status=status))
     ends = {"error": 100, "timeout": 0, "shed": 0, "unfinished": None, "cancelled": 30}
-    assert found.requests == {"ok": 3870, **ends}
-    assert found.verdict == "losing"  # 2.5 % of arrived requests, and p99 allows 1 %
-    document = found.to_json()
+    assert result.requests == {"ok": 3870, **ends}
+    assert result.verdict == "losing"  # 2.5 % of arrived requests, and p99 allows 1 %
+    document = result.to_json()
     assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
     assert document["latency_ms_ok"]["p99"] > 0
-    assert any("30 requests were cancelled" in note for note in found.notes)
+    assert any("30 requests were cancelled" in note for note in result.notes)
 
 
 def test_what_is_not_recorded_is_unknown() -> None:
@@ -152,8 +152,8 @@ def streams(*, prompts: bool) -> RequestTable:
 
 @pytest.mark.parametrize(("prompts", "cause"), [(True, "batching.prefill"), (False, "stall.shared")])
 def test_shared_stalls_of_streams_are_attributed(prompts: bool, cause: str) -> None:
-    found = diagnosed(streams(prompts=prompts), percentile=50.0)
-    listed = {each.cause: each for each in found.causes}
+    result = diagnosed(streams(prompts=prompts), percentile=50.0)
+    listed = {each.cause: each for each in result.causes}
     assert listed[cause].named
     assert "3 times" in listed[cause].evidence
     other = {"batching.prefill", "stall.shared"} - {cause}
@@ -166,8 +166,8 @@ def test_the_engines_log_explains_a_shared_stall() -> None:
     steps = EngineSteps(
         end_ns=ends, length_ns=np.full(3, 150_000_000), prefill_tokens=np.full(3, 4096), streams=np.full(3, 20)
     )
-    found = diagnosed(replace(table, steps=steps), percentile=50.0)
-    assert [cause.cause for cause in found.causes if cause.named] == ["batching.prefill"]
+    result = diagnosed(replace(table, steps=steps), percentile=50.0)
+    assert [cause.cause for cause in result.causes if cause.named] == ["batching.prefill"]
 
 
 def test_prompts_computed_in_batches_are_a_queue() -> None:
@@ -182,7 +182,7 @@ def test_prompts_computed_in_batches_are_a_queue() -> None:
         status=np.zeros(n, np.int8),
         first_ns=first - arrival,
     )
-    found = diagnosed(table, percentile=90.0)
-    assert found.verdict == "traffic.burst"
-    assert "in batches, one after the other" in found.causes[0].evidence
-    assert found.stages_ms["queue"]["p99"] == pytest.approx(first.max() / 1e6 - 130, rel=0.05)
+    result = diagnosed(table, percentile=90.0)
+    assert result.verdict == "traffic.burst"
+    assert "in batches, one after the other" in result.causes[0].evidence
+    assert result.stages_ms["queue"]["p99"] == pytest.approx(first.max() / 1e6 - 130, rel=0.05)

@@ -22,17 +22,21 @@ from latfix.profilers.recordings.requests.formats import (
     jaeger_spans,
     mapped_log,
     otlp_spans,
-    prometheus,
     span_csv,
     triton_trace,
-    vllm_bench,
-    vllm_steps,
+    vllm,
 )
 from latfix.profilers.recordings.requests.request_table import CANCELLED
 from latfix.stages import Status
 
 S, MS = 1_000_000_000, 1_000_000
 START = 1_763_800_000 * S
+
+
+def written(tmp_path: Path, content: str | bytes) -> Path:
+    path = tmp_path / "recording"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
 
 
 def aiperf_lines() -> str:
@@ -58,9 +62,7 @@ def aiperf_lines() -> str:
 
 
 def test_aiperf(tmp_path: Path) -> None:
-    path = tmp_path / "profile_export.jsonl"
-    path.write_text(aiperf_lines())
-    table = aiperf.read(path)
+    table = aiperf.read(written(tmp_path, aiperf_lines()))
     assert table.arrival_ns.tolist() == [0, S, 2 * S]
     assert table.latency_ns.tolist() == [50_500_000, -1, 50_500_000]
     assert table.status.tolist() == [Status.OK, CANCELLED, Status.OK]
@@ -87,18 +89,18 @@ def vllm_document(**changes: Any) -> dict[str, Any]:
 def test_vllm_bench(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(vllm_document(start_times=[5.0, 5.5, 6.0], queue_times=[0.0, 0.25, 0.0])))
-    table = vllm_bench.read(path)
+    table = vllm.read_bench(path)
     assert table.arrival_ns.tolist() == [0, S // 4, S]  # from when it was due
     assert table.latency_ns.tolist() == [130 * MS, 470 * MS, -1]
     assert table.parts["dispatch"].tolist() == [0, 250 * MS, 0]
     assert table.status.tolist() == [0, 0, Status.ERROR]
     path.write_text(json.dumps(vllm_document()))
-    assert not vllm_bench.read(path).timed
+    assert not vllm.read_bench(path).timed
     path.write_text(
         json.dumps({"endpoint_type": "openai", "num_prompts": 1, "request_rate": "inf", "mean_ttft_ms": 1.0})
     )
     with pytest.raises(InputError, match="--save-detailed"):
-        vllm_bench.read(path)
+        vllm.read_bench(path)
 
 
 def test_guidellm_in_both_layouts(tmp_path: Path) -> None:
@@ -128,12 +130,12 @@ def triton_document() -> list[dict[str, Any]]:
         "COMPUTE_OUTPUT_START",
         "COMPUTE_END",
     ]
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for k in range(2):
         stamps = [{"name": name, "ns": k * S + place * MS} for place, name in enumerate(names)]
-        found.append({"id": k, "model_name": "simple", "model_version": 1, "timestamps": stamps})
-        found.append({"id": k, "timestamps": [{"name": "REQUEST_END", "ns": k * S + 9 * MS}]})
-    return found
+        result.append({"id": k, "model_name": "simple", "model_version": 1, "timestamps": stamps})
+        result.append({"id": k, "timestamps": [{"name": "REQUEST_END", "ns": k * S + 9 * MS}]})
+    return result
 
 
 def test_triton(tmp_path: Path) -> None:
@@ -162,9 +164,8 @@ STEP = (
 
 
 def test_vllm_iterations(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("INFO 11-22 10:00:00 [api.py:3] ready\n" + STEP.format(1, "") + STEP.format(2, "Engine 000: "))
-    steps = vllm_steps.read(path, year=2026)
+    log = "INFO 11-22 10:00:00 [api.py:3] ready\n" + STEP.format(1, "") + STEP.format(2, "Engine 000: ")
+    steps = vllm.read_steps(written(tmp_path, log), year=2026)
     assert steps.length_ns.tolist() == [1_125_940_000] * 2
     assert steps.prefill_tokens.tolist() == [7957, 7957]
     assert int(np.diff(steps.end_ns)[0]) == S
@@ -215,12 +216,10 @@ def own_by_cause(table: Any) -> dict[str, float]:
 
 
 def test_otlp_in_json_and_by_lines(tmp_path: Path) -> None:
-    path = tmp_path / "spans.json"
-    path.write_text(json.dumps(otlp_document(), indent=1))
-    check_spans(otlp_spans.read(path))
+    check_spans(otlp_spans.read(written(tmp_path, json.dumps(otlp_document(), indent=1))))
     batches = otlp_document()["resourceSpans"]
-    path.write_text("\n".join(json.dumps({"resourceSpans": [batch]}) for batch in batches))
-    check_spans(otlp_spans.read(path))
+    lines = "\n".join(json.dumps({"resourceSpans": [batch]}) for batch in batches)
+    check_spans(otlp_spans.read(written(tmp_path, lines)))
 
 
 def field(number: int, payload: bytes) -> bytes:
@@ -228,11 +227,11 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    found = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*result, value])
 
 
 def otlp_bytes() -> bytes:
@@ -277,9 +276,8 @@ def test_spans_of_a_serving_engine_are_requests_with_a_remainder(tmp_path: Path)
     attributes.append({"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "512"}})
     span = {"traceId": "ab" * 16, "spanId": "c" * 16, "name": "llm_request", "kind": 2, "attributes": attributes}
     times = {"startTimeUnixNano": str(START), "endTimeUnixNano": str(START + 500 * MS)}
-    path = tmp_path / "spans.json"
-    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | times]}]}]}))
-    document = diagnose_recording(path, ReadOptions()).to_json()
+    spans = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span | times]}]}]})
+    document = diagnose_recording(written(tmp_path, spans), ReadOptions()).to_json()
     assert document["source"]["kind"] == "requests"
     assert document["latency_ms"]["p50"] == pytest.approx(500)
     stages = {name: stage["mean"] for name, stage in document["stages_ms"].items()}
@@ -305,9 +303,8 @@ def test_jaeger(tmp_path: Path) -> None:
         span("d", "b", 15, 55, "p2", "server"),
     ]
     processes = {"p1": {"serviceName": "api"}, "p2": {"serviceName": "model"}}
-    path = tmp_path / "jaeger.json"
-    path.write_text(json.dumps({"data": [{"traceID": "t", "spans": spans, "processes": processes}]}))
-    check_spans(jaeger_spans.read(path))
+    document = {"data": [{"traceID": "t", "spans": spans, "processes": processes}]}
+    check_spans(jaeger_spans.read(written(tmp_path, json.dumps(document))))
 
 
 def har_document() -> dict[str, Any]:
@@ -384,9 +381,7 @@ vllm:request_queue_time_seconds_sum{model_name="m"} 2.0
 
 
 def test_prometheus_histograms_allow_bounds_and_means(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.txt"
-    path.write_text(HISTOGRAM)
-    document = prometheus.diagnose(path, None).to_json()
+    document = diagnose_recording(written(tmp_path, HISTOGRAM), ReadOptions()).to_json()
     assert document["latency_ms"]["mean"] == pytest.approx(400)
     assert document["latency_ms"]["p99"] == pytest.approx(1000)
     assert document["latency_ms"]["p99_9"] is None and document["latency_ms"]["max"] is None
@@ -402,8 +397,7 @@ NGINX = (
 
 
 def accesses(tmp_path: Path, *lines: str) -> Any:
-    path = tmp_path / "access.log"
-    path.write_text("".join(lines))
+    path = written(tmp_path, "".join(lines))
     assert access_log.knows(path.read_bytes())
     return access_log.read(path)
 
@@ -463,8 +457,7 @@ def test_a_log_without_latency_is_refused(tmp_path: Path) -> None:
 
 
 def mapped(tmp_path: Path, text: str, *mapping: str) -> Any:
-    path = tmp_path / "log"
-    path.write_text(text)
+    path = written(tmp_path, text)
     assert mapped_log.knows(path.read_bytes())
     return mapped_log.read(path, mapping)
 
@@ -502,7 +495,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
         ("a,b\n1,2\n", (), "--map latency_ms=COLUMN"),
         ("ts,duration\n1,2\n", (), "--map latency_ms=duration"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=lat",), "found no column 'lat'"),
-        ("ts,latency_ms\nx,y\nz,w\n", (), "log:2: found"),
+        ("ts,latency_ms\nx,y\nz,w\n", (), "recording:2: found"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=exec('x')",), "expected numbers"),
     ],
 )
@@ -530,40 +523,33 @@ WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
 @pytest.mark.parametrize("writer", WRITERS)
 def test_each_format_is_recognized_by_its_content(tmp_path: Path, writer: str, compressed: bool) -> None:
     kind, write = WRITERS[writer]
-    path = tmp_path / "recording"
-    path.write_bytes(gzip.compress(write()) if compressed else write())
-    found = diagnose_recording(path, ReadOptions())
-    assert found.source is not None and found.source.kind == kind
-    assert found.source.path == str(path)
-    json.dumps(found.to_json(), allow_nan=False)
+    path = written(tmp_path, gzip.compress(write()) if compressed else write())
+    result = diagnose_recording(path, ReadOptions())
+    assert result.source is not None and result.source.kind == kind
+    assert result.source.path == str(path)
+    json.dumps(result.to_json(), allow_nan=False)
 
 
-@pytest.mark.parametrize("writer", [name for name in WRITERS if name not in ("prometheus", "steps", "nginx", "csv")])
-def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str) -> None:
+#: Formats whose files may end after any line.
+BY_LINE = {"prometheus", "steps", "nginx", "csv"}
+
+
+@pytest.mark.parametrize(
+    ("writer", "compressed"),
+    [*((name, True) for name in WRITERS), *((name, False) for name in WRITERS if name not in BY_LINE)],
+)
+def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str, compressed: bool) -> None:
     whole = WRITERS[writer][1]()
-    path = tmp_path / "recording"
-    path.write_bytes(whole[: len(whole) * 3 // 4])
+    path = written(tmp_path, gzip.compress(whole, 0)[:-12] if compressed else whole[: len(whole) * 3 // 4])
     with pytest.raises(InputError) as raised:
         diagnose_recording(path, ReadOptions())
     assert str(path) in raised.value.message and "\n" not in raised.value.message
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_cut_off_compression_is_refused_in_one_line(tmp_path: Path, writer: str) -> None:
-    compressed = gzip.compress(WRITERS[writer][1](), 0)
-    path = tmp_path / "recording"
-    path.write_bytes(compressed[:-12])
-    with pytest.raises(InputError) as raised:
-        diagnose_recording(path, ReadOptions())
-    assert str(path) in raised.value.message
-
-
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b"just a text\nof two lines\n", b"{}", b"[]", b"null"])
 def test_unknown_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "recording"
-    path.write_bytes(content)
     with pytest.raises(InputError):
-        diagnose_recording(path, ReadOptions())
+        diagnose_recording(written(tmp_path, content), ReadOptions())
 
 
 def test_a_log_of_requests_with_the_engines_steps(tmp_path: Path) -> None:
@@ -572,5 +558,5 @@ def test_a_log_of_requests_with_the_engines_steps(tmp_path: Path) -> None:
         "".join(STEP.format(k, "").replace("11-22 10:00:0", "2025-11-22 08:26:4") for k in range(5))
     )
     assert detect(recorded_at(tmp_path)) is not None
-    found = diagnose_recording(tmp_path, ReadOptions())
-    assert found.source is not None and found.source.read["steps"] == 5
+    result = diagnose_recording(tmp_path, ReadOptions())
+    assert result.source is not None and result.source.read["steps"] == 5

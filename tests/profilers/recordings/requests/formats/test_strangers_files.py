@@ -19,7 +19,7 @@ import pytest
 from latfix.errors import InputError
 from latfix.profilers.recordings.detect import diagnose_recording
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.formats import access_log, prometheus, span_csv
+from latfix.profilers.recordings.requests.formats import access_log, span_csv
 from latfix.profilers.recordings.requests.readers import read_requests
 from latfix.profilers.recordings.requests.text_source import instant_ns
 from latfix.profilers.services.metrics_text import parse_metrics
@@ -33,13 +33,8 @@ from tests.profilers.recordings.requests.formats.test_formats import (
     S,
     aiperf_lines,
     otlp_document,
+    written,
 )
-
-
-def written(tmp_path: Path, content: str | bytes) -> Path:
-    path = tmp_path / "recording"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def table_of(tmp_path: Path, content: str | bytes, *mapping: str) -> Any:
@@ -70,9 +65,9 @@ def test_gzip_of_several_members_that_begins_with_an_empty_one(tmp_path: Path) -
 @pytest.mark.parametrize("writer", ["nginx", "csv", "otlp", "aiperf", "prometheus"])
 def test_byte_order_marks_and_utf16_are_read(tmp_path: Path, writer: str, encoding: str) -> None:
     text = WRITERS[writer][1]().decode().replace("\n", "\r\n")
-    found = diagnose_recording(written(tmp_path, text.encode(encoding)), ReadOptions())
+    result = diagnose_recording(written(tmp_path, text.encode(encoding)), ReadOptions())
     plain = diagnose_recording(written(tmp_path, text), ReadOptions())
-    assert found.to_json()["latency_ms"] == plain.to_json()["latency_ms"]
+    assert result.to_json()["latency_ms"] == plain.to_json()["latency_ms"]
 
 
 def test_bytes_that_are_not_utf8_are_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -189,8 +184,8 @@ def test_begin_and_end_are_a_latency_to_the_nanosecond(tmp_path: Path) -> None:
 def test_lost_requests_without_a_latency_are_counted(tmp_path: Path) -> None:
     lines = [{"ts": 1763800000 + k, "status": 200, "latency_ms": 5} for k in range(3)]
     lost = {"ts": 1763800000, "status": 504, "error": "no answer", "latency_ms": None}
-    found = diagnose_recording(written(tmp_path, "\n".join(map(json.dumps, [lost, *lines]))), ReadOptions())
-    assert found.requests["timeout"] == 1 and found.requests["ok"] == 3
+    result = diagnose_recording(written(tmp_path, "\n".join(map(json.dumps, [lost, *lines]))), ReadOptions())
+    assert result.requests["timeout"] == 1 and result.requests["ok"] == 3
     for first in (lost, {"ts": 1763800000, "status": 504}):  # fields missing in the first line are in the others
         assert len(table_of(tmp_path, "\n".join(map(json.dumps, [first, *lines])))) == 4
 
@@ -220,7 +215,7 @@ def test_a_mapping_without_a_column_is_refused(tmp_path: Path) -> None:
 def test_exemplars_after_samples_are_not_values(tmp_path: Path) -> None:
     """OpenMetrics: a time with a fraction, and an exemplar after the value."""
     text = HISTOGRAM.replace("90.0\n", '90.0 1763800000.123 # {trace_id="ab"} 0.67 1763800000.1\n')
-    document = prometheus.diagnose(written(tmp_path, text), None).to_json()
+    document = diagnose_recording(written(tmp_path, text), ReadOptions()).to_json()
     assert document["latency_ci95_ms"]["p99"] == [500.0, 1000.0]
     assert parse_metrics('a_total{b="c}"} 17 # {trace_id="ab"} 0.67\nb{quantile="0.5"} 3\n') == {"a_total": 17}
 
@@ -241,10 +236,10 @@ def test_a_duration_without_a_unit_has_that_of_the_begin(tmp_path: Path, unit: i
 def test_steps_without_a_year_get_that_of_the_requests(tmp_path: Path, hour: str) -> None:
     (tmp_path / "profile_export.jsonl").write_text(aiperf_lines())
     (tmp_path / "server.log").write_text("".join(STEP.format(k, "").replace("10:00:0", hour) for k in range(5)))
-    found = diagnose_recording(tmp_path, ReadOptions())
-    assert found.source is not None
-    assert ("steps" in found.source.read) == (hour == "08:26:4")
-    assert any("another time zone" in note for note in found.notes) == (hour != "08:26:4")
+    result = diagnose_recording(tmp_path, ReadOptions())
+    assert result.source is not None
+    assert ("steps" in result.source.read) == (hour == "08:26:4")
+    assert any("another time zone" in note for note in result.notes) == (hour != "08:26:4")
 
 
 def test_a_folder_of_logs_is_refused_naming_one(tmp_path: Path) -> None:
@@ -257,8 +252,8 @@ def test_a_folder_of_logs_is_refused_naming_one(tmp_path: Path) -> None:
 def test_spans_from_1970_on_sum_exactly(tmp_path: Path) -> None:
     document = otlp_document()
     document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["startTimeUnixNano"] = "3"
-    found = diagnose_recording(written(tmp_path, json.dumps(document)), ReadOptions())
-    assert found.ledger.conservation_error_ns() == 0
+    result = diagnose_recording(written(tmp_path, json.dumps(document)), ReadOptions())
+    assert result.ledger.conservation_error_ns() == 0
 
 
 NONSENSE: tuple[Any, ...] = (None, "x", -1, 1e300, 10**30, float("nan"), True, [], {}, ["a"], {"a": 1}, -(10**19))
@@ -303,11 +298,11 @@ def test_damage_is_refused_in_one_line_or_the_diagnosis_sums(tmp_path: Path, wri
     read = 0
     for text in damaged_copies(WRITERS[writer][1]()):
         try:
-            found = diagnose_recording(written(tmp_path, text.encode("utf-8", "surrogateescape")), ReadOptions())
+            result = diagnose_recording(written(tmp_path, text.encode("utf-8", "surrogateescape")), ReadOptions())
         except InputError as error:
             assert "\n" not in error.message and "recording" in error.message
         else:
-            json.dumps(found.to_json(), allow_nan=False)
-            assert not len(found.ledger.latency_ns) or found.ledger.conservation_error_ns() == 0
+            json.dumps(result.to_json(), allow_nan=False)
+            assert not len(result.ledger.latency_ns) or result.ledger.conservation_error_ns() == 0
             read += 1
     assert read

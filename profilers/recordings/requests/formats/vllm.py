@@ -1,34 +1,51 @@
-"""The result file of ``vllm bench serve --save-result --save-detailed``: lists with one entry per request.
+"""vLLM: results of ``vllm bench serve --save-result --save-detailed``, and the iterations in the server's log.
 
-Fields: ``vllm/benchmarks/serve.py`` of vllm-project/vllm. ``ttfts``, ``itls``, ``input_lens``, ``output_lens`` and
-``errors`` since the first release; ``start_times``, ``latencies`` and ``queue_times`` later. Times in seconds.
+Results have lists with one entry per request: ``ttfts``, ``itls``, ``input_lens``, ``output_lens`` and ``errors`` since
+the first release; ``start_times``, ``latencies`` and ``queue_times`` later (``vllm/benchmarks/serve.py``). Seconds.
+
+The log has one line per step among others: ``Iteration(7): 2 context requests, 7957 context tokens, 43 generation
+requests, 43 generation tokens, iteration elapsed time: 1125.94 ms, …``, after the logger's ``INFO 11-22 10:00:00
+[file.py:1]`` and, in newer versions, ``Engine 000:``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from latfix.errors import input_error
 from latfix.profilers.recordings.reader import recorded_at
-from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.request_table import EngineSteps, RequestTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
+    LONGEST_NS,
     begins_with_object,
     entry_of,
     json_document,
     json_lines,
+    lines_of,
 )
 from latfix.stages import Status
 
-NAME = "vllm bench serve --save-detailed"
-_EXPECTED = "a result of vllm bench serve"
+BENCH = "vllm bench serve --save-detailed"
+_RESULT = "a result of vllm bench serve"
 _S = 1_000_000_000
+STEPS = "vLLM iteration log"
+_LOG = "vLLM's log with its iterations"
+_STEP = re.compile(
+    r"Iteration\((\d+)\): (\d+) context requests, (\d+) context tokens, (\d+) generation requests, "
+    r"(\d+) generation tokens, iteration elapsed time: ([0-9.]+) ms"
+)
+_STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 
 
-def knows(head: bytes) -> bool:
+def knows_bench(head: bytes) -> bool:
     """True if a file begins as a result of vllm bench; one without details is refused when it is read."""
     text = head.lstrip()
     return text.startswith(b"{") and (
@@ -38,7 +55,7 @@ def knows(head: bytes) -> bool:
     )
 
 
-def read(path: Path) -> RequestTable:
+def read_bench(path: Path) -> RequestTable:
     """The requests of a run.
 
     :raises InputError: it is damaged, or was saved without details.
@@ -51,7 +68,7 @@ def read(path: Path) -> RequestTable:
     planned = _open_loop(document)
     rows = TableRows()
     for k in range(n):
-        with entry_of(path, f"request {k}", _EXPECTED):
+        with entry_of(path, f"request {k}", _RESULT):
             gaps = [gap for value in itls[k] or () if (gap := ns_of(value, _S)) is not None]
             first = ns_of(ttfts[k], _S)
             failed = bool(errors[k])
@@ -75,7 +92,7 @@ def read(path: Path) -> RequestTable:
         notes = ("This version of vllm bench serve does not record send times (start_times): only the order of "
                  "requests is known.",)  # fmt: skip
     return rows.table(
-        facts={"format": NAME, "model": document.get("model_id"), "request_rate": document.get("request_rate")},
+        facts={"format": BENCH, "model": document.get("model_id"), "request_rate": document.get("request_rate")},
         notes=notes,
         timed=timed,
     )
@@ -84,18 +101,18 @@ def read(path: Path) -> RequestTable:
 def _document(path: Path) -> Mapping[str, Any]:
     """The only result of a file, or the last of several, one per line."""
     if begins_with_object(recorded_at(path).head) is not None:
-        documents = [document for _, document in json_lines(path, _EXPECTED)]
+        documents = [document for _, document in json_lines(path, _RESULT)]
         return documents[-1]
-    document = json_document(path, _EXPECTED)
+    document = json_document(path, _RESULT)
     if not isinstance(document, dict):
-        raise input_error(path, None, f"a {type(document).__name__}", _EXPECTED)
+        raise input_error(path, None, f"a {type(document).__name__}", _RESULT)
     return document
 
 
 def _list(document: Mapping[str, Any], name: str, path: Path) -> list[Any]:
     values = document.get(name)
     if not isinstance(values, list) or not values:
-        raise input_error(path, None, f"no list {name!r}", _EXPECTED, "save it with --save-result --save-detailed")
+        raise input_error(path, None, f"no list {name!r}", _RESULT, "save it with --save-result --save-detailed")
     return values
 
 
@@ -113,3 +130,48 @@ def _open_loop(document: Mapping[str, Any]) -> bool:
     """True if requests were scheduled at a rate, not sent as soon as others ended."""
     rate = document.get("request_rate")
     return isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < float("inf")
+
+
+def knows_steps(head: bytes) -> bool:
+    """True if a step is among the first lines."""
+    return _STEP.search(head.decode("utf-8", "replace")) is not None
+
+
+def read_steps(path: Path, *, year: int | None = None) -> EngineSteps:
+    """The steps. Their ends are the log's times, to the second or better; without times, steps are put end to end.
+
+    :param year: of times without one.
+    :raises InputError: no line is a step.
+    """
+    ends: list[int] = []
+    lengths: list[int] = []
+    prefill: list[int] = []
+    streams: list[int] = []
+    dated = True
+    for number, line in lines_of(path):
+        step = _STEP.search(line)
+        if step is None:
+            continue
+        stamp = _STAMP.search(line[: step.start()])
+        dated &= stamp is not None
+        with entry_of(path, "a step", _LOG, number):
+            ends.append(_instant(stamp, year) if stamp is not None else 0)
+            lengths.append(min(round(float(step[6]) * 1e6), LONGEST_NS))
+            prefill.append(min(int(step[3]), LONGEST_NS))
+            streams.append(min(int(step[4]), LONGEST_NS))
+    if not ends:
+        raise input_error(path, None, "no line with Iteration(N)", _LOG)
+    length = np.array(lengths, np.int64)
+    end = np.array(ends, np.int64) if dated else np.cumsum(length)
+    return EngineSteps(
+        end_ns=end, length_ns=length, prefill_tokens=np.array(prefill, np.int64), streams=np.array(streams, np.int64)
+    )
+
+
+def _instant(stamp: re.Match[str], year: int | None) -> int:
+    when = int(stamp[1]) if stamp[1] else year or datetime.now(UTC).year
+    month, day, hour, minute, second = (int(stamp[k]) for k in range(2, 7))
+    if not stamp[1] and (month, day) == (2, 29):
+        when -= when % 4  # the latest year with this day
+    moment = datetime(when, month, day, hour, minute, second, tzinfo=UTC)
+    return int(moment.timestamp()) * 10**9 + int((stamp[7] or "0").ljust(9, "0"))
