@@ -1,7 +1,7 @@
 """vLLM: results of ``vllm bench serve --save-result --save-detailed``, and the iterations in the server's log.
 
-Results have lists with one entry per request: ``ttfts``, ``itls``, ``input_lens``, ``output_lens`` and ``errors`` since
-the first release; ``start_times``, ``latencies`` and ``queue_times`` later (``vllm/benchmarks/serve.py``). Seconds.
+Results have lists with one entry per request: ``ttfts``, ``itls``, ``input_lens``, ``output_lens``, ``errors`` from
+the first release on; ``start_times``, ``latencies``, ``queue_times`` later (``vllm/benchmarks/serve.py``). Seconds.
 
 The log has one line per step among others: ``Iteration(7): 2 context requests, 7957 context tokens, 43 generation
 requests, 43 generation tokens, iteration elapsed time: 1125.94 ms, …``, after the logger's ``INFO 11-22 10:00:00
