@@ -2,9 +2,9 @@
 
 The simulation's error, as a pace (:mod:`latfix.capacity.latency_curve`), is modeled as a random walk over the
 logarithm of load. It starts where the simulation was calibrated, and each replay observes it with noise: Kriging,
-with the simulation as the trend. Step size and noise have prior values, and the observed errors scale both (an inverse
-chi-squared scale, so that answers from few replays have Student's tails). Each draw of the error crosses the limit's
-headroom at some load; these loads are the distribution of the answer.
+with the simulation as the trend. Step size and noise have prior values, and the observed errors scale both (an
+inverse chi-squared scale, so that answers from few replays have Student's tails). Each draw of the error crosses the
+limit's headroom at some load; these loads are the distribution of the answer.
 """
 
 from __future__ import annotations
