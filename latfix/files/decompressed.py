@@ -29,11 +29,6 @@ _OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
 CUT_OFF = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
-def is_compressed(head: bytes) -> bool:
-    """True if a file with these first bytes is compressed with gzip, Zstandard, bzip2 or xz."""
-    return head.startswith(tuple(_OPENERS))
-
-
 def open_decompressed(path: Path) -> IO[bytes]:
     """Open a file, decompressed if it is compressed.
 
