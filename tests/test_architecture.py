@@ -1,4 +1,4 @@
-"""The page on the architecture says what is there: every room with its own sentence, and places that exist."""
+"""The page on the architecture lists every room with its docstring, and only places that exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOMS = _rooms()
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_every_room_has_a_sentence_and_stands_on_the_page(room: str) -> None:
-    assert ROOMS[room].endswith("."), f"{room}/__init__.py says in a sentence what the room holds"
+    assert ROOMS[room].endswith("."), f"{room}/__init__.py describes the room in a sentence"
     assert f"| `{room}/` | {ROOMS[room]} |" in PAGE
 
 

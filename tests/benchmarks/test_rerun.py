@@ -22,16 +22,16 @@ def test_every_result_can_be_measured_again() -> None:
         assert all((ROOT / folder).is_dir() for folder in result.measures), name
 
 
-def test_the_oldest_part_tells_when_a_result_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_the_oldest_part_dates_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
 
     def git(*words: str) -> str:
-        asked.append(words)
+        calls.append(words)
         return "cccccccc\naaaaaaaa\n" if words[0] == "rev-list" else "ffffffff\n"
 
     monkeypatch.setattr(rerun, "git", git)
     file = tmp_path / "result.json"
     file.write_text(json.dumps({"workloads": {"a": {"commit": "cccccccc"}, "b": [{"commit": "aaaaaaaa"}]}}))
-    assert rerun.commit_of(file) == "aaaaaaaa" and {"cccccccc", "aaaaaaaa"} <= set(asked[-1])
+    assert rerun.commit_of(file) == "aaaaaaaa" and {"cccccccc", "aaaaaaaa"} <= set(calls[-1])
     file.write_text(json.dumps({"date": "2026-11-23"}))
     assert rerun.commit_of(file) == "ffffffff"

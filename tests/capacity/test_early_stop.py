@@ -1,4 +1,4 @@
-"""Ending a replay whose backlog grows for good, and no other."""
+"""A replay ends early if its backlog keeps growing, and only then."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_a_service_that_keeps_up_or_works_bursts_off_is_replayed_to_its_end(
         assert ended_at(made, simulate(made, **service, seed=seed + 1000), 0.05) is None, seed
 
 
-def test_a_service_that_stood_still_is_not_taken_for_an_overloaded_one() -> None:
-    """For all of the second half so far nothing was served, as where the machine had stopped it."""
+def test_a_stalled_service_is_not_treated_as_overloaded() -> None:
+    """Nothing was served in the second half so far, as if the machine had stopped the service."""
     watch = BacklogWatch(requests=200, scheduled_s=40.0, at_once=1, limit_s=0.1)
     assert not any(watch.hopeless(at, max(0, 5 * at - 50), min(5 * at, 50)) for at in range(1, 30))
     going_on = BacklogWatch(requests=200, scheduled_s=40.0, at_once=1, limit_s=0.1)
@@ -70,7 +70,7 @@ def test_a_backlog_within_the_objective_is_of_interest(make_traffic: MakeTraffic
 
 
 @pytest.mark.parametrize(("limit_s", "enough_s"), [(0.5, 12.0), (None, 20.0)])
-def test_a_drain_is_cut_once_all_that_is_inside_is_past_interest(limit_s: float | None, enough_s: float) -> None:
+def test_a_drain_is_cut_once_all_requests_in_it_are_beyond_the_limit(limit_s: float | None, enough_s: float) -> None:
     watch = BacklogWatch(requests=100, scheduled_s=10.0, at_once=1, limit_s=limit_s)
     assert not watch.hopeless(-0.1, 0, 0), "before the schedule begins"
     assert not watch.drained_enough(enough_s - 0.1, 50)

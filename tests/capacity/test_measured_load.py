@@ -1,4 +1,4 @@
-"""What a replay at one load shows, and what of it the objective's decision is made from."""
+"""Figures of a replay at one load, and the objective's decision from them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_replay_that_was_ended_early_counts_ages(make_traffic: MakeTraffic, si
     assert 1.0 < cell.percentile.value < 3.0
 
 
-def test_the_percentile_is_the_one_of_every_report() -> None:
+def test_the_percentile_equals_that_of_reports() -> None:
     latency = np.random.default_rng(0).exponential(0.1, 777)
     assert percentile_of([latency], 99.0).value * 1e3 == pytest.approx(summarize_ms(latency * 1e9)["p99"])
 
@@ -84,7 +84,7 @@ def grew(traffic: Traffic, record: RunRecord) -> bool:
     return backlog_grew(traffic.arrival_ns, end, at_once=1)
 
 
-def test_a_backlog_that_grows_for_good(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_a_backlog_that_keeps_growing(make_traffic: MakeTraffic, simulate: Simulate) -> None:
     for seed in range(20):
         traffic = make_traffic(400, 130.0, seed=seed)
         assert grew(traffic, simulate(traffic, each=0.01)), seed
@@ -114,7 +114,7 @@ def test_neighbors_that_are_slow_together_count_for_less() -> None:
     assert clustered.lo < 0.01 < apart.lo
 
 
-def test_a_run_without_slow_requests_is_no_proof_of_as_many_successes() -> None:
+def test_a_run_without_slow_requests_does_not_prove_as_many_successes() -> None:
     latency = np.full(2000, 0.1)
     latency[500:530] = 0.4  # a burst, all of it below the limit
     assert slow_share([latency], [latency], Target(percentile=99.0, limit=0.5)).hi > 3 / 2000

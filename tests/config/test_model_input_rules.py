@@ -1,4 +1,4 @@
-"""``[inputs]`` of ``workload.toml``: what is read, and what is refused with its line."""
+"""``[inputs]`` of ``workload.toml``: parsed, or refused with the line."""
 
 from __future__ import annotations
 
