@@ -141,10 +141,6 @@ def row_of(
     return replace(row, unusable=_why_unusable(subject, source.partial or interrupted, failed))
 
 
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _why_unusable(subject: GateSubject, partial: bool, failed: Sequence[str]) -> str:
     if partial:
         return "it did not reach its end"

@@ -26,6 +26,8 @@ from latfix.statistics.percentiles import percentile_interval
 #: The percentiles among the keys, as fractions.
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
+#: Ends of a 95 % interval.
+_TAILS = (0.5 - 0.95 / 2, 0.5 + 0.95 / 2)
 
 
 def percentile_ns(values: npt.ArrayLike, q: float) -> float:
@@ -43,9 +45,9 @@ def summarize_ms(latencies_ns: npt.ArrayLike) -> dict[str, float]:
 
 
 def summary_intervals_ms(
-    latencies_ns: npt.ArrayLike, *, seed: int, replicates: int = 400, confidence: float = 0.95
+    latencies_ns: npt.ArrayLike, *, seed: int, replicates: int = 400
 ) -> dict[str, tuple[float, float]]:
-    """Intervals of :func:`summarize_ms` for one run.
+    """95 % intervals of :func:`summarize_ms` for one run.
 
     The mean by moving-block bootstrap, percentiles by Woodruff's method with the dependence estimated from blocks.
     ``max`` runs from the bootstrap's lower end to the maximum itself, which shows its dependence on single requests.
@@ -65,22 +67,22 @@ def summary_intervals_ms(
         return dict.fromkeys(LATENCY_KEYS, (0.0, 0.0))
     values = np.sort(series)
     block = block_length(series)
-    intervals = {"mean": _mean_interval(series[np.isfinite(series)], block, seed, replicates, confidence)}
-    intervals["max"] = (_maximum_low(series, block, 0.5 - confidence / 2), float(values[-1]))
+    intervals = {"mean": _mean_interval(series[np.isfinite(series)], block, seed, replicates)}
+    intervals["max"] = (_maximum_low(series, block, _TAILS[0]), float(values[-1]))
     for key in QUANTILES:
-        intervals[key] = percentile_interval(series, values, block, QUANTILES[key], confidence)
+        intervals[key] = percentile_interval(series, values, block, QUANTILES[key])
     return {key: intervals[key] for key in LATENCY_KEYS}
 
 
-def _mean_interval(series: Floats, block: int, seed: int, replicates: int, confidence: float) -> tuple[float, float]:
+def _mean_interval(series: Floats, block: int, seed: int, replicates: int) -> tuple[float, float]:
     n = len(series)
     if not n:
         return (math.nan, math.nan)
     mean = float(series.mean())
     starts = np.random.default_rng(seed).integers(0, n, size=(replicates, -(-n // block)))
     drawn = sliding_sums(series, block)[starts].mean(axis=1) / block
-    widen = student_t(confidence, evidence(influence("mean", series, mean, block))) / normal_quantile(confidence)
-    low, high = _widened(mean, drawn, widen, confidence)
+    widen = student_t(0.95, evidence(influence("mean", series, mean, block))) / normal_quantile(0.95)
+    low, high = _widened(mean, drawn, widen)
     return (max(low, float(series.min())), high)  # no request was faster
 
 
@@ -97,13 +99,12 @@ def _maximum_low(series: Floats, block: int, tail: float) -> float:
     return float(series[slowest[-1]])
 
 
-def _widened(value: float, drawn: Floats, widen: float, confidence: float) -> tuple[float, float]:
+def _widened(value: float, drawn: Floats, widen: float) -> tuple[float, float]:
     """Ends of the bootstrap distribution, moved away from the value by a factor, on the logarithm."""
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     if not len(drawn) or value <= 0:
         return (value, value)
-    tails = np.array([0.5 - confidence / 2, 0.5 + confidence / 2])
-    lo, hi = np.quantile(np.log(drawn) - math.log(value), tails)
+    lo, hi = np.quantile(np.log(drawn) - math.log(value), _TAILS)
     return (value * math.exp(min(float(lo), 0.0) * widen), value * math.exp(max(float(hi), 0.0) * widen))
 
 

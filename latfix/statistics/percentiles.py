@@ -92,8 +92,8 @@ def quantile_of(ascending: Floats, q: float) -> float:
     return low + (high - low) * fraction if math.isfinite(high) else math.inf
 
 
-def percentile_interval(series: Floats, values: Floats, block: int, q: float, confidence: float = 0.95) -> Bounds:
-    """Woodruff's interval (1952) of a percentile, in the series' unit.
+def percentile_interval(series: Floats, values: Floats, block: int, q: float) -> Bounds:
+    """Woodruff's 95 % interval (1952) of a percentile, in the series' unit.
 
     The share of requests beyond the percentile has an interval (:func:`share_interval`); the latencies at its ends
     are the percentile's interval. Beyond the slowest request the tail is extrapolated as a power law with Hill's
@@ -105,7 +105,7 @@ def percentile_interval(series: Floats, values: Floats, block: int, q: float, co
     """
     share, limit = 1.0 - q, quantile_of(values, q)
     beyond = (series > limit if math.isfinite(limit) else np.isinf(series)).astype(np.float64)
-    lo, hi = share_interval(share, *independent_draws(beyond, share, block), confidence)
+    lo, hi = share_interval(share, *independent_draws(beyond, share, block))
     exponent = _hill(values)
     return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
 
@@ -126,13 +126,13 @@ def independent_draws(beyond: Floats, share: float, block: int) -> tuple[float, 
     return n / inflation, block_sums(beyond - share, block)
 
 
-def share_interval(share: float, draws: float, added: Floats, confidence: float = 0.95) -> Bounds:
-    """Wilson's interval of a share, with Student's t for as many degrees of freedom as blocks stand out.
+def share_interval(share: float, draws: float, added: Floats) -> Bounds:
+    """Wilson's 95 % interval of a share, with Student's t for as many degrees of freedom as blocks stand out.
 
     :param draws: effective number of independent draws.
     :param added: each block's excess over the share.
     """
-    return score_interval(share, draws, student_t(confidence, max(2.0, evidence(added))))
+    return score_interval(share, draws, student_t(0.95, max(2.0, evidence(added))))
 
 
 def _hill(values: Floats) -> float:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.sweep_world import make_traffic, simulate
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.sweep.early_stop import BacklogWatch
 from latfix.traffic.schedule import Traffic
-
-MakeTraffic = Callable[..., Traffic]
-Simulate = Callable[..., RunRecord]
 
 
 def ended_at(traffic: Traffic, record: RunRecord, limit_s: float | None) -> float | None:
@@ -30,9 +27,7 @@ def ended_at(traffic: Traffic, record: RunRecord, limit_s: float | None) -> floa
 
 
 @pytest.mark.parametrize("limit_s", [0.1, None])
-def test_an_overloaded_service_is_not_drained(
-    limit_s: float | None, make_traffic: MakeTraffic, simulate: Simulate
-) -> None:
+def test_an_overloaded_service_is_not_drained(limit_s: float | None) -> None:
     for seed in range(5):
         traffic = make_traffic(1200, 200.0, seed=seed)
         at = ended_at(traffic, simulate(traffic, each=0.01), limit_s)
@@ -47,7 +42,7 @@ def test_an_overloaded_service_is_not_drained(
     ],
 )
 def test_a_service_that_keeps_up_or_works_bursts_off_is_replayed_to_its_end(
-    seeds: int, traffic: dict[str, Any], service: dict[str, Any], make_traffic: MakeTraffic, simulate: Simulate
+    seeds: int, traffic: dict[str, Any], service: dict[str, Any]
 ) -> None:
     for seed in range(seeds):
         made = make_traffic(**traffic, seed=seed)
@@ -62,7 +57,7 @@ def test_a_stalled_service_is_not_treated_as_overloaded() -> None:
     assert any(going_on.hopeless(at, 3 * at, 2 * at) for at in range(1, 30))
 
 
-def test_a_backlog_within_the_objective_is_of_interest(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_a_backlog_within_the_objective_is_of_interest() -> None:
     traffic = make_traffic(1200, 120.0)
     record = simulate(traffic, each=0.01)
     assert ended_at(traffic, record, 0.05) is not None

@@ -48,7 +48,7 @@ CURVE = LatencyCurve(
 
 
 def answer(paces: dict[float, float], limit: float | None = 0.1, whole: int | None = None) -> LoadAnswer:
-    """The answer from replays of M/M/1, slower than simulated by ``paces``; ``whole`` were complete, by default all."""
+    """The answer from replays of M/M/1 that are slower than simulated by ``paces``; ``whole`` were complete."""
     target = Target(percentile=99.0, limit=limit)
     seen = [
         Seen(load=math.log(load), pace=pace, noise=pace_noise(CURVE, math.log(load), 0.05))

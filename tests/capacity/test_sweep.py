@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.sweep_world import SimulatedArm, SweepWorld
+from benchmarks.sweep_world import SimulatedArm, SweepWorld, make_traffic
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
@@ -26,7 +26,6 @@ from latfix.runners.sweep.sweep import Sweep
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
-MakeTraffic = Callable[..., Traffic]
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
@@ -132,7 +131,7 @@ def run(
     return outcome
 
 
-def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_one_setting_from_loads_to_answers(world: World, tmp_path: Path) -> None:
     outcome = run(world, make_traffic(1000, 50.0), tmp_path)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=20.0)
     assert document.state == "complete"
@@ -156,7 +155,7 @@ def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraff
     assert "of the pace" in setting.largest.reason
 
 
-def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, tmp_path: Path) -> None:
     orders = []
     for seed in (1, 2):
         world.replays.clear()
@@ -167,7 +166,7 @@ def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic:
     assert all(sorted(order) == rising and order not in (rising, rising[::-1]) for order in orders)
 
 
-def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_settings_take_turns(world: World, tmp_path: Path) -> None:
     outcome = run(
         world,
         make_traffic(400, 30.0),
@@ -184,9 +183,7 @@ def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: 
     assert {point.setting for point in document.pareto} <= {0, 1}
 
 
-def test_replays_beyond_saturation_end_early_and_are_not_exceeded(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_replays_beyond_saturation_end_early_and_are_not_exceeded(world: World, tmp_path: Path) -> None:
     world.slower = 4.0  # 16 a second where 50 were recorded
     outcome = run(world, make_traffic(1000, 50.0), tmp_path, loads=GRID)
     cut = [one for one in outcome.measured if one.point.cut]
@@ -200,7 +197,7 @@ def test_replays_beyond_saturation_end_early_and_are_not_exceeded(
     assert any(point.objective.at_least and point.objective.ci95_ms[1] is None for point in saturated)
 
 
-def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_the_budget_holds(world: World, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in (1, 2, 4)]
     traffic = make_traffic(200, 50.0)
     outcome = run(world, traffic, tmp_path, *variants, requests=200, budget_s=40.0, loads=GRID)
@@ -208,7 +205,7 @@ def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Pat
     assert any(one.reason.startswith("budget") for one in outcome.skipped)
 
 
-def test_a_gate_is_decided_too(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_a_gate_is_decided_too(world: World, tmp_path: Path) -> None:
     gates = {}
     for rps in (20.0, 80.0):
         outcome = run(world, make_traffic(1000, 50.0), tmp_path / str(rps), gate_rps=rps, loads=(rps / 50,))
@@ -217,9 +214,7 @@ def test_a_gate_is_decided_too(world: World, make_traffic: MakeTraffic, tmp_path
     assert [gate is not None and gate.passed for gate in gates.values()] == [True, False]
 
 
-def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(world: World, tmp_path: Path) -> None:
     world.slower = 8.0  # 8 a second, where 50 were recorded
     part = part_of(make_traffic(1000, 50.0), 1000, longest_s=15.0)
     assert part.requests(0.1) == 1000 and 60 < part.sent(0.1) < 90
@@ -231,7 +226,7 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
     assert 3.0 < largest.rps < 7.8
 
 
-def test_a_drain_is_cut_once_it_adds_no_information(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_a_drain_is_cut_once_it_adds_no_information(world: World, tmp_path: Path) -> None:
     world.slower = 31.0  # all of the schedule is over before half a second of its work is done
     world.now = 0.0
     outcome = run(world, make_traffic(60, 100.0), tmp_path, requests=60, budget_s=30.0)
@@ -243,9 +238,7 @@ def test_a_drain_is_cut_once_it_adds_no_information(world: World, make_traffic: 
     assert point.objective.meets is False and point.objective.at_least
 
 
-def test_repeated_and_too_short_recordings_are_reported(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_repeated_and_too_short_recordings_are_reported(world: World, tmp_path: Path) -> None:
     traffic = make_traffic(3, 20.0)
     outcome = run(world, traffic, tmp_path, requests=51, budget_s=60.0, target=Target(percentile=99.0, limit=0.1))
     notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0).notes)
@@ -260,9 +253,7 @@ def test_repeated_and_too_short_recordings_are_reported(
     assert enough >= 1000 > less or int(needed[1]) == 1
 
 
-def test_a_load_whose_queue_did_not_settle_is_reported(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_a_load_whose_queue_did_not_settle_is_reported(world: World, tmp_path: Path) -> None:
     notes = {}
     for requests in (60, 2000):
         outcome = run(world, make_traffic(requests, 50.0), tmp_path / str(requests), requests=requests)
@@ -273,14 +264,14 @@ def test_a_load_whose_queue_did_not_settle_is_reported(
     assert "to settle" not in notes[2000]
 
 
-def test_one_point_is_measured_with_any_budget(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_one_point_is_measured_with_any_budget(world: World, tmp_path: Path) -> None:
     outcome = run(world, make_traffic(500, 50.0), tmp_path, budget_s=1.0, requests=500)
     assert len(outcome.measured) == 1
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
     assert any("twice" in note for note in document.notes)
 
 
-def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_a_setting_that_fails_is_left_out(world: World, tmp_path: Path) -> None:
     world.fail = {"max_batch_size=64"}
     outcome = run(
         world, make_traffic(500, 20.0), tmp_path, {"max_batch_size": 4}, {"max_batch_size": 64}, requests=500
@@ -291,16 +282,14 @@ def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffi
     assert document.best is not None and document.best.setting == 0
 
 
-def test_if_every_setting_fails_the_sweep_fails(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_if_every_setting_fails_the_sweep_fails(world: World, tmp_path: Path) -> None:
     world.fail = {"as it is"}
     with pytest.raises(RunnerError, match="the model does not fit"):
         run(world, make_traffic(500, 20.0), tmp_path)
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_measurements_are_kept_on_an_interrupt(
-    at: int, world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_measurements_are_kept_on_an_interrupt(at: int, world: World, tmp_path: Path) -> None:
     world.interrupt_at = at
     outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, loads=GRID)
     assert outcome.interrupted and len(outcome.measured) == at
@@ -308,13 +297,13 @@ def test_measurements_are_kept_on_an_interrupt(
     assert document.state == "interrupted" and len(document.points) == at
 
 
-def test_few_processes_are_alive_at_once(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_few_processes_are_alive_at_once(world: World, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in range(1, 9)]
     run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=50.0)
     assert len(set(world.starts)) > 6 >= world.most_alive
 
 
-def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path) -> None:
     world.lost = 0.3
     outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, budget_s=600.0)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
@@ -323,9 +312,7 @@ def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: 
     assert document.best is None
 
 
-def test_the_budget_ends_a_replay_that_it_does_not_hold(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_the_budget_ends_a_replay_that_it_does_not_hold(world: World, tmp_path: Path) -> None:
     # Ten seconds of requests, and five more to drain: more than planned.
     world.slower = 2.5
     target = Target(percentile=90.0, limit=5.0)
@@ -336,9 +323,7 @@ def test_the_budget_ends_a_replay_that_it_does_not_hold(
     assert second.cut and second.requests["ok"] > 20
 
 
-def test_loads_far_above_capacity_show_how_far_to_step_down(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_loads_far_above_capacity_show_how_far_to_step_down(world: World, tmp_path: Path) -> None:
     world.slower = 10.0  # 6.25 a second, where 50 were recorded
     outcome = run(world, make_traffic(1000, 50.0), tmp_path, target=Target(percentile=90.0, limit=1.0))
     assert [(one.point.cut, one.load < 0.2) for one in outcome.measured[:3]] == [
