@@ -185,7 +185,7 @@ def test_settings_take_turns(world: World, tmp_path: Path) -> None:
 
 def test_replays_beyond_saturation_end_early_and_are_not_exceeded(world: World, tmp_path: Path) -> None:
     world.slower = 4.0  # 16 a second where 50 were recorded
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path, loads=GRID)
+    outcome = run(world, make_traffic(400, 50.0), tmp_path, requests=400, loads=GRID)
     cut = [one for one in outcome.measured if one.point.cut]
     assert cut and all(one.point.grew for one in cut)
     assert world.starts.count("as it is") > len(cut), "a process with a backlog is not used again"
@@ -208,7 +208,7 @@ def test_the_budget_holds(world: World, tmp_path: Path) -> None:
 def test_a_gate_is_decided_too(world: World, tmp_path: Path) -> None:
     gates = {}
     for rps in (20.0, 80.0):
-        outcome = run(world, make_traffic(1000, 50.0), tmp_path / str(rps), gate_rps=rps, loads=(rps / 50,))
+        outcome = run(world, make_traffic(400, 50.0), tmp_path / str(rps), requests=400, gate_rps=rps, loads=(rps / 50,))
         gates[rps] = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=rps).gate
         assert outcome.measured[0].load == rps / 50
     assert [gate is not None and gate.passed for gate in gates.values()] == [True, False]
@@ -299,13 +299,13 @@ def test_measurements_are_kept_on_an_interrupt(at: int, world: World, tmp_path: 
 
 def test_few_processes_are_alive_at_once(world: World, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in range(1, 9)]
-    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=50.0)
+    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=40.0)
     assert len(set(world.starts)) > 6 >= world.most_alive
 
 
 def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path) -> None:
     world.lost = 0.3
-    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, budget_s=600.0)
+    outcome = run(world, make_traffic(300, 20.0), tmp_path, requests=300, budget_s=600.0)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
     assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"
     assert document.gate is not None and document.gate.passed is False
@@ -325,7 +325,7 @@ def test_the_budget_ends_a_replay_that_it_does_not_hold(world: World, tmp_path: 
 
 def test_loads_far_above_capacity_show_how_far_to_step_down(world: World, tmp_path: Path) -> None:
     world.slower = 10.0  # 6.25 a second, where 50 were recorded
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path, target=Target(percentile=90.0, limit=1.0))
+    outcome = run(world, make_traffic(400, 50.0), tmp_path, requests=400, target=Target(percentile=90.0, limit=1.0))
     assert [(one.point.cut, one.load < 0.2) for one in outcome.measured[:3]] == [
         (True, False),
         (True, False),

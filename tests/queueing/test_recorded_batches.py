@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 KINDS = 3
 
 
-def run_of(seed: int, *, n: int = 60, workers: int = 2, most: int = 3, unit: float = 1.0) -> tuple[Line, Ints]:
+def run_of(seed: int, *, n: int = 40, workers: int = 2, most: int = 3, unit: float = 1.0) -> tuple[Line, Ints]:
     """Batches of a service that picks waiting requests by no rule at all, and holds some batches for a while."""
     rng = np.random.default_rng(seed)
     arrival = unit * np.cumsum(rng.exponential(900.0, n))
