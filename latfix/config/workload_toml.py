@@ -70,7 +70,6 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
     if not workload:
         raise InputError("WORKLOAD: found an empty text; expected a folder, a model file or a sample")
     path = Path(workload)
-    path = Path(workload)
     exists = _exists(path)
     if exists and path.is_dir():
         return read_spec(path, traffic=traffic, profile=profile)
