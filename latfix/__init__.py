@@ -1,9 +1,9 @@
 """latfix: find out why the latency of model inference jitters, fix it, and prove the fix.
 
-What a workload's adapter needs is here: :class:`Request`, :class:`Workload` and :class:`span`. So is what serves it
-in a program of your own: :func:`load_runner`, the :class:`Runner` that it returns, and the errors of its requests.
-Services of other kinds are recorded by :class:`record` and :class:`RecordMiddleware` (docs/services.md).
-For notebooks there are :func:`read_run`, :func:`diagnose`, :func:`compare` and :func:`replay` (docs/api.md).
+Adapters use :class:`Request`, :class:`Workload` and :class:`span`. To serve a workload in your own program, use
+:func:`load_runner`, the :class:`Runner` that it returns, and the errors of its requests.
+:class:`record` and :class:`RecordMiddleware` record other kinds of services (docs/services.md).
+Notebooks use :func:`read_run`, :func:`diagnose`, :func:`compare` and :func:`replay` (docs/api.md).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _ERRORS = "latfix.runners.live.requests"
-#: Imported when first asked for: an adapter needs none of it, and this package stays light.
+#: Imported on first access, so that ``import latfix`` stays light for adapters.
 _LATER = {
     **dict.fromkeys(("Run", "compare", "diagnose", "read_run", "replay"), "latfix.notebook"),
     "RecordMiddleware": "latfix.profilers.service_log.asgi_middleware",
@@ -64,11 +64,11 @@ _LATER = {
     "RunnerClosed": _ERRORS,
 }
 
-if not TYPE_CHECKING:  # to a type checker every name would then be one of this package
+if not TYPE_CHECKING:  # a type checker would otherwise accept any name in this package
 
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(f"module 'latfix' has no attribute {name!r}")
-        found = getattr(importlib.import_module(_LATER[name]), name)
-        globals()[name] = found
-        return found
+        value = getattr(importlib.import_module(_LATER[name]), name)
+        globals()[name] = value
+        return value

@@ -1,6 +1,6 @@
 """The adapter between latfix and a model: what a user writes in ``workload.py``.
 
-Nothing here imports torch until a method needs it, so that a workload can be described without it.
+Nothing here imports torch until a method needs it, so that a workload can be described without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from latfix.request import Request
 if TYPE_CHECKING:
     import torch
 
-#: Makes one batch tensor of the tensors at one place of the inputs.
+#: Makes one batch tensor from the tensors at one position of the inputs.
 Stack = Callable[[Sequence[Any], tuple[Any, ...]], Any]
 Predict = Callable[[list[Request]], list[Any]]
 
@@ -32,10 +32,10 @@ class Workload:
     folder: Path = Path()
 
     def load(self, device: str) -> Any:
-        """Return the ``torch.nn.Module`` on ``device``, in eval mode; or whatever else is called as one.
+        """Return the ``torch.nn.Module`` on ``device``, in eval mode, or another callable.
 
-        What is no module (an estimator's ``predict``) is served and batched like one, and its answers are compared;
-        what a fix would change in a module, or compile, it has not.
+        A callable that is not a module (an estimator's ``predict``) is served, batched and compared like one, but
+        fixes that modify or compile a module do not apply to it.
         """
         raise NotImplementedError(f"{type(self).__name__}.load(device) must return a torch.nn.Module")
 
@@ -46,20 +46,20 @@ class Workload:
     def collate(self, inputs: Sequence[Any]) -> Any:
         """Return one batch from the ``prepare`` results of its requests.
 
-        The default stacks; where sizes differ in dimension 0 it pads with zeros to the longest.
+        The default stacks them and zero-pads dimension 0 to the longest.
         """
         return default_collate(inputs)
 
     def finish(self, output: Any, request: Request) -> Any:
-        """Return what the service would answer, from one request's output on the host."""
+        """Return the service's answer, given one request's output on the host."""
         del request
         return output
 
     def evaluate(self, predict: Predict) -> float:
         """Return a score, higher is better.
 
-        ``predict(requests)`` runs them through the runner's own path, batches included, and returns what
-        :meth:`finish` made of each, in the same order.
+        ``predict(requests)`` sends them through the runner, batches included, and returns the :meth:`finish`
+        result of each, in order.
         """
         raise NotImplementedError
 
@@ -70,10 +70,10 @@ class Workload:
 
 
 def default_collate(inputs: Sequence[Any]) -> Any:
-    """Stack tensors or arrays, tuples or dicts of them; pad dimension 0 with zeros to the longest where sizes differ.
+    """Stack tensors or arrays, or tuples or dicts of them; zero-pad dimension 0 to the longest.
 
-    :raises TypeError: where ``prepare`` returned something other than these.
-    :raises ValueError: where the inputs differ in more than their first dimension, in dtype, or in structure.
+    :raises TypeError: ``prepare`` returned something else.
+    :raises ValueError: the inputs differ in dtype, in structure, or beyond dimension 0.
     """
     return map_structure(inputs, lambda parts, _: _stacked(parts))
 
@@ -88,9 +88,9 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def map_structure(inputs: Sequence[Any], stack: Stack, path: tuple[Any, ...] = ()) -> Any:
-    """Apply ``stack`` to the tensors at each place of inputs that are all built alike.
+    """Apply ``stack`` to the tensors at each position of inputs that have the same structure.
 
-    :param stack: called with the tensors of one place, and the keys that lead there.
+    :param stack: called with the tensors of one position, and the keys that lead to it.
     """
     first = inputs[0]
     if isinstance(first, dict):
@@ -110,9 +110,9 @@ def _check_alike(structures: list[Any]) -> None:
 
 
 def check_stackable(tensors: Sequence[Any]) -> None:
-    """Refuse what cannot be stacked and padded.
+    """Validate that tensors can be stacked and padded.
 
-    :raises TypeError: something is no tensor.
+    :raises TypeError: one of them is not a tensor.
     :raises ValueError: shapes differ beyond dimension 0, or dtypes differ.
     """
     import torch

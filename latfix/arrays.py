@@ -1,4 +1,4 @@
-"""Columns of numbers, as annotations name them."""
+"""Type aliases for NumPy columns."""
 
 from __future__ import annotations
 

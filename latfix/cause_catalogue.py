@@ -1,6 +1,6 @@
-"""Every cause of latency that latfix can assign: its id, how it is known, and what to call it.
+"""All causes of latency: id, class of evidence, and the words that reports use.
 
-What each claims of a run is decided in ``profilers/causes``.
+How much of a run each cause claims is decided in ``profilers/causes``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 EvidenceClass = Literal["measured", "counted", "modelled", "propagated", "remainder"]
 
-#: The cause that holds what no other explains.
+#: The cause that holds the remainder.
 UNEXPLAINED = "unexplained"
 
 
@@ -19,11 +19,11 @@ UNEXPLAINED = "unexplained"
 class KnownCause:
     """One cause.
 
-    :param id: in reports, plans and gates.
+    :param id: used in reports, plans and gates.
     :param evidence_class: how its own part is known.
-    :param title: what happened, in the words of someone on call.
-    :param happened: what happened to a request, to follow "… is" in a sentence.
-    :param behind: what the requests ahead suffered, to follow "requests waiting behind …".
+    :param title: what happened, as an engineer on call would put it.
+    :param happened: what happened to a request; completes "12 ms of the excess is …".
+    :param behind: what happened to the requests ahead; completes "requests waiting behind …".
     """
 
     id: str
@@ -37,23 +37,23 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "traffic.burst",
         "modelled",
-        "arrivals outran the runner for a moment",
-        happened="arrivals outrunning the runner for a moment",
-        behind="arrivals outrunning the runner for a moment",
+        "a burst: arrivals briefly exceeded capacity",
+        happened="a burst of arrivals above capacity",
+        behind="a burst of arrivals above capacity",
     ),
     KnownCause(
         "traffic.overload",
         "modelled",
-        "arrivals outran the runner for good",
-        happened="arrivals outrunning the runner for good",
-        behind="arrivals outrunning the runner for good",
+        "overload: arrivals exceeded capacity for long",
+        happened="sustained overload (arrivals above capacity)",
+        behind="the backlog of a sustained overload",
     ),
     KnownCause(
         "traffic.priority",
         "modelled",
         "overtaken by requests of higher priority",
         happened="being overtaken by requests of higher priority",
-        behind="being overtaken by requests of higher priority",
+        behind="requests of higher priority",
     ),
     KnownCause(
         "batching.window",
@@ -65,7 +65,7 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "batching.size",
         "modelled",
-        "computed longer because others shared the batch",
+        "computed longer because other requests shared the batch",
         happened="sharing a larger batch",
         behind="an oversized batch",
     ),
@@ -79,7 +79,7 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "input.size",
         "modelled",
-        "this input needs more work (explained, not a fault)",
+        "this input needs more work (not a fault)",
         happened="inputs that need more work",
         behind="a larger input",
     ),
@@ -88,63 +88,63 @@ _KNOWN: tuple[KnownCause, ...] = (
         "modelled",
         "first use: lazy initialization, weights paged in",
         happened="first use (lazy initialization, weights paged in)",
-        behind="one that met first use",
+        behind="one that paid for first-use initialization",
     ),
     KnownCause(
         "cold.compile",
         "measured",
-        "compilation in the request's path",
-        happened="compilation in the request's path",
-        behind="one that paid for a compilation",
+        "compilation on the request path",
+        happened="compilation on the request path",
+        behind="one that triggered a compilation",
     ),
     KnownCause(
         "memory.allocator",
         "counted",
         "the allocator's slow path",
-        happened="the allocator growing the heap or giving memory back",
+        happened="the allocator growing the heap or returning memory",
         behind="one for which the heap grew or shrank",
     ),
     KnownCause(
         "memory.fragmentation",
         "counted",
-        "memory was free but not in one piece",
-        happened="the heap growing because what was free in it lay in pieces",
+        "enough memory was free, but not in one piece",
+        happened="the heap growing although enough memory was free, in fragments",
         behind="one for which a fragmented heap grew",
     ),
     KnownCause(
         "memory.page_faults",
         "counted",
-        "pages faulted in during the request",
-        happened="pages faulted in during the request",
-        behind="one that faulted pages in",
+        "page faults during the request",
+        happened="page faults during the request",
+        behind="one that took page faults",
     ),
     KnownCause(
         "transfer.copy",
         "measured",
-        "host–device copy slower than its bytes need",
-        happened="a copy to or from the GPU that took longer than its bytes need",
-        behind="one whose copy to or from the GPU took long",
+        "host–device copy took longer than its size requires",
+        happened="a copy to or from the GPU that took longer than its size requires",
+        behind="one with a slow copy to or from the GPU",
     ),
     KnownCause(
         "transfer.sync",
         "modelled",
-        "the host waited for the device where it need not",
-        happened="the GPU idle because the host had waited for it",
+        "unnecessary synchronization of host and device",
+        happened="the GPU idle because the host had synchronized with it",
         behind="one in which the host and the GPU waited for each other",
     ),
     KnownCause(
         "dispatch.launch",
         "modelled",
-        "the device starved for launches",
-        happened="the GPU waiting for the host to issue its work",
-        behind="one in which the GPU waited for the host",
+        "the device idled, waiting for kernel launches",
+        happened="the GPU waiting for the host to launch its next work",
+        behind="one in which the GPU waited for kernel launches",
     ),
     KnownCause(
         "gpu.clocks",
         "modelled",
-        "clocks lowered: thermal, power or idle",
+        "lower GPU clock: thermal, power or idle",
         happened="the GPU computing at a lower clock",
-        behind="one that the GPU computed at a lower clock",
+        behind="one computed at a lower GPU clock",
     ),
     KnownCause(
         "gpu.contention",
@@ -165,7 +165,7 @@ _KNOWN: tuple[KnownCause, ...] = (
         "measured",
         "the cgroup's CPU quota was exhausted",
         happened="the cgroup's CPU quota running out",
-        behind="one that the CPU quota stopped",
+        behind="one throttled by the CPU quota",
     ),
     KnownCause(
         "host.steal",
@@ -177,14 +177,14 @@ _KNOWN: tuple[KnownCause, ...] = (
     KnownCause(
         "host.slowdown",
         "modelled",
-        "on the core for longer than the same work takes",
+        "more CPU time than the same work usually takes",
         happened="the core working slower than usual",
         behind="one whose core worked slower than usual",
     ),
     KnownCause(
         "numerics.denormals",
         "counted",
-        "computed with denormal numbers, which the processor is slow at",
+        "computed with denormal numbers, which are slow to process",
         happened="computing with denormal numbers",
         behind="one that computed with denormal numbers",
     ),
@@ -199,64 +199,64 @@ _KNOWN: tuple[KnownCause, ...] = (
         "python.gil",
         "counted",
         "waited for the interpreter lock",
-        happened="waiting for the interpreter lock that another thread held",
+        happened="waiting for the interpreter lock while another thread held it",
         behind="one that waited for the interpreter lock",
     ),
     KnownCause(
         "service.lock",
         "modelled",
-        "waited for a lock that another request of the service held",
-        happened="waiting for a lock that another request of the service held",
+        "waited for a lock held by another request",
+        happened="waiting for a lock held by another request",
         behind="one that waited for a lock of the service",
     ),
     KnownCause(
         "service.loop",
         "measured",
-        "a call held the service's event loop",
-        happened="a call holding the service's event loop, so that nobody was answered",
-        behind="one that a call in the service's event loop held up",
+        "a call blocked the service's event loop",
+        happened="a call blocking the service's event loop, so that no request was answered",
+        behind="one delayed by a call that blocked the event loop",
     ),
     KnownCause(
         "external.dependency",
         "measured",
-        "waited for something outside: network, database, disk",
-        happened="waiting for something outside (database, network, disk)",
-        behind="one that waited for something outside",
+        "waited for an external dependency: network, database, disk",
+        happened="waiting for an external dependency (database, network, disk)",
+        behind="one that waited for an external dependency",
     ),
     KnownCause(
         "network.connect",
         "measured",
-        "a connection had to be opened",
+        "a new connection had to be opened",
         happened="opening a connection for the request",
         behind="one that opened a connection",
     ),
     KnownCause(
         "drift.memory",
         "modelled",
-        "slower with age: memory grew",
+        "slowed down over time: memory grew",
         happened="work slowing down while memory grew",
         behind="one slowed by growing memory",
     ),
     KnownCause(
         "drift.cache",
         "modelled",
-        "slower with age: a cache grew",
+        "slowed down over time: a cache grew",
         happened="work slowing down while a cache of shapes or compilations grew",
         behind="one slowed by a growing cache",
     ),
     KnownCause(
         "drift.sessions",
         "modelled",
-        "slower with age: sessions grew",
+        "slowed down over time: sessions grew",
         happened="work slowing down while sessions piled up",
-        behind="one slowed by sessions that piled up",
+        behind="one slowed by accumulated sessions",
     ),
     KnownCause(
         "drift.unknown",
         "modelled",
-        "slower with age, no known reason",
-        happened="work slowing down with age",
-        behind="one slowed with age",
+        "slowed down over time, reason unknown",
+        happened="work slowing down over time",
+        behind="one that ran slower than early work",
     ),
     KnownCause(
         "observer",
@@ -274,7 +274,7 @@ _KNOWN: tuple[KnownCause, ...] = (
     ),
 )
 
-#: Causes that only a recording of a device tells apart; a replay does not search for them.
+#: Causes that only a recording of a device can distinguish; a replay does not search for them.
 _OF_DEVICE_RECORDINGS: tuple[KnownCause, ...] = (
     KnownCause(
         "gpu.compute",
@@ -293,9 +293,9 @@ _OF_DEVICE_RECORDINGS: tuple[KnownCause, ...] = (
     KnownCause(
         "gpu.gaps",
         "measured",
-        "the device idled between kernels that were queued already",
-        happened="the device idle between kernels that were queued already",
-        behind="one in whose queue of kernels the device idled",
+        "the device idled between kernels that were already queued",
+        happened="the device idle between kernels that were already queued",
+        behind="one in which the device idled between queued kernels",
     ),
     KnownCause(
         "gpu.collective",
@@ -314,12 +314,12 @@ _OF_DEVICE_RECORDINGS: tuple[KnownCause, ...] = (
     KnownCause(
         "host.python",
         "measured",
-        "the host's own code set the pace: Python, operators, launch calls",
-        happened="the host's own code (Python, operators, launch calls)",
-        behind="one whose host code took long",
+        "host code set the pace: Python, operators, launch calls",
+        happened="host code (Python, operators, launch calls)",
+        behind="one with slow host code",
     ),
 )
 
 CATALOGUE: Mapping[str, KnownCause] = {cause.id: cause for cause in (*_KNOWN, *_OF_DEVICE_RECORDINGS)}
-#: Ids of those that a replay does not search for.
+#: Ids of the causes that a replay does not search for.
 RECORDED_ONLY: frozenset[str] = frozenset(cause.id for cause in _OF_DEVICE_RECORDINGS)

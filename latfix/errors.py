@@ -1,4 +1,4 @@
-"""The errors of latfix: one tree, each with the exit code that the command line answers with.
+"""The errors of latfix: one tree, each with the exit code of the command line.
 
 An error is raised where its cause is known and caught once, in :mod:`latfix.cli.app`. Its message is one
 line: the file, line or option, what was found, what was expected, and what to do.
@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 class LatfixError(Exception):
     """Base of every error that latfix reports to its user.
 
-    :param message: one line that says where, what was found, what was expected, what to do.
+    :param message: one line: where, what was found, what was expected, what to do.
     """
 
     exit_code = EXIT_RUNNER
@@ -42,7 +42,7 @@ class RunnerError(LatfixError):
 
 
 def input_error(file: Path | str, line: int | None, found: str, expected: str, todo: str = "") -> InputError:
-    """An :class:`InputError` in the house form ``file:line: found …; expected …; what to do``."""
+    """An :class:`InputError` in the standard form ``file:line: found …; expected …; what to do``."""
     where = f"{file}:{line}" if line is not None else str(file)
     message = f"{where}: found {found}; expected {expected}"
     return InputError(f"{message}; {todo}" if todo else message)

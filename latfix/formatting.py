@@ -1,4 +1,4 @@
-"""Numbers for people: three significant digits, units always, a dash where there is no number."""
+"""Numbers for people: three significant digits, always with a unit, a dash for a missing number."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from html import escape
 from latfix.lower_bound import AtLeast
 
 NONE = "–"
-#: A figure of which nothing is known but that too many requests were lost for it.
+#: Shown for a figure that has no lower bound because too many requests were lost.
 LOST = "lost"
 
-#: Format characters that scripts and emoji need and that cannot reorder what a reader sees.
+#: Format characters that scripts and emoji need and that cannot reorder text.
 _JOINERS = frozenset("\u200c\u200d")
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\x1b": "\\x1b"}
 
@@ -22,7 +22,7 @@ LATENCY_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99", "p99_9", "m
 
 
 def finite(value: object) -> float | None:
-    """The value as a finite float, or ``None`` where it is not a number (absent, text, NaN, infinite)."""
+    """The value as a finite float, or ``None`` if it is not a number (absent, text, NaN, infinite)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -35,7 +35,7 @@ def finite(value: object) -> float | None:
 def significant(value: object, digits: int = 3) -> str:
     """A number with ``digits`` significant digits and thousands separators: ``0.0412``, ``41.2``, ``41,200``.
 
-    One that is known from below only is ``> 41.2``.
+    A figure known only from below is shown as ``> 41.2``.
     """
     if isinstance(value, AtLeast):
         return f"> {significant(value.bound, digits)}" if value.bound > 0 else LOST
@@ -51,10 +51,14 @@ def significant(value: object, digits: int = 3) -> str:
     return f"{float(mantissa):,.{max(digits - 1 - exponent, 0)}f}"
 
 
+def _with_unit(value: object, unit: str) -> str:
+    text = significant(value)
+    return text if text in (NONE, LOST) else f"{text}{unit}"
+
+
 def milliseconds(value: object) -> str:
     """``412 ms``."""
-    text = significant(value)
-    return text if text in (NONE, LOST) else f"{text} ms"
+    return _with_unit(value, " ms")
 
 
 def from_ns(value: float) -> str:
@@ -64,14 +68,12 @@ def from_ns(value: float) -> str:
 
 def rate(value: object) -> str:
     """``48.1/s``."""
-    text = significant(value)
-    return text if text == NONE else f"{text}/s"
+    return _with_unit(value, "/s")
 
 
 def seconds(value: object) -> str:
     """``1.28 s``."""
-    text = significant(value)
-    return text if text == NONE else f"{text} s"
+    return _with_unit(value, " s")
 
 
 def mebibytes(value: object) -> str:
@@ -93,7 +95,7 @@ def share(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """A part of one as a whole percentage, for people: ``56 %``; ``under 1 %`` where it is hardly any."""
+    """A part of one as a whole percentage: ``56 %``; ``under 1 %`` for a smaller part."""
     number = finite(value)
     if number is None:
         return NONE
@@ -101,13 +103,13 @@ def percent(value: object) -> str:
 
 
 def interval(bounds: object) -> str:
-    """``[180, 240]``; a dash where a bound is missing."""
+    """``[180, 240]``; a dash if a bound is missing."""
     pair = interval_bounds(bounds)
     return NONE if pair is None else f"[{significant(pair[0])}, {significant(pair[1])}]"
 
 
 def interval_bounds(bounds: object) -> tuple[float, float] | None:
-    """Lower and upper bound of an interval given as a pair, or ``None`` where it is not a pair of numbers."""
+    """Lower and upper bound of an interval given as a pair, or ``None`` if it is not a pair of numbers."""
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         return None
     low, high = finite(bounds[0]), finite(bounds[1])
@@ -115,13 +117,13 @@ def interval_bounds(bounds: object) -> tuple[float, float] | None:
 
 
 def uncertain(value: object, bounds: object) -> str:
-    """The value to the digit from which on its interval leaves it open: 953 in [572, 1,910] is ``950``."""
+    """The value, rounded to the precision that its interval supports: 953 in [572, 1,910] is ``950``."""
     place = _open_place(bounds)
     return significant(value) if place is None else _at_place(value, place)
 
 
 def uncertain_bounds(bounds: object, word: str = " to ") -> str:
-    """``572 to 1,910``, both ends to the digit of :func:`uncertain`; ``up to 606`` where the lower is not above 0."""
+    """``572 to 1,910``, both ends rounded as by :func:`uncertain`; ``up to 606`` if the lower end is not above 0."""
     pair = interval_bounds(bounds)
     if pair is None:
         return NONE
@@ -131,7 +133,7 @@ def uncertain_bounds(bounds: object, word: str = " to ") -> str:
 
 
 def _open_place(bounds: object) -> int | None:
-    """The power of ten of the second digit of half an interval's width."""
+    """The power of ten of the second digit of half the interval's width."""
     pair = interval_bounds(bounds)
     half = 0.0 if pair is None else (pair[1] - pair[0]) / 2
     return math.floor(math.log10(half)) - 1 if math.isfinite(half) and half > 0 else None
@@ -192,12 +194,12 @@ def key_label(key: str) -> str:
 
 
 def tick(value: float) -> str:
-    """A mark on an axis, without the zeros that would claim precision: ``20``, ``0.5``, ``100,000``."""
+    """A mark on an axis, without trailing zeros: ``20``, ``0.5``, ``100,000``."""
     return f"{value:,.10g}"
 
 
 def sentence(text: str) -> str:
-    """A sentence with its capital and its full stop."""
+    """The text as a sentence: capitalized, with a full stop."""
     if not text:
         return text
     return text[0].upper() + text[1:] + ("" if text[-1] in ".!?…" else ".")
@@ -214,14 +216,14 @@ def tail_words(percentile: float) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """``value`` as a message shows it: on one line, printable, cut to ``limit`` characters."""
+    """``value`` as messages show it: on one line, printable, cut to ``limit`` characters."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"an integer of about {value.bit_length() * 3 // 10} digits"
     return clipped(ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value), limit)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """``did you mean 'known'?`` with the nearest of the known words; ``otherwise`` where none is near."""
+    """``did you mean 'known'?`` with the nearest known word; ``otherwise`` if none is near."""
     import difflib
 
     near = difflib.get_close_matches(word, list(known), n=1)
@@ -229,17 +231,17 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """``text``, cut to ``limit`` characters; an ellipsis is the last where it was longer."""
+    """``text`` cut to ``limit`` characters, the last one an ellipsis if it was longer."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def visible(text: object, *, limit: int = 240) -> str:
-    """The text on one line, with every character that a terminal or browser would obey written as an escape.
+    """The text on one line, with every character that a terminal or browser would interpret written as an escape.
 
     Control characters (ANSI sequences, null bytes), bidirectional marks, line separators, lone surrogates and
-    noncharacters become ``\\x1b``-style escapes; the rest stays as it is.
+    noncharacters become ``\\x1b``-style escapes.
 
-    :param limit: longest result in characters; what is cut is replaced by an ellipsis.
+    :param limit: longest result in characters; an ellipsis replaces the excess.
     """
     raw = str(text)
     cut = raw[:limit]

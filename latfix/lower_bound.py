@@ -1,18 +1,18 @@
-"""A figure that is known from below only: the percentile of a run that lost more requests than it allows."""
+"""A figure known only from below: a percentile that falls among the lost requests of a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-#: In a document such a figure is ``null``, with its bound beside it under the same name and this.
+#: Documents store such a figure as ``null``, and its bound under the same name with this suffix.
 SUFFIX = "_at_least"
 
 
 class AtLeast(float):
-    """Infinite to calculate and compare with, so that nothing looks better for being lost.
+    """Infinite in calculations and comparisons, so that losing requests never makes a figure look better.
 
-    :ivar bound: what it surely exceeds, in the figure's unit; 0 where nothing is known.
+    :ivar bound: the figure exceeds this, in its own unit; 0 if nothing is known.
     """
 
     bound: float
@@ -31,12 +31,12 @@ class AtLeast(float):
 
 
 def in_unit(figure: float, unit: float) -> float:
-    """A figure, known or from below, in multiples of a unit."""
+    """A figure, known or :class:`AtLeast`, in multiples of a unit."""
     return AtLeast(figure.bound / unit) if isinstance(figure, AtLeast) else figure / unit
 
 
 def restored(figures: Mapping[str, float | None]) -> dict[str, float]:
-    """Figures as a document has them, those that are known from below in one piece; NaN for what is not there."""
+    """Figures of a document, each ``null`` with a bound merged into an :class:`AtLeast`; NaN for other nulls."""
     found = {name: math.nan if value is None else float(value) for name, value in figures.items()}
     for name in [name for name in found if name.endswith(SUFFIX)]:
         base = name.removesuffix(SUFFIX)

@@ -1,4 +1,4 @@
-"""latfix from Python: read a run as pandas frames, diagnose it, compare two, replay a workload."""
+"""The Python API: read a run as pandas frames, diagnose it, compare two, replay a workload."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from latfix.run_record.run_meta import RunMeta
     from latfix.run_record.run_record import RunRecord
 
-#: Columns that are points in time, from the run's start; other ``*_ns`` are durations.
+#: Columns that are points in time, counted from the run's start; other ``*_ns`` columns are durations.
 _MOMENTS = ("t", "arrival", "free", "open", "close", "collated", "h2d_end", "compute_end", "d2h_end", "finish_end")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run. Frames are read when first asked for; times are in milliseconds (``latency_ms``), moments in
-    seconds from the run's start (``arrival_s``)."""
+    """A recorded run. Frames are read on first access; durations are in milliseconds (``latency_ms``), points in time
+    in seconds from the run's start (``arrival_s``)."""
 
     record: RunRecord | RecordFile
 
     @property
     def folder(self) -> Path:
-        """Where it was read from."""
+        """The folder that it was read from."""
         return self.record.folder
 
     @property
@@ -43,12 +43,12 @@ class Run:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row a request: ``id``, ``arrival_s``, a column for each stage, ``latency_ms``, ``status``, features."""
+        """One row per request: ``id``, ``arrival_s``, a column per stage, ``latency_ms``, ``status``, features."""
         return self._frame("requests").set_index("index")
 
     @cached_property
     def batches(self) -> pd.DataFrame:
-        """A row a batch: when it opened, closed and ended, its size, what its thread did."""
+        """One row per batch: when it opened, closed and ended, its size, what its thread did."""
         return self._frame("batches").set_index("batch_id")
 
     @cached_property
@@ -60,12 +60,12 @@ class Run:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """What was sampled beside the requests: ``t_s``, ``series``, ``value`` in the unit that the series names."""
+        """Samples taken during the run: ``t_s``, ``series``, ``value`` in the unit that the series names."""
         return self._frame("samples")
 
     @cached_property
     def causes(self) -> pd.DataFrame:
-        """A row for each request and cause: own and propagated milliseconds beyond a quiet request."""
+        """One row per request and cause: own and propagated milliseconds beyond a quiet request."""
         from latfix.profilers.diagnose import write_causes
 
         path = self.folder / "causes.parquet"
@@ -81,7 +81,7 @@ class Run:
         path = self.folder / f"{name}.parquet"
         if path.exists():
             return _read(path)
-        with tempfile.TemporaryDirectory() as folder:  # the runner was killed: its segments are turned into Parquet
+        with tempfile.TemporaryDirectory() as folder:  # the runner was killed: convert its segments to Parquet
             copy = Path(folder) / "run"
             shutil.copytree(self.folder, copy)
             finalize(copy)
@@ -102,9 +102,9 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def read_run(folder: str | Path) -> Run:
-    """A run's folder, complete or not.
+    """Read a run's folder, complete or not.
 
-    :raises InputError: it is not a run's, or is damaged.
+    :raises InputError: it is not the folder of a run, or is damaged.
     """
     from latfix.run_record.chunked_record import open_record
 
@@ -115,7 +115,7 @@ def diagnose(run: Run | str | Path, *, percentile: float | None = None, seed: in
     """Attribute the tail of a run to causes.
 
     :param run: a run, or its folder.
-    :param percentile: where the tail begins, above 0 and below 100; the workload's objective where ``None``.
+    :param percentile: where the tail begins, above 0 and below 100; ``None`` for the workload's objective.
     :param seed: of the bootstrap.
     """
     from latfix.profilers.diagnose import diagnose as attribute
@@ -132,8 +132,8 @@ def compare(
     """Compare runs before and after, in pairs.
 
     :param base: a run or its folder; or several, replayed in turns with as many of ``new``.
-    :raises InputError: the folder of one is not a run's.
-    :raises ValueError: there are not equally many.
+    :raises InputError: a folder is not that of a run.
+    :raises ValueError: ``base`` and ``new`` differ in number.
     """
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
@@ -161,16 +161,16 @@ def replay(
     seed: int = 0,
     **settings: Any,
 ) -> Run:
-    """Replay recorded traffic against a workload, in a process of its own.
+    """Replay recorded traffic against a workload, in a separate process.
 
     :param workload: a workload's folder, a model file, or the name of a sample.
     :param traffic: recorded traffic instead of the workload's own.
-    :param out: a new folder for the run; one under ``latfix-runs/`` where ``None``.
-    :param profile: of the workload's ``workload.toml``.
-    :param limit: replay only the first so many requests.
-    :param speed: this many times as fast as recorded.
+    :param out: a new folder for the run; ``None`` for one under ``latfix-runs/``.
+    :param profile: a profile of the workload's ``workload.toml``.
+    :param limit: replay only the first ``limit`` requests.
+    :param speed: multiple of the recorded speed.
     :param settings: of the runner, by their names in ``workload.toml``: ``max_batch_size=4``.
-    :raises InputError: something of it is wrong.
+    :raises InputError: an argument or a file is wrong.
     :raises RunnerError: the model or its runner failed.
     """
     from latfix.cli.shared.options import TrafficOptions, load_traffic

@@ -18,11 +18,11 @@ class Request:
 
     :param id: unique within the traffic.
     :param arrival_s: seconds from the start of the traffic.
-    :param features: what is known of the request besides its payload, e.g. its length in tokens.
+    :param features: properties of the request besides its payload, e.g. its length in tokens.
     :param priority: class of service; ``high`` overtakes ``normal`` overtakes ``low``.
-    :param session: requests of one conversation share it.
+    :param session: shared by the requests of one conversation.
     :param deadline_ms: milliseconds after the scheduled arrival at which the caller gives up.
-    :param payload: any JSON value; what the adapter needs besides the features.
+    :param payload: any JSON value that the adapter needs besides the features.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Settings of the runner and the objective: what each takes, its default and its meaning, declared once."""
+"""Settings of the runner and the objective: allowed values, default and meaning, declared once."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ HugePages = Literal["default", "always", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The values that a setting takes.
+    """The allowed values of a setting.
 
     :param expected: in words, to follow "expected" in a message.
-    :param check: whether a value is one of them.
-    :param choices: all of them, where they are few texts.
+    :param check: returns True for an allowed value.
+    :param choices: the allowed texts, if the setting is an enumeration.
     :param least: the smallest number, and ``most`` the largest.
-    :param is_float: whole numbers are taken, too, and become floats.
+    :param is_float: whole numbers are accepted and converted.
     """
 
     expected: str
@@ -47,7 +47,7 @@ class Rule:
 
 
 def whole(least: int, most: int = 2**31 - 1) -> Rule:
-    """A whole number within two ends."""
+    """A whole number within inclusive limits."""
     return Rule(
         f"a whole number from {least} to {most}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
@@ -57,7 +57,7 @@ def whole(least: int, most: int = 2**31 - 1) -> Rule:
 
 
 def number(least: float, most: float = math.inf, *, open_ends: bool = False) -> Rule:
-    """A finite number within two ends, which are left out if they are open."""
+    """A finite number within limits, which are exclusive if ``open_ends``."""
     if open_ends:
         expected = f"a number above {least:g}" + ("" if math.isinf(most) else f" and below {most:g}")
     else:
@@ -106,7 +106,7 @@ ENVIRONMENT = Rule('a table of texts by variable name, as in { OMP_WAIT_POLICY =
 
 @cache
 def rules_of(kind: type) -> Mapping[str, Rule]:
-    """The rule of each field of a dataclass of settings: the annotated one, or the one of its type."""
+    """The rule of each field of a settings dataclass: the annotated one, or that of its type."""
     rules, hints = {}, get_type_hints(kind, include_extras=True)
     for name, hint in ((one.name, hints[one.name]) for one in fields(kind)):
         if get_origin(hint) is Annotated:
@@ -123,44 +123,44 @@ class RunnerSettings(Document):
     Times are in milliseconds because people write them. Zero means "none" for limits and timeouts.
     """
 
-    device: Annotated[str, DEVICE] = "auto"  # the first CUDA device where there is one, otherwise the CPU
+    device: Annotated[str, DEVICE] = "auto"  # the first CUDA device if there is one, otherwise the CPU
     devices: Annotated[int, whole(0, 256)] = 1  # GPUs that workers are spread over, from `device` on; 0 is all
     max_batch_size: Annotated[int, whole(1, 4096)] = 1  # most requests in one call of the model
-    batch_window_ms: Annotated[float, number(0, _MS_OF_A_MINUTE)] = 0.0  # wait of the oldest request for company
+    batch_window_ms: Annotated[float, number(0, _MS_OF_A_MINUTE)] = 0.0  # how long a batch waits to fill
     workers: Annotated[int, whole(1, 256)] = 1  # threads that run the model
     shared_model: bool = False  # all workers of a device share one instance
     prepare_threads: Annotated[int, whole(1, 256)] = 1
     intra_op_threads: Annotated[int, whole(0, 1024)] = 0  # of one operator; 0 is the framework's default
-    max_queue: Annotated[int, whole(0)] = 0  # requests inside beyond which a new one is shed
-    timeout_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 0.0  # deadline of requests that bring none
-    hang_limit_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 60_000.0  # of a batch; longer ends a replay
+    max_queue: Annotated[int, whole(0)] = 0  # with this many requests in the service, a new one is shed
+    timeout_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 0.0  # deadline of requests that carry none
+    hang_limit_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 60_000.0  # a batch beyond this ends the replay
     warmup_requests: Annotated[int, whole(0, 1_000_000)] = 0  # sent one by one before the clock starts
     warmup_shapes: Annotated[int, whole(0, 1_000_000)] = 0  # input sizes run before the first request
     seed: Annotated[int, whole(0, 2**63 - 1)] = 0  # of the framework's generator
     precision: Precision = "default"
-    keep_precision: Annotated[tuple[str, ...], MODULES] = ()  # modules that keep theirs
+    keep_precision: Annotated[tuple[str, ...], MODULES] = ()  # modules that keep their precision
     compile: Compile = "off"
     backend: Backend = "torch"
     memory_format: MemoryFormat = "default"
     attention: Attention = "default"
     inference_mode: bool = False  # batches run in torch.inference_mode
-    flush_denormal: bool = False  # denormal numbers are taken for zero
+    flush_denormal: bool = False  # denormal numbers are treated as zero
     batching: Batching = "fixed"
     target_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 0.0  # latency that adaptive batching aims at
     window_least_ms: Annotated[float, number(0, _MS_OF_A_MINUTE)] = 10.0  # of adaptive batching
     window_most_ms: Annotated[float, number(0, _MS_OF_A_MINUTE)] = 100.0
     batch_order: BatchOrder = "arrival"
-    batch_key: Annotated[str, FEATURE] = ""  # the length that batches by length go by
+    batch_key: Annotated[str, FEATURE] = ""  # the feature that is the length for batches by length
     schedule: Schedule = "arrival"
     ageing_ms: Annotated[float, number(0, _MS_OF_A_DAY)] = 0.0  # a request gains a class after waiting this long
     admission: Admission = "all"
     routing: Routing = "pull"
     memory_limit_mb: Annotated[int, whole(0)] = 0  # predicted memory of a batch
-    buffer_pool: bool = False  # batches and answers are written into buffers that are kept
+    buffer_pool: bool = False  # batches and answers are written into reused buffers
     pinned_staging: bool = False  # on a GPU: copies go through pinned buffers
-    overlap: bool = False  # on a GPU: a batch is copied in while the one before computes
+    overlap: bool = False  # on a GPU: the next batch is copied in while the current one computes
     cuda_graphs: bool = False  # captured graphs, one for each bucket of shapes
-    reserve_mb: Annotated[int, whole(0)] = 0  # MiB that each worker leaves to torch's allocator at the start
+    reserve_mb: Annotated[int, whole(0)] = 0  # MiB that each worker reserves in torch's allocator at the start
     device_memory_share: Annotated[float, number(0, 1)] = 0.0  # of a CUDA device, for this process
     gc: GarbageCollection = "default"
     pin: Pinning = "off"
@@ -173,7 +173,7 @@ class RunnerSettings(Document):
     env: Annotated[Mapping[str, str], ENVIRONMENT] = field(default_factory=dict)  # of the service's process
 
     def __post_init__(self) -> None:
-        # From TOML and JSON it comes as a list.
+        # TOML and JSON provide a list.
         object.__setattr__(self, "keep_precision", tuple(self.keep_precision))
 
     @property
@@ -182,7 +182,7 @@ class RunnerSettings(Document):
         return self.cuda_graphs or self.compile == "reduce-overhead"
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunnerSettings:
-        """These settings with some fields replaced; ``env`` is merged, not replaced."""
+        """These settings with some fields replaced; ``env`` is merged."""
         values = dict(overrides)
         if "env" in values:
             values["env"] = {**self.env, **values["env"]}
@@ -191,11 +191,11 @@ class RunnerSettings(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective(Document):
-    """What the workload is meant to reach.
+    """The workload's goal.
 
     :param percentile: the latency percentile that matters.
-    :param slo_ms: the limit on it in milliseconds; ``None`` where the workload states none.
-    :param max_accuracy_drop: the largest loss of the score that a fix may cost, in the score's own unit.
+    :param slo_ms: the limit on it in milliseconds; ``None`` if the workload states none.
+    :param max_accuracy_drop: the largest loss of score that a fix may cost, in the score's own unit.
     """
 
     percentile: Annotated[float, number(0, 100, open_ends=True)] = 99.0

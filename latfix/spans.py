@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """One finished span: its name and its ends on ``time.perf_counter_ns``'s clock."""
+    """One finished span: its name, start and end on ``time.perf_counter_ns``'s clock."""
 
     name: str
     start_ns: int
@@ -19,25 +19,25 @@ class SpanRecord:
 
 
 class Collector(Protocol):
-    """Where finished spans go: a list, or whatever takes them as one."""
+    """Receives finished spans; a list is one."""
 
     def append(self, record: SpanRecord, /) -> object:
-        """Take one."""
+        """Add a span."""
 
 
-#: Of a thread, and in an event loop of a task: tasks of one thread take turns.
+#: Per thread, and in an event loop per task, because tasks of one thread take turns.
 collected: ContextVar[Collector | None] = ContextVar("latfix_spans", default=None)
-#: The span that encloses what runs now.
+#: The outermost open span.
 _outermost: ContextVar[span | None] = ContextVar("latfix_outermost_span", default=None)
 
 
 class span:
     """Declare that the enclosed time is spent outside: a network call, a database, a disk.
 
-    Usable in ``prepare`` and ``finish``, and in whatever :class:`latfix.record` records. Elsewhere it does nothing
-    and costs about a microsecond. Nested spans are counted once, as their outermost.
+    Works in ``prepare``, ``finish`` and code that :class:`latfix.record` records. Elsewhere it does nothing and
+    costs about a microsecond. Nested spans count once, as their outermost.
 
-    :param name: the dependency's name, as it should read in the report.
+    :param name: the dependency's name, as reports show it.
     """
 
     __slots__ = ("_outer", "_records", "_start", "name")
@@ -51,7 +51,7 @@ class span:
     def __enter__(self) -> span:
         self._records, self._outer = collected.get(), _outermost.get()
         if self._records is not None:
-            # A generator's span may still be open here, of another request.
+            # A generator's span of another request may still be open here.
             if self._outer is not None and self._outer._records is self._records:
                 self._records = None
             else:
@@ -72,5 +72,5 @@ class span:
 
 
 def collect_spans(records: Collector | None) -> None:
-    """Send finished spans of this thread, or of this task, to ``records`` from now on; ``None`` stops collecting."""
+    """Send finished spans of this thread or task to ``records`` from now on; ``None`` stops collecting."""
     collected.set(records)

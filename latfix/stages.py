@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
-#: In order; each starts where the last ended. ``dispatch`` is latfix's own lag.
+#: In order; each starts where the previous one ends. ``dispatch`` is latfix's own lag.
 STAGES: tuple[str, ...] = ("dispatch", "prepare", "queue", "batch", "h2d", "compute", "d2h", "finish")
 
-#: Of a request to a service behind an address, as its client sees them, with the stage of the runner's that holds
-#: each. ``queue`` is told where answers show how many requests the service takes at once.
+#: Stages of a request to a service behind an address, as its client sees them, each with the runner's stage that
+#: holds it. ``queue`` is known if answers show how many requests the service takes at once.
 OUTSIDE_STAGES: Mapping[str, str] = {
     "late": "dispatch",
     "connect": "prepare",
@@ -22,17 +22,17 @@ _OUTSIDE_LABELS = {"dispatch": "late", "prepare": "send", "compute": "first_byte
 
 
 def stage_label(stage: str, *, outside: bool) -> str:
-    """What a stage of a record is called: of a service seen from outside by what its client sees in it."""
+    """The label of a record's stage; for a service seen from outside, the client's name for it."""
     return _OUTSIDE_LABELS.get(stage, stage) if outside else stage
 
 
 def stage_number(label: str) -> int:
-    """The place of a stage in :data:`STAGES`, by either of its names."""
+    """The index of a stage in :data:`STAGES`, by either of its names."""
     return next(k for k, stage in enumerate(STAGES) if label in (stage, _OUTSIDE_LABELS.get(stage)))
 
 
 class Status(IntEnum):
-    """How a request ended. To percentiles any but ``OK`` is slower than it waited (:mod:`statistics.censored`)."""
+    """How a request ended. Percentiles treat any but ``OK`` as slower than it waited (:mod:`statistics.censored`)."""
 
     OK = 0
     ERROR = 1
@@ -47,6 +47,6 @@ LOST_NAMES: tuple[str, ...] = STATUS_NAMES[1:]
 
 
 def status_counts(counts: Sequence[int]) -> dict[str, int]:
-    """By name how many requests ended in each status; those in flight at a run's end where there were any."""
+    """The number of requests by status name; ``unfinished`` only if there are any."""
     found = dict(zip(STATUS_NAMES, map(int, counts), strict=True))
     return {name: number for name, number in found.items() if number or name != "unfinished"}

@@ -1,4 +1,4 @@
-"""Records made by hand: columns that a test does not give are empty, and so is what it does not tell of the run."""
+"""Handmade records: columns and facts that a test does not give are empty."""
 
 from __future__ import annotations
 

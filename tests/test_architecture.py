@@ -1,4 +1,4 @@
-"""docs/architecture.md lists every package with its own sentence, and only existing places."""
+"""The page on the architecture lists every room with its docstring, and only places that exist."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ROOMS = _rooms()
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
-def test_every_room_has_a_sentence_and_is_on_the_page(room: str) -> None:
-    assert ROOMS[room].endswith("."), f"{room}/__init__.py: expected one sentence about the contents"
+def test_every_room_has_a_sentence_and_stands_on_the_page(room: str) -> None:
+    assert ROOMS[room].endswith("."), f"{room}/__init__.py describes the room in a sentence"
     assert f"| `{room}/` | {ROOMS[room]} |" in PAGE
 
 

@@ -1,4 +1,4 @@
-"""One list of causes: what is searched for, what a gate may name, and what a report has words for."""
+"""One list of causes for the search, gates and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is what is there."""
+"""The installed package matches the folders."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_every_module_imports(package: str) -> None:
 
 def test_every_python_folder_has_an_init_file() -> None:
     for folder in FOLDERS.values():
-        if folder == "sample_workloads":  # its folders are data: a user's own look the same
+        if folder == "sample_workloads":  # its folders are data, like a user's own
             continue
         for file in (ROOT / folder).rglob("*.py"):
             if not any(part.is_symlink() for part in file.parents):
                 assert (file.parent / "__init__.py").exists(), file
 
 
-def test_what_is_imported_is_required() -> None:
+def test_imported_packages_are_required() -> None:
     required = {line.partition(">")[0] for line in PROJECT["project"]["dependencies"]}
     assert {"torch", "numpy", "pandas", "pyarrow", "matplotlib", "typer", "rich"} <= required
     for name in required:

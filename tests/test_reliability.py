@@ -16,7 +16,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.split("|")[1].strip()[:40] for row in ROWS])
-def test_each_row_names_an_existing_test(row: str) -> None:
+def test_a_row_names_an_existing_test(row: str) -> None:
     found = re.search(r"`(tests/[\w/]+\.py)::(\w+)` \|$", row)
     assert found is not None, "its last column is tests/file.py::test_name"
     assert f"def {found[2]}(" in (ROOT / found[1]).read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""How much load a service bears: replays, the simulation between them, and its errors."""
+"""How much load a service can carry: replays, the simulation between them, and its errors."""

@@ -1,10 +1,10 @@
-"""The objective's percentile over load as a simulation has it, for the service as it is and for slower ones.
+"""The objective's percentile as a simulated function of load, for the service as calibrated and for slower ones.
 
-How far a simulation is off is measured in *pace*: by which factor all that the service does would have to take longer
-for the simulation to meet what was measured. A service ``c`` times as slow under ``x`` times the load is the service
-as it is under ``c x`` times the load on a clock ``c`` times as slow, so that one curve over load tells of every pace:
-``p(x; c) = c p(c x; 1)``. An error of the percentile itself would be no measure: near saturation, a service that is
-3 % slower doubles it.
+The error of a simulation is measured in *pace*: the factor by which all work of the service would have to slow down
+for the simulation to match the measurement. A service ``c`` times as slow under ``x`` times the load equals the
+original service under ``c x`` times the load on a clock ``c`` times as slow, so one curve over load covers every
+pace: ``p(x; c) = c p(c x; 1)``. The error of the percentile itself would be a poor measure: near saturation, a 3 %
+slower service doubles it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ import numpy.typing as npt
 from latfix.arrays import Floats
 from latfix.statistics.change_points import rising_level
 
-#: Loads that are simulated lie so far apart, and nearer where the percentile grows by more between two of them.
+#: Distance of simulated loads; closer where the percentile grows by more than the rise between two of them.
 _STEP, _RISE = math.log(1.4), 0.25
 _NEAREST = math.log(1.03)
-#: So many times the limit, or the percentile of the load that was replayed, is as far as a curve goes.
+#: A curve ends where the percentile is this many times the limit, or the percentile at the replayed load.
 _FAR = 16.0
-#: Steps down and up at most, and simulations in all.
+#: Most steps down and up, and most simulations in all.
 _DOWN, _UP, _MOST = 7, 12, 26
-#: Beyond its ends a curve is level below, and rises as steeply above.
+#: Beyond its ends a curve is flat below, and rises this steeply above.
 _BEYOND, _STEEP = 6.0, 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyCurve:
-    """
+    """The percentile over load.
+
     :param load: ``(g,)`` logarithms of multiples of the recorded rate, ascending.
     :param level: ``(g,)`` logarithms of the percentile in seconds, never falling.
     :param noise: ``(g,)`` standard deviation of the level of one replay.
@@ -44,31 +45,31 @@ class LatencyCurve:
     noise: Floats
 
     def percentile(self, load: npt.ArrayLike, pace: npt.ArrayLike = 0.0) -> Floats:
-        """Logarithm of the percentile at the logarithm of a load, for a service so much slower (a logarithm, too)."""
+        """Logarithm of the percentile at ``load``, for a service slower by ``pace`` (both logarithms)."""
         slower = np.asarray(pace, dtype=np.float64)
         at = np.asarray(load, dtype=np.float64) + slower
         return np.asarray(np.interp(at, self.load, self.level) + slower, dtype=np.float64)
 
     def pace(self, load: float, percentile: float) -> float:
-        """The logarithm of how much slower the service is that has this percentile at this load (logarithms)."""
+        """The logarithm of how much slower a service with this percentile at this load is (both logarithms)."""
         return pace_of(load, self.load, self.level, percentile)
 
     def headroom(self, limit: float) -> tuple[Floats, Floats]:
-        """Loads, ascending, and how much slower the service could be there until the percentile is at the limit.
+        """Loads, ascending, and how much slower the service could be at each before the percentile hits the limit.
 
-        :param limit: its logarithm; logarithms are returned.
+        :param limit: a logarithm; logarithms are returned.
         """
         slower = limit - self.level
         return self.load - slower, slower
 
     def slope(self, load: float) -> float:
-        """By how many percent the percentile rises where load rises by one."""
+        """Percent by which the percentile rises per percent of load."""
         ends = np.interp([load - _NEAREST, load + _NEAREST], self.load, self.level)
         return float(ends[1] - ends[0]) / (2 * _NEAREST)
 
 
 def mean_curve(curves: Sequence[LatencyCurve]) -> LatencyCurve:
-    """The mean of several, by logarithms."""
+    """The mean of several curves, over logarithms."""
     load = np.unique(np.concatenate([curve.load for curve in curves]))
     level, noise = (
         np.mean([np.interp(load, curve.load, getattr(curve, name)) for curve in curves], axis=0)
@@ -78,7 +79,7 @@ def mean_curve(curves: Sequence[LatencyCurve]) -> LatencyCurve:
 
 
 def pace_of(load: float, loads: Floats, levels: Floats, measured: float) -> float:
-    """Where a service as it is, at ``loads``, has the measured value on a clock that is slower by as much.
+    """The pace at which a service has the measured value at ``load``, given its values at ``loads`` (logarithms).
 
     :param levels: logarithms of the value at each of ``loads``.
     """
@@ -90,9 +91,9 @@ def pace_of(load: float, loads: Floats, levels: Floats, measured: float) -> floa
 def latency_curve(simulated: Callable[[float], Floats], replayed: float, limit: float | None) -> LatencyCurve:
     """The curve of a simulation, with most points where it is steep.
 
-    :param simulated: seconds at the percentile at a multiple of the recorded rate, of a few likely runs.
+    :param simulated: returns the percentile in seconds of a few likely runs at a multiple of the recorded rate.
     :param replayed: the load that the simulation was calibrated on.
-    :param limit: seconds; what is far beyond it is not simulated.
+    :param limit: seconds; loads far beyond it are not simulated.
     """
     known: dict[float, tuple[float, float]] = {}
 
@@ -117,8 +118,8 @@ def latency_curve(simulated: Callable[[float], Floats], replayed: float, limit: 
         level((low + high) / 2)
     load = np.array(sorted(known))
     mean, variance = np.array([known[each] for each in load.tolist()]).T
-    beside = np.pad(variance, 2, mode="edge")
-    smooth = np.sqrt(np.mean([beside[k : k + len(load)] for k in range(5)], axis=0))
+    padded = np.pad(variance, 2, mode="edge")
+    smooth = np.sqrt(np.mean([padded[k : k + len(load)] for k in range(5)], axis=0))
     rising = rising_level(mean)
     return LatencyCurve(
         load=np.concatenate([[load[0] - _BEYOND], load, [load[-1] + 1.0]]),

@@ -1,7 +1,7 @@
-"""How much load a service bears: the largest load that meets an objective, the knee, and the front over settings.
+"""How much load a service can carry: the largest load that meets an objective, the knee, and the Pareto front.
 
-Computed from *cells* (:mod:`latfix.capacity.measured_load`), and between and beyond them from a simulation whose
-errors were seen (:mod:`latfix.capacity.load_crossing`). Nothing here knows of clocks or processes.
+Computed from *cells* (:mod:`latfix.capacity.measured_load`), and elsewhere from a simulation corrected by its
+observed errors (:mod:`latfix.capacity.load_crossing`). Nothing here depends on clocks or processes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Status = Literal["found", "above", "below", "undecided"]
 #: An interval; an end that was not measured is ``None``.
 OpenInterval = tuple[float | None, float | None]
 
-#: The largest load is found where its interval's ends are within such a share of it.
+#: The largest load counts as found if the ends of its interval are within this share of it.
 WITHIN = 0.15
-#: The knee, where its interval's ends are within this factor.
+#: The knee counts as found if the ends of its interval are within this factor.
 _KNEE_RATIO = 1.5
-#: Predictions are shown at such shares of the largest load, beside the loads that were replayed.
+#: Predictions are shown at these shares of the largest load, in addition to the replayed loads,
 _SHOWN = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
-#: As long as none as near to them was replayed.
+#: unless a replayed load is within this share.
 _APART = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestLoad(Document):
-    """The largest load that meets the objective, in requests a second.
+    """The largest load that meets the objective, in requests per second.
 
-    :param status: which side of the loads it lies on.
-    :param rps: where the percentile crosses the limit; ``None`` where it does not.
-    :param ci95_rps: 95 % of where it may do so; ``None`` for an end beyond the loads looked at.
-    :param reason: what it rests on, and why its interval is not narrower where it is undecided.
+    :param status: which side of the replayed loads it lies on.
+    :param rps: where the percentile crosses the limit; ``None`` if it does not.
+    :param ci95_rps: 95 % interval; ``None`` for an end beyond the searched loads.
+    :param reason: what it is based on, and if undecided, why its interval is not narrower.
     """
 
     status: Status
@@ -59,9 +59,9 @@ class LargestLoad(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee(Document):
-    """The load beyond which the percentile grows faster than the load, in requests a second.
+    """The load beyond which the percentile grows faster than the load, in requests per second.
 
-    :param bracketed: ``True`` where lower and higher loads were replayed.
+    :param bracketed: True if lower and higher loads were replayed.
     """
 
     rps: float
@@ -71,10 +71,10 @@ class Knee(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedLoad(Document):
-    """What simulations, put right by the errors seen, say of a load that need not have been replayed.
+    """Prediction for one load by simulations, corrected by their observed errors.
 
     :param load: multiple of the recorded rate.
-    :param meets: ``None`` where it lies within the largest load's interval, or there is no objective.
+    :param meets: ``None`` if it lies within the largest load's interval, or there is no objective.
     """
 
     load: float
@@ -86,7 +86,7 @@ class PredictedLoad(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadAnswer:
-    """What the replays of one setting say of all loads.
+    """Conclusions about all loads from the replays of one setting.
 
     :param largest: ``None`` without an objective.
     :param predicted: by rising load.
@@ -97,15 +97,15 @@ class LoadAnswer:
     predicted: tuple[PredictedLoad, ...] = ()
 
     def meets(self, rps: float) -> bool | None:
-        """Whether a load meets the objective; ``None`` within the interval."""
+        """True if a load meets the objective; ``None`` within the interval."""
         return None if self.largest is None else at_least([self.largest], rps)
 
     def below(self, rps: float) -> bool:
-        """True if it surely bears less."""
+        """True if the largest load is certainly less."""
         return self.largest is not None and self.largest.hi is not None and self.largest.hi < rps
 
     def decided(self, gate_rps: float | None) -> bool:
-        """True if no further replay is needed, a gate's included."""
+        """True if no further replay is needed, for a gate's load either."""
         if self.largest is None:
             return self.knee is not None and self.knee.ci95_rps[1] <= _KNEE_RATIO * self.knee.ci95_rps[0]
         if self.largest.status == "below" and self.largest.lo is None and self.largest.rps is None:
@@ -123,23 +123,22 @@ def load_answer(
     why_wide: str,
     why_none: str,
 ) -> LoadAnswer:
-    """The answer that a simulation, with what is known of its errors, and the replays beside it give.
+    """The answer from replays and a corrected simulation.
 
-    :param errors: ``None`` where there is nothing to simulate from.
-    :param cells: what was replayed, at least one.
-    :param recorded: requests a second.
-    :param whole: replays that were not ended early.
-    :param why_wide: what keeps the interval from being narrower, after "where".
-    :param why_none: what is known where no load meets the objective; may be empty.
+    :param errors: the simulation's errors; ``None`` if there is nothing to simulate from.
+    :param cells: the replayed loads, at least one.
+    :param recorded: requests per second.
+    :param whole: number of replays that were not ended early.
+    :param why_wide: what keeps the interval wide, to follow "because".
+    :param why_none: what is known if no load meets the objective; may be empty.
     """
     loads = sorted(cell.load for cell in cells)
-    if errors is None or not any(
-        math.isfinite(cell.percentile.value) for cell in cells
-    ):  # no pace explains lost ones
+    # No pace explains lost requests.
+    if errors is None or not any(math.isfinite(cell.percentile.value) for cell in cells):
         return LoadAnswer(largest=_unsimulated(cells, target, why_none), knee=None)
     largest = None
     if target.limit is not None:
-        seen = f"which was off by {100 * errors.typical_error:.0f} % of the pace"
+        seen = f"with an error of {100 * errors.typical_error:.0f} % of the pace"
         largest = _largest(errors.wanted(target.limit), loads, recorded, whole, seen, why_wide, why_none)
     knee = _knee(errors.knees(), loads, recorded)
     middle = knee.rps if largest is None or largest.rps is None else largest.rps
@@ -164,7 +163,7 @@ def _largest(
     status: Status = "undecided"
     none = max(crossings) == -math.inf
     if none:
-        # One replay that the machine disturbed is no proof of what lower loads would show.
+        # A single replay, perhaps disturbed by the machine, is no proof about lower loads.
         status, hi = "below" if whole > 1 else "undecided", loads[0] * recorded
     elif min(crossings) == math.inf:
         status, lo = "above", loads[-1] * recorded
@@ -181,12 +180,12 @@ def _largest(
     if none:
         reason += f"; {why_none}"
     elif status == "undecided":
-        reason += f"; closer than +-{100 * WITHIN:.0f} % it cannot be told where {why_wide}"
+        reason += f"; not known to within +-{100 * WITHIN:.0f} % because {why_wide}"
     return LargestLoad(status=status, rps=middle, ci95_rps=(lo, hi), reason=reason)
 
 
 def _unsimulated(cells: Sequence[Cell], target: Target, why_none: str) -> LargestLoad | None:
-    """Nothing but that every replay was ended early, or failed."""
+    """The answer if every replay was ended early or failed."""
     if target.limit is None:
         return None
     lowest = min(cells, key=lambda cell: cell.load)
@@ -205,9 +204,9 @@ def _unsimulated(cells: Sequence[Cell], target: Target, why_none: str) -> Larges
 
 
 def _knee(draws: Floats, loads: Sequence[float], recorded: float) -> Knee:
-    """Kleinrock's power (1979) is largest there, with the objective's percentile as the latency.
+    """The load that maximizes Kleinrock's power (1979), with the objective's percentile as the latency.
 
-    Up to there one percent more load costs less than one percent of latency.
+    Up to there, one percent more load costs less than one percent of latency.
     """
     middle, lo, hi = (recorded * math.exp(each) for each in quantiles(draws))
     bracketed = loads[0] * recorded <= middle <= loads[-1] * recorded
@@ -231,9 +230,9 @@ def _rps(log_load: float, recorded: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint(Document):
-    """A point than which no other has both more throughput and a lower percentile.
+    """A point that no other beats in both throughput and percentile.
 
-    :param certain: no other one is as good in both, given the intervals.
+    :param certain: no other is as good in both, given the intervals.
     """
 
     setting: int
@@ -244,18 +243,18 @@ class ParetoPoint(Document):
 
 
 def pareto(cells: Sequence[tuple[int, Cell]]) -> list[ParetoPoint]:
-    """Cells that no other one beats in both throughput and percentile, by rising throughput.
+    """Cells that no other beats in both throughput and percentile, by rising throughput.
 
     Saturated cells are left out: their latency depends on how long the replay lasted.
 
-    :param cells: with the number of their setting.
+    :param cells: each with the number of its setting.
     """
-    there = [
+    finite = [
         (setting, cell) for setting, cell in cells if not cell.saturated and math.isfinite(cell.percentile.value)
     ]
     front = []
-    for setting, cell in there:
-        others = [other for _, other in there if other is not cell]
+    for setting, cell in finite:
+        others = [other for _, other in finite if other is not cell]
         if any(_beats(other, cell) for other in others):
             continue
         rivals = (o for o in others if o.achieved >= cell.achieved * 0.98)
@@ -278,7 +277,7 @@ def _beats(one: Cell, other: Cell) -> bool:
 
 
 def at_least(largest: Sequence[LargestLoad], rps: float) -> bool | None:
-    """True if some setting bears so many requests a second; ``None`` where undecided."""
+    """True if some setting carries ``rps`` requests per second; ``None`` if undecided."""
     if any(one.lo is not None and one.lo >= rps * (1 - 1e-3) for one in largest):
         return True
     below = [one.hi is not None and one.hi <= rps * (1 + 1e-3) for one in largest]

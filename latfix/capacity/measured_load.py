@@ -1,4 +1,4 @@
-"""What replays at one load show: figures of each (a point), of all together (a cell), and how much they differ."""
+"""Measurements at one load: figures of each replay (a point), of all together (a cell), and how much they differ."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from latfix.run_record.run_record import RunRecord
 
 
-#: A backlog that grows for good holds at the end at least this share of all requests.
+#: A backlog that keeps growing holds at least this share of all requests at the end.
 _BACKLOG_SHARE = 0.1
-#: Before any repeat, replays of one point are taken to differ by as much, and this counts as so many repeats:
-#: otherwise a service that was replayed once would seem to be known exactly, and one wild pair not at all.
+#: Prior run-to-run ratio of replays of one point, which counts as this many repeats. Without it, a service replayed
+#: once would seem exactly known, and a single outlying pair would dominate.
 USUAL_SPREAD, _USUAL_FREEDOM = 1.1, 4
 
 
@@ -34,9 +34,9 @@ USUAL_SPREAD, _USUAL_FREEDOM = 1.1, 4
 class Batches:
     """Batches of a replay, as ``(m,)`` columns; times in seconds.
 
-    :param service: from a batch's closing to the end of its last member: how long it kept its worker.
-    :param held: for how long it was held open before.
-    :param run_delay: of that service, how long its thread was ready to run and no core was free.
+    :param service: from a batch's closing to the end of its last member, during which it occupies its worker.
+    :param held: how long it was held open before.
+    :param run_delay: part of the service during which its thread was runnable but no core was free.
     :param padding: share of the batch's elements that is padding.
     """
 
@@ -49,25 +49,25 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """One replay at one load. Times in seconds, rates a second.
+    """One replay at one load. Times in seconds, rates per second.
 
-    :param offered: of the schedule, the whole of it also where the replay was ended early.
+    :param offered: rate of the whole schedule, even if the replay was ended early.
     :param span: from the first arrival to the last that was sent.
     :param achieved: requests that ended ``ok`` over the time from the first arrival to the last end.
-    :param latency: ``(n,)`` in order of arrival; infinite for a request that was lost (error, timeout, shed), and
-        for one in flight when the replay was ended early, which counts with its age at least.
-    :param age: ``(n,)`` how long each request was followed: its latency, or its age when the replay ended.
-    :param outcomes: the same requests, with how long those that were lost had waited.
+    :param latency: ``(n,)`` in order of arrival; infinite for a lost request (error, timeout, shed), and for one in
+        flight when the replay was ended early, which counts with at least its age.
+    :param age: ``(n,)`` how long each request was observed: its latency, or its age when the replay ended.
+    :param outcomes: the same requests, with how long the lost ones had waited.
     :param requests: how many ended in each status.
-    :param wait: ``(k,)`` of the requests that ended ``ok``: before prepare and in the queue, until its batch closed.
-    :param prepare: ``(k,)`` service in the prepare pool; ``lag`` the replay's own, the same requests.
-    :param prepare_share: of the time, how busy each prepare thread was; ``worker_share`` each worker.
-    :param held_share: of the time, for how long workers held a batch open.
-    :param in_flight: requests inside at the last arrival.
-    :param grew: the backlog grew for good: see :func:`backlog_grew`.
+    :param wait: ``(k,)`` wait of ``ok`` requests before prepare and in the queue, until their batch closed.
+    :param prepare: ``(k,)`` service in the prepare pool; ``lag`` the replay's own; for the same requests.
+    :param prepare_share: share of time that a prepare thread is busy; ``worker_share`` a worker.
+    :param held_share: share of time that workers hold a batch open.
+    :param in_flight: requests in the service at the last arrival.
+    :param grew: the backlog kept growing: see :func:`backlog_grew`.
     :param cut: the replay was ended early.
-    :param until: seconds of the schedule until which it was followed.
-    :param lag_p99: the replay's own lag; ``trustworthy`` as :mod:`latfix.run_record.dispatch_lag` says.
+    :param until: seconds of the schedule until which it was observed.
+    :param lag_p99: the replay's own lag; ``trustworthy`` as defined by :mod:`latfix.run_record.dispatch_lag`.
     """
 
     offered: float
@@ -94,7 +94,7 @@ class LoadPoint:
 
     @property
     def lost(self) -> int:
-        """Requests that ended in error, by timeout, or were shed."""
+        """Requests that failed, timed out, or were shed."""
         return sum(count for name, count in self.requests.items() if name not in ("ok", "unfinished"))
 
     @property
@@ -104,14 +104,15 @@ class LoadPoint:
 
 
 def backlog_grew(arrival: Ints, end: Ints, *, at_once: int) -> bool:
-    """True if the number of requests inside grew for good over a replay.
+    """True if the number of requests in the service kept growing over a replay.
 
-    All three: its minimum is higher in the third and in the last quarter of the time than in the second, and in the
-    last not a tenth lower than in the third; in the last it never falls to two full batches a worker; and at the last
-    arrival a tenth of all requests are inside. A burst that is worked off fails the first, a short queue the others.
+    Requires all three: its minimum is higher in the third and last quarters of the time than in the second, and in
+    the last at most a tenth lower than in the third; in the last it never falls to two full batches per worker; and
+    at the last arrival a tenth of all requests are in the service. A burst that is worked off fails the first
+    condition, a short queue the others.
 
-    :param arrival: ascending; ``end`` when each of them ended, very large where it never did.
-    :param at_once: how many requests the workers take together.
+    :param arrival: ascending; ``end`` when each of them ended, very large if it never did.
+    :param at_once: how many requests the workers process together.
     """
     n = len(arrival)
     if n < 8 or arrival[-1] <= arrival[0]:
@@ -131,8 +132,8 @@ def load_point(record: RunRecord, *, cut_s: float | None = None, hopeless: bool 
     """The figures of a replay.
 
     :param cut_s: when it was ended early, in seconds of the schedule: before the last arrival because its backlog
-        grew for good, or in the drain. Requests in flight then have an age only.
-    :param hopeless: its backlog ended it, not the budget.
+        kept growing, or while draining. Requests in flight then have only an age.
+    :param hopeless: the backlog ended it, not the budget.
     """
     rows, measured = record.requests, record.measured
     settings, scheduled = record.meta.settings, len(record.traffic)
@@ -191,14 +192,14 @@ def _rate(arrival_ns: Ints) -> float:
 
 
 def _share(record: RunRecord, begin: str, end: str) -> float:
-    """Seconds of batches between two of their stamps; a batch whose last stamp is missing is left out."""
+    """Seconds between two stamps of batches, summed; batches whose last stamp is missing are left out."""
     batches = record.batches
     some = (batches["warmup"] == 0) & (batches[end] > 0)
     return float(np.maximum(batches[end][some] - batches[begin][some], 0).sum()) / 1e9
 
 
 def _waits(record: RunRecord, ok: Bools) -> Floats:
-    """Seconds before prepare and from the queue's entrance to the closing of the batch, for some requests."""
+    """Seconds before prepare and from entering the queue to the closing of the batch, for some requests."""
     rows, batches = record.requests, record.batches
     entered = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[ok]
     order = np.argsort(batches["batch_id"], kind="stable")
@@ -212,7 +213,7 @@ def _waits(record: RunRecord, ok: Bools) -> Floats:
 
 
 def _batches(record: RunRecord) -> Batches:
-    """Batches that ran whole, warm-up left out: what a failure took is no service time."""
+    """Complete batches without warm-up; the time of a failed batch is not service time."""
     batches, rows = record.batches, record.requests
     keep = (batches["warmup"] == 0) & (batches["retried"] == 0) & (batches["finish_end_ns"] > batches["close_ns"])
     keep &= ~np.isin(batches["batch_id"], rows["batch_id"][rows["status"] == Status.ERROR])
@@ -235,11 +236,11 @@ class Cell:
     """One setting at one load.
 
     :param load: multiple of the recorded rate.
-    :param offered: arrivals a second, and ``achieved`` requests that ended ``ok`` a second; means over the replays.
-    :param percentile: the objective's, in seconds, over all replays together, lost requests slower than any.
+    :param offered: arrivals per second, and ``achieved`` requests ended ``ok`` per second; means over the replays.
+    :param percentile: the objective's, in seconds, over all replays together; lost requests count as slower than any.
     :param runs: the same of each replay alone.
-    :param slow: requests beyond the objective's limit; ``None`` where there is none.
-    :param saturated: the backlog grew for good in at least half of the replays.
+    :param slow: requests beyond the objective's limit; ``None`` without a limit.
+    :param saturated: the backlog kept growing in at least half of the replays.
     :param enough: the replays together hold enough slow requests for the percentile.
     """
 
@@ -254,7 +255,7 @@ class Cell:
 
     @property
     def power(self) -> float:
-        """Throughput over latency (Kleinrock, 1979), with the objective's percentile; 0 where that is infinite."""
+        """Throughput over latency (Kleinrock, 1979), with the objective's percentile; 0 if that is infinite."""
         value = self.percentile.value
         return self.achieved / value if math.isfinite(value) and value > 0 else 0.0
 
@@ -264,7 +265,7 @@ class Spread(Document):
     """How much replays of the same cell differ beyond what their requests explain.
 
     :param ratio: one standard deviation of a replay's percentile as a factor: 1.1 is ten percent up or down.
-        It begins at :data:`USUAL_SPREAD`, which counts as much as four repeats.
+        It starts at :data:`USUAL_SPREAD`, which counts as much as four repeats.
     :param freedom: repeats beyond the first, over all cells.
     :param largest: the largest ratio of two replays of one cell.
     """
@@ -275,7 +276,7 @@ class Spread(Document):
 
 
 def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
-    """All replays of one setting at one load; at least one."""
+    """Combine all replays of one setting at one load; at least one."""
     series = [point.latency for point in points]
     saturated = 2 * sum(point.grew for point in points) >= len(points)
     return Cell(
@@ -291,21 +292,21 @@ def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
 
 
 def _followed(points: Sequence[LoadPoint], target: Target) -> Percentile:
-    """The percentile; of a replay that was ended early, at least, from the ages of what was in flight."""
+    """The percentile; for a replay that was ended early a lower bound, from the ages of requests in flight."""
     found = percentile_of([followed(point) for point in points], target.percentile)
     return replace(found, hi=math.inf) if any(point.cut for point in points) else found
 
 
 def followed(point: LoadPoint) -> Floats:
-    """Latencies in seconds, or the ages of what was in flight at an early end; infinite for what was lost."""
+    """Latencies in seconds, ages of requests in flight at an early end, infinite for lost requests."""
     seen = np.where(point.age >= 0, point.age, math.inf) if point.cut else math.inf
     return np.where(np.isfinite(point.latency), point.latency, seen)
 
 
 def run_spread(cells: Sequence[Cell]) -> Spread:
-    """Variance of the logarithm between replays of a cell, pooled, less what their requests explain.
+    """Pooled variance of the logarithm between replays of a cell, less what their requests explain.
 
-    Saturated cells are left out: how far a backlog got is no measure of a steady service.
+    Saturated cells are left out: the length of a backlog says nothing about a steady service.
     """
     total, explained, freedom, largest = 0.0, 0.0, 0, None
     z = normal_quantile(0.95)

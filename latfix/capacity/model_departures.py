@@ -13,13 +13,13 @@ from latfix.capacity.service_moments import BatchService
 from latfix.files.json_documents import Document, json_key
 from latfix.settings import RunnerSettings
 
-#: A queue that is watched for fewer relaxation times than this has not settled.
+#: A queue observed for fewer relaxation times has not settled.
 _SETTLED = 20.0
-#: Smaller departures, as a share, are no reason.
-_TOLD = 0.05
-#: A mean wait that is off by this factor wants a reason.
+#: Smaller departures, as a share, are not reported.
+_REPORTED = 0.05
+#: A mean wait that is off by this factor needs a reason.
 _FAR_OFF = 1.5
-#: Reasons that Kingman's formula, or the queue of batches, knows of already.
+#: Reasons that Kingman's formula, or the queue of batches, already accounts for.
 _MODELLED = ("bursts", "window")
 
 
@@ -34,13 +34,13 @@ class Reason(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modelled:
-    """What queueing models make of one load. Times in seconds.
+    """What queueing models predict for one load. Times in seconds.
 
-    :param waits: mean wait by model, ``mg1`` and ``kingman``; ``None`` where it has no answer.
-    :param index: of dispersion that arrivals have over the queue's time scale, ``window``.
-    :param relaxation: how long such a queue takes to settle; infinite where it cannot.
-    :param capacity: requests a second that full batches and the prepare pool could serve.
-    :param batch: service measured at load ``measured_at``, which the models were given.
+    :param waits: mean wait by model, ``mg1`` and ``kingman``; ``None`` if it has no answer.
+    :param index: index of dispersion of arrivals over ``window``, the queue's time scale.
+    :param relaxation: how long such a queue takes to settle; infinite if it cannot.
+    :param capacity: requests per second that full batches and the prepare pool could serve.
+    :param batch: service measured at load ``measured_at``, the input of the models.
     """
 
     waits: Mapping[str, float | None]
@@ -57,7 +57,7 @@ def reasons(
 ) -> list[Reason]:
     """Why a point departs from what queueing models predict at its rate.
 
-    :param low: the replay that the models were given.
+    :param low: the replay that the models are based on.
     """
     found = [
         _overload(point, modelled),
@@ -76,14 +76,14 @@ def reasons(
 
 
 def _unexplained(point: LoadPoint, modelled: Modelled) -> list[Reason]:
-    """A model that is far off for none of the known reasons is reported as such."""
+    """The reason for a model that is far off without any known reason."""
     predicted = modelled.waits["kingman"]
     measured = float(point.wait.mean()) if len(point.wait) else 0.0
     if not predicted or measured <= 0 or max(measured / predicted, predicted / measured) < _FAR_OFF:
         return []
     text = (
-        f"the mean wait is {_ms(measured)} where Kingman has {_ms(predicted)}, and nothing that is looked for tells "
-        "why: threads may wake late, long services may follow each other, or the formula may be a poor one here"
+        f"the mean wait is {_ms(measured)} where Kingman predicts {_ms(predicted)}, for none of the known reasons: "
+        "threads may wake late, long services may follow each other, or the formula may be inaccurate here"
     )
     return [Reason(id="unexplained", text=text, figures={"wait_ms": measured * 1e3, "kingman_ms": predicted * 1e3})]
 
@@ -115,7 +115,7 @@ def _bursts(modelled: Modelled, point: LoadPoint) -> Reason | None:
 
 
 def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled) -> Reason | None:
-    """Batches of the same size take longer, or shorter, than at low load, and waits are off in the same direction."""
+    """Batches of one size take longer, or shorter, than at low load, and waits are off in the same direction."""
     here, there = point.batches, low.batches
     if point is low or len(here.size) < 5 or not len(there.size):
         return None
@@ -123,7 +123,7 @@ def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled) -
     ratio = took / expected if expected > 0 else 1.0
     predicted = modelled.waits["kingman"]
     longer = predicted is None or (len(point.wait) > 0 and float(point.wait.mean()) > predicted)
-    if abs(ratio - 1) <= _TOLD or (ratio > 1) != longer:
+    if abs(ratio - 1) <= _REPORTED or (ratio > 1) != longer:
         return None
     verb = "longer" if ratio > 1 else "shorter"
     text = (
@@ -131,18 +131,18 @@ def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled) -
         f"{modelled.measured_at:.3g} ({_ms(expected)} became {_ms(took)})"
     )
     figures = {"ratio": ratio, "expected_ms": expected * 1e3, "measured_ms": took * 1e3, "load": load}
-    beside = []
+    details = []
     padding = float(there.padding.mean()), float(here.padding.mean())
     if abs(padding[1] - padding[0]) > 0.01:
-        beside.append(f"padding {padding[0]:.1%} of the elements then, {padding[1]:.1%} here")
+        details.append(f"padding {padding[0]:.1%} of the elements then, {padding[1]:.1%} here")
         figures |= {"padding_low": padding[0], "padding": padding[1]}
     delay = float(there.run_delay.mean()), float(here.run_delay.mean())
     if abs(delay[1] - delay[0]) > 0.02 * expected:
-        beside.append(f"waiting for a core {_ms(delay[0])} a batch then, {_ms(delay[1])} here")
+        details.append(f"waiting for a core {_ms(delay[0])} a batch then, {_ms(delay[1])} here")
         figures |= {"run_delay_low_ms": delay[0] * 1e3, "run_delay_ms": delay[1] * 1e3}
-    if not beside:
-        beside.append("neither padding nor waiting for a core: on-CPU time itself, as of shared caches and clocks")
-    return Reason(id="service", text=f"{text}; {'; '.join(beside)}", figures=figures)
+    if not details:
+        details.append("neither padding nor waiting for a core: on-CPU time itself, as of shared caches and clocks")
+    return Reason(id="service", text=f"{text}; {'; '.join(details)}", figures=figures)
 
 
 def _window(point: LoadPoint, settings: RunnerSettings) -> Reason | None:
@@ -150,12 +150,11 @@ def _window(point: LoadPoint, settings: RunnerSettings) -> Reason | None:
     if not settings.batch_window_ms or not len(point.batches.held) or not len(served):
         return None
     held = float((point.batches.held * point.batches.size).sum() / point.batches.size.sum())
-    if held <= _TOLD * float(served.mean()):
+    if held <= _REPORTED * float(served.mean()):
         return None
     text = (
         f"the batch window of {settings.batch_window_ms:g} ms holds a request's batch open for {_ms(held)} on "
-        f"average at this load, and fills it to {point.mean_size:.3g}: queues without batches "
-        "know no such wait"
+        f"average at this load, and fills it to {point.mean_size:.3g}: models without batches have no such wait"
     )
     return Reason(id="window", text=text, figures={"held_ms": held * 1e3, "mean_batch": point.mean_size})
 
@@ -165,8 +164,8 @@ def _unsettled(point: LoadPoint, modelled: Modelled) -> Reason | None:
         return None
     times = point.span / modelled.relaxation
     text = (
-        f"the queue started empty and was watched for {_seconds(point.span)}, {times:.2g} times what it takes to "
-        f"settle ({_seconds(modelled.relaxation)}): a steady state's waits are longer than the measured ones, or "
+        f"the queue started empty and was observed for {_seconds(point.span)}, {times:.2g} times what it takes to "
+        f"settle ({_seconds(modelled.relaxation)}): waits in steady state are longer than the measured ones, or "
         "rest on few bursts"
     )
     return Reason(id="unsettled", text=text, figures={"span_s": point.span, "relaxation_s": modelled.relaxation})
@@ -192,7 +191,7 @@ def _lost(point: LoadPoint) -> Reason | None:
     total = sum(point.requests.values())
     text = f"{point.lost:,} of {total:,} requests were lost (error, timeout, shed)"
     if point.lost < total:
-        text += "; the models are of a service that loses none"
+        text += "; the models assume that none is lost"
     return Reason(id="lost", text=text, figures={"lost": float(point.lost), "requests": float(total)})
 
 

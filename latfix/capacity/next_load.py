@@ -1,4 +1,4 @@
-"""Which load to replay next: where a replay narrows the answer most for the time that it takes."""
+"""Which load to replay next: the one that narrows the answer most per second of replay."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from latfix.capacity.load_crossing import LoadErrors
 
 Kind = Literal["grid", "largest", "knee"]
 
-#: A simulation is followed so far beyond the loads that were replayed, by a factor.
+#: A simulation is trusted up to this factor beyond the replayed loads.
 _FARTHEST = 4.0
-#: Where nothing is known of lower loads, or no load is seen to meet the limit; and the least step down.
+#: Step down if nothing is known of lower loads, or no load meets the limit; and the least step down.
 _LOWER, _LEAST_LOWER = 1 / 2, 1 / 1.5
-#: How far below the lowest of the first loads a crossing is looked for.
+#: A crossing is searched this far below the lowest of the first loads.
 LOWEST = 1 / 16
-#: Quantiles of the crossing that are candidates: its middle halves what is known of it.
+#: Quantiles of the crossing that are candidates; the median halves the uncertainty.
 _CANDIDATES = (0.16, 0.5, 0.84)
 
 
@@ -31,18 +31,17 @@ def next_load(
     first: float,
     guess: float | None = None,
 ) -> float | None:
-    """The load, as a multiple of the recorded rate; ``None`` where no lower one is worth a replay.
+    """The next load, as a multiple of the recorded rate; ``None`` if no lower one is worth a replay.
 
-    Candidates lie in the middle of the predicted crossing (of the knee, without a limit) and at the ends of its
-    middle two thirds. Taken is the one whose replay takes most of the variance of the error at the middle away, for
-    each second that it costs.
+    Candidates are the median of the predicted crossing (of the knee, without a limit) and the ends of its middle two
+    thirds. The best one removes most of the error's variance at the median, per second of replay.
 
-    :param errors: ``None`` where every replay was ended early, or failed.
-    :param guess: where the crossing lies as simulated from those.
+    :param errors: ``None`` if every replay was ended early or failed.
+    :param guess: the crossing as simulated from those.
     :param replayed: at least one.
     :param limit: seconds.
-    :param cost_s: seconds that a replay of a load takes.
-    :param first: the lowest load that was asked for.
+    :param cost_s: returns the seconds that a replay of a load takes.
+    :param first: the lowest requested load.
     """
     lowest, highest = min(replayed) / _FARTHEST, max(replayed) * _FARTHEST
     if errors is None:

@@ -1,4 +1,4 @@
-"""An objective that loads are held against: its percentile with an interval, and whether a load meets it."""
+"""The objective of a sweep: its percentile with an interval, and whether a load meets it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from latfix.statistics.block_bootstrap import block_length, evidence
 from latfix.statistics.distributions import score_interval, student_t
 from latfix.statistics.percentiles import independent_draws, quantile_of
 
-#: Fewer requests beyond the percentile than this, and the point is called short.
+#: With fewer requests beyond the percentile, a point is reported as short.
 TAIL_REQUESTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The objective that loads are held against.
+    """The objective that loads must meet.
 
     :param percentile: above 0 and below 100.
-    :param limit: seconds; ``None`` where there is none.
+    :param limit: seconds; ``None`` if there is none.
     """
 
     percentile: float = 99.0
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentile:
-    """A percentile of latency in seconds with its 95 % interval; infinite where lost requests reach it."""
+    """A percentile of latency in seconds with its 95 % interval; infinite if it falls among lost requests."""
 
     value: float
     lo: float
@@ -57,10 +57,10 @@ class SlowShare:
 
 
 def percentile_of(series: Sequence[Floats], percentile: float) -> Percentile:
-    """A percentile over replays of one load, lost requests slower than any.
+    """A percentile over replays of one load, where lost requests count as slower than any.
 
-    The interval is Woodruff's (:func:`latfix.statistics.percentiles.percentile_interval`); where too few requests are
-    that slow for an upper end, it is open (infinite).
+    The interval is Woodruff's (:func:`latfix.statistics.percentiles.percentile_interval`), with an infinite upper end
+    if too few requests are that slow.
 
     :param series: latencies of each replay in order of arrival, in seconds.
     """
@@ -80,12 +80,12 @@ def percentile_of(series: Sequence[Floats], percentile: float) -> Percentile:
 def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) -> SlowShare:
     """The share of requests beyond the limit.
 
-    Slow requests come in clusters. How they do is seen in those beyond the limit where these are many, otherwise in
-    those beyond the percentile itself: a run in which nobody happened to be slow is no proof of as many independent
+    Slow requests come in clusters. The clustering is estimated from the requests beyond the limit if there are many,
+    otherwise from those beyond the percentile: a run without slow requests does not prove as many independent
     successes.
 
     :param series: latencies of each replay, infinite for lost requests and those in flight at an early end.
-    :param age: how long each was followed; a request in flight counts as slow only where that exceeds the limit.
+    :param age: how long each was observed; a request in flight counts as slow only if this exceeds the limit.
     """
     assert target.limit is not None
     slow = [
@@ -98,7 +98,7 @@ def slow_share(series: Sequence[Floats], age: Sequence[Floats], target: Target) 
     share = float(np.concatenate(slow).mean())
     effective, freedom = _draws([part.astype(np.float64) for part in slow], 0.5, max(share, 0.5 / n))
     if share <= target.allowed:
-        # Where few were slow, or none, how slow ones cluster is seen at the percentile itself.
+        # With few slow requests or none, their clustering is estimated at the percentile itself.
         value = quantile_of(np.sort(np.concatenate(list(series))), target.percentile / 100.0)
         usual, at_percentile = _draws(series, value, target.allowed)
         effective = min(effective, usual)
@@ -116,7 +116,7 @@ def _beyond(values: Floats, share: float, *, open_end: bool = False) -> float:
 
 
 def _draws(series: Sequence[Floats], limit: float, share: float) -> tuple[float, float]:
-    """How many independent draws the series are worth for a share beyond a limit, and the degrees of freedom."""
+    """The effective number of independent draws for a share beyond a limit, and the degrees of freedom."""
     known = [part for part in series if len(part)]
     parts = [independent_draws((part > limit).astype(np.float64), share, block_length(part)) for part in known]
     added = np.concatenate([np.zeros(0), *(each for _, each in parts)])

@@ -1,4 +1,4 @@
-"""A service in a few figures: what batches take by their size, what it can serve, how soon its queue settles."""
+"""A service in a few figures: batch time by size, capacity, and the queue's relaxation time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PASSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchService:
-    """What a batch takes, by its size: ``fixed + each * size`` seconds on average.
+    """The time of a batch by its size: ``fixed + each * size`` seconds on average.
 
-    :param scv: variance around that, over its square (squared coefficient of variation).
+    :param scv: squared coefficient of variation around that.
     """
 
     fixed: float
@@ -26,22 +26,22 @@ class BatchService:
     scv: float
 
     def mean(self, size: npt.ArrayLike) -> Floats:
-        """Mean service of batches of these sizes."""
+        """Mean time of batches of these sizes."""
         return np.asarray(self.fixed + self.each * np.asarray(size, dtype=np.float64), dtype=np.float64)
 
 
 def mean_and_scv(samples: npt.ArrayLike) -> tuple[float, float]:
-    """Mean and squared coefficient of variation; zeros where there is nothing."""
+    """Mean and squared coefficient of variation; zeros without samples."""
     values = np.asarray(samples, dtype=np.float64)
     mean = float(values.mean()) if len(values) else 0.0
     return mean, float(values.var()) / mean**2 if mean > 0 else 0.0
 
 
 def fit_batch_service(sizes: npt.ArrayLike, times: npt.ArrayLike) -> BatchService:
-    """The line ``fixed + each * size`` through measured batches, both not negative, by least relative squares.
+    """Fit ``fixed + each * size`` to measured batches, both not negative, by least relative squares.
 
-    Where all batches have one size, nothing is known of others: then each request is taken to need its share, so
-    that batching is never credited with a gain that was not seen.
+    If all batches have one size, each request is assumed to need its share, so that batching is never credited with
+    an unmeasured gain.
 
     :param times: seconds of each batch, in the order of ``sizes``; at least one.
     """
@@ -57,12 +57,12 @@ def fit_batch_service(sizes: npt.ArrayLike, times: npt.ArrayLike) -> BatchServic
 
 
 def relaxation_time(rate: float, capacity: float) -> float:
-    """How long M/M/1 takes to forget its state: mean service over ``(1 - sqrt(busy))**2``; infinite when full.
+    """The time in which an M/M/1 queue forgets its state (Cohen, 1969): infinite if it is overloaded.
 
-    Cohen (1969). It is the time over which counts of arrivals decide a wait, and a measurement that does not last
-    many times as long has not seen the queue settle. Several servers are taken for one that is as fast as all.
+    Mean service over ``(1 - sqrt(busy))**2``. Counts of arrivals over this time decide a wait, and a measurement must
+    last many times as long for the queue to settle. Several servers are treated as one that is as fast as all.
 
-    :param rate: arrivals in a unit of time, and ``capacity`` what can be served in it.
+    :param rate: arrivals per unit of time, and ``capacity`` the most that can be served in it.
     """
     busy = rate / capacity
     return 1 / capacity / (1 - math.sqrt(busy)) ** 2 if busy < 1 else math.inf

@@ -1,4 +1,4 @@
-"""The requests that every point of a sweep replays: how many, which of the recorded ones, at what pace."""
+"""The requests that each point of a sweep replays: how many, which of the recorded ones, at what rate."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from latfix.traffic.summary import fano_factor
 from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
 from latfix.traffic.value_parsers import MAX_SECONDS
 
-#: The share of the budget that the first round over the loads asked for may take.
+#: The share of the budget that the first round over the requested loads may take.
 _GRID_SHARE = 0.5
-#: A point lasts at least so long, unless that were more than a twentieth of the budget: queues need time to settle.
+#: The least duration of a point, so that queues settle, but at most this share of the budget.
 _SHORTEST_S, _SHORTEST_SHARE = 4.0, 0.05
-#: A point at a low load takes at most such a share of a setting's budget, with fewer requests than others.
+#: The longest duration of a point as a share of a setting's budget; at low loads it limits the requests.
 _LONGEST_SHARE = 0.2
-#: Most requests that a point is repeated to for that.
+#: Most requests that a point is repeated to, to reach the least duration.
 _MOST_REPEATED = 20_000
-#: Beyond so many times the requests that a percentile needs, more points are worth more than longer ones.
+#: With this many times the requests that a percentile needs, more points are better than longer ones.
 _PLENTY = 2.0
 #: The largest share of the budget that one point at the recorded rate may take, and the fewest requests of any.
 _POINT_SHARE, _FEWEST = 0.15, 50
-#: About what a point takes beside its schedule: lead-in, drain, closing the record.
+#: About what a point takes in addition to its schedule: lead-in, drain, closing the record.
 POINT_OVERHEAD_S = 1.5
 _CANDIDATES = 60
 _WINDOWS = 30
@@ -40,8 +40,8 @@ class Burstiness:
     """How arrivals vary.
 
     :param gap_scv: squared coefficient of variation of the gaps.
-    :param windows: in mean gaps, ascending, and ``index`` the index of dispersion of counts in them. Both stay what
-        they are when the schedule is stretched.
+    :param windows: in mean gaps, ascending, and ``index`` the index of dispersion of counts in them. Stretching the
+        schedule changes neither.
     """
 
     gap_scv: float
@@ -49,7 +49,7 @@ class Burstiness:
     index: tuple[float, ...]
 
     def over(self, gaps: float) -> float:
-        """The index of dispersion over so many mean gaps; at the longest window that was counted at most."""
+        """The index of dispersion over ``gaps`` mean gaps; at most at the longest window that was counted."""
         if not self.windows:
             return self.gap_scv
         return float(np.interp(math.log(max(gaps, 1e-9)), np.log(self.windows), self.index))
@@ -59,12 +59,12 @@ class Burstiness:
 class Part:
     """The part of the recorded traffic that is replayed at every load.
 
-    :param traffic: its schedule at the recorded pace; the first request comes at once.
-    :param rate: its own requests a second; ``recorded`` those of the whole.
+    :param traffic: its schedule at the recorded rate, starting with the first request.
+    :param rate: its requests per second; ``recorded`` those of the whole.
     :param bursts: how arrivals vary in all of the recorded traffic, which has longer windows.
-    :param dispersion: index of dispersion of counts over a thirtieth of the part's length, ``whole`` over windows
-        of as long in all of the recorded traffic.
-    :param shortest_s: a replay is repeated until it lasts so long, and ends after ``longest_s``.
+    :param dispersion: index of dispersion of counts over a thirtieth of the part's length; ``whole`` over windows
+        of the same length in all of the recorded traffic.
+    :param shortest_s: a replay is repeated until it lasts this long, and ends after ``longest_s``.
     """
 
     traffic: Traffic
@@ -90,15 +90,15 @@ class Part:
         return scale_time(longer, load * self.recorded / recorded_rate(longer))
 
     def seconds(self, load: float) -> float:
-        """How long the schedule lasts at a load."""
+        """Duration of the schedule at a load."""
         return (self.sent(load) - 1) / (load * self.recorded)
 
     def requests(self, load: float) -> int:
-        """How many requests the whole schedule has at a load."""
+        """Number of requests of the whole schedule at a load."""
         return self._times(load) * len(self.traffic)
 
     def arrivals(self, load: float) -> Floats:
-        """When they come, in nanoseconds."""
+        """Arrival times at a load, in nanoseconds."""
         recorded, times = self.traffic.arrival_ns, self._times(load)
         span = float(recorded[-1] - recorded[0]) * len(recorded) / max(len(recorded) - 1, 1)
         copies = np.repeat(np.arange(times), len(recorded)) * span
@@ -106,7 +106,7 @@ class Part:
         return np.asarray((np.tile(recorded - recorded[0], times) + copies) * slower, dtype=np.float64)
 
     def sent(self, load: float) -> int:
-        """How many of them are replayed: the first ones only, where all would take too long."""
+        """How many of them are replayed; only the first ones if all would take too long."""
         fitting = max(self.longest_s * load * self.recorded, float(_FEWEST))
         return math.ceil(min(float(self.requests(load)), fitting))
 
@@ -117,9 +117,9 @@ class Part:
 
 
 def recorded_rate(traffic: Traffic) -> float:
-    """Requests a second over the recorded traffic.
+    """Requests per second over the recorded traffic.
 
-    :raises InputError: there is nothing to scale.
+    :raises InputError: all requests arrive at one moment.
     """
     span = float(traffic.arrival_ns[-1] - traffic.arrival_ns[0]) / 1e9 if len(traffic) > 1 else 0.0
     if span <= 0:
@@ -132,19 +132,18 @@ def recorded_rate(traffic: Traffic) -> float:
 def plan_requests(
     rate: float, loads: Sequence[float], settings: int, budget_s: float, target: Target, *, load_s: float = 3.0
 ) -> int:
-    """Requests a point, so that the first round takes about half of the budget.
+    """Requests per point, so that the first round takes about half of the budget.
 
     At least as many as the percentile needs, unless one point at the recorded rate then took over 15 % of the
-    budget; at most twice as many, more only where the recorded rate is so high that a point would be over in a
-    moment.
+    budget. At most twice as many, unless a point at a high recorded rate would be too short.
 
-    :param rate: recorded requests a second.
-    :param load_s: about what starting a process takes.
+    :param rate: recorded requests per second.
+    :param load_s: about how long starting a process takes.
     :raises InputError: arrivals are so dense that a point would need more requests than can be replayed.
     """
     pace = sum(1.0 / (load * rate) for load in loads) * settings
-    beside = settings * (len(loads) * POINT_OVERHEAD_S + load_s)
-    fitting = max(_GRID_SHARE * budget_s - beside, 0.0) / pace
+    overhead = settings * (len(loads) * POINT_OVERHEAD_S + load_s)
+    fitting = max(_GRID_SHARE * budget_s - overhead, 0.0) / pace
     share = max(target.allowed, 1e-6)
     most = max(_PLENTY * TAIL_REQUESTS / share, _SHORTEST_S * rate)
     least = min(TAIL_REQUESTS / share, _POINT_SHARE * budget_s * rate)
@@ -159,20 +158,20 @@ def plan_requests(
 
 
 def budget_for(requests: int, rate: float) -> float:
-    """The seconds of budget from which on :func:`plan_requests` gives a point so many requests."""
+    """The least budget in seconds with which :func:`plan_requests` allows ``requests`` per point."""
     return requests / (_POINT_SHARE * rate)
 
 
 def point_seconds(budget_s: float, settings: int) -> tuple[float, float]:
-    """How long a point lasts at least, and at most."""
+    """The least and the longest duration of a point."""
     return min(_SHORTEST_S, _SHORTEST_SHARE * budget_s), _LONGEST_SHARE * budget_s / settings
 
 
 def part_of(traffic: Traffic, requests: int, *, shortest_s: float = 0.0, longest_s: float = math.inf) -> Part:
-    """The stretch of so many requests that is most like the whole in rate and burstiness; repeated if it is short.
+    """The stretch of ``requests`` requests most like the whole in rate and burstiness; repeated if it is short.
 
     :param shortest_s: see :class:`Part`, as ``longest_s``.
-    :raises InputError: there is nothing to scale, or it cannot be repeated so often.
+    :raises InputError: all requests arrive at one moment, or the traffic cannot be repeated that often.
     """
     rate = recorded_rate(traffic)
     n, times = len(traffic), 1
@@ -214,7 +213,7 @@ def _check_repeated(traffic: Traffic, times: int, rate: float) -> None:
 def burstiness(traffic: Traffic) -> Burstiness:
     """How the gaps between arrivals vary, and their counts in windows of one mean gap and more.
 
-    As long as there are fifteen windows: a longer one would be judged by a handful of counts.
+    Windows grow until fewer than fifteen fit, because a handful of counts says little.
     """
     gaps = np.diff(traffic.arrival_ns) / 1e9
     mean = float(gaps.mean())

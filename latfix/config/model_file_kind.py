@@ -1,4 +1,4 @@
-"""The kind of a model file, by its suffix and its bytes. Nothing in it is run or unpickled here."""
+"""The kind of a model file, from its suffix and its bytes. Nothing in it is run or unpickled here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from latfix.files.protobuf_wire import WireError, fields
 
 Kind = Literal["torch.export", "TorchScript", "ONNX", "TensorRT"]
 
-#: Suffixes of model files, and what a file so named must hold.
+#: Suffixes of model files, and the kind of model that each must hold.
 KINDS: dict[str, Kind] = {
     ".pt2": "torch.export",
     ".pt": "TorchScript",
@@ -40,7 +40,7 @@ _EXPECTED: dict[Kind, str] = {
 _ADVICE = "save it with torch.export.save as .pt2, or load it in an adapter (latfix init DIR writes one)"
 _RENAME: dict[Kind, str] = {"torch.export": ".pt2", "TorchScript": ".pt", "ONNX": ".onnx"}
 
-#: First bytes of what is often mistaken for a model file.
+#: First bytes of files that are often mistaken for a model file.
 _FOREIGN: tuple[tuple[bytes, str, str], ...] = (
     (b"version https://git-lfs", "a pointer of Git LFS, not the file itself", "fetch it with git lfs pull"),
     (b"<", "a web page or other markup", "download the file itself"),
@@ -50,12 +50,12 @@ _FOREIGN: tuple[tuple[bytes, str, str], ...] = (
     (b"\x1f\x8b", "a gzip archive", "unpack it first"),
     (b"\x7fELF", "machine code", _ADVICE),
 )
-#: Numbers of ModelProto's fields: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+#: Field numbers of ModelProto: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 _ONNX_VERSION, _ONNX_GRAPH = 1, 7
 _ONNX_FIELDS = frozenset((1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25, 26))
-#: Larger members of an archive are not read just to see what they are.
+#: Most bytes read from a member of an archive to identify it.
 _MOST_BYTES = 64 << 20
-#: What unpickling tensors calls; a pickle that calls nothing else holds weights.
+#: Calls that unpickling tensors makes; a pickle without other calls holds weights.
 _TENSOR_CALLS = (
     "torch._utils _rebuild",
     "torch ",
@@ -63,13 +63,13 @@ _TENSOR_CALLS = (
     "torch.storage ",
     "torch._tensor _rebuild",
 )
-#: What reading a damaged archive, or the JSON in it, may raise.
+#: Exceptions from reading a damaged archive, or the JSON in it.
 DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the bytes are: a kind of model, or words for anything else and what to do about it."""
+    """The content of a file: a kind of model, or a description of anything else and what to do about it."""
 
     words: str
     kind: Kind | None = None
@@ -77,7 +77,7 @@ class _Found:
 
 
 def is_model_file(name: str | Path) -> bool:
-    """True if the suffix is one of a model file."""
+    """True if the suffix is that of a model file."""
     return Path(name).suffix.lower() in KINDS
 
 
@@ -123,13 +123,13 @@ def _identify(path: Path, expected: Kind) -> _Found:
     onnx = _as_onnx(path)
     if onnx is not None:
         return onnx
-    if expected == "TensorRT":  # its format is not published; any other bytes may be one
+    if expected == "TensorRT":  # the format is not published; any other bytes may be an engine
         return _Found(_EXPECTED["TensorRT"], kind="TensorRT")
     return _Found("bytes that are no model file known here", todo="check that it is whole")
 
 
 def _as_onnx(path: Path) -> _Found | None:
-    """An ONNX model, whole or cut off; ``None`` for anything else."""
+    """An ONNX model, complete or truncated; ``None`` for anything else."""
     seen: set[int] = set()
     with (
         path.open("rb") as file,
@@ -138,7 +138,7 @@ def _as_onnx(path: Path) -> _Found | None:
     ):
         try:
             for field in fields(message):
-                field.data.release()  # nothing may point into the file when it is closed
+                field.data.release()  # no view may point into the file when it is closed
                 if field.number not in _ONNX_FIELDS:
                     return None
                 seen.add(field.number)
@@ -158,7 +158,7 @@ def _of_kind(kind: Kind) -> _Found:
 
 
 def _in_archive(path: Path) -> _Found:
-    """PyTorch's formats are zip archives that hold one folder."""
+    """Identify one of PyTorch's formats, which are zip archives that hold one folder."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2]: name for name in archive.namelist()}
@@ -190,7 +190,7 @@ def _exported(archive: zipfile.ZipFile, names: dict[str, str]) -> _Found:
 
 
 def _pickled_entries(document: object) -> list[str]:
-    """Names of a configuration's entries that are pickled; objects that only C++ reads are none of them."""
+    """Names of a configuration's pickled entries, except objects that only C++ reads."""
     config = document.get("config") if isinstance(document, dict) else None
     if not isinstance(config, dict):
         return []
@@ -209,7 +209,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _pickled(data: bytes) -> _Found:
-    """The kind of a ``torch.save`` file, from the calls that loading it would make; none of them is made."""
+    """Identify a ``torch.save`` file by the calls that loading it would make, without making them."""
     try:
         other = next((call for call in _calls(data) if not call.startswith(_TENSOR_CALLS)), None)
     except ValueError:
@@ -221,7 +221,7 @@ def _pickled(data: bytes) -> _Found:
 
 
 def _calls(data: bytes) -> Iterator[str]:
-    """``module name`` of everything that a pickle would import."""
+    """``module name`` of each import in a pickle."""
     texts: list[str] = []
     for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
         if opcode.name == "GLOBAL":

@@ -1,4 +1,4 @@
-"""``[inputs]`` of ``workload.toml``: how a model file's inputs are made where its signature leaves that open."""
+"""``[inputs]`` of ``workload.toml``: how a model file's inputs are made if its signature leaves that open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.traffic.feature_expressions import Expression
 #: The name of the dimension that latfix fills with the requests of a batch.
 BATCH = "batch"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-#: Types of whole numbers: the least value, and the end of the values, which is left out.
+#: Integer types: the least value, and the exclusive upper bound.
 WHOLE: Mapping[str, tuple[int, int]] = {
     "int64": (-(2**63), 2**63),
     "int32": (-(2**31), 2**31),
@@ -32,12 +32,11 @@ _EXAMPLE = 'a list like ["batch", "length", 64]: whole numbers, features or expr
 class InputRule:
     """How one input is made; ``None`` leaves it to the model's signature.
 
-    :param shape: for each dimension its size, or an expression over a request's features; ``"batch"`` once at
-        most.
+    :param shape: for each dimension its size, or an expression over a request's features; ``"batch"`` at most once.
     :param dtype: one of :data:`DTYPES`.
-    :param low: values are drawn evenly from here on.
-    :param high: values are drawn evenly below it.
-    :param pad: fills what is added where inputs of one batch differ in size; zeros by default.
+    :param low: inclusive lower bound of uniform values.
+    :param high: exclusive upper bound.
+    :param pad: the value that pads inputs of one batch to equal size; zero by default.
     :param where: file and line, for messages.
     """
 
@@ -101,10 +100,10 @@ def _number(entry: Mapping[str, Any], key: str, name: str, file: TomlFile) -> fl
 
 
 def parse_shape(name: str, value: Any, file: TomlFile, table: str) -> tuple[int | Expression, ...]:
-    """A shape as it is written for one input or output.
+    """The shape of one input or output, as written in the file.
 
     :param table: ``inputs`` or ``outputs``.
-    :raises InputError: it is no list of sizes, or names the batch more than once.
+    :raises InputError: it is not a list of sizes, or names the batch more than once.
     """
     where = file.place(table, name)
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``[outputs]`` of ``workload.toml``: what kind of output an answer holds, and how long a model file's own is."""
+"""``[outputs]`` of ``workload.toml``: the kind of each output, and the shape of a model file's outputs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from latfix.config.model_input_rules import parse_shape
 from latfix.files.toml_reader import TomlFile
 from latfix.traffic.feature_expressions import Expression
 
-#: What an output holds, and so what it is judged by: classes of the whole request, classes of its steps, directions,
-#: quantities, pictures, or labels that are the same or are not.
+#: Kinds of output, which decide how answers are compared: classes of the whole request, classes of its steps,
+#: directions, quantities, pictures, or labels that are equal or not.
 Kind = Literal["scores", "steps", "vectors", "numbers", "images", "ids"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: The rule of every output that has none of its own.
+#: The key of the rule for outputs without a rule of their own.
 ALL = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRule:
-    """What is declared of one output; ``None`` leaves it to what latfix sees.
+    """The declaration of one output; ``None`` leaves it to detection.
 
     :param shape: of a model file's output: for each dimension its size, or an expression over a request's features
-        and the variable dimensions of the file's inputs. ``"batch"`` is the requests'.
+        and the variable dimensions of the file's inputs. ``"batch"`` is the requests' dimension.
     :param where: file and line, for messages.
     """
 
@@ -33,10 +33,10 @@ class OutputRule:
 
 
 def parse_outputs(table: Any, file: TomlFile, *, of_file: bool) -> dict[str, OutputRule]:
-    """``[outputs]`` by the name of the output; ``kind = "…"`` in it holds for all, under :data:`ALL`.
+    """``[outputs]`` by the name of the output; ``kind = "…"`` in it applies to all, under :data:`ALL`.
 
-    :param of_file: the workload is a model file; an adapter's ``finish`` cuts its own outputs.
-    :raises InputError: an unknown key or kind, or a shape that is none.
+    :param of_file: the workload is a model file; an adapter's ``finish`` trims its own outputs.
+    :raises InputError: an unknown key or kind, or an invalid shape.
     """
     if not isinstance(table, dict):
         raise file.error("", "outputs", f"outputs = {table!r}", "a table [outputs]")
@@ -73,7 +73,7 @@ def _kind(value: Any, name: str, file: TomlFile) -> Kind:
 
 
 def rule_of(rules: Mapping[str, OutputRule], name: str) -> OutputRule:
-    """What is declared of an output: its own rule, with the kind that holds for all where it has none."""
+    """The declaration of an output: its own rule, with the common kind if it declares none."""
     every = rules.get(ALL, OutputRule())
     own = rules.get(name, OutputRule())
     return (

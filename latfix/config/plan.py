@@ -1,4 +1,4 @@
-"""The plan: the fixes that were kept, as a file that can be read, edited, and replayed."""
+"""The plan: the kept fixes, as a file that can be read, edited, and replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from latfix.formatting import LATENCY_KEYS, shown
 PLAN_SCHEMA = "latfix.plan/1"
 PLAN_FILE = "plan.toml"
 
-#: What ``[measured]`` may hold, from the final interleaved replay.
+#: Keys of ``[measured]``, from the final interleaved replay.
 MEASURED_KEYS: tuple[str, ...] = (
     *(f"{key}_{side}_ms" for key in LATENCY_KEYS for side in ("before", "after")),
     *(f"{key}_ratio" for key in LATENCY_KEYS),
@@ -46,16 +46,16 @@ class PlannedFix:
     verified: str = ""
 
     def __post_init__(self) -> None:
-        # As a plan file has them: TOML knows lists only.
+        # TOML knows only lists.
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()}
         object.__setattr__(self, "settings", plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The fixes that were kept, in the order in which they are applied.
+    """The kept fixes, in the order in which they are applied.
 
-    :param machine: where it was measured, plain values.
+    :param machine: the machine that it was measured on, plain values.
     :param measured: before and after, by :data:`MEASURED_KEYS`.
     :param created: ISO 8601.
     :param latfix: the version that wrote it.
@@ -69,10 +69,10 @@ class Plan:
     latfix: str = ""
 
     def strange_to(self, workload: str) -> str:
-        """That the plan was made for another workload, in a sentence; empty where it was not."""
+        """A warning if the plan was made for another workload; empty if not."""
         if self.workload == workload:
             return ""
-        return f"The plan was made for {self.workload!r}, not for {workload!r}: what it promises was measured there."
+        return f"The plan was made for {self.workload!r}, not for {workload!r}: its gains were measured there."
 
     def settings(self) -> dict[str, Any]:
         """All changes together, for :meth:`latfix.settings.RunnerSettings.with_overrides`; later ones win."""
@@ -84,12 +84,12 @@ class Plan:
         return merged
 
     def environment(self) -> dict[str, str]:
-        """Variables that a process must be started with for the plan to act whole; later fixes win."""
+        """Variables that a process must be started with for the plan to take full effect; later fixes win."""
         return {name: text for fix in self.fixes for name, text in fix.settings.get("env", {}).items()}
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as TOML, with comments for its reader.
+    """The plan as TOML, with comments for the user.
 
     :raises ValueError: a value that TOML cannot hold.
     """
@@ -121,7 +121,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan so that a reader sees either the old file or the whole new one.
+    """Write a plan atomically.
 
     :raises InputError: the file cannot be written.
     """
@@ -133,16 +133,16 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a plan; a folder means the ``plan.toml`` in it.
+    """Read and check a plan; a folder stands for the ``plan.toml`` in it.
 
     :raises InputError: there is none, or something in it is wrong; with the line.
     """
     try:
         file = path / PLAN_FILE if path.is_dir() else path
-        there = file.exists()
+        exists = file.exists()
     except OSError as error:
         raise InputError(f"{path}: found a path that cannot be read ({error.strerror}); expected a plan") from error
-    if not there:
+    if not exists:
         raise InputError(
             f"{file}: found no such file; expected a plan; latfix optimize WORKLOAD --out DIR writes one"
         )
@@ -202,7 +202,7 @@ def _fix(row: Mapping[str, Any], file: TomlFile) -> PlannedFix:
 
 
 def _only_fix(file: TomlFile, k: int) -> TomlFile:
-    """The file with all lines emptied but those of the ``k``-th ``[[fix]]``, so that line numbers stay."""
+    """The file with all other lines than those of the ``k``-th ``[[fix]]`` emptied, so that line numbers stay."""
     seen, inside, kept = -1, False, []
     for line in file.text.split("\n"):
         header = "".join(line.split("#")[0].split())

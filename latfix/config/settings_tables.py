@@ -1,7 +1,7 @@
-"""Tables of settings in TOML: every key, type and range is checked, with the file and line of a mistake.
+"""Settings tables in TOML: every key, type and range is checked, and mistakes are reported with file and line.
 
-``[runner]`` and ``[objective]`` of ``workload.toml`` and the settings in a plan go through here, so that a
-:class:`latfix.settings.RunnerSettings` never holds a value that the runner cannot run with.
+``[runner]`` and ``[objective]`` of ``workload.toml`` and the settings in a plan are parsed here, so that a
+:class:`latfix.settings.RunnerSettings` never holds a value that the runner cannot use.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from latfix.settings import Objective, RunnerSettings, rules_of
 def validate_settings(table: Mapping[str, Any], file: TomlFile, table_name: str) -> dict[str, Any]:
     """Settings of the runner from a parsed TOML table, ready for ``RunnerSettings.with_overrides``.
 
-    Only the keys that are there come back; whole numbers are accepted where a number is expected.
+    Returns only the keys in the table; whole numbers are accepted where a number is expected.
 
-    :param table_name: how the file writes it, e.g. ``runner`` or ``fix.settings``.
-    :raises InputError: a key that is no setting (with the nearest one), a wrong type, a value out of range.
+    :param table_name: its header, e.g. ``runner`` or ``fix.settings``.
+    :raises InputError: an unknown key (with the nearest known one), a wrong type, a value out of range.
     """
     return validate_table(table, RunnerSettings, file, table_name)
 
@@ -31,7 +31,7 @@ def validate_objective(table: Mapping[str, Any], file: TomlFile, table_name: str
 
 
 def validate_table(table: Mapping[str, Any], kind: type, file: TomlFile, table_name: str) -> dict[str, Any]:
-    """Keyword arguments of a dataclass of settings; see :func:`validate_settings`."""
+    """Keyword arguments of a settings dataclass; see :func:`validate_settings`."""
     if not isinstance(table, Mapping):
         raise file.error(table_name, None, f"{table!r} for {table_name}", "a table")
     rules = rules_of(kind)

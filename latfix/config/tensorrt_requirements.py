@@ -1,4 +1,4 @@
-"""Whether TensorRT can run here, checked without loading any of it."""
+"""Checks if TensorRT can run here, without loading it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from latfix.errors import InputError
 
-#: The driver's own library; a container gets it from its host.
+#: The driver's own library; containers get it from their host.
 _DRIVER = "libcuda.so.1"
-#: A requirement of that very package, with the versions that it takes.
+#: The requirement of exactly this package, with its versions.
 _TENSORRT = re.compile(r"tensorrt *\(?([<>=!~][^;)]*)")
 
 
@@ -20,12 +20,12 @@ def installed(module: str) -> bool:
     """True if a package is installed; it may still fail to import."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # it is loaded, and was made by hand
+    except ValueError:  # loaded already, from a module without a spec
         return True
 
 
 def driver_missing() -> str:
-    """Why there is no NVIDIA driver here; empty where there is one. It is found, not started."""
+    """Why there is no NVIDIA driver here; empty if there is one. The driver is located, not started."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
@@ -34,7 +34,7 @@ def driver_missing() -> str:
 
 
 def torch_tensorrt_line() -> str:
-    """The line that installs the torch-tensorrt that goes with the torch that is here: each is built for one."""
+    """The command that installs the torch-tensorrt for the installed torch: each is built for one version."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -44,26 +44,26 @@ def torch_tensorrt_line() -> str:
 
 
 def tensorrt_line() -> str:
-    """The line that installs TensorRT: the version that the installed torch-tensorrt requires."""
+    """The command that installs TensorRT, in the version that the installed torch-tensorrt requires."""
     try:
-        asked = metadata.requires("torch-tensorrt") or []
+        requirements = metadata.requires("torch-tensorrt") or []
     except metadata.PackageNotFoundError:
-        asked = []
-    found = next(filter(None, map(_TENSORRT.match, asked)), None)
-    return "pip install tensorrt" if found is None else f'pip install "tensorrt{found.group(1).strip()}"'
+        requirements = []
+    match = next(filter(None, map(_TENSORRT.match, requirements)), None)
+    return "pip install tensorrt" if match is None else f'pip install "tensorrt{match.group(1).strip()}"'
 
 
 def engine_obstacle() -> str:
-    """Why no ``.engine`` file can be run here, and what to install; empty where nothing is known to be missing."""
+    """Why no ``.engine`` file can run here, and what to install; empty if nothing is known to be missing."""
     if not installed("tensorrt"):
         return f"the package tensorrt, which is not installed; {tensorrt_line()}"
     missing = driver_missing()
-    todo = "give the .onnx or .pt2 file that it was built from"
+    todo = "pass the .onnx or .pt2 file that it was built from"
     return f"an NVIDIA GPU, and there is {missing}; {todo}" if missing else ""
 
 
 def check_engine_runs(file: Path) -> None:
-    """Validates that a TensorRT engine can run here, before anything heavy is loaded.
+    """Validate that a TensorRT engine can run here, before anything heavy is loaded.
 
     :raises InputError: the package or the driver is missing, in one line with what to do.
     """

@@ -1,7 +1,7 @@
 """Profiles of a workload: the same service in another size or on another device, as changes of its tables.
 
-``[profile.NAME.TABLE]`` in ``workload.toml`` holds keys of ``[TABLE]`` that replace the workload's own where
-``--profile NAME`` is given. ``[profile.NAME.traffic]`` also takes ``speed`` and ``repeat``.
+``[profile.NAME.TABLE]`` in ``workload.toml`` holds keys that replace those of ``[TABLE]`` if ``--profile NAME`` is
+given. ``[profile.NAME.traffic]`` also accepts ``speed`` and ``repeat``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from latfix.errors import InputError
 from latfix.files.toml_reader import TomlFile
 from latfix.settings import number, whole
 
-#: Tables that a profile may change, and the keys of those that have no checks of their own.
+#: Tables that a profile may change, and the keys of those without checks of their own.
 TABLES = ("workload", "runner", "objective", "traffic")
 _KEYS = {"workload": ("name", "entry", "traffic"), "traffic": ("map", "speed", "repeat")}
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How a profile replays the traffic: how many times as fast as recorded, and how often in a row."""
+    """How a profile replays the traffic: multiple of the recorded speed, and repetitions."""
 
     speed: Annotated[float, number(0, open_ends=True)] = 1.0
     repeat: Annotated[int, whole(1, 100_000)] = 1
 
 
 def overlaid(document: Mapping[str, Any], profile: str, file: TomlFile) -> tuple[dict[str, Any], Replayed]:
-    """The document as the profile has it, without its profiles; ``profile`` may be empty for none.
+    """The document with a profile applied, without its profiles; an empty ``profile`` applies none.
 
-    All profiles are validated, not only this one.
+    All profiles are validated.
 
     :raises InputError: there is no such profile, or one of them is wrong.
     """

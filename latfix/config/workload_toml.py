@@ -1,4 +1,4 @@
-"""``workload.toml``: what a workload is, how its service runs today, and what it is meant to reach."""
+"""``workload.toml``: what a workload is, how its service runs today, and its objective."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class WorkloadSpec:
     :param entry: ``file:Class`` of the adapter, or a model file (:func:`model_file_kind.is_model_file`),
         relative to the folder or absolute.
     :param traffic: absolute path of its recorded traffic.
-    :param traffic_map: features derived from others, by name.
+    :param traffic_map: derived features, by name.
     :param settings: how the service runs today.
-    :param traffic_given: whether that traffic was named on the command line, and not by the workload.
-    :param profile: of the workload that this is; empty for none.
-    :param speed: how many times as fast as recorded the profile replays; ``repeat`` how often in a row.
+    :param traffic_given: True if the traffic was named on the command line rather than by the workload.
+    :param profile: the applied profile; empty for none.
+    :param speed: the profile's multiple of the recorded speed; ``repeat`` its repetitions.
     """
 
     name: str
@@ -64,16 +64,16 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
     """The workload that a command line names: a folder, a model file, or a sample by name.
 
     :param traffic: recorded traffic to use instead of the workload's own; a model file has none of its own.
-    :param profile: of the workload; empty for none.
+    :param profile: a profile of the workload; empty for none.
     :raises InputError: there is no such workload or profile, or its ``workload.toml`` is wrong.
     """
     if not workload:
         raise InputError("WORKLOAD: found an empty text; expected a folder, a model file or a sample")
     path = Path(workload)
-    there = _is_there(path)
-    if there and path.is_dir():
+    exists = _exists(path)
+    if exists and path.is_dir():
         return read_spec(path, traffic=traffic, profile=profile)
-    if there and path.name == SPEC_FILE:
+    if exists and path.name == SPEC_FILE:
         return read_spec(path.parent, traffic=traffic, profile=profile)
     known = samples()
     if is_model_file(path) and workload not in known:
@@ -81,7 +81,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
     if workload in known:
         return read_spec(known[workload], traffic=traffic, profile=profile)
     advice = did_you_mean(workload, known, f"samples are {', '.join(known)}")
-    if there:
+    if exists:
         expected = f"a folder with {SPEC_FILE} or a model file ({', '.join(MODEL_SUFFIXES)})"
         raise InputError(f"{workload}: found a file; expected {expected}; {advice}")
     expected = f"a folder with {SPEC_FILE}, a model file or a sample"
@@ -89,7 +89,7 @@ def load_spec(workload: str, *, traffic: Path | None = None, profile: str = "") 
 
 
 def check_runs(spec: WorkloadSpec) -> None:
-    """Validates that a workload's model file can run on this machine, before anything heavy is loaded.
+    """Validate that a workload's model file can run on this machine, before anything heavy is loaded.
 
     :raises InputError: a package or a driver is missing, with what to do.
     """
@@ -133,8 +133,8 @@ def read_spec(folder: Path, *, traffic: Path | None = None, profile: str = "") -
     )
 
 
-def _is_there(path: Path) -> bool:
-    """True if the path exists; false, too, for a name that no file can have."""
+def _exists(path: Path) -> bool:
+    """True if the path exists; False also for an invalid file name."""
     try:
         path.stat()
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def _entry(head: Mapping[str, Any], folder: Path, file: TomlFile) -> str:
     module = folder / f"{entry.partition(':')[0]}.py"
     if not module.is_file():
         raise file.error(
-            "workload", "entry", f"entry = {entry!r}, but no file {module.name} beside it", "an adapter's file"
+            "workload", "entry", f"entry = {entry!r}, but no file {module.name} next to it", "an adapter's file"
         )
     return entry
 
@@ -179,14 +179,14 @@ def _model_entry(head: Mapping[str, Any], folder: Path, file: TomlFile) -> str:
 
 
 def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
-    """A model file as a workload: the one that ``workload.toml`` beside it describes, or one with defaults."""
-    if _named_beside(path.parent, path):
+    """A model file as a workload: as ``workload.toml`` next to it describes it, or with defaults."""
+    if _described(path.parent, path):
         return read_spec(path.parent, traffic=traffic, profile=profile)
     if profile:
         raise InputError(f"--profile: found {profile!r} and a model file without a {SPEC_FILE}; leave it out")
     check_model_file(path)
     if traffic is None:
-        todo = f"name it with --traffic FILE, or in a {SPEC_FILE} beside it"
+        todo = f"name it with --traffic FILE, or in a {SPEC_FILE} next to it"
         raise input_error(path, None, "a model file without traffic", "recorded traffic", todo)
     name = "".join(c if c.isprintable() else "-" for c in path.stem)
     return WorkloadSpec(
@@ -199,9 +199,9 @@ def _model_spec(path: Path, traffic: Path | None, profile: str) -> WorkloadSpec:
 
 
 def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[str]:
-    """The options that give the same traffic again: those that differ from the workload's own file.
+    """The options that select the same traffic again: those that differ from the workload's own file.
 
-    :param mapping: all features that were derived, by name.
+    :param mapping: all derived features, by name.
     """
     words = ["--traffic", str(spec.traffic)] if spec.traffic_given else []
     words += ["--profile", spec.profile] if spec.profile else []
@@ -212,11 +212,11 @@ def traffic_arguments(spec: WorkloadSpec, mapping: Mapping[str, str]) -> list[st
 
 
 def model_inputs(folder: Path, entry: str) -> dict[str, InputRule]:
-    """``[inputs]`` for a model file: from ``workload.toml`` in its folder, where that names it.
+    """``[inputs]`` for a model file: from ``workload.toml`` in its folder, if that names it.
 
     :raises InputError: it is wrong.
     """
-    if not _named_beside(folder, folder / entry):
+    if not _described(folder, folder / entry):
         return {}
     document, file = read_toml(folder / SPEC_FILE)
     return parse_inputs(document.get("inputs", {}), file)
@@ -228,20 +228,20 @@ def declared_outputs(folder: Path, entry: str) -> dict[str, OutputRule]:
     :raises InputError: it is wrong.
     """
     of_file = is_model_file(entry)
-    if not (_named_beside(folder, folder / entry) if of_file else _is_there(folder / SPEC_FILE)):
+    if not (_described(folder, folder / entry) if of_file else _exists(folder / SPEC_FILE)):
         return {}
     document, file = read_toml(folder / SPEC_FILE)
     return parse_outputs(document.get("outputs", {}), file, of_file=of_file)
 
 
-def _named_beside(folder: Path, model: Path) -> bool:
+def _described(folder: Path, model: Path) -> bool:
     """True if ``workload.toml`` in the folder names this file as its model."""
-    if not _is_there(folder / SPEC_FILE):
+    if not _exists(folder / SPEC_FILE):
         return False
     document, _ = read_toml(folder / SPEC_FILE)
     head = document.get("workload", {})
     table = next((name for name in ("inputs", "outputs") if name in document), "")
-    if table and head == {}:  # of no workload else: meant for the file, and they would do nothing
+    if table and head == {}:  # meant for the model file, but without effect
         expected = f'model = "{model.name}" in [workload] of that file'
         raise input_error(folder / SPEC_FILE, None, f"[{table}] without [workload]", expected)
     named = head.get("model") if isinstance(head, dict) else None
@@ -252,11 +252,11 @@ def _named_beside(folder: Path, model: Path) -> bool:
 
 def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file: TomlFile) -> Path:
     if override is not None:
-        if not _is_there(override):
+        if not _exists(override):
             raise InputError(f"{override}: found no such file; expected recorded traffic")
         return override.resolve()
     path = folder / _text(head, "traffic", file)
-    if not _is_there(path):
+    if not _exists(path):
         raise file.error(
             "workload", "traffic", f"traffic = {head['traffic']!r}, but no such file", "recorded traffic"
         )
@@ -264,15 +264,13 @@ def _traffic(head: Mapping[str, Any], override: Path | None, folder: Path, file:
 
 
 def _map_table(document: Mapping[str, Any], profile: str) -> str:
-    """The table that the map is written in: a profile's replaces the workload's own."""
+    """The table in which the map is written: a profile's replaces the workload's own."""
     own = document["profile"][profile].get("traffic", {}) if profile else {}
     return f"profile.{profile}.traffic.map" if "map" in own else "traffic.map"
 
 
 def _traffic_map(table: Mapping[str, Any], written: str, file: TomlFile) -> dict[str, str]:
-    from latfix.traffic.derived_features import (
-        parse_derived,  # it loads numpy, which most of what reads a spec has no use for
-    )
+    from latfix.traffic.derived_features import parse_derived  # loads NumPy, which most readers do not need
 
     file.check_keys(table, ("map",), "traffic")
     mapping = table.get("map", {})

@@ -1,1 +1,1 @@
-"""Files read and written safely: refused when odd, replaced whole, never half."""
+"""Safe reading and writing of files: unusual ones are refused, files are replaced atomically."""

@@ -1,7 +1,7 @@
 """Arrow arrays from NumPy buffers.
 
-``pyarrow.array`` imports pandas at its first call, which costs a process that only stores a schedule half a
-second and tens of megabytes; arrays over buffers do not.
+``pyarrow.array`` imports pandas on its first call, which costs a process that only stores a schedule half a
+second and tens of megabytes; arrays over buffers avoid that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def texts(values: Sequence[str | None]) -> Any:
 
 
 def read_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The values of an Arrow column of numbers of that type; undefined where it is null."""
+    """The values of an Arrow column of numbers of that type; undefined if null."""
     parts = [np.zeros(0, dtype)]
     for chunk in column.chunks:
         data = chunk.buffers()[1]
@@ -62,7 +62,7 @@ def read_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def read_validity(column: Any) -> Bools:
-    """Which values of an Arrow column are there."""
+    """Which values of an Arrow column are not null."""
     parts = [np.zeros(0, dtype=bool)]
     for chunk in column.chunks:
         bits = chunk.buffers()[0]

@@ -1,4 +1,4 @@
-"""Files written whole or not at all: a reader, or a crash, finds either the old file or all of the new one."""
+"""Atomic writes: a reader, or a crash, finds either the old file or all of the new one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """Yields the name of a new file beside ``path``, to be written, closed, and moved to ``path`` at the end.
+    """Yields the name of a temporary file next to ``path``; at the end it is moved to ``path``.
 
-    Its bytes are on the disk before it is moved; it is removed if the block raises. A pipe or device takes the bytes
+    Its bytes are on disk before it is moved; it is removed if the block raises. A pipe or device receives the bytes
     itself and is never replaced.
 
     :raises OSError: the file cannot be written or moved.
@@ -61,5 +61,5 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def is_device(path: Path) -> bool:
-    """True for what is neither file nor folder, such as a pipe or ``/dev/null``."""
+    """True if the path exists and is neither file nor folder, such as a pipe or ``/dev/null``."""
     return path.exists() and not path.is_file() and not path.is_dir()

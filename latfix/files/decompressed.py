@@ -1,4 +1,4 @@
-"""Files as what they hold, whatever they are compressed with."""
+"""Transparent decompression and decoding of files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,12 @@ _OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
 }
-#: What reading a compressed file raises where it is cut off or damaged.
+#: Exceptions from reading a truncated or damaged compressed file.
 CUT_OFF = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
-def is_compressed(head: bytes) -> bool:
-    """Whether a file that begins so is compressed with gzip, Zstandard, bzip2 or xz."""
-    return head.startswith(tuple(_OPENERS))
-
-
 def open_decompressed(path: Path) -> IO[bytes]:
-    """The bytes of a file, decompressed where it is compressed.
+    """Open a file, decompressed if it is compressed.
 
     :raises OSError: it cannot be opened; reading raises :data:`CUT_OFF`.
     """
@@ -46,7 +41,7 @@ def open_decompressed(path: Path) -> IO[bytes]:
 
 
 class _Utf8(io.RawIOBase):
-    """Bytes of a text as UTF-8 without a mark before it: of UTF-16 recoded, and what is neither replaced."""
+    """A text as UTF-8 without a byte order mark; UTF-16 is recoded, invalid bytes are replaced."""
 
     def __init__(self, path: Path) -> None:
         self._file: Any = open_decompressed(path)
@@ -72,7 +67,7 @@ class _Utf8(io.RawIOBase):
 
 
 def open_text(path: Path) -> IO[bytes]:
-    """The lines of a text as UTF-8, decompressed.
+    """Open a text as UTF-8, decompressed.
 
     :raises OSError: it cannot be opened; reading raises :data:`CUT_OFF`.
     """

@@ -1,9 +1,9 @@
-"""JSON documents of dataclasses: their annotations say how they are written, read and described.
+"""JSON documents of dataclasses: annotations define how they are written, read and described.
 
-A field is a key of its own name. Numbers that are not finite are written as ``null`` and read as NaN; one that is
-known from below only (:mod:`latfix.lower_bound`) has its bound beside it, ``p99_at_least``. Reading skips
-keys that it does not know, unless a field keeps them, and fills in what an older version did not write, as far as
-there is an obvious value: the field's default, ``None``, an empty list or object. A type with a JSON form of its own
+A field is a key of the same name. Numbers that are not finite are written as ``null`` and read as NaN; a lower bound
+(:mod:`latfix.lower_bound`) is written as ``null`` with a second key, ``p99_at_least``. Reading skips unknown
+keys, unless a field keeps them, and fills in what an older version did not write, if there is an obvious
+value: the field's default, ``None``, an empty list or object. A type with a JSON form of its own
 has ``to_json``, ``from_json`` and ``JSON_SCHEMA``.
 """
 
@@ -39,16 +39,16 @@ class _How:
 
 
 def json_key(path: str = "", *, omit_empty: bool = False, objects: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """``metadata`` of a field that is not just a key of its own name.
+    """``metadata`` of a field that is not simply a key of the same name.
 
     :param path: its key; ``tail.percentile`` is a key of the object ``tail``.
-    :param omit_empty: without the key where the value is ``None``, the default itself, or as empty as the default.
+    :param omit_empty: omit the key if the value is ``None``, the default itself, or as empty as the default.
     :param objects: the value is a list of tuples, each written as an object with these keys.
     """
     return {_HOW: _How(path, omit_empty, objects)}
 
 
-#: ``metadata`` of a mapping that keeps the keys that no other field reads: they are written again.
+#: ``metadata`` of a mapping that keeps keys that no other field reads and writes them again.
 OTHER_KEYS: Mapping[str, Any] = {_HOW: _How(rest=True)}
 #: ``metadata`` of a field that is not written; it needs a default.
 HIDDEN: Mapping[str, Any] = {_HOW: None}
@@ -57,7 +57,7 @@ HIDDEN: Mapping[str, Any] = {_HOW: None}
 class Document:
     """A dataclass with a JSON document.
 
-    ``SCHEMA`` names a whole document and its version; parts of documents have none. ``COMPUTED`` are the keys of
+    ``SCHEMA`` names a whole document and its version; parts of documents have none. ``COMPUTED`` lists the keys of
     properties that are written and not read.
     """
 
@@ -66,7 +66,7 @@ class Document:
     COMPUTED: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The document, of values that JSON has."""
+        """The document, of JSON values."""
         document: dict[str, Any] = {"schema": self.SCHEMA} if self.SCHEMA else {}
         for entry in _entries(type(self)):
             value = getattr(self, entry.name)
@@ -89,7 +89,7 @@ class Document:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """The value of a document, also of an older or a newer one.
+        """Read a document, also of an older or newer version.
 
         :raises InputError: it is another document, or a value has another type than latfix writes.
         """
@@ -132,7 +132,7 @@ def _entries_of(cls: Any) -> Iterator[_Entry]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: documents, mappings and sequences throughout; ``null`` for what is not finite."""
+    """A value as JSON: documents, mappings and sequences recursively; ``null`` for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "to_json"):
@@ -145,7 +145,7 @@ def plain(value: Any) -> Any:
 
 
 def _members(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Keys of an object; beside a figure that is known from below only, which is ``null``, its bound."""
+    """Keys of an object; a lower bound is ``null`` plus a key for the bound."""
     found = {}
     for name, each in entries:
         found[str(name)] = plain(each)
@@ -209,7 +209,7 @@ def _value(hint: Any, value: Any, at: str, objects: tuple[str, ...] = ()) -> Any
 
 
 def _one_of(hints: tuple[Any, ...], value: Any, at: str) -> Any:
-    if value is None and types.NoneType in hints:  # also in place of a number that was not finite
+    if value is None and types.NoneType in hints:  # may also be a number that was not finite
         return None
     known = [hint for hint in hints if hint is not types.NoneType]
     if len(known) == 1:
@@ -244,7 +244,7 @@ def _scalar(hint: type, value: Any, at: str) -> Any:
 
 
 def _absent(hint: Any, at: str) -> Any:
-    """What stands for a key that an older version did not write."""
+    """The value for a key that an older version did not write."""
     origin = get_origin(hint)
     if types.NoneType in get_args(hint):
         return None
@@ -264,7 +264,7 @@ def _wrong(at: str, value: Any, expected: str) -> InputError:
 def read_document(path: Path) -> Any:
     """The JSON object in a file.
 
-    :raises InputError: there is none.
+    :raises InputError: the file cannot be read or holds no object.
     """
     check_regular(path, "JSON written by latfix", folders=False)
     try:
@@ -286,7 +286,7 @@ def json_schema(cls: type[Document]) -> dict[str, Any]:
 
 def _object_schema(cls: type[Document], parts: dict[str, Any]) -> dict[str, Any]:
     text = cls.__doc__ or ""
-    told = {name: " ".join(words.split()) for name, words in _PARAM.findall(text)}
+    described = {name: " ".join(words.split()) for name, words in _PARAM.findall(text)}
     schema: dict[str, Any] = {"type": "object", "description": text.strip().partition("\n\n")[0], "properties": {}}
     if cls.SCHEMA:
         schema["properties"]["schema"] = {"const": cls.SCHEMA}
@@ -303,8 +303,8 @@ def _object_schema(cls: type[Document], parts: dict[str, Any]) -> dict[str, Any]
             place[last] = {"type": "array", "items": {"type": "object", "properties": each}}
         else:
             place[last] = _schema(entry.hint, parts)
-        if entry.name in told:
-            place[last] = {**place[last], "description": told[entry.name]}
+        if entry.name in described:
+            place[last] = {**place[last], "description": described[entry.name]}
     optional = {entry.path[0] for entry in _entries(cls) if entry.how.omit_empty}
     return {**schema, "required": [name for name in schema["properties"] if name not in optional]}
 
@@ -332,6 +332,6 @@ def _schema(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:
     if hasattr(hint, "JSON_SCHEMA"):
         return dict(hint.JSON_SCHEMA)
     if hint.__name__ not in parts:
-        parts[hint.__name__] = {}  # a placeholder: a type may hold itself
+        parts[hint.__name__] = {}  # a placeholder: a type may contain itself
         parts[hint.__name__] = _object_schema(hint, parts)
     return {"$ref": f"#/$defs/{hint.__name__}"}

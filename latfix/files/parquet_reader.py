@@ -1,4 +1,4 @@
-"""Rows of a Parquet file by position or by a sorted column, a few row groups in memory at a time."""
+"""Rows of a Parquet file by position or by a sorted column, with few row groups in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from latfix.errors import InputError
 from latfix.files.regular_file import check_regular
 
-#: Rows in a row group that latfix writes: what a stretch of a record reads at least.
+#: Rows per row group in files that latfix writes: the least that reading a stretch of a record costs.
 ROW_GROUP = 65_536
 PARQUET = "Parquet written by latfix"
 _KEPT = 2
@@ -21,7 +21,7 @@ _KEPT = 2
 class ParquetRows:
     """A Parquet file as an ordered table.
 
-    :param needed: columns that it must have; ``wanted`` those that are read, all where ``None``.
+    :param needed: columns that it must have; ``wanted`` those that are read, ``None`` for all.
     :raises InputError: the file is missing, damaged, or lacks a column.
     """
 
@@ -51,11 +51,11 @@ class ParquetRows:
         return int(self.bounds[-1])
 
     def read_only(self, names: Sequence[str]) -> None:
-        """Leave all other columns unread from now on."""
+        """Restrict reading to these columns from now on."""
         self.read = [name for name in self.names if name in names]
 
     def batches(self, names: Sequence[str]) -> Iterator[Any]:
-        """All rows in order, some columns of them, as Arrow record batches."""
+        """Some columns of all rows in order, as Arrow record batches."""
         import pyarrow as pa
 
         try:
@@ -64,7 +64,7 @@ class ParquetRows:
             raise unreadable(self.path, error) from error
 
     def rows(self, first: int, last: int) -> Any:
-        """Rows ``first`` up to ``last``, an Arrow table."""
+        """Rows ``first`` up to ``last``, as an Arrow table."""
         import pyarrow as pa
 
         low = int(np.searchsorted(self.bounds, first, side="right")) - 1
@@ -77,11 +77,11 @@ class ParquetRows:
         return pa.concat_tables(parts) if parts else self._nothing()
 
     def whole(self) -> Any:
-        """All rows, an Arrow table."""
+        """All rows, as an Arrow table."""
         return self.rows(0, len(self))
 
     def between(self, name: str, low: int, high: int) -> Any:
-        """Rows of the row groups in which a sorted column may lie from ``low`` to ``high``, an Arrow table."""
+        """Row groups in which a sorted column may lie from ``low`` to ``high``, as an Arrow table."""
         import pyarrow as pa
 
         parts = []
@@ -107,7 +107,7 @@ class ParquetRows:
         return (int(values.min()), int(values.max())) if len(values) else (0, -1)
 
     def group(self, k: int) -> Any:
-        """A row group, an Arrow table."""
+        """A row group, as an Arrow table."""
         import pyarrow as pa
 
         if k in self._groups:

@@ -1,4 +1,4 @@
-"""Columns of a record's Parquet files as arrays of the types that latfix writes, whatever is in the file."""
+"""Columns of a record's Parquet files as validated arrays of fixed types."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from latfix.errors import InputError
 
-#: No whole number of a record is larger: sums of two, which everything that reads a record makes, then still fit.
+#: Largest whole number of a record, so that a sum of two, which every reader makes, fits into 64 bits.
 LARGEST = 2**61
-#: Nor a count or a size, which is multiplied by a price in nanoseconds.
+#: Largest count or size, which is multiplied by a price in nanoseconds.
 _LARGEST_COUNT = 2**48
 _NO_COUNTS = ("thread", "request", "batch_id", "index", "prepare_thread")
 _FLOATS = ("value",)
@@ -20,7 +20,7 @@ _TEXTS = ("kind", "series", "detail", "error", "status")
 
 
 def read_column(path: Path, table: Any, name: str) -> npt.NDArray[Any]:
-    """A column of an Arrow table or record batch: whole numbers, fractions or texts, as its name says.
+    """A column of an Arrow table or record batch: whole numbers, fractions or texts, depending on its name.
 
     :param path: the file, for messages.
     :returns: int64, float64, or objects that are ``str``.
@@ -47,9 +47,9 @@ def read_column(path: Path, table: Any, name: str) -> npt.NDArray[Any]:
 
 
 def check_type(path: Path, name: str, kind: Any, *, rows: int = 1) -> None:
-    """Validates that a column's Arrow type is readable as the column's kind; without rows, any type is.
+    """Validate that a column's Arrow type can be read as the column's kind; without rows, any type can.
 
-    :raises InputError: it is not.
+    :raises InputError: it cannot.
     """
     import pyarrow as pa
 
@@ -62,7 +62,7 @@ def check_type(path: Path, name: str, kind: Any, *, rows: int = 1) -> None:
         sound, expected = whole or pa.types.is_floating(kind), "numbers"
     else:
         sound, expected = whole, "whole numbers"
-    # A column of errors that has none may have the type of nothing.
+    # A column of errors without any may have the null type.
     if not sound and not (name == "error" and pa.types.is_null(kind)):
         raise InputError(f"{path}: found {_words(kind)} in column {name!r}; expected {expected}, as latfix writes")
 

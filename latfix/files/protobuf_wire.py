@@ -1,7 +1,7 @@
-"""A message in protocol buffers' wire format: walked without its schema and without copying it, and written.
+"""Protocol buffers' wire format: reads messages without schema or copies, and writes fields.
 
-https://protobuf.dev/programming-guides/encoding/ describes the format: a message is a row of fields, each a key
-(its number and how it is laid out) and a value.
+The format (https://protobuf.dev/programming-guides/encoding/): a message is a sequence of fields, each a key
+(number and wire type) and a value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LONGEST_VARINT = 10
 
 
 class WireError(Exception):
-    """The bytes are no message, or its end is missing."""
+    """The bytes are not a message, or its end is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Field:
     """One field of a message.
 
     :param number: its number in the schema.
-    :param value: of a whole number, of eight or of four bytes as they are; 0 for any other.
-    :param data: of a text, bytes or a message within; empty for any other.
+    :param value: a varint, or raw eight or four bytes; 0 for other wire types.
+    :param data: text, bytes or an embedded message; empty for other wire types.
     """
 
     number: int
@@ -31,9 +31,9 @@ class Field:
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """The fields of a message in the order in which they are written.
+    """The fields of a message, in order.
 
-    :raises WireError: at the first one that is none.
+    :raises WireError: at the first invalid one.
     """
     position = 0
     while position < len(message):
@@ -60,9 +60,9 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def packed_numbers(data: memoryview) -> list[int]:
-    """The whole numbers of a repeated field that is written as one.
+    """The whole numbers of a packed repeated field.
 
-    :raises WireError: they are none.
+    :raises WireError: they are invalid.
     """
     found, position = [], 0
     while position < len(data):
@@ -72,29 +72,29 @@ def packed_numbers(data: memoryview) -> list[int]:
 
 
 def number_field(number: int, value: int, *, always: bool = False) -> bytes:
-    """A field that is a whole number of 64 bits; nothing where it is 0, as proto3 has it.
+    """A field with a 64-bit whole number; empty if it is 0, as in proto3.
 
-    :param always: write a 0 too.
+    :param always: write a 0, too.
     """
     return _written(number << 3) + _written(value & (1 << 64) - 1) if value or always else b""
 
 
 def text_field(number: int, text: str | bytes, *, always: bool = False) -> bytes:
-    """A field that is a text, bytes or a message within; nothing where it is empty.
+    """A field with text, bytes or an embedded message; empty if the value is empty.
 
-    :param always: write an empty one too.
+    :param always: write an empty value, too.
     """
     data = text.encode() if isinstance(text, str) else text
     return _written(number << 3 | 2) + _written(len(data)) + data if data or always else b""
 
 
 def _written(value: int) -> bytes:
-    found = bytearray()
+    data = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    data.append(value)
+    return bytes(data)
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:

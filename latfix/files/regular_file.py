@@ -1,4 +1,4 @@
-"""Refusing to read pipes and devices: they may block or never end."""
+"""Refuses to read pipes and devices, which may block or never end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from latfix.errors import input_error
 
 
 def check_regular(path: Path, expected: str, *, folders: bool = True) -> None:
-    """Validates that a path is a regular file. A missing one passes: opening it reports that.
+    """Validate that a path is a regular file. A missing one passes, because opening it reports that.
 
     :param expected: what the file should be, for the message.
-    :param folders: a folder passes, too: the caller reports it.
+    :param folders: a folder passes, too, because the caller reports it.
     :raises InputError: it is a pipe, a socket or a device; or a folder, unless ``folders``.
     """
     with contextlib.suppress(OSError):

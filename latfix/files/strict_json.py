@@ -1,4 +1,4 @@
-"""Reading JSON strictly: no ``NaN``, no infinity, no number beyond a float."""
+"""Strict JSON reading: no ``NaN``, no infinity, no number beyond a float."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, NoReturn
 
 
 def read_json(text: str) -> Any:
-    """The values that ``text`` holds; every number in them fits a float.
+    """Parse ``text``; every number in it fits a float.
 
-    Python's reader alone takes ``NaN``, ``Infinity``, ``1e999`` (as infinity) and whole numbers of any length.
+    Python's reader also accepts ``NaN``, ``Infinity``, ``1e999`` (as infinity) and whole numbers of any length.
 
-    :raises ValueError: it is no JSON, or has such a number.
+    :raises ValueError: it is not JSON, or has such a number.
     :raises RecursionError: it is nested too deeply.
     """
     return json.loads(text, parse_float=finite_number, parse_int=_whole, parse_constant=refuse_constant)
 
 
 def finite_number(text: str) -> float:
-    """A number with a point or an exponent.
+    """Parse a number with a point or an exponent.
 
-    :raises ValueError: no float is as large.
+    :raises ValueError: it exceeds a float.
     """
     value = float(text)
     if value in (float("inf"), float("-inf")):
@@ -35,12 +35,12 @@ def _whole(text: str) -> int:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """``NaN`` and ``Infinity``, which only Python's reader takes.
+    """Refuse ``NaN`` and ``Infinity``, which only Python's reader accepts.
 
     :raises ValueError: always.
     """
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
-#: What reading a file raises that latfix did not write as it is.
+#: Exceptions from reading a file that latfix did not write.
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)

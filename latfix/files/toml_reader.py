@@ -1,4 +1,4 @@
-"""Reading TOML files that people write; every mistake is reported with its line."""
+"""Reads TOML files that users write, and reports every mistake with its line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _EXPECTED = "a TOML file"
 _TABLES = "key = value lines under [tables]"
 _WITHIN = "a whole number within 64 bits"
 _LEAST, _MOST = -(2**63), 2**63 - 1
-#: Tables and lists within each other; what latfix reads has four, and ``repr`` gives up at some hundreds.
+#: Deepest nesting of tables and lists; latfix reads four levels, and ``repr`` fails at some hundreds.
 _DEEPEST = 50
-#: More decimal digits than Python makes a number of (:func:`sys.get_int_max_str_digits`).
+#: More decimal digits than Python converts to a number (:func:`sys.get_int_max_str_digits`).
 _TOO_LONG = re.compile(r"[0-9][0-9_]{4000,}")
 
 
@@ -27,7 +27,7 @@ _TOO_LONG = re.compile(r"[0-9][0-9_]{4000,}")
 class TomlFile:
     """A TOML file, for messages with the line of a mistake.
 
-    :param text: its content; empty for tables that come from elsewhere.
+    :param text: its content; empty for tables from elsewhere.
     """
 
     path: Path
@@ -38,12 +38,12 @@ class TomlFile:
         return input_error(self.path, self.line(table, key), found, expected, todo)
 
     def place(self, table: str, key: str | None = None) -> str:
-        """``file:line`` of a table or key; the file alone where the line is not found."""
+        """``file:line`` of a table or key; the file alone if the line is not found."""
         line = self.line(table, key)
         return str(self.path) if line is None else f"{self.path}:{line}"
 
     def check_keys(self, values: Mapping[str, Any], known: Iterable[str], table: str) -> None:
-        """Refuse a key that is not known, with the nearest one that is.
+        """Refuse unknown keys, suggesting the nearest known one.
 
         :raises InputError: at the first unknown key.
         """
@@ -56,9 +56,9 @@ class TomlFile:
                 )
 
     def line(self, table: str, key: str | None = None) -> int | None:
-        """The line (from 1) at which a table or one of its keys is written; ``None`` where it is not found.
+        """The line (from 1) of a table or one of its keys; ``None`` if it is not found.
 
-        A key that is a table of its own is found by its header, a table written inline by its key.
+        A key that is a table is found by its header, an inline table by its key.
 
         :param table: as in the header: ``runner``, ``fix`` for ``[[fix]]``; ``""`` before any header.
         """
@@ -80,7 +80,7 @@ class TomlFile:
 
 
 def read_toml(file: Path) -> tuple[dict[str, Any], TomlFile]:
-    """A TOML file's document, and the file for messages. Whole numbers beyond 64 bits are refused, as TOML allows.
+    """A TOML file's document, and the file for messages. Whole numbers beyond 64 bits are refused, as TOML permits.
 
     :raises InputError: it cannot be read, is not TOML, or has a larger number.
     """
@@ -92,7 +92,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], TomlFile]:
         line = int(where.group(1)) if where else None
         found = re.sub(r" \(at .*\)$", "", str(error))
         raise input_error(file, line, f"text that is not TOML ({found})", _TABLES) from error
-    except ValueError as error:  # Python makes no number of so many digits
+    except ValueError as error:  # Python does not convert that many digits
         long = _TOO_LONG.search(text)
         line = text.count("\n", 0, long.start()) + 1 if long else None
         raise input_error(file, line, "a number of thousands of digits", _WITHIN) from error
@@ -114,7 +114,7 @@ def _writes(line: str, key: str) -> bool:
 def _text(file: Path) -> str:
     try:
         check_regular(file, _EXPECTED)
-        # A byte order mark, which editors on Windows write, is no part of the text.
+        # Editors on Windows write a byte order mark.
         return file.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except FileNotFoundError as error:
         raise InputError(f"{file}: found no such file; latfix init DIR writes one to start from") from error
@@ -125,17 +125,17 @@ def _text(file: Path) -> str:
 
 
 def _check_values(document: Mapping[str, Any], file: Path, text: str) -> None:
-    """Refuse what is valid TOML and yet breaks those who read it: large numbers, and values deep within others."""
+    """Refuse valid TOML that breaks later code: large numbers and deep nesting."""
     # Not by recursion: dotted keys nest without limit.
-    left: list[tuple[tuple[str, ...], int, Any]] = [((), 0, document)]
-    while left:
-        path, depth, value = left.pop()
+    pending: list[tuple[tuple[str, ...], int, Any]] = [((), 0, document)]
+    while pending:
+        path, depth, value = pending.pop()
         if depth > _DEEPEST:
             raise _too_deep(file)
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
             key = path[-1] if path[-1].isidentifier() else shown(path[-1])
             raise input_error(file, _line_of(path, text), f"{key} = {shown(value)}", _WITHIN)
-        left.extend(_within(path, depth, value))
+        pending.extend(_within(path, depth, value))
 
 
 def _within(path: tuple[str, ...], depth: int, value: object) -> Iterator[tuple[tuple[str, ...], int, Any]]:
@@ -146,7 +146,7 @@ def _within(path: tuple[str, ...], depth: int, value: object) -> Iterator[tuple[
 
 
 def _line_of(path: tuple[str, ...], text: str) -> int | None:
-    """The line of a number beyond 64 bits: found by its length first, because several tables may have one name."""
+    """The line of a number beyond 64 bits: found by its length first, because several tables may share a name."""
     written = re.compile(rf"""\s*["']?{re.escape(path[-1])}["']?\s*=\s*[+-]?[0-9][0-9A-Fa-f_box]{{15,}}""")
     for number, line in enumerate(text.split("\n"), start=1):
         if written.match(line):

@@ -1,4 +1,4 @@
-"""Writing TOML: plain values, tables and comments. Reading is the standard library's."""
+"""Writes TOML: plain values, tables and comments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f
 
 
 def toml_value(value: TomlValue) -> str:
-    """A value as TOML writes it.
+    """A value in TOML syntax.
 
     :raises ValueError: a number that is not finite, or another type.
     """
@@ -27,16 +27,16 @@ def toml_value(value: TomlValue) -> str:
         return repr(value)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return f"[{', '.join(toml_text(item) for item in value)}]"
-    raise ValueError(f"{value!r} has no place in a plan; expected a text, texts, a finite number or a truth value")
+    raise ValueError(f"{value!r} cannot be in a plan; expected a text, texts, a finite number or a truth value")
 
 
 def toml_text(text: str) -> str:
-    """A text in quotes, with everything escaped that TOML does not take as it is."""
+    """A quoted text, with everything escaped that TOML does not allow literally."""
     return '"' + "".join(_ESCAPES.get(c) or (c if _plain(c) else f"\\u{ord(c):04X}") for c in text) + '"'
 
 
 def toml_key(key: str) -> str:
-    """A key, in quotes where it needs them."""
+    """A key, quoted if necessary."""
     return key if _BARE.fullmatch(key) else toml_text(key)
 
 
@@ -47,10 +47,10 @@ def toml_lines(table: Mapping[str, TomlValue]) -> Iterator[str]:
 
 
 def toml_comment(text: str) -> str:
-    """A comment on one line, whatever the text holds."""
+    """A comment on one line."""
     return "# " + "".join(c if _plain(c) else " " for c in text).strip()
 
 
 def _plain(c: str) -> bool:
-    # TOML forbids control characters; the others here break lines in editors.
+    # TOML forbids control characters; the other characters break lines in editors.
     return c >= " " and c not in "\x7f\x85\u2028\u2029"

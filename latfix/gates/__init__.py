@@ -1,1 +1,1 @@
-"""Conditions on a run that become an exit code."""
+"""Conditions on a run that decide an exit code."""

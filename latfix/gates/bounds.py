@@ -1,4 +1,4 @@
-"""How well a gate's figure is known beside its limit, and how much more would decide an undecided gate."""
+"""The uncertainty of a gate's figure, and how much more data would decide an undecided gate."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from latfix.statistics.group_sequential import needed
 from latfix.statistics.percentiles import percentile_of
 from latfix.statistics.score_bounds import allowance
 
-#: With so many requests expected beyond a percentile, one of them is there in 97.5 of 100 runs: -ln(0.025).
+#: With this many requests expected beyond a percentile, at least one is there in 97.5 of 100 runs: -ln(0.025).
 FEWEST_BEYOND = -math.log(0.025)
-#: Beyond so many times the distance to the limit, an interval does not tell how many requests it needs.
+#: An interval wider than this many distances to the limit cannot predict how many requests would decide.
 _FARTHEST = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A figure held against a limit: a number, a baseline's figure, or the level of earlier runs.
+    """A figure compared with a limit: a number, a baseline's figure, or the level of earlier runs.
 
-    :param reference_lost: the baseline's figure is lost, and ``reference`` what it is at least.
+    :param reference_lost: the baseline's figure is lost, and ``reference`` is its lower bound.
     """
 
     gate: Gate
@@ -39,18 +39,18 @@ class Held:
 
     @property
     def limit(self) -> float:
-        """In the figure's unit."""
+        """The limit in the figure's unit."""
         return self.gate.limit if self.reference is None else self.reference * self.gate.factor + self.gate.limit
 
     @property
     def estimate(self) -> RatioEstimate | None:
-        """The paired ratio to the baseline, where there is one."""
+        """The paired ratio to the baseline; ``None`` without one."""
         return self.subject.ratio.get(self.gate.metric) if self.baseline is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """What would decide a gate: more requests, which take so many minutes, or more runs of history.
+    """What would decide a gate: more requests, which take ``minutes``, or more runs in the history.
 
     :param advice: in words, without a full stop.
     """
@@ -62,12 +62,12 @@ class More:
 
 
 def figure_bounds(held: Held) -> Bounds | None:
-    """The interval of the figure, with the uncertainty of what it is compared with; ``None``: exact."""
+    """The figure's interval, including the uncertainty of its reference; ``None`` if the figure is exact."""
     if held.level is not None:
         return _beside_past(held, held.level)
     gate, subject, base, reference = held.gate, held.subject, held.baseline, held.reference
     if gate.metric == "error_rate":
-        if held.limit == 0:  # it asks for none in this run, which a count answers
+        if held.limit == 0:  # "no errors in this run" is answered by a count
             return None
         own, other = _error_rate(subject), None if base is None else _error_rate(base)
         return own if other is None else _difference(held, own, other)
@@ -94,9 +94,9 @@ def _least_requests(metric: str) -> int:
 
 
 def _known(gate: Gate, subject: GateSubject) -> Bounds | None:
-    """The figure's own interval; of a percentile that the run may have no request beyond, with a far upper end.
+    """The figure's own interval, with an extrapolated upper end if the run may have no request beyond the percentile.
 
-    The slowest request bounds nothing then. What lies beyond it is taken to rise no faster than it becomes rare, as
+    The slowest request is then no bound. Latency beyond it is assumed to rise no faster than its frequency falls, as
     in a tail so heavy that it has no mean.
     """
     own, slowest = subject.interval(gate.metric), subject.latency_ms.get("max")
@@ -118,9 +118,9 @@ def _difference(held: Held, own: Bounds | None, other: Bounds | None) -> Bounds 
 
 
 def _quotient(figure: float, own: Bounds | None, reference: float, other: Bounds | None) -> Bounds | None:
-    """The figure's interval widened by the baseline's, as if the baseline were exact: errors of a quotient.
+    """The interval of the ratio of figure and reference, scaled by the reference: error propagation of a quotient.
 
-    As sure as a comparison must be (:data:`decision.FINAL`): two runs by themselves are one round of it.
+    Uses the confidence that a comparison needs (:data:`decision.FINAL`), because two single runs are one round of it.
     """
     if own is None or other is None or min(figure, reference, own[0], other[0]) <= 0:
         return own
@@ -131,10 +131,10 @@ def _quotient(figure: float, own: Bounds | None, reference: float, other: Bounds
 
 
 def _throughput_bounds(held: Held) -> Bounds | None:
-    """What the time at which the last request ended leaves open; ``None`` where latencies are not known.
+    """The interval of the throughput, from the uncertainty of the last request's end; ``None`` without latencies.
 
-    The end moves by no more than a slow request's latency (p99), nor by a larger share than the mean latency does:
-    where requests pile up, the last one waits for all work before it, and the mean for half of it.
+    The end varies by at most a slow request's latency (p99), and by at most the relative error of the mean latency:
+    if requests pile up, the last one waits for all work before it, and the mean for half of it.
     """
     subject, baseline = held.subject, held.baseline
     rounds = max((estimate.rounds for estimate in subject.ratio.values()), default=1)
@@ -147,14 +147,14 @@ def _throughput_bounds(held: Held) -> Bounds | None:
 
 
 def _slow_share(subject: GateSubject, rounds: int) -> float | None:
-    """A slow request's latency as a share of how long a replay took, of several rounds each."""
+    """A slow request's latency as a share of one replay's duration."""
     slow, rate = subject.latency_ms.get("p99"), subject.throughput_rps
     lasted_ms = 1e3 * subject.requests.get("ok", 0) / rate if rate else 0.0
     return None if slow is None or lasted_ms <= 0 else rounds * slow / lasted_ms
 
 
 def _mean_doubt(subject: GateSubject, baseline: GateSubject | None) -> float:
-    """How far the logarithm of the mean latency may be off, or of its ratio to the baseline's; infinite: unknown."""
+    """Uncertainty of the logarithm of the mean latency, or of its ratio to the baseline's; infinite if unknown."""
     mean, bounds = subject.latency_ms.get("mean", 0.0), subject.interval("mean")
     estimate = subject.ratio.get("mean") if baseline is not None else None
     if estimate is not None:
@@ -167,12 +167,11 @@ def _mean_doubt(subject: GateSubject, baseline: GateSubject | None) -> float:
 
 
 def _beside_past(held: Held, level: Level) -> Bounds | None:
-    """The figure's interval beside earlier runs of the same traffic: by how much such runs differ, and the doubt of
+    """The figure's interval given earlier runs of the same traffic: their run-to-run spread and the uncertainty of
     their median.
 
-    The same requests are replayed each time, so the interval of a percentile of one run, which allows for other
-    requests, has no part in it. Errors and shares of causes are not the same each time: there the figure's own
-    interval counts where it is wider.
+    Every run replays the same requests, so a percentile's own interval, which allows for other requests, is left
+    out. Errors and shares of causes do differ between runs: their own interval counts if it is wider.
     """
     if held.gate.metric == "error_rate" and held.limit == 0 and level.spread == 0:
         return None
@@ -183,7 +182,7 @@ def _beside_past(held: Held, level: Level) -> Bounds | None:
 
 
 def _past_half(held: Held, level: Level, side: int, runs: int | None = None) -> float:
-    """Half an interval beside ``runs`` earlier runs: a logarithm where the level is ``by_factor``."""
+    """Half the interval given ``runs`` earlier runs; of the logarithm if the level is ``by_factor``."""
     own = held.subject.interval(held.gate.metric) if held.gate.cause else None
     if held.gate.metric == "error_rate":
         own = _error_rate(held.subject)
@@ -193,7 +192,7 @@ def _past_half(held: Held, level: Level, side: int, runs: int | None = None) -> 
 
 
 def more_needed(held: Held, bounds: Bounds) -> More:
-    """What would decide the gate; interval widths fall with the root of the number of requests."""
+    """What would decide the gate. Interval widths fall with the square root of the number of requests."""
     if held.level is not None:
         return _more_past(held, held.level)
     subject, figure, limit = held.subject, held.figure, held.limit
@@ -206,34 +205,34 @@ def more_needed(held: Held, bounds: Bounds) -> More:
     lacking = _least_requests(held.gate.metric) - subject.requests.get("ok", 0)
     own = subject.interval(held.gate.metric)
     if limit > figure and lacking > 0 and own is not None and held.baseline is None:
-        # The far upper end falls away with so many requests; the interval proper may ask for more.
+        # The extrapolated upper end disappears with that many requests; the proper interval may need more.
         return _in_requests(own[1] - figure, distance, subject, where, least=lacking)
     half = bounds[1] - figure if limit >= figure else figure - bounds[0]
     return _in_requests(half, distance, subject, where)
 
 
 def _in_rounds(estimate: RatioEstimate, subject: GateSubject, limit: float) -> More:
-    """Rounds, because replays differ by more than their requests explain."""
+    """More rounds, because replays differ by more than their requests explain."""
     need = needed(estimate, subject.total, limit=limit)
     if need is None:
-        return More("too close to the limit to tell by any sensible number of replays")
+        return More("too close to the limit to decide by any sensible number of replays")
     rounds = f"about {need.rounds} more round{'' if need.rounds == 1 else 's'} of both"
     if subject.rate_rps is None:
-        return More(f"{rounds} ({need.requests} requests each) would tell", need.requests)
+        return More(f"{rounds} ({need.requests} requests each) would decide it", need.requests)
     minutes = 2 * need.requests / subject.rate_rps / 60
     took = f"{need.requests} requests each, {_duration(60 * minutes)} together at this traffic's rate"
-    return More(f"{rounds} ({took}) would tell", need.requests, minutes)
+    return More(f"{rounds} ({took}) would decide it", need.requests, minutes)
 
 
 def _in_requests(half: float, distance: float, subject: GateSubject, where: str, *, least: int = 1) -> More:
     if distance <= 0 or half / distance > _FARTHEST:
-        return More("too close to the limit to tell")
+        return More("too close to the limit to decide")
     more = max(least, math.ceil(subject.total * ((half / distance) ** 2 - 1.0)))
     if subject.rate_rps is None:
-        return More(f"about {more} more requests{where} would tell", more)
+        return More(f"about {more} more requests{where} would decide it", more)
     minutes = more / subject.rate_rps / 60
     took = f"{_duration(60 * minutes)} at this traffic's rate"
-    return More(f"about {more} more requests{where} ({took}) would tell", more, minutes)
+    return More(f"about {more} more requests{where} ({took}) would decide it", more, minutes)
 
 
 def _more_past(held: Held, level: Level) -> More:
@@ -244,15 +243,15 @@ def _more_past(held: Held, level: Level) -> More:
     for runs in range(level.runs + 1, MOST_RUNS + 1):
         if _past_half(held, level, side, runs) <= distance:
             more = runs - level.runs
-            return More(f"about {more} more run{'' if more == 1 else 's'} in the history would tell", runs=more)
+            return More(f"about {more} more run{'' if more == 1 else 's'} in the history would decide it", runs=more)
     differ = f"a factor of {math.exp(level.one_more()):.3g}" if level.by_factor else held.gate.show(level.one_more())
     known = f"runs of an unchanged service differ by up to {differ} here"
     longer = _in_requests(_past_half(held, level, side), distance, held.subject, " in every run")
     if longer.requests is None:
         return More(
-            f"{known}, {longer.advice}; compare with a baseline measured beside it (latfix compare, optimize)"
+            f"{known}, {longer.advice}; compare with a baseline measured side by side (latfix compare, optimize)"
         )
-    advice = f"{known}; if they differ less the longer they are, {longer.advice}, in a history of its own"
+    advice = f"{known}; if longer runs differ less, {longer.advice}, in a separate history"
     return More(advice, longer.requests, longer.minutes)
 
 

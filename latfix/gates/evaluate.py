@@ -1,10 +1,10 @@
 """Gates: conditions on a run that become an exit code.
 
 A gate is a figure, a comparison and a limit: ``p99<200ms``, ``p99<=baseline*1.05``, ``p99<history*1.1``,
-``error_rate<1%``. It passes or fails only where the figure's 95 % interval (against a baseline, the decision bounds
+``error_rate<1%``. It passes or fails only if the figure's 95 % interval (against a baseline, the decision bounds
 of the ratio) lies on one side of the limit; otherwise it is undecided, with an estimate of how much more data would
-decide it. In order: :mod:`syntax` parses, :mod:`subject` gives figures, :mod:`bounds` their intervals, and here is
-the verdict.
+decide it. :mod:`syntax` parses gates, :mod:`subject` holds figures, :mod:`bounds` their intervals; this module
+decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latfix.gates.syntax import Gate
 from latfix.lower_bound import AtLeast
 from latfix.statistics.decision import FINAL
 
-#: A fall of the share of requests that end ``ok`` beyond which percentiles are not of the same requests.
+#: If the share of requests that end ``ok`` falls by more, percentiles are not of the same requests.
 MOST_LOST = 0.01
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -38,14 +38,14 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 class GateResult(Document):
     """The outcome of a gate.
 
-    :param value: the figure, in milliseconds, requests a second, or a share; ``null``, with ``value_at_least`` beside
-        it, where it is lost.
-    :param limit: what it was held against, in the same unit; ``None`` where there was nothing to hold it against.
-    :param passed: ``None`` where undecided.
+    :param value: the figure, in milliseconds, requests per second, or a share; ``null`` with ``value_at_least`` if it
+        is lost.
+    :param limit: the limit in the same unit; ``None`` if it could not be computed.
+    :param passed: ``None`` if undecided.
     :param reason: one sentence with the figures.
-    :param more_requests: about how many more would decide it; ``None`` where decided or past telling.
+    :param more_requests: about how many more would decide it; ``None`` if decided or beyond estimation.
     :param more_minutes: how long those take at this traffic's rate.
-    :param more_runs: how many more runs of history would decide it.
+    :param more_runs: how many more runs in the history would decide it.
     """
 
     gate: Gate
@@ -61,9 +61,9 @@ class GateResult(Document):
 def check_gates(
     gates: Iterable[Gate], *, baseline: bool, accuracy: bool, causes: bool, history: bool = False
 ) -> None:
-    """Refuse gates that a command will not have the figures for, before anything is replayed.
+    """Refuse gates on figures that a command does not measure, before anything is replayed.
 
-    :param baseline: whether there is a run to compare with; the others likewise.
+    :param baseline: True if there is a run to compare with; the others likewise.
     :raises InputError: at the first gate that cannot be evaluated.
     """
     for gate in gates:
@@ -89,11 +89,11 @@ def check_gates(
 def evaluate(
     gate: Gate, subject: GateSubject, baseline: GateSubject | None = None, *, past: Past | None = None
 ) -> GateResult:
-    """Hold a run against a gate.
+    """Evaluate a gate for a run.
 
-    :param baseline: what ``baseline`` in the gate means.
-    :param past: what ``history`` in the gate means.
-    :raises InputError: the gate needs a baseline, a history or a figure that is not there.
+    :param baseline: what ``baseline`` in the gate refers to.
+    :param past: what ``history`` in the gate refers to.
+    :raises InputError: the gate needs a baseline, a history or a figure that is missing.
     """
     check_gates([gate], baseline=baseline is not None, accuracy=True, causes=True, history=past is not None)
     held = Held(gate=gate, subject=subject, figure=_figure(gate, subject))
@@ -115,19 +115,19 @@ def evaluate(
 
 
 def _against(held: Held, baseline: GateSubject) -> Held:
-    """With its reference. A baseline's percentile that is lost is held to be no more than it surely was."""
+    """Add the reference. A lost percentile of the baseline counts as its lower bound."""
     reference = _figure(held.gate, baseline)
     if isinstance(reference, AtLeast):
         metric, bound = held.gate.metric, reference.bound
         known = {metric: (bound, bound)}
         baseline = replace(baseline, latency_ms={**baseline.latency_ms, metric: bound}, latency_ci95_ms=known)
-        subject = replace(held.subject, ratio={})  # a paired ratio to what is not known
+        subject = replace(held.subject, ratio={})  # its paired ratio has an unknown denominator
         return replace(held, subject=subject, baseline=baseline, reference=bound, reference_lost=True)
     return replace(held, baseline=baseline, reference=reference)
 
 
 def _lost(held: Held) -> tuple[bool | None, str] | None:
-    """What a percentile that is lost says of its gate; ``None`` where it is known."""
+    """The outcome for a lost percentile and the reason; ``None`` if the percentile is known."""
     figure, subject = held.figure, held.subject
     if not isinstance(figure, AtLeast):
         return None
@@ -139,17 +139,17 @@ def _lost(held: Held) -> tuple[bool | None, str] | None:
     beyond = _COMPARE[held.gate.operator](figure.bound, held.limit)
     if held.gate.operator.startswith(">"):
         return (True if beyond and not subject.partial else None), why
-    # In a run that was cut short requests in flight would have ended: it fails only by what they surely took.
+    # In a partial run, requests in flight would have ended: it fails only by its lower bound.
     return (None if subject.partial and beyond else False), why + ("; the run is partial" if subject.partial else "")
 
 
 def _of_all(held: Held, result: GateResult) -> GateResult:
-    """A run that did not reach its end passes no gate, and proves nothing as a baseline."""
+    """Downgrade the result of a partial run: it passes no gate, and proves nothing as a baseline."""
     if result.passed and any(side is not None and side.partial for side in (held.subject, held.baseline)):
         name = "the run" if held.subject.partial else "the baseline"
         return replace(result, passed=None, reason=f"{result.reason}; {name} is partial: replay all of the traffic")
     if result.passed is False and held.reference_lost:
-        why = "the baseline's is lost, and known from below only"
+        why = "the baseline's is lost, only a lower bound is known"
         return replace(result, passed=None, reason=f"{result.reason}; {why}")
     return result
 
@@ -190,7 +190,7 @@ def _result(held: Held, passed: bool | None, reason: str, *, runs: int | None = 
 
 
 def exit_code(results: Iterable[GateResult]) -> int:
-    """1 where a gate failed, else 3 where one is undecided, else 0."""
+    """1 if a gate failed, else 3 if one is undecided, else 0."""
     outcomes = [result.passed for result in results]
     if any(passed is False for passed in outcomes):
         return EXIT_GATE_FAILED
@@ -210,7 +210,7 @@ def _comparison(held: Held) -> str:
 
 
 def _interval_name(held: Held) -> str:
-    """Bounds of a paired ratio are wider than its 95 % interval, and are named by their level."""
+    """Bounds of a paired ratio are wider than its 95 % interval and are labeled with their level."""
     if held.baseline is not None:
         if held.estimate is not None and held.estimate.decision is not None:
             return f"decided at {100 * held.estimate.level:.3g} % by"
@@ -233,7 +233,7 @@ def _figure(gate: Gate, subject: GateSubject) -> float:
 
 
 def _refusal(held: Held, usual_loss: float | None) -> tuple[bool | None, str] | None:
-    """Why the figure must not be held against the limit, and whether the gate passed; ``None``: it may be.
+    """The outcome and the reason if the figure must not be compared with the limit; ``None`` if it may be.
 
     :param usual_loss: share of requests lost in the baseline or the history.
     """

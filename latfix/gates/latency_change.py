@@ -1,4 +1,4 @@
-"""Where the difference between two services' latency lies: the stages of the requests that the figure is made of."""
+"""Which stages account for the latency difference between two services."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import QUANTILES
 
-#: What stages are called in a sentence, those that belong together under one name.
+#: Stage names in sentences; stages that belong together share one.
 _NAMES: Mapping[str, str] = {
     "prepare": "prepare",
     "queue": "queue behind it",
@@ -25,7 +25,7 @@ _NAMES: Mapping[str, str] = {
     "finish": "finish",
     "dispatch": "replayer's own lag",
 }
-#: A smaller share of all that moved is not named.
+#: Stages with a smaller share of the total change are not listed.
 _LEAST_SHARE = 0.05
 
 
@@ -35,8 +35,8 @@ class LatencyChange(Document):
 
     :param metric: ``mean`` or the key of a percentile.
     :param parts_ms: by stage; they add up to ``after_ms - before_ms``.
-    :param causes_ms: by cause, what the requests beyond a percentile took longer, a quiet request's part among them;
-        empty where nobody asked.
+    :param causes_ms: by cause, the change of the requests beyond a percentile, including a quiet request's part;
+        empty if not requested.
     """
 
     metric: str
@@ -49,18 +49,18 @@ class LatencyChange(Document):
     def sentence(self) -> str:
         """``p99 + 8.1 ms: compute + 2.1, queue behind it + 6.0, all else + 0.0``, then the same by cause."""
         change = _signed(self.after_ms - self.before_ms)
-        said = f"{key_label(self.metric)} {change} ms: {_largest(self.parts_ms)}"
+        stages = f"{key_label(self.metric)} {change} ms: {_largest(self.parts_ms)}"
         if not self.causes_ms:
-            return said
+            return stages
         beyond = _signed(sum(self.causes_ms.values()))
-        return f"{said}; by cause, requests beyond it {beyond} ms: {_largest(self.causes_ms)}"
+        return f"{stages}; by cause, requests beyond it {beyond} ms: {_largest(self.causes_ms)}"
 
 
 def latency_change(metric: str, before: Sequence[RunRecord], after: Sequence[RunRecord]) -> LatencyChange | None:
-    """What a latency changed by, stage by stage; ``None`` where an arm has no request that ended ``ok``.
+    """The change of a latency, stage by stage; ``None`` if an arm has no request that ended ``ok``.
 
-    The stages of the mean are those of all requests. Those of a percentile are the averages over the requests around
-    it, as many on either side as half of those beyond it, scaled to the percentile.
+    For the mean, stages are averaged over all requests. For a percentile, they are averaged over the requests around
+    it, on either side half as many as lie beyond it, and scaled to the percentile.
     """
     first, second = _stages(metric, before), _stages(metric, after)
     if first is None or second is None:
@@ -71,7 +71,7 @@ def latency_change(metric: str, before: Sequence[RunRecord], after: Sequence[Run
 
 
 def _stages(metric: str, records: Sequence[RunRecord]) -> dict[str, float] | None:
-    """Milliseconds by name of a stage, adding up to the metric."""
+    """Milliseconds by stage name, adding up to the metric."""
     ok = [record.measured & (record.requests["status"] == Status.OK) for record in records]
 
     def column(name: str) -> Floats:
@@ -98,8 +98,8 @@ def _largest(parts: Mapping[str, float]) -> str:
     moved = sum(map(abs, parts.values()))
     named = {name: part for name, part in parts.items() if moved and abs(part) >= _LEAST_SHARE * moved}
     rest = sum(part for name, part in parts.items() if name not in named)
-    said = [f"{name} {_signed(part)}" for name, part in sorted(named.items(), key=lambda each: -abs(each[1]))]
-    return ", ".join((*said, f"all else {_signed(rest)}"))
+    listed = [f"{name} {_signed(part)}" for name, part in sorted(named.items(), key=lambda each: -abs(each[1]))]
+    return ", ".join((*listed, f"all else {_signed(rest)}"))
 
 
 def _signed(value: float) -> str:

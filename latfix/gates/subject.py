@@ -1,4 +1,4 @@
-"""What gates look at: the figures of one run, or of one side of a comparison, and the ratio of any percentile."""
+"""The input of gates: figures of one run, or of one side of a comparison, and ratios of any percentile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Bounds = tuple[float, float]
 
-#: The 95 % interval of what the requests of these replays show, whatever a restart does.
+#: The 95 % interval of the requests in these replays, without an allowance for restarts.
 _SHOWN = Rule(level=0.05, restart_sd=0.0)
 
 
@@ -40,15 +40,15 @@ class GateSubject:
 
     :param latency_ms: by :data:`latency_summary.LATENCY_KEYS`, and by the key of any other percentile that
         a gate needs (:meth:`with_percentiles`); percentiles of all that arrived, the mean of those that ended ``ok``.
-    :param latency_ci95_ms: their intervals; a figure without one is taken as exact.
-    :param ratio: over the baseline, where both replayed the same traffic; narrower than two intervals.
+    :param latency_ci95_ms: their intervals; a figure without one is exact.
+    :param ratio: over the baseline, if both replayed the same traffic; narrower than two intervals.
     :param requests: how many ended in each status.
-    :param throughput_rps: requests ended ``ok`` a second.
-    :param accuracy: the workload's score; ``None`` where it was not measured.
+    :param throughput_rps: requests ended ``ok`` per second.
+    :param accuracy: the workload's score; ``None`` if it was not measured.
     :param cause_shares: of the tail's excess, by cause; ``None`` without a diagnosis.
-    :param trustworthy: false where the replay itself was too late for latencies to mean anything.
+    :param trustworthy: False if the replay itself was too late for latencies to mean anything.
     :param partial: the run did not reach its end.
-    :param losses_known: false where a recording does not say how requests ended.
+    :param losses_known: False if a recording does not say how requests ended.
     """
 
     latency_ms: Mapping[str, float]
@@ -66,27 +66,27 @@ class GateSubject:
 
     @property
     def total(self) -> int:
-        """Requests that ended, however they did."""
+        """Requests that ended, in any status."""
         return sum(count for status, count in self.requests.items() if status != "unfinished")
 
     @property
     def lost(self) -> int:
-        """Requests that ended in error, by timeout, or were shed."""
+        """Requests that failed, timed out, or were shed."""
         return self.total - self.requests.get("ok", 0)
 
     @property
     def lost_share(self) -> float:
-        """:attr:`lost` over :attr:`total`; 0 where nothing ended."""
+        """:attr:`lost` over :attr:`total`; 0 if none ended."""
         return self.lost / self.total if self.total else 0.0
 
     @property
     def rate_rps(self) -> float | None:
-        """Requests a second, ``ok`` or not; ``None`` where it is not known."""
+        """Requests per second, ``ok`` or not; ``None`` if unknown."""
         ok = self.requests.get("ok", 0)
         return self.throughput_rps * self.total / ok if ok and self.throughput_rps else None
 
     def figure(self, metric: str) -> float | None:
-        """A gate's figure in milliseconds, requests a second, or as a share; ``None`` where it was not measured."""
+        """A gate's figure in milliseconds, requests per second, or as a share; ``None`` if it was not measured."""
         if metric in LATENCY_KEYS or percentile_of(metric) is not None:
             return self.latency_ms.get(metric)
         if metric == "error_rate":
@@ -102,17 +102,17 @@ class GateSubject:
         return self.cause_shares.get(metric.removeprefix("cause:"), 0.0)
 
     def interval(self, metric: str) -> Bounds | None:
-        """The interval of a latency or of a cause's share; ``None``: exact, or :mod:`gates.bounds` finds it."""
+        """The interval of a latency or of a cause's share; ``None``: exact, or computed in :mod:`gates.bounds`."""
         if metric.startswith("cause:"):
             return self.cause_shares_ci95.get(metric.removeprefix("cause:"))
         return self.latency_ci95_ms.get(metric)
 
     def with_percentiles(self, metrics: Iterable[str], source: RunRecord | RecordSource) -> GateSubject:
-        """With the percentiles among some metrics that the summary lacks, taken from the run's requests."""
+        """Add the percentiles among ``metrics`` that the summary lacks, computed from the run's requests."""
         return self.with_percentiles_of(metrics, lambda: outcomes_of(source))
 
     def with_percentiles_of(self, metrics: Iterable[str], outcomes: Callable[[], Outcomes]) -> GateSubject:
-        """The same, taken from what became of requests, which is looked up only where one is lacking."""
+        """As :meth:`with_percentiles`; ``outcomes`` is called only if a percentile is missing."""
         wanted = beyond_summary(metric for metric in metrics if metric not in self.latency_ms)
         if not wanted:
             return self
@@ -156,7 +156,7 @@ class GateSubject:
 
 
 def _bounds(value: Any) -> Bounds | None:
-    """Ends of an interval, an upper one that is ``null`` open; ``None`` where the lower one is not known."""
+    """Ends of an interval, infinite for an upper end of ``null``; ``None`` if the lower end is unknown."""
     low, high = (None, None) if value is None else value
     return None if low is None else (float(low), math.inf if high is None else float(high))
 
@@ -164,25 +164,25 @@ def _bounds(value: Any) -> Bounds | None:
 def with_percentile_ratios(
     new: GateSubject, base: GateSubject, records: tuple[RunRecord, RunRecord], metrics: Iterable[str]
 ) -> tuple[GateSubject, GateSubject]:
-    """Both sides of a comparison with the percentiles among some metrics that the summary lacks.
+    """Both sides of a comparison with those percentiles among ``metrics`` that the summary lacks.
 
     :param records: the run and its baseline, one round.
     """
-    asked = tuple(metrics)
-    wanted = beyond_summary(metric for metric in asked if metric not in new.ratio)
-    new, base = new.with_percentiles(asked, records[0]), base.with_percentiles(asked, records[1])
+    names = tuple(metrics)
+    wanted = beyond_summary(metric for metric in names if metric not in new.ratio)
+    new, base = new.with_percentiles(names, records[0]), base.with_percentiles(names, records[1])
     if not wanted:
         return new, base
     return replace(new, ratio={**new.ratio, **percentile_ratios(*records, wanted)}), base
 
 
 def percentile_ratios(new: RunRecord, base: RunRecord, percentiles: Iterable[float]) -> dict[str, RatioEstimate]:
-    """New over base by key, request by request; empty where they did not replay the same traffic."""
+    """New over base by key, paired by request; empty if they did not replay the same traffic."""
     digests = [record.meta.traffic_sha256 for record in (new, base)]
     if digests[0] is None or digests[0] != digests[1]:
         return {}
     ours, theirs = _latencies(new), _latencies(base)
-    size = min(len(ours), len(theirs))  # what only one of them got to is not compared
+    size = min(len(ours), len(theirs))  # requests that only one run reached are not compared
     rounds = Rounds.of(*beyond_any([theirs[:size]], [ours[:size]]), paired=True)
     return {percentile_key(q): _estimate(rounds, q / 100) for q in percentiles}
 
@@ -199,14 +199,12 @@ def _estimate(rounds: Rounds, q: float) -> RatioEstimate:
         hi=hi,
         decision=(min(least, lo), max(most, hi)),
         level=FINAL.level,
-        spread=math.hypot(
-            within, FINAL.restart_sd / 2
-        ),  # as in latfix.statistics.bootstrap_ratio, for a single round
+        spread=math.hypot(within, FINAL.restart_sd / 2),  # as in bootstrap_ratio, for a single round
     )
 
 
 def _latencies(record: RunRecord) -> Floats:
-    """By position in the schedule, nanoseconds; infinite where a request was lost, NaN where it has no record."""
+    """Nanoseconds by position in the schedule; infinite if a request was lost, NaN if it has no record."""
     measured = record.measured
     index, status = record.requests["index"][measured], record.requests["status"][measured]
     found = np.full(int(index.max()) + 1 if len(index) else 0, math.nan)

@@ -1,4 +1,4 @@
-"""How a gate is written: ``METRIC OPERATOR LIMIT``, the limit a number, ``baseline`` or ``history``."""
+"""The syntax of a gate: ``METRIC OPERATOR LIMIT``, where the limit is a number, ``baseline`` or ``history``."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _REFERENCE = re.compile(
 class Gate:
     """A parsed gate: ``metric operator limit``, or ``metric operator baseline*factor + limit``.
 
-    :param text: as the user wrote it, without blanks.
+    :param text: as the user wrote it, without spaces.
     :param metric: a key of ``LATENCY_KEYS`` or of another percentile (``p97_5``), ``throughput``,
         ``accuracy``, ``error_rate``, ``unexplained_share``, or ``cause:`` and an id.
     :param operator: ``<``, ``<=``, ``>`` or ``>=``.
-    :param factor: of the baseline's or the history's figure; 0 where the limit is a number.
-    :param limit: in milliseconds, requests a second, or as a share; added to the baseline's.
-    :param against: what the limit is taken from.
+    :param factor: of the baseline's or the history's figure; 0 if the limit is a number.
+    :param limit: in milliseconds, requests per second, or as a share; added to the baseline's.
+    :param against: the source of the limit.
     """
 
     JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {"type": "string", "description": "METRIC OPERATOR LIMIT: p99<200ms"}
@@ -80,7 +80,7 @@ class Gate:
 
     @property
     def cause(self) -> str | None:
-        """The cause whose share of the tail is meant."""
+        """The cause if the metric is a cause's share of the tail."""
         return self.metric.removeprefix("cause:") if self.metric.startswith("cause:") else None
 
     def show(self, value: float) -> str:
@@ -110,7 +110,7 @@ def show_figure(metric: str, value: float) -> str:
 def parse_metric(name: str, *, option: str = "--metric") -> str:
     """The key of a metric: ``p99_9`` for ``p99.9``.
 
-    :raises InputError: it is none; the line names the option.
+    :raises InputError: the name is not a metric; the message names the option.
     """
     return _metric(name, lambda found, expected: _refused(option, name, found, expected))
 
@@ -149,7 +149,7 @@ def _metric(name: str, wrong: Callable[[str, str], InputError]) -> str:
 
 
 def _limit(text: str, metric: str, written: str) -> tuple[Against, float, float]:
-    """What it is taken from, the factor of that, and the number."""
+    """Where the limit comes from, its factor, and its number."""
     if written.startswith(("baseline", "history")):
         match = _REFERENCE.fullmatch(written)
         if match is None:

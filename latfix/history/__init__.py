@@ -1,1 +1,1 @@
-"""Runs kept over time, and their trends."""
+"""Runs recorded over time, and their trends."""

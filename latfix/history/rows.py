@@ -1,4 +1,4 @@
-"""One run as a row of the history: what it was, what it showed, and whether later runs may be held against it."""
+"""A run as a row of the history: its identity, its figures, and whether later runs may be compared with it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_meta import RunMeta
 from latfix.run_record.run_record import RunRecord
 
-#: What of ``machine`` in ``run.json`` makes two machines one: not its kernel, nor the versions of what runs there.
+#: Keys of ``machine`` in ``run.json`` that identify a machine: not its kernel, nor versions of software.
 _MACHINE_KEYS = ("cpu", "cores", "gpu")
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What two runs must have in common to be held against each other.
+    """What two runs must have in common to be compared.
 
     :param command: ``diagnose``, or ``optimize``, whose figures are those with its fixes.
     :param machine: :func:`machine_fingerprint`.
-    :param traffic: digest of the schedule that was replayed.
+    :param traffic: digest of the replayed schedule.
     :param plan: name of the plan's file; empty without one.
     """
 
@@ -45,12 +45,12 @@ class Series:
 class HistoryRow:
     """One run.
 
-    :param run: unique name of the run: when it started, and its folder.
+    :param run: unique name of the run: its start and its folder.
     :param started: ISO 8601, UTC.
     :param subject: its figures, with the percentiles of :data:`latfix.statistics.percentiles.GRID`.
     :param gates: entries of ``gates`` in its document.
     :param settings: digest of the runner's settings.
-    :param unusable: why later runs are not held against it; empty where they are.
+    :param unusable: why later runs are not compared with it; empty if they are.
     """
 
     run: str
@@ -67,7 +67,7 @@ class HistoryRow:
 
     @property
     def failed_gates(self) -> list[str]:
-        """The gates that it failed."""
+        """Texts of the gates that it failed."""
         return [str(gate.get("gate", "")) for gate in self.gates if gate.get("passed") is False]
 
 
@@ -86,7 +86,7 @@ def digest(value: Any) -> str:
 
 
 def series_of(meta: RunMeta, *, command: str, plan: str = "") -> Series:
-    """The series that a run belongs to.
+    """The series of a run.
 
     :param plan: path of the plan that it was started with.
     """
@@ -101,7 +101,7 @@ def series_of(meta: RunMeta, *, command: str, plan: str = "") -> Series:
 
 
 def run_name(meta: RunMeta, folder: Path) -> str:
-    """A unique name of a run: when it started, and its folder."""
+    """A unique name of a run: its start and its folder."""
     return f"{meta.started} {folder.absolute()}"
 
 
@@ -117,12 +117,12 @@ def row_of(
     folder: Path,
     interrupted: bool = False,
 ) -> HistoryRow:
-    """A run's row.
+    """The row of a run.
 
-    :param source: its record; the baseline's where ``subject`` is of an optimization.
+    :param source: its record; the baseline's if ``subject`` is from an optimization.
     :param subject: its figures.
-    :param against_history: those of ``gates`` that compare with the history: a run that fails one would make the
-        next ones look better than they are.
+    :param against_history: those of ``gates`` that compare with the history: a run that fails one would flatter
+        later runs.
     """
     meta = source.meta
     row = HistoryRow(
@@ -141,10 +141,6 @@ def row_of(
     return replace(row, unusable=_why_unusable(subject, source.partial or interrupted, failed))
 
 
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _why_unusable(subject: GateSubject, partial: bool, failed: Sequence[str]) -> str:
     if partial:
         return "it did not reach its end"
@@ -156,7 +152,7 @@ def _why_unusable(subject: GateSubject, partial: bool, failed: Sequence[str]) ->
 
 
 def figures_json(subject: GateSubject) -> dict[str, Any]:
-    """A subject's figures as JSON; what is not known is left out."""
+    """A subject's figures as JSON; unknown ones are left out."""
     return {
         "latency_ms": plain({key: value for key, value in subject.latency_ms.items() if not math.isnan(value)}),
         "requests": dict(subject.requests),

@@ -1,7 +1,7 @@
-"""The history of runs: an embedded SQLite file with one row a run, safe for several writers at once.
+"""The history of runs: an embedded SQLite file with one row per run, safe for several writers at once.
 
-The file says that it is one of latfix (``application_id``) and which schema it has (``user_version``). Every
-change is one immediate transaction, so that writers wait for each other and readers never see half a row.
+The file identifies itself as one of latfix (``application_id``) with a schema (``user_version``). Every change is
+one immediate transaction, so that writers wait for each other and readers never see half a row.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from latfix.history.rows import HistoryRow, Series, figures_json, read_figures
 if TYPE_CHECKING:
     import sqlite3
 
-#: Where the history is, unless an option says so: a file's path, ``default`` or ``off``.
+#: Location of the history unless an option overrides it: a file's path, ``default`` or ``off``.
 VARIABLE = "LATFIX_HISTORY"
-#: How long a writer waits for another one, seconds.
+#: How long a writer waits for another, seconds.
 WAIT_S = 15.0
-#: "lfix": what a file of this kind has as its ``application_id``.
+#: "lfix": the ``application_id`` of history files.
 _APPLICATION_ID = 0x6C666978
-#: Each makes schema ``k + 1`` of schema ``k``. Rows are never rewritten in place by anything else.
+#: Entry ``k`` upgrades schema ``k`` to ``k + 1``. Nothing else rewrites rows in place.
 _MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE runs (
@@ -67,7 +67,7 @@ _SERIES = ("workload", "machine", "device", "command", "traffic", "plan")
 def default_file(environment: Mapping[str, str] = os.environ) -> Path:
     """``latfix/history.sqlite3`` under the user's data folder (XDG Base Directory Specification).
 
-    A relative ``XDG_DATA_HOME`` is ignored, as the specification asks.
+    A relative ``XDG_DATA_HOME`` is ignored, as the specification requires.
     """
     named = environment.get("XDG_DATA_HOME", "")
     base = Path(named) if named and Path(named).is_absolute() else Path.home() / ".local" / "share"
@@ -75,7 +75,7 @@ def default_file(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 class Unwritable(InputError):
-    """The file cannot be made or changed here; it may still be read."""
+    """The file cannot be created or changed here; it may still be readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ class History:
 
     @classmethod
     def open(cls, path: Path) -> History:
-        """A history to write to; made where there is none, brought to this schema where it is older.
+        """Open a history for writing; created if missing, upgraded if its schema is older.
 
-        :raises Unwritable: it cannot be made or changed.
+        :raises Unwritable: it cannot be created or changed.
         :raises InputError: the file is not a history, is damaged, or is of a newer latfix.
         """
         path = path.absolute()
-        _see_that_it_is_a_file(path)
+        _check_file(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -111,15 +111,15 @@ class History:
 
     @classmethod
     def read(cls, path: Path) -> History:
-        """A history to read, which is left as it is.
+        """Open a history for reading; the file is not changed.
 
-        :raises InputError: there is none, or it is not one that this latfix reads.
+        :raises InputError: there is none, or this latfix cannot read it.
         """
         path = path.absolute()
-        _see_that_it_is_a_file(path)
+        _check_file(path)
         if not path.exists():
             raise InputError(
-                f"{path}: found no history; latfix diagnose WORKLOAD --history {path} begins one, "
+                f"{path}: found no history; latfix diagnose WORKLOAD --history {path} creates one, "
                 "--history FILE names another"
             )
         history = cls(path)
@@ -128,14 +128,14 @@ class History:
             if 0 < version < len(_MIGRATIONS):
                 raise InputError(
                     f"{path}: found a history of schema {version}; expected {len(_MIGRATIONS)}; "
-                    "the next run that is recorded in it brings it up to date"
+                    "the next run that is recorded in it upgrades it"
                 )
         return history
 
     def add(self, row: HistoryRow) -> None:
-        """Record a run; in place of an earlier row of the same run.
+        """Record a run; replaces an earlier row of the same run.
 
-        :raises InputError: the file cannot be written any more.
+        :raises InputError: the file cannot be written.
         """
         values = _values(row)
         marks = ", ".join("?" for _ in _COLUMNS)
@@ -152,16 +152,16 @@ class History:
         return self._select(f"{where} ORDER BY started, id", arguments)
 
     def workloads(self) -> list[str]:
-        """Names of the workloads that it knows, in order."""
+        """Names of the recorded workloads, sorted."""
         with self._connected(write=False) as connection:
             if not _version(connection, self.path):
                 return []
             return [str(name) for (name,) in connection.execute("SELECT DISTINCT workload FROM runs ORDER BY 1")]
 
     def past(self, series: Series, *, but: str = "", most: int = MOST_RUNS) -> Past:
-        """The last runs that can be held against another one of a series.
+        """The last comparable runs of a series.
 
-        :param but: the run itself, where it is recorded already.
+        :param but: a run to leave out: the current one, if it is recorded already.
         """
         match = " AND ".join(f"{name} = ?" for name in _SERIES)
         rows = self._select(
@@ -182,7 +182,7 @@ class History:
 
     @contextlib.contextmanager
     def _connected(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """A connection for one operation; its errors become one line."""
+        """A connection for one operation; its errors become one-line messages."""
         try:
             import sqlite3
         except ImportError as error:  # Python can be built without it
@@ -203,7 +203,7 @@ class History:
 
 @contextlib.contextmanager
 def _changing(connection: sqlite3.Connection) -> Iterator[None]:
-    """One transaction that takes the write lock at its start, so that a second writer waits before it reads."""
+    """A transaction that takes the write lock at its start, so that a second writer waits before it reads."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -215,7 +215,7 @@ def _changing(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """The schema of a history; 0 for a file that holds nothing yet.
+    """The schema of a history; 0 for an empty file.
 
     :raises InputError: the file is of another program, or of a newer latfix.
     """
@@ -237,7 +237,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     raise _damaged(path, "a database of another program")
 
 
-def _see_that_it_is_a_file(path: Path) -> None:
+def _check_file(path: Path) -> None:
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: found no regular file; expected a history's file; name one with --history")
@@ -251,7 +251,7 @@ def _unwritable(path: Path, why: str) -> Unwritable:
 
 def _damaged(path: Path, found: str) -> InputError:
     return InputError(
-        f"{path}: found {found}; expected a history that latfix wrote; it is left as it is: move it away, "
+        f"{path}: found {found}; expected a history that latfix wrote; the file was not changed: move it away, "
         "or name another file with --history"
     )
 
@@ -279,7 +279,7 @@ def _values(row: HistoryRow) -> tuple[Any, ...]:
 
 
 def _stored(value: Any) -> Any:
-    """A value as SQLite takes it; a lone surrogate, which it refuses, becomes an escape."""
+    """A value for SQLite; a lone surrogate, which it refuses, becomes an escape."""
     if isinstance(value, dict | list):
         return json.dumps(value, default=str)
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value

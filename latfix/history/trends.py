@@ -1,4 +1,4 @@
-"""The trend of a figure over runs of one series: its level, and the runs that began a new one."""
+"""The trend of a figure over runs of one series: its level, and the runs at which the level changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
 #: Fewer runs cannot show a change beyond chance.
 FEWEST = 8
-#: The smallest change, as a share, that is reported of a figure that varies by a factor.
+#: The smallest reported change, as a share, of a figure that varies by a factor.
 SMALLEST = 0.01
 
 
@@ -28,11 +28,10 @@ def trends(
 ) -> tuple[HistoryTrend, ...]:
     """A trend for each series, in the order in which they began.
 
-    Change points are looked for in all runs that can be held against each other, the latest ones of very many;
-    ``last`` cuts what is shown of them.
+    Change points are searched in all comparable runs, or the latest of very many; ``last`` only limits what is shown.
 
     :param rows: oldest first.
-    :param last: only so many runs of each.
+    :param last: the number of latest runs to show of each series; ``None`` for all.
     """
     series: dict[Series, list[HistoryRow]] = {}
     for row in rows:
@@ -78,9 +77,9 @@ def _past_run(row: HistoryRow, metric: str) -> PastRun:
 
 
 def _changes(runs: Sequence[PastRun], least: float, seed: int) -> list[LevelChange]:
-    """Where the level changed: change points of the ranks, so that one run that is far off makes none.
+    """Changes of the level: change points of the ranks, so that a single outlier makes none.
 
-    :param least: the smallest change that is reported, as a share of what was before.
+    :param least: the smallest reported change, as a share of the previous level.
     """
     values = np.array([run.value for run in runs], dtype=np.float64)
     if len(values) < FEWEST:
@@ -108,8 +107,8 @@ def _changes(runs: Sequence[PastRun], least: float, seed: int) -> list[LevelChan
 
 
 def _edges(values: np.ndarray[Any, np.dtype[np.float64]], seed: int) -> list[int]:
-    """Where levels begin, the first one's beginning left out; each part is looked at again on its own, for a change
-    that is small beside another one."""
+    """Where levels begin, except the first. Each part is searched again on its own, for changes that are small
+    compared with another one."""
     if len(values) < FEWEST:
         return []
     cuts = rate_changes(ranks(values), seed=seed).tolist()

@@ -1,10 +1,10 @@
-"""Requests that wait, in the order in which they leave: classes, ageing, expected work, and what fits into memory.
+"""Waiting requests in the order in which they leave: classes, ageing, expected work, and limits of memory.
 
-An order that depends on how long everybody has waited need not be sorted again as time goes on. Where every class
-gains on the others at the same pace, who of two requests comes first is settled when the second one is enqueued: a
-request of class ``r`` counts as if it had been enqueued ``r`` ageing intervals later (dynamic priorities with equal
-slopes; J. R. Jackson, Some problems in queueing with dynamic priorities, Naval Research Logistics Quarterly 7, 1960).
-A heap by that moment is all it takes, and nobody is overtaken by a request that came later than that.
+An order that depends on waiting times need not be recomputed as time goes on. If every class ages at the same rate,
+the order of two requests is settled when the second is enqueued: a request of class ``r`` counts as if it had been
+enqueued ``r`` ageing intervals later (dynamic priorities with equal slopes; J. R. Jackson, Some problems in queueing
+with dynamic priorities, Naval Research Logistics Quarterly 7, 1960). So a heap by that time is enough, and no request
+is overtaken by one that arrives after it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any, Protocol
 from latfix.queueing.length_buckets import alike
 from latfix.settings import Schedule
 
-#: A request that is expected to work longer than so many typical ones waits as one of that many: the bound on how
-#: long it can be overtaken.
+#: Expected work beyond this many typical requests does not count: the bound on how long a request can be overtaken.
 MOST_SHARES = 4.0
-#: Between the keys of two classes where a class always comes first; no share of work is as large.
+#: Distance between the keys of two classes without ageing; larger than any share of work.
 _CLASS = 1e9
 
 
@@ -35,7 +34,7 @@ class Waiting:
     :param expires_ns: when its caller gives up; 0 for never.
     :param length: its bucket length (:func:`latfix.runners.scheduling.batch_queue.bucket_length`).
     :param inputs: what ``prepare`` returned.
-    :param memory: bytes that it is predicted to need in a batch alone; 0 where nothing is predicted.
+    :param memory: predicted bytes in a batch of its own; 0 without a prediction.
     """
 
     rank: int
@@ -50,25 +49,24 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordering:
-    """Who leaves first.
+    """The order in which requests leave.
 
-    :param schedule: by arrival, the least expected work first, or the most work per byte first.
-    :param ageing_ns: the ageing interval; 0 for none: then a class always comes before the next one, and less work
-        before more within a class.
+    :param schedule: by arrival, least expected work first, or most work per byte first.
+    :param ageing_ns: the ageing interval; 0 for none: then a class always precedes the next one, and less work
+        precedes more within a class.
     """
 
     schedule: Schedule = "arrival"
     ageing_ns: int = 0
 
     def key(self, rank: int, enqueued_ns: int, share: float) -> float:
-        """What the queue is sorted by, smallest first; ties leave in the order in which they came.
+        """The sort key, smallest first; ties leave in order of arrival.
 
-        With ageing it is a moment in nanoseconds: a request counts as if it had come one interval later for each
-        class below the highest, and one for each typical request that its work is worth, :data:`MOST_SHARES` at
-        most.
+        With ageing it is a time in nanoseconds: a request counts as if it had arrived one interval later for each
+        class below the highest, and for each typical request that its work is worth, at most :data:`MOST_SHARES`.
 
         :param share: its expected work in typical requests (``shortest``), or how many times less work than a
-            typical one it does with a byte of memory (``work_per_byte``); not looked at by arrival.
+            typical one it does per byte of memory (``work_per_byte``); ignored by ``arrival``.
         """
         if self.schedule == "arrival":
             return enqueued_ns + rank * self.ageing_ns if self.ageing_ns else rank
@@ -78,13 +76,12 @@ class Ordering:
 
 
 class Backlog:
-    """What waits, and who of it makes up the next batch. Adding and taking one are O(log n) in its length.
+    """Waiting requests, and the choice of the next batch. Adding and taking one are O(log n).
 
-    :param by_length: members are chosen among those waiting by closeness in length to the head; this looks at all
-        of them.
-    :param memory_limit: bytes that a batch may be predicted to need; 0 for no limit. A request that needs more
-        leaves alone.
-    :ivar heap: who waits, behind what it is sorted by: a key and its sequence.
+    :param by_length: members are chosen by closeness in length to the head, among all waiting requests.
+    :param memory_limit: predicted bytes that a batch may need; 0 for no limit. A request that needs more is served
+        alone.
+    :ivar heap: waiting requests, each after its sort key and sequence.
     """
 
     __slots__ = ("_by_length", "_limit", "_plain", "_sequence", "heap", "ordering")
@@ -114,7 +111,7 @@ class Backlog:
     ) -> None:
         """Add a request.
 
-        :param share: of expected work; see :meth:`Ordering.key`.
+        :param share: expected work; see :meth:`Ordering.key`.
         """
         sequence = self._sequence
         self._sequence = sequence + 1
@@ -123,18 +120,18 @@ class Backlog:
         heapq.heappush(self.heap, (key, sequence, item))
 
     def oldest_ns(self) -> int:
-        """When the one who waits longest was enqueued; looks at all."""
+        """When the request that has waited longest was enqueued; O(n)."""
         return min(entry[2].enqueued_ns for entry in self.heap)
 
     def head_ns(self) -> int:
-        """When the one who leaves first was enqueued."""
+        """When the request that leaves first was enqueued."""
         return self.heap[0][2].enqueued_ns
 
     def pop(self, most: int, doomed: Callable[[Waiting], bool] | None = None) -> tuple[list[Waiting], list[Waiting]]:
         """Take the next batch of at most ``most`` requests.
 
-        :param doomed: says of a request whose turn has come whether there is no point in serving it any more.
-        :returns: the members, head first, and those that were dropped on the way; there may be no members.
+        :param doomed: returns True for a request that is not worth serving any more when its turn comes.
+        :returns: the members, head first, and the requests dropped on the way; there may be no members.
         """
         heap = self.heap
         if doomed is None and not self._limit and not (self._by_length and most > 1):
@@ -150,7 +147,7 @@ class Backlog:
     def pop_behind(
         self, skip: int, most: int, doomed: Callable[[Waiting], bool] | None = None
     ) -> tuple[list[Waiting], list[Waiting]]:
-        """As :meth:`pop`, of those behind the first ``skip``, which keep their places."""
+        """As :meth:`pop`, among the requests behind the first ``skip``, which keep their places."""
         ahead = [heapq.heappop(self.heap) for _ in range(min(skip, len(self.heap)))]
         try:
             return self.pop(most, doomed) if self.heap else ([], [])
@@ -159,7 +156,7 @@ class Backlog:
                 heapq.heappush(self.heap, entry)
 
     def last(self) -> Waiting:
-        """The one who leaves last; looks at all."""
+        """The request that leaves last; O(n)."""
         return max(self.heap, key=lambda entry: entry[:2])[2]
 
     def _next(self, doomed: Callable[[Waiting], bool] | None, dropped: list[Waiting]) -> Waiting | None:
@@ -173,7 +170,7 @@ class Backlog:
     def _fill(
         self, head: Waiting, most: int, doomed: Callable[[Waiting], bool] | None, dropped: list[Waiting]
     ) -> list[Waiting]:
-        """The head and those after it that fit; one that does not fit keeps its place and heads a batch soon."""
+        """The head and the following requests that fit; one that does not fit keeps its place."""
         members, misfits, largest = [head], list[tuple[float, int, Waiting]](), head.memory
         while self.heap and len(members) < most and len(misfits) < most:
             entry = heapq.heappop(self.heap)
@@ -190,7 +187,7 @@ class Backlog:
         return members
 
     def _alike(self, head: Waiting, most: int, doomed: Callable[[Waiting], bool] | None) -> list[Waiting]:
-        """Those nearest to the head in length, within the bounds of :func:`latfix.queueing.length_buckets.alike`."""
+        """The requests nearest to the head in length, within the bounds of :func:`length_buckets.alike`."""
         strict = not self.ordering.ageing_ns
         near = sorted(
             (
@@ -212,12 +209,12 @@ class Backlog:
         return members
 
     def _fits(self, size: int, largest: int) -> bool:
-        """Whether a batch padded to its largest member stays within the limit."""
+        """True if a batch padded to its largest member stays within the limit."""
         return not self._limit or size * largest <= self._limit
 
 
 class Limits(Protocol):
-    """When a batch closes; read anew for each batch, because a controller may move it."""
+    """When a batch closes; read for each batch, because a controller may change it."""
 
     @property
     def size(self) -> int:
@@ -225,7 +222,7 @@ class Limits(Protocol):
 
     @property
     def window_ns(self) -> int:
-        """How long the oldest request waits for company."""
+        """How long the oldest request waits for more requests to fill the batch."""
 
 
 @dataclass(frozen=True, slots=True)

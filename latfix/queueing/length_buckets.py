@@ -1,4 +1,4 @@
-"""Length and padding: which requests are alike enough to share a batch, and what of a batch is padding."""
+"""Length and padding: which requests may share a batch, and how much of a batch is padding."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy.typing as npt
 
 from latfix.arrays import Floats
 
-#: A member's length lies within this factor of the head's, or within this many elements, so that padding
-#: stays bounded.
+#: A member's length is within this factor of the head's, or within this many elements, which bounds padding.
 LENGTH_RATIO = 1.5
 LENGTH_SLACK = 16
 
 
 def alike(length: int, head: int) -> bool:
-    """Whether a request may join the batch of ``head``.
+    """True if a request may join the batch of ``head``.
 
     :param length: elements in all of its inputs; ``head`` likewise.
     """
@@ -26,10 +25,10 @@ def alike(length: int, head: int) -> bool:
 
 
 def padded_elements(batches: Mapping[str, npt.NDArray[Any]]) -> Floats:
-    """Elements of each batch as padded, in the measure of its members' own elements.
+    """Padded size of each batch, in elements of its members.
 
-    An adapter's ``collate`` may add tensors of its own (masks, lengths). What batches of one, which hold no
-    padding, carry more than their member brought is taken for that, and divided out.
+    An adapter's ``collate`` may add tensors of its own (masks, lengths). Batches of one hold no padding, so their
+    growth is attributed to such tensors and divided out.
 
     :param batches: columns of :data:`latfix.run_record.schema.BATCH_DTYPE`.
     """

@@ -1,10 +1,10 @@
 """The service's queue and batcher on simulated time: one event loop over a queue discipline.
 
-A free worker opens a batch when a request waits, and closes it when it is full or when the window of the request that
-came first has ended. Who leaves first, what a batch may hold and how long it takes is the discipline's:
+A free worker opens a batch when a request waits, and closes it when it is full or when the window of the oldest
+request ends. The discipline decides which request leaves first, what a batch may hold and how long it takes:
 
 - :func:`replay`: in order of arrival, by class of service or with ageing, by length, for given service times;
-- :class:`SimulatedQueue`: the service's own backlog, with admission, deadlines and limits that move.
+- :class:`SimulatedQueue`: the service's own backlog, with admission, deadlines and changing limits.
 
 Times are nanoseconds.
 """
@@ -27,16 +27,16 @@ from latfix.queueing.backlog import Backlog, FixedLimits, Limits, Waiting
 from latfix.queueing.length_buckets import alike
 from latfix.queueing.replay_lanes import lindley
 
-#: When the last of these requests is finished, if their batch closes at that moment.
+#: Returns when the last of these requests finishes, given when their batch closes.
 Finish = Callable[[Sequence[int], float], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedBatch:
-    """A batch that was served: who was in it, and when.
+    """A served batch.
 
-    :param free_ns: when its worker was free; ``open_ns`` when there was a request, too.
-    :param full: as many waited when it closed as a batch may hold; ``left`` still wait.
+    :param free_ns: when its worker became free; ``open_ns`` when there also was a request.
+    :param full: True if enough requests waited when it closed to fill it; ``left`` still wait.
     """
 
     members: tuple[int, ...]
@@ -51,15 +51,15 @@ class SimulatedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discipline:
-    """Who is served next, with whom, and for how long. Requests are places in the order of arrival.
+    """Which requests are served next, together, and for how long. Requests are positions in the order of arrival.
 
-    :param entries: by request, what it is sorted by among those that wait: a key and its own place.
-    :param waiting: the heap of those that wait.
-    :param limits: at a moment, the most requests in a batch and how long the oldest waits for company.
-    :param finish: when a batch that closes at that moment is finished.
-    :param take: removes a batch of at most so many from the heap at a moment and returns it; empty where all whose
+    :param entries: by request, its heap entry: a sort key and its position.
+    :param waiting: the heap of waiting requests.
+    :param limits: returns the most requests in a batch at a time, and how long the oldest waits for a full batch.
+    :param finish: returns when a batch that closes at a time finishes.
+    :param take: removes a batch of limited size from the heap at a time and returns it; empty if all requests whose
         turn it was were dropped.
-    :param admits: whether a request is let in, called as it arrives; ``None`` to admit all.
+    :param admits: returns True if an arriving request is admitted; ``None`` to admit all.
     :param begun: called with each batch when it begins.
     """
 
@@ -77,8 +77,8 @@ class Log:
     """Columns of batches in the order in which workers opened them.
 
     :param members: requests, batch after batch; ``size`` how many each has.
-    :param opener: who came first of those that waited when the batch opened.
-    :param filler: who filled it where that closed it, else the opener.
+    :param opener: the oldest waiting request when the batch opened.
+    :param filler: the request that filled and thereby closed it, else the opener.
     """
 
     members: list[int] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Log:
 
 
 def form_batches(when: Sequence[float], discipline: Discipline, workers: int) -> Log:
-    """Serve everybody.
+    """Serve all requests.
 
     :param when: arrivals, ascending.
     """
@@ -112,10 +112,10 @@ def form_batches(when: Sequence[float], discipline: Discipline, workers: int) ->
                 heappush(waiting, entries[coming])
             coming += 1
         most, window = limits(opened)
-        # A full batch waits for nobody, and a long backlog need not be searched.
+        # A full batch does not wait, so a long backlog need not be searched.
         opener = waiting[0][1] if len(waiting) >= most else min([entry[1] for entry in waiting])
         came = when[opener]
-        opened = max(opened, came)  # another worker may have left it, while this one was free
+        opened = max(opened, came)  # another worker may have skipped it while this one was free
         closed, filler = opened, opener
         if came + window > opened and len(waiting) < most:
             closed = due = came + window
@@ -162,10 +162,10 @@ def _batch(
 class Policy:
     """How a queue of known discipline is served.
 
-    :param window: nanoseconds that a batch is held open after the oldest request came.
-    :param reference: ``(max_batch + 1,)`` service of a batch of so many requests at reference; none by default.
-    :param by_length: members are those waiting whose length is closest to the head's, within bounds.
-    :param ageing: nanoseconds in which a waiting request gains a class on those that come; 0 for never.
+    :param window: nanoseconds that a batch is held open after the oldest request arrived.
+    :param reference: ``(max_batch + 1,)`` service at reference by batch size; zero by default.
+    :param by_length: members are the waiting requests closest to the head in length, within bounds.
+    :param ageing: nanoseconds in which a waiting request gains a class on new ones; 0 for never.
     """
 
     workers: int
@@ -179,7 +179,7 @@ class Policy:
 def discipline_of(policy: Policy, when: Floats, classes: Ints, lengths: Ints | None, finish: Finish) -> Discipline:
     """The discipline of a policy for requests in order of arrival.
 
-    :param classes: of service, 0 first; ``lengths`` of the inputs, for a policy by length.
+    :param classes: classes of service, 0 first; ``lengths`` of the inputs, for a policy by length.
     """
     keys = when + policy.ageing * classes if policy.ageing else classes
     entries, waiting = list(zip(keys.tolist(), range(len(when)), strict=True)), list[tuple[Any, ...]]()
@@ -198,9 +198,9 @@ def _take_first(waiting: list[tuple[Any, ...]], most: int, now: float) -> list[i
 def _take_alike(
     waiting: list[tuple[Any, ...]], length: Sequence[int], strict: bool, most: int, now: float
 ) -> list[int]:
-    """The head and those nearest to it in length, higher classes first.
+    """The head and the requests nearest to it in length, higher classes first.
 
-    :param strict: false where classes age; then they play no part in it.
+    :param strict: False if classes age; then they are ignored here.
     """
     del now
     head = heappop(waiting)[1]
@@ -222,9 +222,9 @@ class Replayed:
 
     :param member: ``(n,)`` requests, batch after batch, and the ``batch`` of each.
     :param first: ``(m,)`` where each batch begins.
-    :param opener: ``(m,)`` who came first of those that waited then; ``filler`` who filled the batch where that
-        closed it, else the opener.
-    :param timed: ``(m,)`` whether the end of the window closed it.
+    :param opener: ``(m,)`` the oldest request that waited then; ``filler`` the request that filled and thereby closed
+        the batch, else the opener.
+    :param timed: ``(m,)`` True if the end of the window closed it.
     """
 
     member: Ints
@@ -241,8 +241,9 @@ class Replayed:
 
     @classmethod
     def of(cls, log: Log, order: Ints) -> Replayed:
-        """
-        :param order: requests by place of arrival.
+        """Convert a log.
+
+        :param order: requests by position of arrival.
         """
         size, worker = np.array(log.size, np.int64), np.array(log.worker, np.int64)
         opened, closed = np.array(log.opened, np.float64), np.array(log.closed, np.float64)
@@ -273,7 +274,7 @@ class Replayed:
 
 
 def replay(policy: Policy, arrival: Floats, load: Floats, classes: Ints, lengths: Ints | None = None) -> Replayed:
-    """Serve requests, each of which brings some service to its batch beyond the reference.
+    """Serve requests, each of which adds some service to its batch beyond the reference.
 
     :param arrival: ``(n,)`` in any order, ``load`` and ``classes`` of service likewise.
     :param lengths: ``(n,)`` of the inputs, for a policy by length.
@@ -294,9 +295,9 @@ def replay(policy: Policy, arrival: Floats, load: Floats, classes: Ints, lengths
 
 
 def _form_in_order(policy: Policy, when: list[float], load: Floats, reference: list[float]) -> Log:
-    """As :func:`form_batches`, of requests that leave in the order in which they came.
+    """As :func:`form_batches`, for requests that leave in order of arrival.
 
-    Who waits is a stretch of them then, and no heap is needed: 2 to 3 times as fast, and most replays are such.
+    The waiting requests are then contiguous, and no heap is needed: 2 to 3 times as fast, for most replays.
     """
     free = [(-math.inf, worker) for worker in range(policy.workers)]
     running = np.concatenate([[0.0], np.cumsum(load)]).tolist()
@@ -326,7 +327,7 @@ def _form_in_order(policy: Policy, when: list[float], load: Floats, reference: l
 
 
 def begun_in_order(arrival: Floats, work: Floats, workers: int) -> Floats:
-    """``(n,)`` when workers that serve one request at a time, first come, first served, begin with each."""
+    """``(n,)`` start of each request at workers that serve one request at a time, first come, first served."""
     if workers > 1:
         replayed = replay(Policy(workers=workers, max_batch=1), arrival, work, np.zeros(len(arrival), np.int64))
         return replayed.by_request(replayed.opened)
@@ -348,16 +349,16 @@ class Offered:
     expires_ns: int = 0
 
 
-#: Whether a request is let in: the moment, the request, and how many are inside.
+#: Returns True if a request is admitted: the time, the request, and how many are in the service.
 Admission = Callable[[int, Offered, int], bool]
 
 
 @dataclass(slots=True)
 class Simulated:
-    """What became of the requests.
+    """The outcome of the requests.
 
-    :param taken_ns: ``(n,)`` when each was taken up, ``end_ns`` when it was answered; -1 where it was not.
-    :param refused: those that were not let in; ``dropped`` those given up in the queue.
+    :param taken_ns: ``(n,)`` when each was taken up, ``end_ns`` when it was answered; -1 if it was not.
+    :param refused: requests that were not admitted; ``dropped`` those dropped from the queue.
     """
 
     arrival_ns: Ints
@@ -368,7 +369,7 @@ class Simulated:
     dropped: list[int] = field(default_factory=list)
 
     def latency_ns(self) -> Ints:
-        """Of those that were answered, in order of arrival."""
+        """Latencies of the answered requests, in order of arrival."""
         served = self.end_ns >= 0
         return np.asarray(self.end_ns[served] - self.arrival_ns[served], dtype=np.int64)
 
@@ -377,10 +378,10 @@ class Simulated:
 class SimulatedQueue:
     """Workers that take batches from the service's backlog.
 
-    :param service: how long a batch of these requests holds a worker, nanoseconds.
+    :param service: returns how long a batch of these requests occupies a worker, nanoseconds.
     :param observe: called with each batch when it ends, in the order of the ends, and with how many requests were
-        inside.
-    :param doomed: as of :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
+        in the service.
+    :param doomed: as in :class:`latfix.runners.scheduling.batch_queue.BatchQueue`.
     """
 
     service: Callable[[Sequence[Offered]], int]
@@ -392,7 +393,7 @@ class SimulatedQueue:
     doomed: Callable[[Waiting, int], bool] | None = None
 
     def run(self, traffic: Sequence[Offered]) -> Simulated:
-        """Serve requests, which are in order of arrival."""
+        """Serve requests, given in order of arrival."""
         inside = _Inside(self, traffic)
         key, waiting = self.backlog.ordering.key, self.backlog.heap
         discipline = Discipline(
@@ -417,7 +418,7 @@ class SimulatedQueue:
 
 
 class _Inside:
-    """Who of a :class:`SimulatedQueue`'s traffic is inside."""
+    """The requests of a :class:`SimulatedQueue` that are in the service."""
 
     def __init__(self, queue: SimulatedQueue, traffic: Sequence[Offered]) -> None:
         n = len(traffic)
@@ -437,7 +438,7 @@ class _Inside:
         return True
 
     def limits(self, now: float) -> tuple[int, float]:
-        self.settle(now)  # whoever moves the limits knows what has ended by now
+        self.settle(now)  # a controller of the limits knows which batches have ended
         return self._queue.limits.size, self._queue.limits.window_ns
 
     def take(self, most: int, now: float) -> list[int]:

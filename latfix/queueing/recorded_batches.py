@@ -1,19 +1,19 @@
-"""A queue replayed as it was recorded: who was in which batch, and in which order, stays; only times move.
+"""Replays a queue with the recorded batches: membership and order stay, only times move.
 
-For orders and limits that cannot be told from a record afterwards (by expected work as the service estimated it then,
-batch limits that a controller moved, requests that join between steps). With membership fixed, a batch closes at
+For orders and limits that a record cannot reproduce (by expected work as the service estimated it, batch limits that
+a controller moved, requests that join between steps). With fixed membership, a batch closes at
 
     open = max(end of the worker's last batch, first arrival)
-    close = max(open + how long it was held, arrival of every member that joined meanwhile)
+    close = max(open + how long it was held, arrival of every member that joined while it was open)
 
-and ends after its service: a recursion of maxima and sums along each worker's batches, which a running maximum
-solves at once (Lindley 1952; Baccelli, Cohen, Olsder and Quadrat, Synchronization and Linearity, 1992). It has no
-jumps: nobody can be late for a batch.
+and ends after its service. This recursion of maxima and sums along each worker's batches is solved at once by a
+running maximum (Lindley 1952; Baccelli, Cohen, Olsder and Quadrat, Synchronization and Linearity, 1992). It has no
+jumps: no request can miss its batch.
 
-The first arrival is that of all whom the worker has yet to serve, this batch's or a later one's; members that waited
-when their batch was taken up do not hold it back in a replay in which it is taken up sooner. They overtook others
-because there was a backlog: were the batch to wait for them, those behind it would wait for one that came after
-them, and traffic would be blamed for what made the backlog.
+The first arrival is taken over all requests that the worker has yet to serve, in this batch or a later one. Members
+that waited when their batch was taken up do not delay it in a replay in which it is taken up sooner. They overtook
+others because there was a backlog: if the batch waited for them, the requests behind it would wait for one that came
+after them, and the backlog's cause would be attributed to traffic.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from latfix.queueing.start_derivatives import Served
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Batches as they happened, of ``n`` requests in ``m`` batches that have members.
+    """Batches as recorded: ``n`` requests in ``m`` batches that have members.
 
     :param members: requests of the batches, grouped; ``first`` ``(m,)`` where each group begins.
-    :param worker: ``(m,)`` who ran it.
-    :param opened: ``(m,)`` when; the order of a worker's batches.
-    :param hold: ``(m,)`` nanoseconds for which it was held open; 0 where it closed because it was full, or at once.
-    :param joined: of each of ``members``, whether it came when its batch was open.
+    :param worker: ``(m,)`` the worker that ran it.
+    :param opened: ``(m,)`` when it was opened, which orders a worker's batches.
+    :param hold: ``(m,)`` nanoseconds that it was held open; 0 if it closed because it was full, or at once.
+    :param joined: for each of ``members``, True if it arrived while its batch was open.
     """
 
     members: Ints
@@ -50,7 +50,7 @@ class Recorded:
     def of(cls, batch_of: Ints, worker: Ints, opened: Ints, due: Ints, arrival: Ints) -> Recorded:
         """From a record's columns.
 
-        :param batch_of: ``(n,)`` row of the request's batch, -1 where it has none.
+        :param batch_of: ``(n,)`` row of the request's batch, -1 without one.
         :param worker: of all batches; ``opened`` when a worker took it up, ``due`` when it had to close.
         :param arrival: ``(n,)`` when requests reached the queue.
         """
@@ -87,11 +87,11 @@ class Recorded:
         return np.split(order, np.flatnonzero(np.diff(self.worker[order])) + 1)
 
     def taken_up(self, policy: Policy, ready: Floats, load: Floats, window_scale: Floats) -> Floats:
-        """When each request's batch was taken up; that of requests without a batch is when they were ready.
+        """When each request's batch is taken up; for requests without a batch, when they are ready.
 
-        :param ready: ``(p, n)`` when requests reach the queue, a row a replay.
-        :param load: ``(p, n)`` service that each brings to its batch beyond the reference.
-        :param window_scale: ``(p,)`` factors of the time for which timers hold batches.
+        :param ready: ``(p, n)`` when requests reach the queue, one row per replay.
+        :param load: ``(p, n)`` service that each adds to its batch beyond the reference.
+        :param window_scale: ``(p,)`` factors of how long timers hold batches.
         :returns: ``(p, n)`` nanoseconds.
         """
         result = ready.copy()
@@ -116,9 +116,9 @@ class Recorded:
     def serve(
         self, policy: Policy, arrival: Floats, arrival_moves: Floats, extra: Floats, window_column: int, alpha: float
     ) -> Served:
-        """One replay with derivatives, as :func:`latfix.queueing.start_derivatives.serve` has them.
+        """One replay with derivatives, as by :func:`latfix.queueing.start_derivatives.serve`.
 
-        Requests without a batch are taken up when they arrive, and bring nothing.
+        Requests without a batch are taken up when they arrive, and add nothing.
         """
         columns = extra.shape[1]
         ended, end_moves = arrival.copy(), arrival_moves.copy()
@@ -160,28 +160,28 @@ class Recorded:
         return Served(open=begun, end=ended, open_moves=open_moves, end_moves=end_moves)
 
     def _limits(self, ready: Floats) -> tuple[Floats, Floats]:
-        """By batch: its first member's arrival, and that of the last to join it, minus infinity where nobody did."""
+        """By batch: its first member's arrival, and that of the last to join it; minus infinity if none joined."""
         at = ready[:, self.members]
         first = np.minimum.reduceat(at, self.first, axis=1)
         last = np.maximum.reduceat(np.where(self.joined, at, -np.inf), self.first, axis=1)
         return first, last
 
     def _earliest(self, arrival: Floats) -> Ints:
-        """``(m,)`` the member that came first."""
+        """``(m,)`` the member that arrived first."""
         return np.asarray(self._sorted(arrival[self.members])[self.first], dtype=np.int64)
 
     def _latest(self, arrival: Floats) -> Ints:
-        """``(m,)`` the member that joined last; any where none joined."""
+        """``(m,)`` the member that joined last; arbitrary if none joined."""
         joined = np.where(self.joined, arrival[self.members], -np.inf)
         return np.asarray(self._sorted(joined)[self.first + self.size - 1], dtype=np.int64)
 
     def _sorted(self, values: Floats) -> Ints:
-        """Members by batch, in the order of some values."""
+        """Members by batch, in the order of ``values``."""
         return self.members[np.lexsort((values, np.repeat(np.arange(len(self.first)), self.size)))]
 
 
 def _first_to_come(first: Floats) -> Ints:
-    """For each batch of a chain, which of it and those after it has the member that came first."""
+    """For each batch of a chain, which of it and its successors has the member that arrived first."""
     backward = first[::-1]
     newest = np.where(backward <= np.minimum.accumulate(backward), np.arange(len(first)), 0)
     return np.asarray(len(first) - 1 - np.maximum.accumulate(newest)[::-1], dtype=np.int64)

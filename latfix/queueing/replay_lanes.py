@@ -1,9 +1,8 @@
 """Many replays of one queue at once: every replay, and every busy cycle of it, is a lane of arrays.
 
-A queue that runs empty forgets what was before, so that its busy cycles can be replayed side by side. One step
-takes up the next batch of every lane; the number of steps is the length of the longest cycle, not of the run.
-Where the queue ran empty is guessed from what was measured; cycles that a variant runs together are joined, and
-only those are replayed again.
+A queue that runs empty forgets its past, so its busy cycles can be replayed side by side. One step takes up the next
+batch of every lane; the number of steps is the length of the longest cycle, not of the run. The measurement suggests
+where the queue ran empty; cycles that merge in a variant are joined, and only those are replayed again.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from latfix.arrays import Bools, Floats, Ints
 class Lanes:
     """A queue served first come, first served, under ``p`` variants of its service.
 
-    :param workers: servers that take from the one queue.
+    :param workers: servers of the one queue.
     :param max_batch: most requests that a server takes at once.
-    :param window: ``(p,)`` nanoseconds that a batch is held open after its head came.
+    :param window: ``(p,)`` nanoseconds that a batch is held open after its head arrived.
     :param reference: ``(max_batch + 1,)`` nanoseconds of service by batch size.
     """
 
@@ -32,9 +31,9 @@ class Lanes:
 
 
 def lindley(ready: Floats, service: Floats) -> tuple[Floats, Floats]:
-    """One server without batching: when each job begins, and the slack that tells busy cycles apart.
+    """One server without batching: when each job begins, and the slack that separates busy cycles.
 
-    Jobs are served as they stand along the last axis. ``begin = max(ready, end of the one before)`` (Lindley 1952)
+    Jobs are served in order along the last axis. ``begin = max(ready, end of the previous job)`` (Lindley 1952)
     is a running maximum of the slack ``ready - all service before``.
     """
     before = np.cumsum(service, axis=-1) - service
@@ -43,7 +42,7 @@ def lindley(ready: Floats, service: Floats) -> tuple[Floats, Floats]:
 
 
 def cycle_starts(slack: Floats) -> Ints:
-    """For each job the one that began its busy cycle, along the last axis: whose slack is a new maximum."""
+    """For each job, along the last axis, the job that began its busy cycle: one whose slack is a new maximum."""
     n = slack.shape[-1]
     fresh = np.ones(slack.shape, dtype=bool)
     fresh[..., 1:] = slack[..., 1:] >= np.maximum.accumulate(slack, axis=-1)[..., :-1]
@@ -51,11 +50,11 @@ def cycle_starts(slack: Floats) -> Ints:
 
 
 def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> tuple[Floats, Floats]:
-    """When each request's batch was taken up and finished.
+    """When each request's batch is taken up and finished.
 
     :param ready: ``(p, n)`` when requests reach the queue, ascending in each row.
-    :param load: ``(p, n)`` service that each brings to its batch beyond the reference.
-    :param cycle_starts: positions before which the queue is thought to have run empty; 0 first.
+    :param load: ``(p, n)`` service that each adds to its batch beyond the reference.
+    :param cycle_starts: positions before which the queue is expected to be empty; 0 first.
     :returns: two arrays ``(p, n)`` of nanoseconds.
     """
     p, n = ready.shape
@@ -70,7 +69,7 @@ def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> t
     last, again, reach = np.empty((p, len(starts))), np.ones(len(starts), dtype=bool), 1
     while again.any():
         last[:, again] = _run(lanes, at_hand, starts[again], np.append(starts[1:], n)[again])
-        # What a cycle left running when the next one begins would have made that one wait: they are one.
+        # A cycle that still runs when the next one begins would delay it: they are one.
         running = np.flatnonzero(np.any(last[:, :-1] > ready[:, starts[1:]], axis=0))
         joined = np.zeros(len(starts), dtype=bool)
         for ahead in range(1, reach + 1):
@@ -84,10 +83,10 @@ def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AtHand:
-    """Rows of all variants laid end to end, each followed by moments that never come.
+    """Rows of all variants laid end to end, each followed by infinite times.
 
-    :param ready: flat, ``stride`` a variant; ``running`` the load of all before each position.
-    :param head: where a batch begins; ``opened`` and ``ended`` are its, at its head.
+    :param ready: flat, ``stride`` per variant; ``running`` the total load before each position.
+    :param head: where a batch begins; ``opened`` and ``ended`` are stored at its head.
     """
 
     variants: int
@@ -117,7 +116,7 @@ class _AtHand:
         )
 
     def forget(self, starts: Ints, ends: Ints) -> None:
-        """Take back the batches of cycles."""
+        """Remove the batches of cycles."""
         steps = np.zeros(self.stride + 1, np.int64)
         steps[starts] += 1
         steps[ends] -= 1
@@ -136,7 +135,7 @@ class _AtHand:
 def _run(lanes: Lanes, at_hand: _AtHand, starts: Ints, ends: Ints) -> Floats:
     """Replay cycles of every variant; returns when each was over, ``(p, cycles)``.
 
-    A cycle that runs on takes from the next one, and is then over later than that begins.
+    A cycle that overruns takes requests from the next one, and is then over later than that begins.
     """
     p, most = at_hand.variants, lanes.max_batch
     ready, running, reference = at_hand.ready, at_hand.running, lanes.reference
@@ -180,7 +179,7 @@ def _run(lanes: Lanes, at_hand: _AtHand, starts: Ints, ends: Ints) -> Floats:
 
 
 def _hold(ready: Floats, at: Ints, upto: Ints, begin: Floats, due: Floats, most: int) -> tuple[Floats, Ints]:
-    """Hold batches open until they are full or due; when each closed, and where its members end."""
+    """Hold batches open until they are full or due; returns when each closes, and where its members end."""
     held = (upto < at + most) & (due > begin)
     later = np.where(held, _beyond(ready, due, at + 1, most - 1), upto)
     full = held & (later - at == most)
@@ -188,7 +187,7 @@ def _hold(ready: Floats, at: Ints, upto: Ints, begin: Floats, due: Floats, most:
 
 
 def _beyond(values: Floats, limit: Floats, low: Ints, most: int) -> Ints:
-    """In each lane, the first of ``most`` positions from ``low`` whose value exceeds the limit, or the one after."""
+    """In each lane, the first of ``most`` positions from ``low`` whose value exceeds the limit, or one past them."""
     step = 1 << max(most.bit_length() - 1, 0) if most else 0
     position, high = low, low + most
     while step:

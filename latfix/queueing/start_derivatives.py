@@ -1,6 +1,6 @@
-"""How the start of every request moves with every service time: who of those ahead was waited for.
+"""Derivatives of every request's start by every service time: which earlier work it waited for.
 
-A request's start is built from maxima and sums of service times, so that its derivative is the sum of the derivatives
+A request's start is built from maxima and sums of service times, so its derivative is the sum of the derivatives
 of what ran ahead of it since the worker was last idle.
 """
 
@@ -20,10 +20,10 @@ from latfix.queueing.replay_lanes import cycle_starts, lindley
 class Served:
     """A replay, per request: when its batch was taken up and finished, with derivatives.
 
-    Of several replays, each has an axis of replays in front.
+    For several replays, each array has a leading axis of replays.
 
     :param open: ``(n,)`` nanoseconds; ``end`` the same.
-    :param open_moves: ``(n, k)`` derivative of ``open`` by each column of extra service; ``end_moves`` too.
+    :param open_moves: ``(n, k)`` derivative of ``open`` by each column of extra service; ``end_moves`` likewise.
     """
 
     open: Floats
@@ -56,10 +56,10 @@ def serve(
 
     :param arrival: ``(n,)`` when requests reach the queue at this ``alpha``; ``arrival_moves`` ``(n, k)`` its
         derivative.
-    :param extra: ``(n, k)`` service beyond the reference that a request brings to its batch, by column.
-    :param window_column: the column that the window itself counts to, or -1.
+    :param extra: ``(n, k)`` service beyond the reference that a request adds to its batch, by column.
+    :param window_column: the column to which the window itself counts, or -1.
     :param priority: ``(n,)`` 0 served first.
-    :param length: ``(n,)`` of the inputs, for a policy by length.
+    :param length: ``(n,)`` lengths of the inputs, for a policy by length.
     """
     if _without_events(policy, priority):
         each = _one_by_one(policy, arrival[None], arrival_moves[None], extra, np.array([alpha]))
@@ -89,7 +89,7 @@ def serve_each(
 
 
 def _without_events(policy: Policy, priority: Ints) -> bool:
-    """One worker without batching, and one class of requests: no event loop is needed."""
+    """True for one worker without batching, and one class of requests: no event loop is needed."""
     one_class = not len(priority) or priority.min() == priority.max()
     return policy.workers == 1 and policy.max_batch == 1 and bool(one_class)
 
@@ -111,7 +111,7 @@ def _one_by_one(policy: Policy, arrival: Floats, arrival_moves: Floats, extra: F
 
 
 def _in_order(policy: Policy, arrival: Floats, load: Floats, arrival_moves: Floats, brought: Floats) -> Served:
-    """Requests as they come; ``brought`` is ``(q, n, k)``, or ``(1, n, k)`` where all replays have it in common."""
+    """Serve requests in order; ``brought`` is ``(q, n, k)``, or ``(1, n, k)`` if all replays share it."""
     n, columns = brought.shape[1:]
     service = float(policy.reference[1]) + load
     begin, slack = lindley(arrival, service)
@@ -125,7 +125,7 @@ def _in_order(policy: Policy, arrival: Floats, load: Floats, arrival_moves: Floa
 
 
 def _rows(values: Floats, at: Ints) -> Floats:
-    """Rows of each replay's values, ``(q, m, k)``, or of those that all have in common, ``(1, m, k)``."""
+    """Rows of each replay's values, ``(q, m, k)``, or of shared values, ``(1, m, k)``."""
     replays, m, columns = values.shape
     flat = at + np.arange(replays)[:, None] * m
     return np.asarray(np.take(values.reshape(replays * m, columns), flat, axis=0), dtype=np.float64)
@@ -140,7 +140,7 @@ def _differentiate(
             open=np.zeros(0), end=np.zeros(0), open_moves=np.zeros((0, columns)), end_moves=np.zeros((0, columns))
         )
     brought = np.add.reduceat(extra[batches.member], batches.first, axis=0)
-    # The worker was busy until it opened the batch: then what moved its last batch's end moves this one.
+    # If the worker was busy until it opened the batch, the derivative of its last batch's end applies to this one.
     before = np.maximum(batches.previous, 0)
     chained = (batches.previous >= 0) & (batches.opened == batches.end[before])
     base = arrival_moves[batches.filler]

@@ -1,7 +1,7 @@
-"""The queue's waits with each cause's part of service scaled: one replay for each row of factors.
+"""Waits in the queue with each cause's part of service scaled: one replay for each row of factors.
 
-Behind policies that lanes can follow (:mod:`latfix.queueing.replay_lanes`), or in batches as they were recorded
-(:mod:`latfix.queueing.recorded_batches`), many replays run side by side; the others run one by one
+Policies that lanes support (:mod:`latfix.queueing.replay_lanes`) and recorded batches
+(:mod:`latfix.queueing.recorded_batches`) are replayed many at once; others one by one
 (:mod:`latfix.queueing.start_derivatives`).
 """
 
@@ -28,12 +28,12 @@ class Line:
     :param queued: which reached a batch; a subset of ``prepared``.
     :param prepare_extra: ``(n, k)`` prepare beyond the reference, by cause.
     :param batch_extra: ``(n, k)`` service of its batch beyond the reference, at the batch's head; else zero.
-    :param window_column: the cause that the batch window counts to.
-    :param ended: ``(n,)`` when the request's batch released its worker, as measured; tells where the queue ran
-        empty. ``None`` where that is not known.
-    :param length: ``(n,)`` of the inputs, for a policy by length.
-    :param lasting: nanoseconds for which a backlog must grow to be no burst's.
-    :param recorded: batches to be replayed as they were, in place of the workers' policy.
+    :param window_column: the cause to which the batch window counts.
+    :param ended: ``(n,)`` when the request's batch released its worker, as measured, which shows where the queue ran
+        empty; ``None`` if unknown.
+    :param length: ``(n,)`` lengths of the inputs, for a policy by length.
+    :param lasting: nanoseconds from which on a growing backlog is an overload instead of a burst.
+    :param recorded: recorded batches to replay, in place of the workers' policy.
     """
 
     handed: Floats
@@ -54,8 +54,8 @@ class Line:
 def waits_at(line: Line, scale: Floats, handed: Floats | None = None) -> Floats:
     """Every request's wait before prepare and in the queue, with each cause's part of service scaled.
 
-    :param scale: ``(p, k)`` factors of the causes' columns, a row a replay.
-    :param handed: ``(p, n)`` when each replay hands requests over, where not as the line says.
+    :param scale: ``(p, k)`` factors of the causes' columns, one row per replay.
+    :param handed: ``(p, n)`` when each replay hands requests over; ``None`` for ``line.handed``.
     :returns: ``(p, n)`` nanoseconds.
     """
     if handed is None:
@@ -66,12 +66,12 @@ def waits_at(line: Line, scale: Floats, handed: Floats | None = None) -> Floats:
 
 
 def has_classes(line: Line) -> bool:
-    """Whether requests of several priorities reached the queue."""
+    """True if requests of several priorities reached the queue."""
     return bool(line.queued.any()) and len(np.unique(line.priority[line.queued])) > 1
 
 
 def in_lanes(line: Line) -> bool:
-    """Whether replays of it run side by side."""
+    """True if replays run side by side."""
     if line.recorded is not None:
         return True
     by_length = line.workers.by_length and line.workers.max_batch > 1 and line.length is not None
@@ -110,7 +110,7 @@ def _lane_waits(line: Line, scale: Floats, ready: Floats) -> Floats:
 
 
 def _chosen(which: Bools) -> Ints | slice:
-    """Positions of some requests; all of them as a slice, which copies nothing."""
+    """Positions of some requests; a slice for all of them, which copies nothing."""
     return slice(None) if which.all() else np.flatnonzero(which)
 
 
@@ -130,7 +130,7 @@ def _in_order(lanes: Lanes, ready: Floats, load: Floats, over: Floats | None) ->
 
 
 def _run_empty(ready: Floats, over: Floats | None) -> Ints:
-    """Positions before which the queue was empty when measured."""
+    """Positions before which the measured queue was empty."""
     if over is None or not len(ready):
         return np.zeros(1, np.int64)
     past = np.maximum.accumulate(over)
@@ -154,7 +154,7 @@ def _single_waits(line: Line, scale: Floats, handed: Floats) -> Floats:
 def moving_waits(line: Line, alphas: Floats) -> tuple[Floats, Floats]:
     """Every request's wait before prepare and in the queue, and its derivative by cause.
 
-    :param alphas: ``(q,)`` factors of all that is beyond the reference, each for a replay.
+    :param alphas: ``(q,)`` factors of all service beyond the reference, one per replay.
     :returns: ``(q, n)`` nanoseconds and ``(q, n, k)``.
     """
     q, (n, columns) = len(alphas), line.prepare_extra.shape
@@ -189,7 +189,7 @@ def _serve(
     alphas: Floats,
     window_column: int,
 ) -> Served:
-    # The prepare pool knows no priorities; only the workers' queue does.
+    # Only the workers' queue has priorities; the prepare pool has none.
     priority = line.priority[some] if policy is line.workers else np.zeros(len(line.priority[some]), np.int64)
     length = line.length[some] if line.length is not None else None
     return serve_each(

@@ -1,4 +1,4 @@
-"""Typed values that commands find and reports take, by the name of their document."""
+"""Typed results of commands, which reports render, by the name of their document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from latfix.errors import InputError
 from latfix.files.json_documents import Document, read_document
 
-#: Module and type of each document, imported when it is needed; ``latfix schema`` lists the names.
+#: Module and type of each document, imported on use; ``latfix schema`` lists the names.
 DOCUMENTS: Mapping[str, tuple[str, str]] = {
     "run": ("latfix.run_record.run_meta", "RunMeta"),
     "diagnosis": ("latfix.results.diagnosis", "Diagnosis"),
@@ -27,9 +27,9 @@ DOCUMENTS: Mapping[str, tuple[str, str]] = {
 
 
 def document_type(name: str) -> type[Document]:
-    """The type of a document by its name.
+    """The type of a document.
 
-    :raises KeyError: there is none.
+    :raises KeyError: there is no document of that name.
     """
     module, cls = DOCUMENTS[name]
     found: type[Document] = getattr(importlib.import_module(module), cls)
@@ -37,7 +37,7 @@ def document_type(name: str) -> type[Document]:
 
 
 def read_result(path: Path) -> Document:
-    """The result in a JSON file, by the schema that it names.
+    """Read the result in a JSON file, by the schema that it names.
 
     :raises InputError: it is not a document of latfix, or is damaged.
     """

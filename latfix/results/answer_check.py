@@ -1,4 +1,4 @@
-"""Answers beside those of the original to each request alone: a service's own in batches, and other backends'."""
+"""Comparisons of answers with those of the original to single requests: a service's own batches, other backends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from latfix.formatting import count, significant
 class JudgedOutput(Document):
     """One output of the service.
 
-    :param name: empty where an answer is nothing else.
+    :param name: empty if an answer has only one output.
     :param kind: scores, steps, vectors, numbers, images or ids.
-    :param told: what told the kind; ``declared`` in ``workload.toml``.
+    :param told: how the kind was detected; ``declared`` in ``workload.toml``.
     :param bound: the largest distance at which two of them agree, in the kind's own measure.
-    :param varies: the largest at which the service's own answers lie, in batches and on another number of threads.
-    :param follows: dimensions, without the batch's, that are as long as the request's input makes them.
+    :param varies: the largest distance of the service's own answers, in batches and with other numbers of threads.
+    :param follows: dimensions, without the batch's, whose length follows the request's input.
     """
 
     name: str
@@ -32,12 +32,12 @@ class JudgedOutput(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddAnswer(Document):
-    """A request that is answered otherwise in a batch.
+    """A request whose answer differs in a batch.
 
     :param request: its id.
     :param output: the name of the output that differs most.
-    :param agreement: the share of it that says the same.
-    :param deviation: its distance, in the kind's own measure; ``None`` where shapes differ.
+    :param agreement: the share of it that is the same.
+    :param deviation: its distance, in the kind's own measure; ``None`` if shapes differ.
     """
 
     request: str
@@ -48,10 +48,10 @@ class OddAnswer(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCheck(Document):
-    """What a service's answers are, before anything was changed.
+    """Properties of a service's answers, before anything was changed.
 
     :param compared: requests that were answered alone and in the service's own batches.
-    :param differing: those whose answer then differs beyond the bound.
+    :param differing: those whose answers then differ beyond the bound.
     :param padded: requests differ in size, so that some of each batch are padded.
     :param example: the one that differs most.
     """
@@ -63,34 +63,34 @@ class AnswerCheck(Document):
     example: OddAnswer | None = None
 
     def faults(self) -> tuple[str, ...]:
-        """What a user should know of the service as it is; nothing where each request gets its own answer."""
+        """Faults of the unmodified service; none if the answer to a request does not depend on its batch."""
         found = [] if self.example is None else [self._odd(self.example)]
         for output in self.outputs:
             if output.follows:
                 axes = " and ".join(map(str, output.follows))
                 found.append(
                     f"{_called(output.name).capitalize()} is as long as the request's input in dimension {axes} "
-                    "(without the batch's), and in a batch as long as the longest: what padding adds is cut before "
-                    "answers are compared. The service returns it, unless finish, or its shape in [outputs], cuts it."
+                    "(without the batch's), and in a batch as long as the longest. Padding is cut before answers are "
+                    "compared, but the service returns it unless finish, or its shape in [outputs], cuts it."
                 )
         return tuple(found)
 
     def judged(self) -> str:
-        """What answers are compared as, and what told; empty where nothing is known of them."""
+        """What answers are compared as, and how that was detected; empty if nothing is known."""
         kinds = "; ".join(map(_judged, self.outputs))
         return f"Answers are compared as {kinds}." if kinds else ""
 
     def _odd(self, odd: OddAnswer) -> str:
         bounds = {output.name: output.bound for output in self.outputs}
         how = "a padded request" if self.padded else "a request in a batch"
-        cure = "a mask, or batches of one length," if self.padded else "a model that keeps requests apart"
+        cure = "a mask, or batches of one length," if self.padded else "a model that treats requests independently"
         far = "another shape or text"
         if odd.deviation is not None:
             far = f"deviation {significant(odd.deviation, 2)}, bound {significant(bounds.get(odd.output), 2)}"
         return (
             f"This service answers {how} differently than the request alone: request {odd.request!r}, "
             f"{_called(odd.output)}: {far}, {odd.agreement:.0%} agree; {count(self.differing)} of "
-            f"{count(self.compared)} requests. That is a fault of the service as it is, and {cure} would cure it."
+            f"{count(self.compared)} requests. That is a fault of the unmodified service; {cure} would fix it."
         )
 
 
@@ -99,8 +99,8 @@ def _called(name: str) -> str:
 
 
 def _judged(output: JudgedOutput) -> str:
-    told = output.told if output.told == "declared" else f"by {output.told}"
-    return f"{output.kind} ({f'{output.name!r}, ' if output.name else ''}{told})"
+    source = output.told if output.told == "declared" else f"by {output.told}"
+    return f"{output.kind} ({f'{output.name!r}, ' if output.name else ''}{source})"
 
 
 _WHERE_RUN: Mapping[str, Any] = json_key(omit_empty=True)
@@ -108,7 +108,7 @@ _WHERE_RUN: Mapping[str, Any] = json_key(omit_empty=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Document):
-    """A figure with its 95 % interval; ``None`` where the data give none."""
+    """A figure with its 95 % interval; ``None`` if the data give none."""
 
     value: float | None
     ci95: tuple[float, float] | None
@@ -116,12 +116,12 @@ class Estimate(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRow(Document):
-    """One backend; where it cannot serve the model, ``missing`` says why and the figures are left out.
+    """One backend; if it cannot serve the model, ``missing`` is the reason and the figures are left out.
 
     :param load_s: seconds to load the model; ``convert_s`` to convert it before.
-    :param single_rps: requests a second in batches of one; ``batched_rps`` in batches of ``batch_size``.
-    :param agreeing: of ``compared`` answers, to each request alone and in a batch, how many say what the model's own
-        backend says to the request alone; ``agreement`` is the mean share of an answer that does.
+    :param single_rps: requests per second in batches of one; ``batched_rps`` in batches of ``batch_size``.
+    :param agreeing: of ``compared`` answers, to each request alone and in a batch, how many agree with the answer of
+        the model's own backend to the request alone; ``agreement`` is the mean agreeing share of an answer.
     :param deviation: the largest difference of a number, as a share of the largest one in that answer.
     :param single_speedup: over the model's own backend.
     """
@@ -141,7 +141,7 @@ class BackendRow(Document):
     batched_speedup: Estimate | None = field(default=None, metadata=_WHERE_RUN)
 
     def to_json(self) -> dict[str, Any]:
-        """``deviation`` is ``null`` where it ran and answers were not finite, and left out where it did not run."""
+        """``deviation`` is ``null`` if answers were not finite, and left out if the backend did not run."""
         document = Document.to_json(self)
         if self.rounds is None:
             del document["deviation"]
@@ -150,12 +150,12 @@ class BackendRow(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendsTable(Document):
-    """What ``latfix backends`` found.
+    """The result of ``latfix backends``.
 
     :param entry: the adapter, or the model file.
     :param requests: how many were served in each round.
-    :param answers: what answers are compared as, and whether the model answers a request otherwise in a batch.
-    :param inputs: what a model file takes, as it was found out.
+    :param answers: what answers are compared as, and whether the model's answers depend on the batch.
+    :param inputs: the detected inputs of a model file.
     """
 
     SCHEMA: ClassVar[str] = "latfix.backends/1"

@@ -1,4 +1,4 @@
-"""Runs, or rounds of two or more arms, compared: what changed, and whether the data can tell."""
+"""Comparison of runs, or of rounds of two or more arms: what changed, and with what confidence."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Summary(Document):
     """One arm.
 
     :param latency_ms: by :data:`latfix.statistics.latency_summary.LATENCY_KEYS`: percentiles of all that arrived,
-        ``null`` with ``p99_at_least`` beside them where lost, and the mean of those that ended ``ok``.
+        ``null`` with ``p99_at_least`` if lost, and the mean of those that ended ``ok``.
     :param latency_ms_ok: the same over the requests that ended ``ok`` alone.
     :param requests: how many ended in each status.
-    :param accuracy: the workload's score; ``None`` where it was not measured.
-    :param trustworthy: false where the replay was too late for its latencies to mean anything.
-    :param partial: a replay of it did not reach its end.
-    :param memory_bytes: the most of the process that was resident in any replay; ``None`` where no record says it.
-    :param device_memory_bytes: the most that was reserved on all devices together; ``None`` likewise.
+    :param accuracy: the workload's score; ``None`` if it was not measured.
+    :param trustworthy: false if the replay was too late for its latencies to mean anything.
+    :param partial: one of its replays did not reach its end.
+    :param memory_bytes: peak resident memory of the process in any replay; ``None`` if not recorded.
+    :param device_memory_bytes: peak reserved memory on all devices together; ``None`` likewise.
     :param start_s: seconds to load the model and to warm up, the median of the replays' processes.
     """
 
@@ -59,7 +59,7 @@ class Summary(Document):
 
     @property
     def success(self) -> float:
-        """Share of requests that ended ``ok``; 0 where none ended."""
+        """Share of requests that ended ``ok``; 0 if none ended."""
         total = sum(self.requests.values())
         return self.requests.get("ok", 0) / total if total else 0.0
 
@@ -68,17 +68,17 @@ class Summary(Document):
 class Comparison(Document):
     """What changed from ``before`` to ``after``: ``comparison.json``.
 
-    :param ratio: after over before by ``RATIO_KEYS``, with 95 % intervals and the bounds that decide.
+    :param ratio: after over before by ``RATIO_KEYS``, with 95 % intervals and the decision bounds.
     :param judged: the key of ``ratio`` that the verdict is about.
     :param paired: the same traffic was replayed, so that what both arms share cancels.
-    :param rounds: how many pairs of replays it rests on.
-    :param more_rounds: about how many more would decide it; ``None`` where it is decided, or past telling.
+    :param rounds: the number of pairs of replays.
+    :param more_rounds: about how many more would decide it; ``None`` if decided, or beyond estimation.
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
-    :param gates: those that the comparison was held against.
-    :param why: where the difference of gated latencies lies, stage by stage.
+    :param gates: gates that the comparison was evaluated against.
+    :param why: which stages account for the difference of gated latencies.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
-    :param smallest: the smallest difference worth a name; not in the document.
+    :param smallest: the smallest relevant difference; not in the document.
     """
 
     SCHEMA: ClassVar[str] = "latfix.comparison/1"
@@ -115,22 +115,22 @@ class Comparison(Document):
         return html_table(verdict, self.notes, ("", "base", "new", "ratio", "95 % interval"), rows)
 
     def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
-        """What gates look at: the new arm, which carries the ratio, and the baseline."""
+        """The input of gates: the new arm, which carries the ratio, and the baseline."""
         return _subject(self.after, self.ratio), _subject(self.before, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedIdea(Document):
-    """One arm of a trial: the workload as it is, or with somebody's changes.
+    """One arm of a trial: the unmodified workload, or one with changes.
 
-    :param name: as the command line has it.
-    :param settings: what differs from the workload as it is, by key.
-    :param fixes: ids of the plan's fixes, where it is a plan.
-    :param failure: why it did not run; empty where it did. It has no comparison then.
-    :param comparison: with the workload as it is, over the rounds that both completed; ``None`` for that itself.
-    :param accuracy: its score; ``None`` where it was not measured.
+    :param name: as on the command line.
+    :param settings: differences from the unmodified workload, by key.
+    :param fixes: ids of the plan's fixes, if it is a plan.
+    :param failure: why it did not run, in which case it has no comparison; empty if it did.
+    :param comparison: with the unmodified workload, over the rounds that both completed; ``None`` for that itself.
+    :param accuracy: its score; ``None`` if it was not measured.
     :param accurate: within the objective's limit; ``None`` likewise. ``accuracy_reason`` has the figures.
-    :param memory_bytes: the most that its process had resident; ``device_memory_bytes`` reserved on one device.
+    :param memory_bytes: peak resident memory of its process; ``device_memory_bytes`` reserved on one device.
     :param start_s: seconds until its process could serve, the median of its starts.
     """
 
@@ -151,15 +151,15 @@ class TriedIdea(Document):
 class Trial(Document):
     """Ideas side by side on the same traffic: ``trial.json``.
 
-    :param base: the workload as it is; ``summary`` has its latencies over all rounds, ``None`` before the first.
+    :param base: the unmodified workload; ``summary`` has its latencies over all rounds, ``None`` before the first.
     :param judged: the key of the ratios that verdicts are about.
     :param rounds: complete ones.
     :param from_s: where in the traffic the replayed stretch begins, and ``to_s`` where it ends.
     :param requests: in one replay.
     :param whole: all of the traffic was replayed.
     :param accuracy_limit: the lowest score that an idea may have; ``None`` before one was measured.
-    :param interrupted: Ctrl-C ended it; what was complete is here.
-    :param failure: why the workload as it is could not be run any more; empty where it could.
+    :param interrupted: Ctrl-C ended it; completed rounds are included.
+    :param failure: why the unmodified workload could not be run any more; empty if it could.
     """
 
     SCHEMA: ClassVar[str] = "latfix.trial/1"
@@ -183,7 +183,7 @@ class Trial(Document):
 
     @property
     def best(self) -> str:
-        """The idea that is decisively better within the limit of accuracy, by the least ratio; empty for none."""
+        """The decisively better idea within the limit of accuracy with the least ratio; empty if there is none."""
         found = [
             (idea.comparison.ratio[self.judged].value, idea.name)
             for idea in self.ideas
@@ -193,7 +193,7 @@ class Trial(Document):
 
 
 def summarize(records: Sequence[RunRecord], *, seed: int = 0, accuracy: float | None = None) -> Summary:
-    """The replays of one arm together."""
+    """Summarize the replays of one arm."""
     return _summary(records, [_arm(record, _size(record)) for record in records], seed, accuracy)
 
 
@@ -217,17 +217,17 @@ def compare_rounds(
 ) -> Comparison:
     """Compare rounds of two arms, replayed in turns.
 
-    Where the two runs of a round replayed the same traffic, they are paired request by request, over those
-    that both recorded (a run that was cut short did not see the rest). The verdict is about the objective's
-    percentile, for which requests that were lost are slower than any other. It is not ``better`` or
-    ``no_difference`` where the new arm lost more than one request in a hundred more than the base (what was lost made
-    room for the others), where it lost any more and the mean is judged, or where a run is partial.
+    If the two runs of a round replayed the same traffic, they are paired request by request, over those
+    that both recorded (a partial run lacks the rest). The verdict is about the objective's
+    percentile, for which lost requests count as slower than any other. It is not ``better`` or
+    ``no_difference`` if the new arm lost more than one request in a hundred more than the base (losses unload the
+    service), if it lost any more and the mean is judged, or if a run is partial.
 
-    :param base: one record a round, in order.
+    :param base: one record per round, in order.
     :param smallest: see :func:`latfix.statistics.decision.judge`.
-    :param accuracy: of the two arms; what the records' ``run.json`` say where it is ``None``.
+    :param accuracy: of the two arms; ``None`` for that in the records' ``run.json``.
     :param judged: the key of ``RATIO_KEYS`` that the verdict is about; by default the workload's percentile.
-    :param rule: how sure the verdict must be; the level of a look where the comparison goes on
+    :param rule: the confidence that the verdict needs; the level of a look if the comparison goes on
         (:func:`latfix.statistics.group_sequential.look_level`).
     :param control: see :func:`latfix.statistics.bootstrap_ratio.arm_ratios`.
     :raises ValueError: no rounds, or not equally many.
@@ -266,7 +266,7 @@ def compare_rounds(
 class _Arm:
     """One run's requests by position in its schedule.
 
-    ``waited`` in nanoseconds until they ended, however they did; ``status`` -1 where nothing is recorded or compared.
+    ``waited`` is nanoseconds until they ended in any status; ``status`` is -1 if not recorded or not compared.
     """
 
     waited: Floats
@@ -277,17 +277,17 @@ class _Arm:
 
     @property
     def answers(self) -> Floats:
-        """Latencies; NaN where not ``ok``."""
+        """Latencies; NaN if not ``ok``."""
         return np.where(self.status == Status.OK, self.waited, math.nan)
 
     @property
     def series(self) -> Floats:
-        """Latencies; infinite where lost, NaN where not recorded."""
+        """Latencies; infinite if lost, NaN if not recorded."""
         return np.where(self.recorded, np.where(self.status == Status.OK, self.waited, math.inf), math.nan)
 
     @property
     def outcomes(self) -> Outcomes:
-        """Of those that are recorded."""
+        """Outcomes of the recorded requests."""
         return Outcomes.of(self.waited[self.recorded], self.status[self.recorded])
 
     @property
@@ -345,7 +345,7 @@ def _ratios(
     paired: bool,
     control: npt.ArrayLike | None,
 ) -> dict[str, RatioEstimate]:
-    """New over base. What was lost is slower than any answer, but has no part in the mean."""
+    """New over base. Lost requests count as slower than any answer, but are not part of the mean."""
     answers = ([pair.base.answers for pair in pairs], [pair.new.answers for pair in pairs])
     found = arm_ratios(*answers, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
     if before.success == after.success == 1.0:
@@ -373,9 +373,9 @@ def _summary(records: Sequence[RunRecord], arms: Sequence[_Arm], seed: int, accu
 
 
 def costs(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """What replays of one arm took beside time: ``memory_bytes``, ``device_memory_bytes``, ``start_s``.
+    """The cost of one arm's replays besides time: ``memory_bytes``, ``device_memory_bytes``, ``start_s``.
 
-    Each is ``None`` where no record knows it.
+    Each is ``None`` if no record has it.
     """
     starts = [record.meta.load_s for record in records]
     warm = [finite(record.meta.warmup.get("seconds")) or 0.0 for record in records]
@@ -414,9 +414,9 @@ def _verdict(
     if lost > (0.0 if mean else MOST_LOST):
         if verdict in ("better", "no_difference"):
             verdict = "undecided"
-        notes.append(f"{ended}: what was lost made room for the others, which cannot show that it is better")
+        notes.append(f"{ended}: losses unload the service, so latencies cannot show that it is better")
     elif abs(lost) > MOST_LOST:
-        notes.append(f"{ended}: percentiles count what was lost as slower, the mean is of the others")
+        notes.append(f"{ended}: percentiles count lost requests as slower, the mean is of the others")
     partial = [name for name, arm in (("base", before), ("new", after)) if arm.partial]
     if partial and verdict in ("better", "no_difference"):
         verdict = "undecided"
@@ -429,17 +429,17 @@ def _verdict(
 
 
 def _undecided_notes(estimate: RatioEstimate, need: Need | None, rule: Rule) -> Iterator[str]:
-    """Where the requests show a difference that a restart alone might have made, and what would tell."""
+    """Notes on a difference that a restart alone may have caused, and on how much more data would decide."""
     if estimate.rounds < FREE_OF_ALLOWANCE and not estimate.lo <= 1.0 <= estimate.hi:
         rounds = "one round" if estimate.rounds == 1 else f"{estimate.rounds} rounds"
         least = math.expm1(allowance(np.zeros(estimate.rounds), rule))
         yield (
-            f"{rounds} cannot tell a difference below about {100 * least:.0f} % from what a restart does to a "
-            "whole replay"
+            f"{rounds} cannot distinguish a difference below about {100 * least:.0f} % from the effect of a restart "
+            "on a whole replay"
         )
     if need is not None:
         more = "1 more round" if need.rounds == 1 else f"{need.rounds} more rounds"
-        yield f"undecided: about {more} on fresh processes ({need.requests} more requests of each) would tell"
+        yield f"undecided: about {more} on fresh processes ({need.requests} more requests of each) would decide it"
 
 
 def _pair_notes(pairs: Sequence[_Pair], paired: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The diagnosis of a run: a ledger of milliseconds, and the document that other programs read."""
+"""The diagnosis of a run: a ledger of milliseconds, and its JSON document."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from latfix.gates.reference_level import Level
 from latfix.results.request_explanation import Story
 from latfix.results.worker_summary import WorkerRow
 
-#: Causes that a notebook shows.
+#: Number of causes that a notebook shows.
 _SHOWN = 10
-#: A cause of the slowest requests is told from this share of their excess on.
-_WORTH_TELLING = 0.1
+#: Least share of the slowest requests' excess for a cause to be reported.
+_WORTH_REPORTING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity(Document):
     """When a cause was active, in seconds from the run's start.
 
-    :param throughout: at no time of the run clearly more than at another.
-    :param intervals_s: when it was; the whole run where ``throughout``; empty where it never was.
+    :param throughout: no time of the run clearly had more of it than another.
+    :param intervals_s: when it was active; the whole run if ``throughout``; empty if it never was.
     :param text: the same in a phrase.
-    :param period_s: length of a cycle where it comes and goes in a rhythm.
+    :param period_s: length of a cycle if it is periodic.
     :param duty: the share of the cycle in which it is active.
     """
 
@@ -44,21 +44,21 @@ class Activity(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseSummary(Document):
-    """One cause's share of the tail. All figures in milliseconds a tail request, unless said otherwise.
+    """One cause's share of the tail. All figures are milliseconds per tail request, unless stated otherwise.
 
     :param tail_ms: mean over tail requests of own + propagated.
     :param tail_share: ``tail_ms`` over the tail's excess.
-    :param own_ms: of that, what the request's own path shows.
-    :param propagated_ms: of that, what reached it through the queue or the interpreter lock.
+    :param own_ms: the part on the request's own path.
+    :param propagated_ms: the part that reached it through the queue or the interpreter lock.
     :param ci95_ms: interval of ``tail_ms``.
-    :param named: the interval's lower end clears the naming rule.
+    :param named: the interval's lower end satisfies the naming rule.
     :param evidence_class: how it is known.
     :param requests: how many measured requests it touched (own part nonzero).
     :param evidence: one sentence with the figures.
     :param whatif_ms: percentiles predicted with the cause removed.
     :param fixes: ids of fixes that treat it.
-    :param active: when it was active; ``None`` where that was not analyzed.
-    :param culprit: who had what the requests waited for, in words; empty where that is not known.
+    :param active: when it was active; ``None`` if not analyzed.
+    :param culprit: what held the resource that the requests waited for, in words; empty if unknown.
     """
 
     cause: str
@@ -98,8 +98,8 @@ class Window(Document):
     :param end_s: belongs to the next window.
     :param requests: how many ended ``ok``.
     :param offered_rps: counts every scheduled request that was recorded.
-    :param p50_ms: ``None`` where too few requests rest on it; the other percentiles likewise.
-    :param causes_ms: by cause, mean milliseconds a request, own and propagated; negative where it was relief.
+    :param p50_ms: ``None`` if based on too few requests; the other percentiles likewise.
+    :param causes_ms: by cause, mean milliseconds per request, own and propagated; negative for a speedup.
     """
 
     COMPUTED: ClassVar[tuple[str, ...]] = ("note",)
@@ -115,7 +115,7 @@ class Window(Document):
 
     @property
     def note(self) -> str:
-        """Which percentiles are omitted; empty where none is."""
+        """Which percentiles are omitted; empty if none is."""
         figures = {"p50": self.p50_ms, "p95": self.p95_ms, "p99": self.p99_ms}
         omitted = [name for name, value in figures.items() if value is None]
         return f"{', '.join(omitted)} omitted: {self.requests} requests" if omitted else ""
@@ -123,17 +123,17 @@ class Window(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses(Document):
-    """Requests that ended in one way other than ``ok``: where they were then, and what they had waited for.
+    """Requests that ended in one status other than ``ok``: where they were then, and what they had waited for.
 
     :param requests: how many; ``share`` of all that arrived.
     :param waited_ms: until they were lost: p50 and max.
-    :param in_stage: how many were in each stage then; ``admission`` where they were refused on arrival, ``unknown``
-        where the record was cut off before it could tell.
+    :param in_stage: how many were in each stage then; ``admission`` if refused on arrival, ``unknown`` if the record
+        was cut off before.
     :param stages_ms: mean of each stage until then.
     :param waited_for_ms: of the mean wait in ``prepare`` and ``queue``, what the work ahead of them spent: ``work``
-        is what it usually takes, then by cause what it took longer, ``hang`` a batch that never ended, and
-        ``unrecorded`` the rest. They add up to the wait.
-    :param errors: the most frequent messages, and how often each came.
+        is its usual duration, then by cause its excess, ``hang`` a batch that never ended, and ``unrecorded`` the
+        rest. They add up to the wait.
+    :param errors: the most frequent messages, with their number.
     """
 
     status: str
@@ -160,7 +160,7 @@ class Ledger:
     :param own_ns: ``(K, n)`` int64.
     :param propagated_ns: ``(K, n)`` int64.
     :param classes: ``K`` evidence classes.
-    :param ids: ``n`` ids of the requests in their traffic; empty where they are not known.
+    :param ids: ``n`` ids of the requests in their traffic; empty if unknown.
     """
 
     request: Ints
@@ -174,7 +174,7 @@ class Ledger:
 
     @classmethod
     def empty(cls) -> Ledger:
-        """The ledger of no request: a document does not hold one."""
+        """The ledger of no requests, for diagnoses read from a document."""
         none, table = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
         return cls(
             request=none, latency_ns=none, reference_ns=0, causes=(), own_ns=table, propagated_ns=table, classes=()
@@ -190,12 +190,12 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(Document):
-    """The one moment that all requests of the tail share.
+    """The single incident that contains all requests of the tail.
 
     :param start_s: from the run's start, when the first of them arrived; ``end_s`` when the last had ended.
-    :param requests: how many they are.
-    :param batch: the batch that held a worker for most of it; ``None`` where no single one did.
-    :param held_ms: for how long, where ``typical_ms`` is what one of its size takes.
+    :param requests: their number.
+    :param batch: the batch that held a worker for most of it; ``None`` if no single one did.
+    :param held_ms: for how long; ``typical_ms`` is the typical time of a batch of its size.
     """
 
     start_s: float
@@ -210,21 +210,21 @@ class Incident(Document):
         """``All of p99 is one moment: 15.13–15.23 s, batch 302 held worker 0 for 176 ms where 3.80 is typical.``"""
         digits = max(0, min(3, 2 - math.floor(math.log10(max(self.end_s - self.start_s, 1e-3)))))
         when = f"{self.start_s:.{digits}f}–{self.end_s:.{digits}f} s"
-        told = f"All of {percentile} is one moment: {when}, {self.requests} requests"
+        opening = f"All of {percentile} is one moment: {when}, {self.requests} requests"
         if self.batch is None:
-            return f"{told} behind each other; no single batch held them up."
+            return f"{opening} behind each other; no single batch delayed them."
         held, typical = significant(self.held_ms), significant(self.typical_ms)
-        return f"{told}; batch {self.batch} held worker {self.worker} for {held} ms where {typical} is typical."
+        return f"{opening}; batch {self.batch} held worker {self.worker} for {held} ms where {typical} is typical."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowest(Document):
-    """The largest ten latencies among those that ended ``ok``, whatever the percentile.
+    """The largest ten latencies among requests that ended ``ok``, for any percentile.
 
     :param requests: how many there are, ten or all.
     :param least_ms: the shortest of them, ``most_ms`` the longest.
-    :param excess_ms: what they took beyond the reference, on average.
-    :param causes_ms: of that, what each cause owns, own and propagated, the largest first.
+    :param excess_ms: their mean excess over the reference.
+    :param causes_ms: each cause's part of that, own and propagated, the largest first.
     """
 
     MOST: ClassVar[int] = 10
@@ -237,7 +237,7 @@ class Slowest(Document):
 
     @classmethod
     def of(cls, ledger: Ledger) -> Slowest | None:
-        """Those of a ledger; ``None`` of an empty one."""
+        """The slowest requests of a ledger; ``None`` for an empty one."""
         chosen = np.argsort(-ledger.latency_ns, kind="stable")[: cls.MOST]
         if not len(chosen):
             return None
@@ -254,21 +254,21 @@ class Slowest(Document):
 
     def sentence(self) -> str:
         """``the 10 slowest took 1,200 to 40,000 ms: external.dependency is 91 % of their excess``."""
-        worth = [(cause, ms) for cause, ms in self.causes_ms.items() if ms > _WORTH_TELLING * self.excess_ms][:2]
+        worth = [(cause, ms) for cause, ms in self.causes_ms.items() if ms > _WORTH_REPORTING * self.excess_ms][:2]
         parts = " and ".join(f"{cause} is {percent(ms / self.excess_ms)}" for cause, ms in worth)
-        told = f"the {self.requests} slowest took {significant(self.least_ms)} to {milliseconds(self.most_ms)}"
-        return f"{told}: {parts} of their excess" if parts else told
+        opening = f"the {self.requests} slowest took {significant(self.least_ms)} to {milliseconds(self.most_ms)}"
+        return f"{opening}: {parts} of their excess" if parts else opening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLine(Document):
-    """A line of the user's code in slow units of work, the slowest twentieth of their kind, and in the quicker half.
+    """A line of the user's code in slow units of work, the slowest twentieth of their kind, and in the faster half.
 
     :param unit: ``prepare`` of a request; ``collate`` or ``compute`` of a batch, ``finish`` of a request.
-    :param file: below the workload's folder where it lies there.
-    :param inside: file and function that it had called, where that is no code of the user's; empty for itself.
-    :param slow_ms: on it in a slow unit, on average; ``typical_ms`` in a typical one.
-    :param looks: samples in slow units that this rests on.
+    :param file: relative to the workload's folder if inside it.
+    :param inside: file and function that it had called, if not the user's code; empty for the line itself.
+    :param slow_ms: mean time on it in a slow unit; ``typical_ms`` in a typical one.
+    :param looks: number of samples in slow units.
     """
 
     unit: str
@@ -283,7 +283,7 @@ class CodeLine(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackTime:
-    """Time in one sampled stack: milliseconds of a slow and of a typical unit of work, as of :class:`CodeLine`.
+    """Time in one sampled stack: milliseconds of a slow and of a typical unit of work, as in :class:`CodeLine`.
 
     :param frames: ``file:line function``, the innermost first.
     """
@@ -301,8 +301,8 @@ class Restarts(Document):
 
     :param source: ``rounds`` of this command, or ``history``: earlier runs of the same traffic on this machine.
     :param key: which of ``latency_ms``.
-    :param values_ms: of each run, the first one first; ``None`` where it falls among lost requests.
-    :param level: median and spread of those that are known; ``None`` for fewer than two.
+    :param values_ms: of each run, the first one first; ``None`` if it falls among lost requests.
+    :param level: median and spread of the known ones; ``None`` for fewer than two.
     """
 
     source: str
@@ -312,7 +312,7 @@ class Restarts(Document):
 
     @classmethod
     def of(cls, source: str, key: str, values_ms: Sequence[float]) -> Restarts:
-        """Of some runs; what is not finite is lost."""
+        """From the values of some runs; one that is not finite is lost."""
         known = [value for value in values_ms if math.isfinite(value)]
         return cls(
             source=source,
@@ -323,7 +323,7 @@ class Restarts(Document):
 
     @property
     def next_ms(self) -> tuple[float, float] | None:
-        """Between which one run more lies, 95 %; ``None`` where that is not known."""
+        """The 95 % interval of one more run; ``None`` if unknown."""
         if self.level is None or not self.level.by_factor:
             return None
         factor = math.exp(min(self.level.one_more(), 700.0))
@@ -332,9 +332,9 @@ class Restarts(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Document):
-    """Where the figures of a diagnosis come from.
+    """The source of a diagnosis' figures.
 
-    :param kind: ``replay``; of a recording what detected it: ``kineto``, ``nsys``, ``memory``, ``engine_steps``,
+    :param kind: ``replay``; for a recording, its detected kind: ``kineto``, ``nsys``, ``memory``, ``engine_steps``,
         ``requests``, ``spans``; ``http`` or ``live``.
     :param path: the file, the folder or the address.
     :param unit: what has a latency in it: ``request``, or ``step`` of work on a device.
@@ -349,12 +349,12 @@ class Source(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitLedger(Document):
-    """Where the time of one request or step of a recording went.
+    """How the time of one request or step of a recording was spent.
 
-    :param id: as the recording names it.
-    :param start_ms: from the recording's begin; ``None`` for one that stands for many.
+    :param id: as in the recording.
+    :param start_ms: from the recording's start; ``None`` for one that represents many.
     :param causes_ms: by cause; together exactly ``latency_ms``.
-    :param stages_ms: the same time by what its host did; empty where the recording does not show it.
+    :param stages_ms: the same time by the host's activity; empty if the recording does not show it.
     """
 
     id: str
@@ -371,7 +371,7 @@ class StreamFigures(Document):
     :param requests: that were streamed and ended ``ok``.
     :param first_token_ms: scheduled arrival to the first part with output: mean, p50, p90, p95, p99, p99_9, max.
     :param gap_ms: between two parts of an answer, over all gaps of all answers: the same keys.
-    :param output_tokens: that the answers say they have; their parts where they do not say.
+    :param output_tokens: as stated by the answers, otherwise their parts.
     :param output_tokens_per_s: over the run.
     """
 
@@ -386,7 +386,7 @@ class StreamFigures(Document):
 class Advice(Document):
     """What to change in the settings of a server that latfix does not run.
 
-    :param server: whose settings they are; ``told_by`` how that is known.
+    :param server: the server with these settings; ``told_by`` how it was identified.
     :param cause: what they treat: a named cause, or a metric of the server's own; ``evidence`` for it.
     """
 
@@ -402,7 +402,7 @@ class Goodput(Document):
     """Requests that ended ``ok`` within every limit.
 
     :param limits_ms: on ``latency``, ``ttft`` and ``gap``, the mean wait between parts of an answer.
-    :param rps: a second; ``share`` of all that arrived.
+    :param rps: per second; ``share`` of all that arrived.
     """
 
     limits_ms: Mapping[str, float]
@@ -414,8 +414,8 @@ class Goodput(Document):
 class ProcessFigures(Document):
     """The service's process with all threads and children, from the first reading to the last.
 
-    :param cpu_cores: cores that it kept busy on average; ``waiting_cores`` threads that wanted one and had none.
-    :param throttled_ms: by the quota of its control group; ``None`` where that does not tell.
+    :param cpu_cores: mean number of busy cores; ``waiting_cores`` of threads that waited for one.
+    :param throttled_ms: by the quota of its control group; ``None`` if unknown.
     :param gpu_util: of the GPU that it shares or has, per cent on average; ``None`` without NVML.
     """
 
@@ -433,11 +433,11 @@ class ProcessFigures(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFigures(Document):
-    """What is known of a service beside its requests' latency. What is not known is ``None``.
+    """Facts about a service besides its requests' latency; ``None`` if unknown.
 
-    :param connections: that were opened; ``connect_ms`` what opening one took, by percentile.
-    :param servers: that one queue was seen to feed.
-    :param metrics: by name, what it told before, after, and at most.
+    :param connections: number of opened connections; ``connect_ms`` the time to open one, by percentile.
+    :param servers: the number of servers that one queue was observed to feed.
+    :param metrics: by name, its reported values before, after, and at most.
     """
 
     connections: int
@@ -451,52 +451,52 @@ class ServiceFigures(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Document):
-    """What :func:`latfix.profilers.diagnose.diagnose` found: ``diagnosis.json``.
+    """The result of :func:`latfix.profilers.diagnose.diagnose`: ``diagnosis.json``.
 
-    What a source cannot know is ``null`` (NaN, ``None``), never 0. Where a recording holds a single unit there is
+    What a source cannot know is ``null`` (NaN, ``None``), never 0. If a recording holds a single unit there is
     nothing to compare with: ``reference_ms`` is unknown, the excess is the whole unit, and causes sum to that.
 
-    :param requests: how many measured requests (or steps) ended in each status; ``None`` where it is not recorded.
+    :param requests: how many measured requests (or steps) ended in each status; ``None`` if not recorded.
     :param latency_ms: p50, p90, p95, p99, p99_9 and max of all that arrived, and the mean of those that ended
-        ``ok``. A request that did not is slower than it had waited: a percentile that falls among those is ``null``
-        here, with what it is at least beside it (``p99_at_least``).
+        ``ok``. Other requests count as slower than they had waited: a percentile that falls among those is ``null``,
+        with its lower bound in a second key (``p99_at_least``).
     :param latency_ms_ok: the same keys over the requests that ended ``ok`` alone.
     :param latency_ci95_ms: intervals of the same keys (moving-block bootstrap).
     :param stages_ms: for each stage mean, p50, p99, ``reference`` and ``tail``.
     :param percentile: where the tail begins.
-    :param excess_ms: what a tail request takes beyond ``reference_ms``, on average.
+    :param excess_ms: mean latency of a tail request beyond ``reference_ms``.
     :param reference_ms: the latency of a quiet, typical request.
-    :param causes: sorted by ``tail_ms``, ``unexplained`` among them.
-    :param lost: requests that did not end ``ok``, by how they ended; empty where all did.
+    :param causes: sorted by ``tail_ms``, including ``unexplained``.
+    :param lost: requests that did not end ``ok``, by status; empty if all did.
     :param dispatch_ms: the replayer's own lag: p50, p99, max.
-    :param trustworthy: false where the replay itself was too late for the percentiles to mean anything.
+    :param trustworthy: false if the replay itself was too late for the percentiles to mean anything.
     :param notes: warnings a reader must see, one sentence each (dispatch lag too large, partial run,
         warm-up missing, too few requests for the percentile, …).
-    :param reference_gap_ms: the reference less the median of the quiet requests; ``quiet_requests`` of them.
-    :param queue_closure_ms: of a tail request's wait, what the replayed queue leaves open.
-    :param lock_closure_ms: of its waits for the interpreter lock, what nobody who is known can have held it for.
-    :param models: how well the models of service times fit, by stage.
+    :param reference_gap_ms: the reference less the median of the quiet requests; ``quiet_requests`` their number.
+    :param queue_closure_ms: the part of a tail request's wait that the replayed queue does not explain.
+    :param lock_closure_ms: the part of its waits for the interpreter lock for which no known thread held it.
+    :param models: fit quality of the models of service times, by stage.
     :param whatif: the two and the three largest causes removed together.
-    :param another_worker_ms: p50, p95 and p99 predicted with one more worker, as fast as the others; empty where slow
+    :param another_worker_ms: p50, p95 and p99 predicted with one more worker, as fast as the others; empty if slow
         requests do not mostly wait for one, the run is in chunks, or it cannot be predicted.
-    :param workers: a row a worker; none where there was one.
-    :param learned_from: requests that references and models were learned from.
-    :param pieces: into how many chunks the run was cut; one where it fits into memory.
-    :param gates: those that the run was held against.
-    :param incident: the moment that all of the tail shares; ``None`` where it does not, or the run is in chunks.
+    :param workers: one row per worker; none if there was only one.
+    :param learned_from: number of requests that references and models were fitted on.
+    :param pieces: the number of chunks of the run; one if it fits into memory.
+    :param gates: gates that the run was evaluated against.
+    :param incident: the incident that contains all of the tail; ``None`` if there is none, or the run is in chunks.
     :param largest: the ten slowest requests explained; ``None`` in documents of earlier versions.
-    :param disturbed: how others on the machine disturbed the run, in words; empty where they are not known to have.
+    :param disturbed: how other processes disturbed the run, in words; empty if none is known.
     :param lines: of the user's code, on which slow work spends longer than typical, the largest difference first.
-    :param stacks: what the lines are from; not in the document.
-    :param recorded_ms: p50, p90, p95, p99 of the same requests where imported traffic was recorded; of those that
+    :param stacks: the source of ``lines``; not in the document.
+    :param recorded_ms: p50, p90, p95, p99 of the same requests where imported traffic was recorded, of those that
         ended ok there.
-    :param restarts: how runs of this service differ; ``None`` where only this one is known.
-    :param source: where the figures come from; ``None`` in documents of earlier versions: a replay.
-    :param typical: the ledger of a quiet unit of a recording, from which the causes' milliseconds count.
+    :param restarts: how runs of this service differ; ``None`` if only this one is known.
+    :param source: the source of the figures; ``None`` in documents of earlier versions: a replay.
+    :param typical: the ledger of a quiet unit of a recording, the reference of the causes' milliseconds.
     :param slowest: the ledgers of a recording's slowest units.
-    :param service: of a service behind an address, what is known beside latency.
-    :param advice: of a service that latfix does not run, what to change in its own settings, where it is known.
-    :param requests_explained: only in what ``--json`` writes, where requests were asked for.
+    :param service: for a service behind an address, facts besides latency.
+    :param advice: for a service that latfix does not run, changes of its own settings, if known.
+    :param requests_explained: only in the output of ``--json``, if requests were selected.
     :param ledger: not in the document.
     """
 
@@ -558,22 +558,22 @@ class Diagnosis(Document):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of :attr:`requests` those that are known."""
+        """The known ones among :attr:`requests`."""
         return {name: number for name, number in self.requests.items() if number is not None}
 
     @property
     def is_single(self) -> bool:
-        """True where there was one unit, and nothing to compare it with."""
+        """True if there was one unit, and nothing to compare it with."""
         return self.source is not None and math.isnan(self.reference_ms) and sum(self.counts.values()) == 1
 
     @property
     def is_timed(self) -> bool:
-        """False where a recording has no durations."""
+        """False if a recording has no durations."""
         return not self.latency_ms or not all(map(math.isnan, self.latency_ms.values()))
 
     @property
     def unexplained_share(self) -> float:
-        """Of the tail's excess; 0 where there is none."""
+        """Of the tail's excess; 0 if there is none."""
         return self.unexplained_ms / self.excess_ms if self.excess_ms > 0 else 0.0
 
     def _repr_html_(self) -> str:

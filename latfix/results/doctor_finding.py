@@ -1,4 +1,4 @@
-"""What ``latfix doctor`` found."""
+"""The result of ``latfix doctor``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import ClassVar, Literal
 
 from latfix.files.json_documents import Document
 
-#: ``ok``: nothing to gain. ``costs``: latency or jitter. ``missing``: a part that is not installed. ``note``: good
-#: to know when figures are read. ``unknown``: this system does not tell.
+#: ``ok``: nothing to gain. ``costs``: latency or jitter. ``missing``: a part is not installed. ``note``: useful for
+#: interpreting figures. ``unknown``: this system does not report it.
 State = Literal["ok", "costs", "missing", "note", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Document):
-    """One thing that was looked at.
+    """One check.
 
     :param id: stable name, ``area.thing``; areas are ``measured``, ``processor``, ``memory``, ``limits``, ``gpu`` and
         ``software``.
-    :param found: what is there, with its value.
-    :param costs: what it costs in latency, or what cannot be done; empty where nothing.
-    :param change: the command or the step that would change it; empty where there is none.
-    :param causes: ids of the causes that a diagnosis would show it as.
+    :param found: the current state, with its value.
+    :param costs: what it costs in latency, or what cannot be done; empty if nothing.
+    :param change: the command or the step that would change it; empty if there is none.
+    :param causes: ids of the causes as which a diagnosis would show it.
     """
 
     COMPUTED: ClassVar[tuple[str, ...]] = ("area",)
@@ -43,7 +43,7 @@ class Finding(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedMachine(Document):
-    """The machine that was looked at."""
+    """The machine that was checked."""
 
     cpu: str | None
     cores: int | None
@@ -53,7 +53,7 @@ class CheckedMachine(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doctor(Document):
-    """What ``latfix doctor`` found: ``doctor.json``.
+    """The result of ``latfix doctor``: ``doctor.json``.
 
     :param date: ISO 8601, with the time zone.
     """
@@ -68,5 +68,5 @@ class Doctor(Document):
 
     @property
     def states(self) -> Mapping[str, int]:
-        """How many findings there are of each state."""
+        """The number of findings by state."""
         return dict(Counter(finding.state for finding in self.findings))

@@ -1,4 +1,4 @@
-"""What ``latfix fragmentation`` found: how policies of allocators would have served a trace."""
+"""The result of ``latfix fragmentation``: how allocator policies would have served a trace."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from latfix.files.json_documents import Document
 
 @dataclass(slots=True, kw_only=True)
 class PolicyResult(Document):
-    """What one policy made of a trace.
+    """The result of one policy on a trace.
 
     :param policy: as a report shows it.
-    :param setting: what to set it by: ``PYTORCH_ALLOC_CONF``; empty where it is none of torch's.
-    :param allocations: that were asked for.
-    :param failed: that it could not serve; what was asked for later is served as if the program went on.
+    :param setting: how to select it: ``PYTORCH_ALLOC_CONF``; empty if it is not one of torch's.
+    :param allocations: number requested.
+    :param failed: number that it could not serve; later ones are served as if the program went on.
     :param failed_fragmented: of these, those for which enough bytes were free in total.
-    :param retries: how often all cached memory was given back first, while the program waited for the device.
+    :param retries: how often all cached memory was freed first, while the program waited for the device.
     :param device_allocs: segments taken or mapped; ``device_frees`` given back.
-    :param peak_reserved: the most bytes that it had from the device.
-    :param peak_stuck: the most free bytes that it could not give back.
-    :param internal: bytes granted and not asked for, as a share of those granted, in the mean over allocations.
-    :param external: one less the largest free block's share of the free bytes that it has, in the mean over
-        allocations; 0 where none are free.
+    :param peak_reserved: peak bytes held from the device.
+    :param peak_stuck: peak free bytes that it could not give back.
+    :param internal: bytes granted beyond those requested, as a share of those granted, mean over allocations.
+    :param external: one less the largest free block's share of its free bytes, mean over allocations; 0 if none are
+        free.
     :param worst: position in the trace, size, free bytes in total and the largest free block at the first allocation
         that failed although enough was free; ``None`` for none.
     """
@@ -50,9 +50,9 @@ class Fragmentation(Document):
 
     :param source: where the trace is from.
     :param events: allocations and frees in it.
-    :param peak_bytes: the most that was allocated at once; ``largest_bytes`` the largest allocation.
-    :param capacity_bytes: memory that the process could have.
-    :param recorded: what the real allocator did, where it was recorded.
+    :param peak_bytes: peak allocated bytes; ``largest_bytes`` the largest allocation.
+    :param capacity_bytes: memory available to the process.
+    :param recorded: what the real allocator did, if recorded.
     :param answer: which setting would have avoided stalls and failures, in a sentence.
     """
 

@@ -1,4 +1,4 @@
-"""How a figure developed over recorded runs: what ``latfix history --json`` writes."""
+"""The development of a figure over recorded runs: the document of ``latfix history --json``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from latfix.gates.reference_level import Level
 class PastRun(Document):
     """One recorded run.
 
-    :param value: the figure; ``None`` where the run did not measure it.
+    :param value: the figure; ``None`` if the run did not measure it.
     :param settings: digest of the runner's settings.
-    :param not_compared_because: empty where later runs are held against it.
+    :param not_compared_because: empty if later runs are compared with it.
     """
 
     run: str
@@ -34,11 +34,11 @@ class PastRun(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange(Document):
-    """A run from which on the figure is another.
+    """A run at which the level of the figure changes.
 
-    :param before: median of the runs of the level before; ``after`` of this one.
-    :param ratio: after over before; ``None`` where before is zero.
-    :param differs: what else differs between this run and the one before it: settings, versions.
+    :param before: median of the runs of the previous level; ``after`` of this one.
+    :param ratio: after over before; ``None`` if before is zero.
+    :param differs: what else differs from the previous run: settings, versions.
     """
 
     run: str
@@ -52,9 +52,9 @@ class LevelChange(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryTrend(Document):
-    """The runs of one workload on one machine that are compared with each other, oldest first.
+    """The comparable runs of one workload on one machine, oldest first.
 
-    :param level: the usual figure of the runs that others are held against; ``None`` where fewer than two have it.
+    :param level: the usual figure of the comparable runs; ``None`` if fewer than two have it.
     """
 
     workload: str
@@ -70,13 +70,13 @@ class HistoryTrend(Document):
 
     @property
     def values(self) -> list[float]:
-        """What was measured, in order."""
+        """The measured values, in order."""
         return [run.value for run in self.runs if run.value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryTrends(Document):
-    """Trends of a figure in milliseconds, requests a second, or shares: what ``latfix history`` shows.
+    """Trends of a figure in milliseconds, requests per second, or shares: the result of ``latfix history``.
 
     :param file: the history that was read.
     """

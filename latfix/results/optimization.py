@@ -1,4 +1,4 @@
-"""What an optimization found: before and after, each fix that was considered, and what the kept ones gave."""
+"""The result of an optimization: before and after, each considered fix, and what the kept ones contributed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from latfix.statistics.decision import RatioEstimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Document):
-    """Ratios over what was there without the fix, by statistic.
+    """Predicted ratios over the configuration without the fix, by statistic.
 
-    :param compute: the change of compute that they rest on.
+    :param compute: the change of compute that they assume.
     """
 
     ratio: Mapping[str, float]
@@ -26,19 +26,19 @@ class Prediction(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedFix(Document):
-    """One fix that was considered, and what became of it.
+    """One considered fix, and its outcome.
 
     :param status: kept, rejected, no_gain, not_effective, undecided or skipped.
     :param title: what the fix does, in a few words; ``risk`` what it may cost. Empty in older documents.
-    :param ratio: with it over without it, on the screening windows; empty where it was not replayed.
-    :param predicted_p99_ms: p99 of the windows as predicted; ``None`` where it was not replayed alone.
+    :param ratio: with it over without it, on the screening windows; empty if it was not replayed.
+    :param predicted_p99_ms: predicted p99 of the windows; ``None`` if it was not replayed alone.
     :param p99_ms: p99 of the windows with it.
-    :param predicted: what the forecast gave before the replay.
-    :param adds: only in documents of earlier versions; those of now have it in :class:`Contribution`.
+    :param predicted: the forecast before the replay.
+    :param adds: only in documents of earlier versions; now in :class:`Contribution`.
     :param accuracy: with it.
-    :param scored: everything that measuring the accuracy gave, where it was measured.
+    :param scored: all results of measuring the accuracy, if it was measured.
     :param verified: the evidence that it took effect.
-    :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
+    :param together: ids of the fixes that were tried in the same replays; empty if it was tried alone.
     :param settings: what it changed.
     """
 
@@ -61,15 +61,15 @@ class TriedFix(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution(Document):
-    """What one kept fix, or a group replayed together, gave of the whole change.
+    """The part of the whole change that one kept fix, or a group replayed together, contributed.
 
-    :param fixes: their ids; empty in the last entry, which is what the others leave over.
+    :param fixes: their ids; empty in the last entry, which is the remainder.
     :param before_ms: by statistic (mean, p99); with ``after_ms``, entries lead from the first settings' figure of
         the final replay to the last settings'.
-    :param ratio: what it did when it was added.
-    :param adds: by fix, what it gives beside all the others, by replays of the plan with it over without it; those
-        that gave most, where the budget left time for that.
-    :param predicted: ``ratio`` as it was predicted.
+    :param ratio: its effect when it was added.
+    :param adds: by fix, its effect in addition to all others, from replays of the plan with it over without it; for
+        those that contributed most, as time allowed.
+    :param predicted: the prediction of ``ratio``.
     """
 
     fixes: tuple[str, ...]
@@ -82,14 +82,14 @@ class Contribution(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionError(Document):
-    """How far predicted ratios of a statistic were from measured ones.
+    """Errors of predicted ratios of a statistic.
 
     :param median: over the steps, as a share of the measured ratio; ``None`` without one.
     :param steps: how many were both predicted and replayed alone.
     :param final: the predicted ratio of all kept fixes together, on the whole traffic.
-    :param final_error: how far that was from the measured one, as a share.
-    :param at_pace: ``final`` with batches as quick as they were in that replay: from this to the measured ratio is
-        the simulation's error, the rest is what the machine, or a restart, made of the batches' time.
+    :param final_error: its error as a share of the measured one.
+    :param at_pace: ``final`` with the batch times of that replay: its distance from the measured ratio is the
+        simulation's error, the rest is the effect of the machine, or of a restart, on batch times.
     """
 
     median: float | None
@@ -103,7 +103,7 @@ class PredictionError(Document):
 class PredictionErrors(Document):
     """Errors of predictions by statistic.
 
-    :param simulation: how far the forecast of what ran was from it, a share; ``None`` without a forecast.
+    :param simulation: error of the forecast of the measured baseline, a share; ``None`` without a forecast.
     """
 
     simulation: float | None
@@ -113,15 +113,16 @@ class PredictionErrors(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate(Document):
-    """A whole configuration that the search looked at closely: one point of accuracy against latency.
+    """A whole configuration that the search examined closely: one point of accuracy against latency.
 
-    :param fixes: ids; ``settings`` what they change. None is the service as it is.
-    :param compute: the time of typical batches over what it was, as measured; ``None`` where that was not needed.
-    :param accuracy: ``None`` where it was not measured: nothing in it changes answers, or it is slower.
+    :param fixes: ids; ``settings`` what they change. None is the baseline.
+    :param compute: measured time of typical batches over that of the baseline; ``None`` if not needed.
+    :param accuracy: ``None`` if not measured: nothing in it changes answers, or it is slower.
     :param predicted: ratios over the first settings by statistic, on the whole traffic; empty without a forecast.
-    :param replayed: ratios over what stood before it, on the slow stretches; empty where it was not replayed.
+    :param replayed: ratios over the then current best, on the slow stretches; empty if it was not replayed.
     :param throughput_rps: of that replay.
-    :param status: kept, foretold (not replayed), or why it is out: rejected, no_gain, not_effective, undecided.
+    :param status: kept, foretold (predicted, not replayed), or why it is out: rejected, no_gain, not_effective,
+        undecided.
     """
 
     fixes: tuple[str, ...]
@@ -136,7 +137,7 @@ class Candidate(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineVerdict(Document):
-    """What the diagnosis of the baseline says, in a word and in a sentence."""
+    """The baseline's diagnosis, in a word and in a sentence."""
 
     verdict: str
     sentence: str
@@ -144,30 +145,30 @@ class BaselineVerdict(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimization(Document):
-    """What ``latfix optimize`` found: ``optimization.json``.
+    """The result of ``latfix optimize``: ``optimization.json``.
 
     :param verdict: improved, no_gain or inconclusive, by the final replay alone.
-    :param before: the first settings, from the final interleaved replay; the baseline where there was none.
+    :param before: the first settings, from the final interleaved replay; the baseline if there was none.
     :param after: the last settings, likewise.
     :param ratio: after over before by statistic.
-    :param rounds: of the final replay; 0 where there was none.
+    :param rounds: of the final replay; 0 if there was none.
     :param judged: the key of ``ratio`` that the verdict is about; p99 in documents without it.
     :param changes: settings that the plan changes, each with its value before and in the plan; ``None`` in documents
         of earlier versions.
-    :param answers: what answers are compared as, and whether the service as it is answers a request otherwise in a
-        batch; ``None`` where there was nothing to see it by.
+    :param answers: what answers are compared as, and whether the baseline's answers depend on the batch; ``None`` if
+        that could not be checked.
     :param accuracy_kind: ``evaluate`` (the workload's own score), or ``agreement: `` and the kinds of outputs.
     :param accuracy_limit: the least that the workload's objective allows.
     :param diagnosis: of the baseline.
-    :param steps: every fix that was considered, in order.
-    :param ablation: what each kept fix gave, and what is left over.
+    :param steps: every considered fix, in order.
+    :param ablation: what each kept fix contributed, and the remainder.
     :param candidates: whole configurations that were measured or replayed: accuracy against latency.
-    :param floor_ms: by statistic (mean, p99), what the fastest way to run the model of those known to be accurate
-        would take with an empty queue and nobody else in a batch, as foretold; empty without a forecast.
-    :param layers: what measuring the layers gave, where quantizing all of them cost too much accuracy.
+    :param floor_ms: by statistic (mean, p99), the predicted latency of the fastest accurate way to run the model,
+        with an empty queue and batches of one; empty without a forecast.
+    :param layers: results of measuring the layers, if quantizing all of them cost too much accuracy.
     :param records: folders of the runs that pages draw: ``baseline``, and the last ``before`` and ``after``.
-    :param disturbed: how others on the machine disturbed a replay that the verdict rests on; or empty.
-    :param plan: the file with the kept fixes, beside the document.
+    :param disturbed: how other processes disturbed a replay that the verdict is based on; or empty.
+    :param plan: the file with the kept fixes, next to the document.
     """
 
     SCHEMA: ClassVar[str] = "latfix.optimization/1"
@@ -202,11 +203,11 @@ class Optimization(Document):
     notes: tuple[str, ...] = ()
 
 
-#: How reasons begin that speak of time, or of ``--trials``.
+#: Prefix of reasons about time, or about ``--trials``.
 BUDGET = "budget: "
 
 
-#: What the reasons hold that an installation would remove.
+#: Part of reasons that an installation would remove.
 _INSTALLATION = "not installed"
 
 
@@ -215,8 +216,8 @@ class Untried:
     """Skipped steps, each fix in one of three lists, in the order of the document.
 
     :param reasons: by fix, of all of them.
-    :param for_time: those that apply, but for which the budget left nothing.
-    :param to_install: those that need a package or a library which is not there.
+    :param for_time: applicable ones that the budget left no time for.
+    :param to_install: those that need a package or a library which is not installed.
     :param inapplicable: those that have nothing to change here.
     """
 
@@ -227,7 +228,7 @@ class Untried:
 
     @property
     def words(self) -> str:
-        """How many of each, and what to do about those that apply."""
+        """The number of each, and what to do about applicable ones."""
         groups = (
             (self.for_time, "no time left: a larger --budget tries them, or the same command with --resume"),
             (self.to_install, "not installed"),
@@ -237,7 +238,7 @@ class Untried:
 
 
 def untried_of(steps: Sequence[TriedFix]) -> Untried:
-    """The skipped ones of an optimization's steps."""
+    """The skipped ones among an optimization's steps."""
     reasons = {step.fix: step.reason for step in steps if step.status == "skipped"}
     for_time = tuple(fix for fix, reason in reasons.items() if reason.startswith(BUDGET))
     to_install = tuple(fix for fix, reason in reasons.items() if _INSTALLATION in reason and fix not in for_time)

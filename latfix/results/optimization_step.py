@@ -1,4 +1,4 @@
-"""A fix as the search considers it: what its replays showed, and what it contributed in the end."""
+"""A fix as the search considers it: results of its replays, and its final contribution."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from latfix.results.comparison import Comparison
 from latfix.results.optimization import Contribution, Prediction, TriedFix
 from latfix.statistics.decision import RatioEstimate
 
-#: Statistics that contributions are given for.
+#: Statistics of contributions.
 KEYS = ("mean", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One fix that was considered, and what became of it.
+    """One considered fix, and its outcome.
 
     :param title: what the fix does, in a few words; ``risk`` what it may cost.
-    :param status: of the contract: kept, rejected, no_gain, not_effective, undecided, skipped.
+    :param status: kept, rejected, no_gain, not_effective, undecided, skipped.
     :param comparison: without and with it, on the screening windows.
-    :param together: ids of the fixes that were tried in the same replays; empty where it was tried alone.
-    :param prediction: what the forecast said before the replay, on the windows.
+    :param together: ids of the fixes that were tried in the same replays; empty if it was tried alone.
+    :param prediction: the forecast before the replay, on the windows.
     :param accuracy: with it.
-    :param scored: everything that measuring the accuracy told, where it was measured.
+    :param scored: all results of measuring the accuracy, if it was measured.
     :param verified: the evidence that it took effect.
     :param pairs: the replays that it was judged by, as folders of the optimization's: without and with it.
     """
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def predicted_p99_ms(self) -> float | None:
-        """What p99 of the windows was predicted to be with it; ``None`` where it was not replayed."""
+        """The predicted p99 of the windows with it; ``None`` if it was not replayed."""
         if self.prediction is None or self.comparison is None:
             return None
         return self.comparison.before.latency_ms["p99"] * self.prediction.ratio["p99"]
@@ -72,7 +72,7 @@ class Step:
         )
 
 
-#: By fix and statistic: mean, least and most of the logarithm of what it gives, over the orders of adding fixes.
+#: By fix and statistic: mean, least and most of the logarithm of its effect, over the orders of adding fixes.
 Shares = Mapping[str, Mapping[str, tuple[float, float, float]]]
 
 
@@ -82,24 +82,24 @@ def ablation(
     shares: Shares,
     adds: Mapping[str, Mapping[str, RatioEstimate]],
 ) -> tuple[Contribution, ...]:
-    """What each kept fix gave, the largest first: they lead from the first settings' figures to the last settings'.
+    """Each kept fix's contribution, the largest first; together they lead from the first settings to the last.
 
-    The final replay alone says what the fixes are worth together. The forecast shares that out among them; what it
-    knows nothing of, fixes that act on no setting it simulates, is one entry of its own, and so is all without a
-    forecast. An interval runs over the orders in which fixes may be added, and over the final ratio's own.
+    Only the final replay determines what the fixes gain together. The forecast divides that among them. Fixes that
+    it cannot simulate are one entry together, and so are all without a forecast. An interval covers the orders in
+    which fixes may be added, and the final ratio's own.
 
-    :param shares: of the foretold ratio; empty without a forecast.
-    :param adds: by fix, what replays show it gives beside all the others.
+    :param shares: of the predicted ratio; empty without a forecast.
+    :param adds: by fix, its measured effect in addition to all others.
     """
     if final is None or not kept:
         return ()
-    told = [step for step in kept if step.fix in shares]
-    told.sort(key=lambda step: shares[step.fix]["p99"][0])
+    simulated = [step for step in kept if step.fix in shares]
+    simulated.sort(key=lambda step: shares[step.fix]["p99"][0])
     unknown = tuple(step.fix for step in kept if step.fix not in shares)
-    scale = {key: _scale(final, [shares[step.fix][key][0] for step in told], key) for key in KEYS}
+    scale = {key: _scale(final, [shares[step.fix][key][0] for step in simulated], key) for key in KEYS}
     entries: list[Contribution] = []
     now = {key: final.before.latency_ms[key] for key in KEYS}
-    for step in told:
+    for step in simulated:
         parts = {key: shares[step.fix][key] for key in KEYS}
         ratio = {key: _shared(final.ratio[key], parts[key], 1.0 if unknown else scale[key]) for key in KEYS}
         then = {key: now[key] * ratio[key].value for key in KEYS}
@@ -109,20 +109,20 @@ def ablation(
             Contribution(fixes=(step.fix,), before_ms=now, after_ms=then, ratio=ratio, adds=seen, predicted=predicted)
         )
         now = then
-    if unknown or not told:
+    if unknown or not simulated:
         after = {key: final.after.latency_ms[key] for key in KEYS}
         entries.append(Contribution(fixes=unknown, before_ms=now, after_ms=after))
     return tuple(entries)
 
 
 def _scale(final: Comparison, parts: Sequence[float], key: str) -> float:
-    """By what the foretold parts are to be multiplied to make up the measured ratio."""
-    measured, told = math.log(max(final.ratio[key].value, 1e-9)), sum(parts)
-    return measured / told if told * measured > 0 else 1.0
+    """The factor that scales the predicted parts to the measured ratio."""
+    measured, predicted = math.log(max(final.ratio[key].value, 1e-9)), sum(parts)
+    return measured / predicted if predicted * measured > 0 else 1.0
 
 
 def _shared(whole: RatioEstimate, part: tuple[float, float, float], scale: float) -> RatioEstimate:
-    """A part of a ratio; the ends are those of the orders, as far apart again as the whole's ends are from it."""
+    """A part of a ratio; its ends cover the orders, widened by its share of the whole's interval."""
     value, ends = scale * part[0], sorted((scale * part[1], scale * part[2]))
     total = math.log(max(whole.value, 1e-9))
     share = min(abs(value / total), 1.0) if total else 0.0

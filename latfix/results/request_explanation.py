@@ -1,4 +1,4 @@
-"""What one request's story holds: values, with the document that ``--json`` writes of them.
+"""The explanation of one request: values, and the document of ``--json``.
 
 All times are integer nanoseconds; those called ``at_ns`` count from the request's scheduled arrival.
 """
@@ -34,14 +34,14 @@ class Account(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening(Document):
-    """Known events of one kind within a stage, put together where there are several alike.
+    """Known events of one kind within a stage, combined if there are several alike.
 
     :param kind: as in :data:`latfix.run_record.schema.EVENT_KINDS`.
     :param what: generation, trigger, span's name, probe or message.
-    :param where: the thread's role; empty where it is not known.
+    :param where: the thread's role; empty if unknown.
     :param own: it ran in the thread that worked on this request.
     :param at_ns: the first one's start.
-    :param duration_ns: of all of them, as far as they lie within the stage.
+    :param duration_ns: of all of them, as far as they are within the stage.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Happening(Document):
 class StageTime(Document):
     """One stage of the request.
 
-    :param parts: name and nanoseconds of what it consists of; they sum to the stage where there are any.
+    :param parts: name and nanoseconds of its parts; they sum to the stage if there are any.
     """
 
     stage: str
@@ -72,9 +72,9 @@ class StageTime(Document):
 class BatchFacts(Document):
     """The batch that the request was computed in.
 
-    :param members: ids of its recorded members, in the order in which they were finished; at most some.
-    :param padding_share: share of the collated batch's elements that were padding; ``None`` where unknown.
-    :param retried: its batch failed as a whole, and its members ran one by one.
+    :param members: ids of its recorded members, in the order in which they were finished; possibly not all.
+    :param padding_share: share of the collated batch's elements that were padding; ``None`` if unknown.
+    :param retried: it failed as a whole, and its members ran one by one.
     """
 
     batch_id: int
@@ -95,11 +95,11 @@ class Holder(Document):
     :param size: requests in it.
     :param at_ns: when it began to hold the thread; negative before the request's arrival.
     :param held_ns: for how long in all; ``within_ns`` of that while the request waited.
-    :param typical_ns: what a typical one of that size takes.
+    :param typical_ns: typical time of one of that size.
     :param causes: why it took longer, the largest first; with ``unexplained``, they sum to
         ``held_ns - typical_ns``.
     :param overtook: members that reached the queue after this request and went first.
-    :param facts: what else is known of it.
+    :param facts: further facts.
     """
 
     COMPUTED: ClassVar[tuple[str, ...]] = ("excess_ns",)
@@ -117,13 +117,13 @@ class Holder(Document):
 
     @property
     def excess_ns(self) -> int:
-        """Nanoseconds beyond the typical; negative where it took less."""
+        """Nanoseconds beyond the typical; negative if it took less."""
         return self.held_ns - self.typical_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others(Document):
-    """Holders that are not told one by one, together."""
+    """Holders that are not listed one by one, combined."""
 
     count: int
     held_ns: int
@@ -134,11 +134,11 @@ class Others(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait(Document):
-    """A wait for a thread, and who had it, back to the moment at which that thread was last idle.
+    """A wait for a thread, and its holders, back to the time when that thread was last idle.
 
     :param resource: ``prepare`` (a thread of the pool) or ``queue`` (a worker).
     :param busy_since_ns: since when the threads were busy without a break, from the request's arrival.
-    :param idle_ns: of the wait, what no recorded work of any such thread covers.
+    :param idle_ns: the part of the wait that no recorded work of any such thread covers.
     :param holders: the most important ones, in order of time; ``others`` the rest.
     """
 
@@ -168,16 +168,16 @@ class Entry(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story(Document):
-    """Everything that is known of one request.
+    """All known facts about one request.
 
-    :param index: its place in the schedule; negative for a warm-up request.
-    :param row: its row in the record; ``None`` where the run ended before it did.
+    :param index: its position in the schedule; negative for a warm-up request.
+    :param row: its row in the record; ``None`` if the run ended before it did.
     :param status: ``ok``, ``error``, ``timeout``, ``shed``, or ``not recorded``.
-    :param faster: how many of the ``ok_requests`` were faster; ``None`` where it did not end ok itself.
+    :param faster: how many of the ``ok_requests`` were faster; ``None`` if it did not end ok itself.
     :param entries: the ledger, the largest first; empty for requests that are not in it.
     :param reference_ns: latency of a quiet, typical request; ``None`` likewise.
     :param sentence: why it was slow, in plain words.
-    :param matches: how many requests of the schedule bear this id.
+    :param matches: how many requests of the schedule have this id.
     """
 
     COMPUTED: ClassVar[tuple[str, ...]] = ("faster_share", "difference_ns")
@@ -206,7 +206,7 @@ class Story(Document):
 
     @property
     def difference_ns(self) -> int | None:
-        """Latency less reference and entries: 0, or the ledger is wrong; ``None`` without a ledger."""
+        """Latency less reference and entries: 0 unless the ledger is wrong; ``None`` without a ledger."""
         if self.reference_ns is None:
             return None
         return self.latency_ns - self.reference_ns - sum(entry.total_ns for entry in self.entries)

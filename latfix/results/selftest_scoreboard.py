@@ -1,4 +1,4 @@
-"""The result of a self-test: how often the diagnosis was right about faults that were injected on purpose."""
+"""The result of a self-test: how often the diagnosis was right about injected faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Group = Literal["single", "mixed", "unlisted", "quiet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share(Document):
-    """How many of how many, with Wilson's 95 % interval."""
+    """A proportion, with Wilson's 95 % interval."""
 
     COMPUTED: ClassVar[tuple[str, ...]] = ("value", "ci95")
 
@@ -23,7 +23,7 @@ class Share(Document):
 
     @property
     def value(self) -> float | None:
-        """The share; ``None`` where nothing was counted."""
+        """The share; ``None`` if nothing was counted."""
         return self.hits / self.of if self.of else None
 
     @property
@@ -34,12 +34,12 @@ class Share(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestErrors(Document):
-    """How far the diagnosis is from the injected time, request by request. Milliseconds.
+    """Errors of the diagnosis from the injected time, request by request. Milliseconds.
 
     :param count: requests compared.
     :param median_ms: median of the absolute error.
-    :param allowed_ms: median of what is allowed: the larger of 0.1 ms and 5 % of the injected time.
-    :param within: how many are within what is allowed.
+    :param allowed_ms: median of the allowed error: the larger of 0.1 ms and 5 % of the injected time.
+    :param within: how many are within the allowed error.
     """
 
     count: int
@@ -50,26 +50,26 @@ class RequestErrors(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseScore(Document):
-    """One case: what was injected, what the diagnosis said, and how the two compare.
+    """One case: the injected faults, the diagnosis, and how the two compare.
 
-    :param injected: causes that were injected; empty for a quiet run.
+    :param injected: injected causes; empty for a quiet run.
     :param faults: faults in the injectors' log; ``dropped`` those too small to count.
-    :param counted: false where every fault was dropped: the case then counts for nothing.
-    :param true_ms: by cause, mean milliseconds in a tail request, where the log tells them.
-    :param natural_ms: of the tail's wait, what arrivals alone made.
-    :param found_ms: by cause, what the diagnosis says instead.
+    :param counted: false if every fault was dropped: the case then does not count.
+    :param true_ms: by cause, mean milliseconds in a tail request, if the log has them.
+    :param natural_ms: the part of the tail's wait due to arrivals alone.
+    :param found_ms: by cause, the diagnosis' estimate of the same.
     :param top: the diagnosis' largest cause; ``right_tops`` those that would be right; ``top_right`` whether it is.
     :param present: injected causes that a diagnosis must name.
-    :param wrong: causes named that were neither injected nor come with what was.
+    :param wrong: named causes that were neither injected nor are side effects of injected ones.
     :param held: by cause, whether its interval holds the true milliseconds.
-    :param errors: request by request, where the log tells them.
+    :param errors: request by request, if the log has them.
     :param unexplained: share of an unlisted cause's milliseconds that is in ``unexplained``.
     :param alarms: faults named in a quiet run; ``traffic_alarms`` causes of arrivals named there.
     :param conservation_ns: largest gap of the ledger.
     :param trustworthy: the replay itself was on time.
-    :param neighbors: share of the machine's cores that others used meanwhile; ``disturbed`` so much that their
-        effect counts neither for nor against the diagnosis.
-    :param folder: its own within the folder that keeps the runs, where they are kept.
+    :param neighbors: share of the machine's cores that other processes used during the run; ``disturbed`` if so much
+        that their effect counts neither for nor against the diagnosis.
+    :param folder: its own within the folder that keeps the runs, if they are kept.
     """
 
     id: str
@@ -112,10 +112,10 @@ class Measure(Document):
 
     :param id: its key in the JSON document.
     :param words: what is measured.
-    :param value: ``None`` where nothing was counted.
-    :param interval: 95 %, where the measure is a share.
-    :param count: what it rests on.
-    :param bar: the bar in words; ``met`` whether it is reached, ``None`` where nothing was counted.
+    :param value: ``None`` if nothing was counted.
+    :param interval: 95 %, if the measure is a share.
+    :param count: the number of cases it is based on.
+    :param bar: the bar in words; ``met`` whether it is reached, ``None`` if nothing was counted.
     :param unit: ``share``, ``ms`` or ``ns``.
     """
 
@@ -131,11 +131,11 @@ class Measure(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseScore(Document):
-    """How well one cause is told.
+    """How well one cause is recognized.
 
-    :param top1: alone in a run: was it the largest.
+    :param top1: alone in a run, how often it was the largest.
     :param precision: of the runs that name it, how many have it; ``recall`` of those that have it, how many name it.
-    :param taken_for: what was the largest where it should have been this one, by count.
+    :param taken_for: the largest cause if it should have been this one, by count.
     """
 
     cause: str
@@ -152,7 +152,7 @@ class Scoreboard(Document):
     :param measures: against their bars.
     :param causes: one entry for each cause that was injected or named.
     :param not_injectable: by cause, why it was not injected here.
-    :param planned: how many cases were planned; fewer were scored where the test was interrupted.
+    :param planned: the number of planned cases; fewer were scored if the test was interrupted.
     """
 
     SCHEMA: ClassVar[str] = "latfix.selftest/1"
@@ -172,10 +172,10 @@ class Scoreboard(Document):
 
     @property
     def scored(self) -> int:
-        """How many cases were scored."""
+        """The number of scored cases."""
         return len(self.cases)
 
     @property
     def interrupted(self) -> bool:
-        """Some planned cases were not replayed."""
+        """True if some planned cases were not replayed."""
         return len(self.cases) < self.planned

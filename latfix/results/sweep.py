@@ -1,4 +1,4 @@
-"""What a sweep found: the knee, the largest load, its points, and how far theory is from them."""
+"""The result of a sweep: the knee, the largest load, its points, and the errors of theory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from latfix.settings import RunnerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepObjective(Document):
-    """The percentile, and its limit in milliseconds; ``None`` where the workload states none."""
+    """The percentile, and its limit in milliseconds; ``None`` if the workload states none."""
 
     percentile: float
     slo_ms: float | None
@@ -30,7 +30,7 @@ class SweepObjective(Document):
 class SweepTraffic(Document):
     """The part of the recorded traffic that each point replays.
 
-    :param recorded_rps: requests a second, as recorded.
+    :param recorded_rps: requests per second, as recorded.
     :param repeated: how often a point plays it.
     :param dispersion: index of dispersion of the part; ``dispersion_recorded`` of the whole recording.
     :param gap_scv: squared coefficient of variation of the gaps.
@@ -48,7 +48,7 @@ class SweepTraffic(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestSetting(Document):
-    """The setting that bears most; ``maybe_as_good`` are ids of those that may bear as much."""
+    """The setting that carries most; ``maybe_as_good`` are ids of those that may carry as much."""
 
     setting: int
     label: str
@@ -75,12 +75,12 @@ class ServiceMoments(Document):
 class SweptSetting(Document):
     """One combination of settings.
 
-    :param values: what was set for it.
+    :param values: the changed settings.
     :param failure: why it could not be replayed.
-    :param most_achieved_rps: the most that it served.
-    :param capacity_rps: what it bears by the queueing models.
-    :param predicted: loads as simulations have them, put right by the errors seen; those replayed are among them.
-    :param memory_bytes: the most of its process that was resident; ``device_memory_bytes`` reserved on all devices.
+    :param most_achieved_rps: the highest measured throughput.
+    :param capacity_rps: its capacity by the queueing models.
+    :param predicted: loads as simulated, corrected by the observed errors; includes the replayed ones.
+    :param memory_bytes: peak resident memory of its process; ``device_memory_bytes`` reserved on all devices.
     """
 
     id: int
@@ -99,10 +99,10 @@ class SweptSetting(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointObjective(Document):
-    """A point against the objective.
+    """A point compared with the objective.
 
-    :param at_least: the point ended early, so that the percentile is no less.
-    :param meets: ``None`` where the data cannot tell.
+    :param at_least: the point ended early, so that the percentile is a lower bound.
+    :param meets: ``None`` if undecided.
     :param slow_share: share of requests beyond the limit.
     """
 
@@ -116,10 +116,10 @@ class PointObjective(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPrediction(Document):
-    """What a queueing model says of a point; ``None`` where it says that the service cannot keep up.
+    """A queueing model's prediction for a point; ``None`` if it predicts that the service cannot keep up.
 
-    :param fitted: the model was given what was measured at this very load.
-    :param why_not: why it says nothing.
+    :param fitted: the model was fitted to measurements at this very load.
+    :param why_not: why it has no prediction.
     """
 
     mean_wait_ms: float | None
@@ -131,11 +131,11 @@ class LoadPrediction(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTheory:
-    """What models say of one load, beside what was measured.
+    """Predictions of models for one load.
 
     :param predictions: by model.
     :param dispersion: index of dispersion of the arrivals over the queue's own time scale.
-    :param relaxation: seconds that such a queue takes to settle; infinite where it cannot.
+    :param relaxation: seconds that such a queue takes to settle; infinite if it cannot.
     """
 
     predictions: Mapping[str, LoadPrediction]
@@ -146,9 +146,9 @@ class LoadTheory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:
-    """A setting as models see it.
+    """A setting as seen by models.
 
-    :param capacity: requests a second that full batches and the prepare pool could serve.
+    :param capacity: requests per second that full batches and the prepare pool could serve.
     """
 
     service: ServiceMoments
@@ -179,7 +179,7 @@ class SweepPoint(Document):
 
     :param load: multiple of the recorded rate.
     :param latency_ms: as in a diagnosis: of all that arrived, and ``latency_ms_ok`` of those that ended ``ok``.
-    :param enough_requests: so many lie beyond the percentile that it means something.
+    :param enough_requests: enough requests lie beyond the percentile.
     :param saturated: its queue grew until the end.
     :param utilization: share of the time that workers compute, are held open, and that prepare threads work.
     :param predictions: by model.
@@ -210,7 +210,7 @@ class SweepPoint(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityGate(Document):
-    """``--at-least``; ``passed`` is ``None`` where the data cannot tell."""
+    """``--at-least``; ``passed`` is ``None`` if undecided."""
 
     at_least_rps: float
     passed: bool | None
@@ -219,9 +219,9 @@ class CapacityGate(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelErrors(Document):
-    """How far a queueing model is off: the median factor between prediction and measurement.
+    """Errors of a queueing model: the median factor between prediction and measurement.
 
-    :param loads: how many it rests on; ``silent`` those where the model gives no steady state.
+    :param loads: the number of loads; ``silent`` those for which the model has no steady state.
     """
 
     wait: float | None
@@ -232,7 +232,7 @@ class ModelErrors(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedLoad(Document):
-    """A load that was asked for and not replayed."""
+    """A load that was requested and not replayed."""
 
     setting: int
     load: float
@@ -241,12 +241,12 @@ class SkippedLoad(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep(Document):
-    """What ``latfix sweep`` found: ``sweep.json``; while it runs, the head and its points.
+    """The result of ``latfix sweep``: ``sweep.json``; while it runs, the head and its points.
 
     :param state: ``running``, ``complete`` or ``interrupted``.
     :param pareto: points that no other beats in both throughput and latency.
-    :param best: the setting that bears most; ``None`` where none meets the objective.
-    :param models: by queueing model, how far it is off.
+    :param best: the setting that carries most; ``None`` if none meets the objective.
+    :param models: by queueing model, its errors.
     """
 
     SCHEMA: ClassVar[str] = "latfix.sweep/1"
@@ -277,9 +277,9 @@ class Sweep(Document):
 class Options:
     """What to sweep.
 
-    :param loads: multiples of the recorded rate to replay first, ascending; one is chosen where there are none.
+    :param loads: multiples of the recorded rate to replay first, ascending; if empty, one is chosen.
     :param budget_s: seconds for all replays.
-    :param gate_rps: a load that is to be decided, too.
+    :param gate_rps: a load to decide, too.
     """
 
     loads: tuple[float, ...]
@@ -293,8 +293,8 @@ class Options:
 class Setting:
     """One combination of settings.
 
-    :param values: what was set for it; ``settings`` holds everything.
-    :param failure: why it could not be replayed; empty where it could.
+    :param values: the changed settings; ``settings`` holds all.
+    :param failure: why it could not be replayed; empty if it could.
     """
 
     number: int
@@ -317,7 +317,7 @@ class Measured:
     :param began_s: seconds after the sweep began.
     :param fresh: it was the first replay of its process, after the warm-up.
     :param foretold: the percentile in seconds that was predicted before, and its 95 % interval.
-    :param costs: ``memory_bytes`` and ``device_memory_bytes`` of the process, at most, until its end.
+    :param costs: peak ``memory_bytes`` and ``device_memory_bytes`` of the process, until its end.
     """
 
     setting: int
@@ -333,9 +333,9 @@ class Measured:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a sweep measured.
+    """All measurements of a sweep.
 
-    :param answers: by setting, and ``theory`` beside them, in the end.
+    :param answers: by setting, as ``theory``, at the end.
     :param meta: of the last replay: machine, versions, device.
     """
 

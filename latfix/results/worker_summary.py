@@ -1,4 +1,4 @@
-"""What each worker of a run did, and on which device: batches, how busy it was, how fast, its part in the tail."""
+"""Statistics per worker of a run: device, batches, utilization, speed, and share of the tail."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from latfix.statistics.quantile_sketch import Distribution
 class WorkerRow(Document):
     """One worker of a run, over its measured batches.
 
-    :param device: the torch device that its model was on.
-    :param requests: served in its batches, however they ended.
-    :param busy_share: of the time from the run's first batch to its last one's end.
+    :param device: the torch device of its model.
+    :param requests: served in its batches, in any status.
+    :param busy_share: of the time from the run's first batch to the end of its last.
     :param compute_p50_ms: of its batches; ``compute_p99_ms`` the same.
-    :param tail_requests: of them, those at or above the tail's percentile; ``tail_share`` of all such requests.
-    :param weight: how many times longer than the fastest it was thought to take, at least and at most; ``None``
-        where routing was not by weight.
+    :param tail_requests: those at or above the tail's percentile; ``tail_share`` of all such requests.
+    :param weight: least and most estimate of how many times longer than the fastest it takes; ``None`` if routing
+        was not by weight.
     :param slow_s: how long it counted as slower than the fastest.
     """
 
@@ -43,7 +43,7 @@ class WorkerRow(Document):
 
 
 def workers_of(record: RunRecord) -> Ints:
-    """``(m,)`` the worker of each batch; where requests join between steps, batches name one of its places."""
+    """``(m,)`` the worker of each batch; with continuous batching, batches name one of a worker's places."""
     settings = record.meta.settings
     places = settings.max_batch_size if settings.batching == "continuous" else 1
     return np.asarray(record.batches["worker"] // places, dtype=np.int64)
@@ -51,7 +51,7 @@ def workers_of(record: RunRecord) -> Ints:
 
 @dataclass(slots=True, kw_only=True)
 class _Served:
-    """What one worker did so far."""
+    """Running totals of one worker."""
 
     compute: Distribution
     batches: int = 0
@@ -63,10 +63,10 @@ class _Served:
 
 
 class WorkerTally:
-    """What each worker of a run did, counted chunk by chunk in order of time.
+    """Statistics of each worker of a run, counted chunk by chunk in order of time.
 
     :param tail_ns: requests that ended ``ok`` are in the tail from this latency on.
-    :param exact: durations are kept, which makes percentiles exact.
+    :param exact: keep durations, which makes percentiles exact.
     """
 
     def __init__(self, meta: RunMeta, tail_ns: float, *, exact: bool) -> None:
@@ -103,9 +103,9 @@ class WorkerTally:
                 known.weight = min(low, weight[0]), max(high, weight[1])
 
     def rows(self, notes: Columns) -> tuple[WorkerRow, ...]:
-        """A row a worker; none where the run had one only.
+        """One row per worker; none if the run had only one.
 
-        :param notes: events of the whole run, those of kind ``note`` at least.
+        :param notes: events of the whole run, at least those of kind ``note``.
         """
         if self._count < 2:
             return ()
@@ -133,7 +133,7 @@ class WorkerTally:
 
 
 def weight_range(record: RunRecord, worker: int) -> tuple[float, float] | None:
-    """The lowest and the highest weight that a worker had; ``None`` where routing was not by weight."""
+    """The lowest and the highest weight of a worker; ``None`` if routing was not by weight."""
     samples = record.samples
     if not len(samples["series"]):
         return None
@@ -142,7 +142,7 @@ def weight_range(record: RunRecord, worker: int) -> tuple[float, float] | None:
 
 
 def _slow_s(events: Columns, worker: int) -> float:
-    """Seconds for which a run's notes say that a worker was slow."""
+    """Seconds for which a run's notes report a worker as slow."""
     if not len(events["kind"]):
         return 0.0
     total = 0
@@ -163,7 +163,7 @@ def _worker_by_request(wanted: Ints, ids: Ints, worker: Ints) -> Ints:
 
 
 def _cover(known: _Served, begin: Ints, end: Ints) -> None:
-    """Add the nanoseconds that lie in at least one of the intervals and in none before."""
+    """Add the nanoseconds that at least one of the intervals covers and no earlier one did."""
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]
     reach = np.maximum.accumulate(np.concatenate([[known.reach_ns], end]))

@@ -1,1 +1,1 @@
-"""One run as columns, in memory or on disk, whatever state its folder is in."""
+"""One run as columns, in memory or on disk, complete or not."""

@@ -1,7 +1,7 @@
-"""A run's folder read in pieces: any stretch of its requests with what belongs to it, in bounded memory.
+"""A run's folder read in pieces: any stretch of requests with its batches, events and samples, in bounded memory.
 
-Rows lie in their files in order (requests by schedule index, batches by id, events and samples by time), so that
-a stretch takes a few row groups of each file. Those read last are kept: going forward reads each row group once.
+Files are sorted (requests by schedule index, batches by id, events and samples by time), so a stretch takes a few
+row groups of each. The latest row groups are cached: a forward scan reads each once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from latfix.traffic.io.stored_schedule import ScheduleFile
 
 TableName = Literal["batches", "events", "samples"]
 
-#: Samples this long before and after a stretch belong to it: counters grow from one reading to the next.
+#: Samples this long before and after a stretch belong to it, because counters are compared between readings.
 SAMPLES_AROUND_NS = 5_000_000_000
-#: Runs of more requests are not laid out at once.
+#: Runs with more requests are processed in chunks.
 LARGE = 150_000
 _NEVER = -(2**62)
 
 
 class RecordSource(Protocol):
-    """A record of which any stretch can be had."""
+    """A record that can be read in stretches."""
 
     @property
     def meta(self) -> RunMeta:
@@ -51,26 +51,26 @@ class RecordSource(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where it was read from."""
+        """The folder that it was read from."""
 
     @property
     def partial(self) -> bool:
-        """Whether the runner did not reach its end."""
+        """True if the runner did not reach its end."""
 
     def __len__(self) -> int:
         """Requests with a row, warm-up included."""
 
     def scan(self, names: Sequence[str]) -> Iterator[Columns]:
-        """All rows in order, some columns of them, as many at a time as are at hand."""
+        """Some columns of all rows in order, in blocks of any size."""
 
     def stretch(self, first: int, last: int) -> RunRecord:
         """Rows ``first`` up to ``last`` with their batches, events, samples and schedule; no payloads."""
 
     def table(self, name: TableName) -> Iterator[Columns]:
-        """All rows of one of the other tables in order, as many at a time as are at hand."""
+        """All rows of one of the other tables in order, in blocks of any size."""
 
     def event_totals(self) -> Mapping[str, tuple[int, int]]:
-        """By kind of event, how many there were in the run and how long the longest took, nanoseconds."""
+        """By kind of event, the number in the run and the longest duration in nanoseconds."""
 
     def notes(self) -> Columns:
         """The run's events of kind ``note``."""
@@ -79,7 +79,7 @@ class RecordSource(Protocol):
 class RecordFile:
     """The Parquet files of a run that ended; see :class:`RecordSource`.
 
-    :raises InputError: the folder is not a run's, its segments were not yet made into Parquet, or a file is damaged.
+    :raises InputError: the folder is not a run's, has segments instead of Parquet, or a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ class RecordFile:
         return len(self._requests)
 
     def _check(self) -> int:
-        """Look through all rows; how many are not warm-up."""
+        """Validate all rows; returns the number that are not warm-up."""
         check = RequestCheck(self.folder, len(self._schedule))
         for rows in self.scan(("index", "status", "latency_ns", *(f"{stage}_ns" for stage in STAGES))):
             check.see(rows)
@@ -206,7 +206,7 @@ class RecordFile:
 
 
 def open_record(folder: Path) -> RunRecord | RecordFile:
-    """A run's record: in memory, or its files where they hold more than :data:`LARGE` requests.
+    """A run's record: in memory, or as files if it has more than :data:`LARGE` requests.
 
     :raises InputError: the folder is not a run's, or nothing readable is in it.
     """
@@ -214,7 +214,7 @@ def open_record(folder: Path) -> RunRecord | RecordFile:
 
 
 def is_large(folder: Path, limit: int) -> bool:
-    """Whether a run's folder holds Parquet files of more than so many requests.
+    """True if a run's folder holds Parquet files of more than ``limit`` requests.
 
     :raises InputError: they cannot be read.
     """
@@ -230,7 +230,7 @@ def is_large(folder: Path, limit: int) -> bool:
 
 
 def totals_of(events: Columns) -> dict[str, tuple[int, int]]:
-    """By kind, how many events there are and how long the longest took, nanoseconds."""
+    """By kind, the number of events and the longest duration in nanoseconds."""
     kinds = events["kind"].astype(str)
     return {
         str(kind): (int(np.count_nonzero(kinds == kind)), int(events["duration_ns"][kinds == kind].max()))
@@ -244,13 +244,13 @@ def notes_of(events: Columns) -> Columns:
 
 
 def span_of(requests: Columns) -> tuple[int, int]:
-    """From the first arrival to the last end among some requests, nanoseconds."""
+    """From the first arrival to the last end of some requests, nanoseconds."""
     arrival, latency = requests["arrival_ns"], requests["latency_ns"]
     return (int(arrival.min()), int((arrival + latency).max())) if len(arrival) else (0, 0)
 
 
 def scheduled_rows(requests: Columns, scheduled: int) -> tuple[int, int]:
-    """The part of the schedule that some requests are of; warm-up repeats its beginning."""
+    """The part of the schedule that some requests belong to; warm-up repeats its beginning."""
     index = requests["index"]
     warmed = int(-index.min(initial=0))
     measured = index[index >= 0]
@@ -265,7 +265,7 @@ def kept(columns: Columns, rows: npt.NDArray[Any]) -> Columns:
 
 
 def first_readings(samples: Columns) -> Columns:
-    """The first reading of every series."""
+    """The first reading of each series."""
     if not len(samples["series"]):
         return samples
     _, first = np.unique(samples["series"].astype(str), return_index=True)
@@ -273,7 +273,7 @@ def first_readings(samples: Columns) -> Columns:
 
 
 def with_opening(samples: Columns, opening: Columns) -> Columns:
-    """Samples, led by the run's first reading of every series that they lack: some are read only once."""
+    """Samples, preceded by the run's first reading of each series that they lack: some are read only once."""
     if not len(opening["series"]):
         return samples
     missing = ~np.isin(opening["series"].astype(str), np.unique(samples["series"].astype(str)))
@@ -281,5 +281,5 @@ def with_opening(samples: Columns, opening: Columns) -> Columns:
 
 
 def _plain(file: ParquetRows, table: Any, names: Sequence[str] | None) -> Columns:
-    """Columns of an Arrow table; zeros where it lacks one."""
+    """Columns of an Arrow table; zeros for missing ones."""
     return plain_columns(file.path, table, names or ())

@@ -1,7 +1,7 @@
-"""How late the replay itself was, and whether its latencies mean anything.
+"""How late the replay itself was, and if its latencies can be trusted.
 
-Late is what the replayer handed over late. What a service took to take up what had arrived is its own doing, and in
-its latency: a runner's interpreter that was held, a core that it did not get.
+Only the replayer's delay in handing requests over is lag. A service that is slow to accept what has arrived (its
+interpreter was held, it did not get a core) causes that delay itself, and it is part of the latency.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _LATE_MS, _LATE_SHARE = 1.0, 0.1
 def is_late(lag_ms: float, median_ms: float) -> bool:
     """True if a replay's lag spoils its latencies: at p99 above 1 ms and above a tenth of the median latency.
 
-    The one rule, for ``diagnose``, ``compare``, ``optimize``, sweeps and gates.
+    The only such rule, for ``diagnose``, ``compare``, ``optimize``, sweeps and gates.
     """
     return lag_ms > max(_LATE_MS, _LATE_SHARE * median_ms)
 
 
 def lag_p99_ms(record: RunRecord) -> float:
-    """From scheduled arrival to handing over, at p99 of the measured requests; 0 where nothing was recorded."""
+    """The p99 from scheduled arrival to handing over, over measured requests; 0 if none was recorded."""
     lag = record.requests["dispatch_ns"][record.measured]
     return float(np.quantile(lag, 0.99)) / 1e6 if len(lag) else 0.0
 
 
 def is_on_time(record: RunRecord) -> bool:
-    """Whether a run's latencies mean anything; see :func:`is_late`."""
+    """True if a run's latencies can be trusted; see :func:`is_late`."""
     latency = record.latencies_ns()
     return not is_late(lag_p99_ms(record), float(np.median(latency)) / 1e6 if len(latency) else 0.0)

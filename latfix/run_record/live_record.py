@@ -1,8 +1,8 @@
-"""The record of a service that may still run: parts in a folder, each a second's writing after the other, as one run.
+"""The record of a service that may still run: a folder of consecutive parts, read as one run.
 
-``load_runner(..., record=DIR)`` makes a folder in ``DIR`` for each part: ``run.json``, and ``segments/`` as a run has
-them while it is written, with ``schedule.jsonl`` beside: a line a request that ended, its number, id, priority and
-features. Old parts go. Numbers of requests and batches go on from part to part of a process.
+``load_runner(..., record=DIR)`` makes a folder in ``DIR`` for each part: ``run.json``, ``segments/`` as for a run
+that is being written, and ``schedule.jsonl`` with a line per ended request: number, id, priority and features. Old
+parts are deleted. Numbers of requests and batches continue from part to part of a process.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _PART = re.compile(r"\d{19}-\d+-\d{6,}")
 
 
 def part_name(number: int) -> str:
-    """Of this process's part with a number, begun now."""
+    """The name of this process's part with a number, starting now."""
     return f"{time.time_ns()}-{os.getpid()}-{number:06d}"
 
 
 def part_folders(folder: Path) -> list[Path]:
-    """Parts of all processes that wrote there, oldest first; whatever else lies beside them is none."""
+    """Parts of all processes that wrote to a folder, oldest first; other files are ignored."""
     return sorted(path for path in folder.glob("*-*-*") if _PART.fullmatch(path.name))
 
 
 def live_parts(folder: Path) -> list[Path]:
-    """Parts of the process that wrote last, oldest first; none where the folder is no such record."""
+    """Parts of the process that wrote last, oldest first; none if the folder holds no live record."""
     parts = [part for part in part_folders(folder) if (part / RUN_FILE).exists() and (part / SEGMENTS).is_dir()]
     metas = [(part, read_meta(part)) for part in parts]
     live = [(part, meta) for part, meta in metas if meta.source.get("kind") == LIVE]
@@ -50,9 +50,9 @@ def live_parts(folder: Path) -> list[Path]:
 
 
 def load_live(folder: Path, *, last_s: float | None = None) -> RunRecord:
-    """What is kept of the process that wrote last, as one run; what ended within the last second may be missing.
+    """The remaining record of the process that wrote last, as one run; the last second may be missing.
 
-    :param last_s: only requests that arrived in the last so many seconds.
+    :param last_s: keep only requests that arrived in the last ``last_s`` seconds.
     :raises InputError: there is no request, or a part is damaged.
     """
     parts = live_parts(folder)
@@ -73,7 +73,7 @@ def load_live(folder: Path, *, last_s: float | None = None) -> RunRecord:
 
 
 class _Part:
-    """One part as it was read; a torn end is left out."""
+    """One part; a torn end is left out."""
 
     def __init__(self, folder: Path, meta: RunMeta) -> None:
         segments, names = folder / SEGMENTS, segment_names(meta)
@@ -89,7 +89,7 @@ def _schedule_lines(path: Path) -> dict[int, Sequence[Any]]:
     for line in text.splitlines():
         try:
             number, *rest = json.loads(line)
-        except (ValueError, TypeError):  # only ever the last line, which may still be written
+        except (ValueError, TypeError):  # only the last line, which may still be written
             continue
         found[int(number)] = rest
     return found
@@ -98,7 +98,7 @@ def _schedule_lines(path: Path) -> dict[int, Sequence[Any]]:
 def _joined(folder: Path, meta: RunMeta, parts: Sequence[_Part], since_ns: int) -> RunRecord:
     requests = _stacked([part.requests for part in parts], "index")
     batches = _stacked([part.batches for part in parts], "batch_id")
-    # A request's batch may lie in a part that is gone.
+    # A request's batch may be in a deleted part.
     keep = (requests["arrival_ns"] >= since_ns) & (
         (requests["batch_id"] < 0) | np.isin(requests["batch_id"], batches["batch_id"])
     )
@@ -137,7 +137,7 @@ def _stacked(parts: Sequence[Columns], key: str) -> Columns:
 
 
 def _since(columns: Columns, begin_ns: int) -> Columns:
-    """What happened from a moment on; costs of calls, told once a part, stay, and the last reading before of each."""
+    """Rows since a time, plus ``cost.*``, which are written once per part, and each series' last reading before."""
     keep = columns["t_ns"] >= begin_ns
     if "series" in columns:
         keep |= np.array([str(name).startswith("cost.") for name in columns["series"]], dtype=bool)
@@ -147,19 +147,20 @@ def _since(columns: Columns, begin_ns: int) -> Columns:
 
 
 def _traffic(arrival_ns: Any, numbers: Any, lines: Mapping[int, Sequence[Any]]) -> Traffic:
-    """The schedule that these requests were, made of the lines as far as they are there."""
-    told = [lines.get(number, ("", NORMAL, {})) for number in numbers.tolist()]
-    names = sorted({name for _, _, features in told for name in features})
+    """The schedule of these requests, from the lines that exist."""
+    scheduled = [lines.get(number, ("", NORMAL, {})) for number in numbers.tolist()]
+    names = sorted({name for _, _, features in scheduled for name in features})
+    ids = [str(each[0]) or f"#{number}" for each, number in zip(scheduled, numbers.tolist(), strict=True)]
     return Traffic.plain(
         np.asarray(arrival_ns, dtype=np.int64),
-        ids=_unique([str(each[0]) or f"#{number}" for each, number in zip(told, numbers.tolist(), strict=True)]),
-        priority=np.array([int(each[1]) for each in told], dtype=np.int8),
-        features={name: _column([each[2].get(name) for each in told]) for name in names},
+        ids=_unique(ids),
+        priority=np.array([int(each[1]) for each in scheduled], dtype=np.int8),
+        features={name: _column([each[2].get(name) for each in scheduled]) for name in names},
     )
 
 
 def _unique(ids: list[str]) -> list[str]:
-    """Ids that callers chose twice get a number."""
+    """Ids, with a number appended to repeated ones."""
     seen: dict[str, int] = {}
     found = []
     for name in ids:

@@ -1,4 +1,4 @@
-"""What a run's process showed of itself: memory, threads, idle work, and the device's work batch by batch."""
+"""Facts about a run's process: memory, threads, idle work, and the device's work batch by batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from latfix.files.json_documents import Document, json_key
 class ProcessMemory(Document):
     """Memory of the runner's process, in bytes, and its page faults while requests were served.
 
-    :param peak_bytes: the most that was resident.
+    :param peak_bytes: the peak resident memory.
     :param available_bytes: of the machine, at the end.
     :param model_bytes: parameters and buffers of all instances of the model.
-    :param allocator: the heap's.
-    :param prefaulted_bytes: touched before the first request; ``prefault_kept_bytes`` of it still there at the end.
+    :param allocator: name of the heap's allocator.
+    :param prefaulted_bytes: touched before the first request; ``prefault_kept_bytes`` still resident at the end.
     :param huge_bytes: in transparent huge pages.
-    :param page_bytes: of one small page.
+    :param page_bytes: size of a small page.
     """
 
     resident_start_bytes: int = 0
@@ -40,10 +40,10 @@ class ProcessMemory(Document):
 class ThreadPlace(Document):
     """Where one thread ran.
 
-    :param cores: those that it may use, in words; ``allowed`` one by one.
-    :param nice: its priority; ``None`` where it had ended.
+    :param cores: the cores that it may use, in words; ``allowed`` one by one.
+    :param nice: its priority; ``None`` if it had ended.
     :param migrations: moves between cores during the run.
-    :param operator_threads: of one operator there; ``None`` for threads other than workers.
+    :param operator_threads: threads of one operator there; ``None`` for threads other than workers.
     """
 
     cores: str = ""
@@ -58,9 +58,9 @@ class Placement(Document):
     """Where the process's threads and memory were.
 
     :param pool: threads of the framework's pools; ``own`` further ones that Python started.
-    :param node_pages: pages by memory node, where cores were chosen by it.
-    :param worker_cores: of all workers together, in words.
-    :param autogroup_nice: priority of the session's scheduling group; ``None`` where there is none.
+    :param node_pages: pages by memory node, if cores were chosen by it.
+    :param worker_cores: cores of all workers together, in words.
+    :param autogroup_nice: priority of the session's scheduling group; ``None`` if there is none.
     """
 
     worker: tuple[ThreadPlace, ...] = ()
@@ -74,14 +74,14 @@ class Placement(Document):
 
 @dataclass(slots=True)
 class Residence(Document):
-    """What keeping workers warm took.
+    """The cost of keeping workers warm.
 
-    :param runs: of an input of its own.
+    :param runs: runs of a small input.
     :param total_ns: of all runs; ``longest_ns`` of the longest.
     :param elements: of the input that it ran last.
-    :param delayed: runs at whose end a request waited, which cost it at most the run.
+    :param delayed: runs at whose end a request waited, which delayed it by at most the run.
     :param rows: rows of embedding tables that were touched.
-    :param failure: why it gave up; empty where it did not.
+    :param failure: why it gave up; empty if it did not.
     """
 
     runs: int = 0
@@ -98,7 +98,7 @@ class EmbeddingTables(Document):
     """The model's embedding tables.
 
     :param rows: of all tables; ``bytes`` of their weights.
-    :param hot_rows: read while idle, for their use; ``hot_share`` of the lookups that they served.
+    :param hot_rows: rows read while idle, by frequency of use; ``hot_share`` the share of lookups that they served.
     """
 
     tables: int = 0
@@ -111,9 +111,9 @@ class EmbeddingTables(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolAnswers(Document):
-    """Answers written into buffers that are kept.
+    """Answers written into reused buffers.
 
-    :param misses: those that needed a new buffer; ``held`` those whose buffer the model or a caller still had.
+    :param misses: answers that needed a new buffer; ``held`` those whose buffer the model or a caller still held.
     :param bytes: of all buffers.
     """
 
@@ -129,11 +129,11 @@ class DeviceWork(Document):
 
     :param size: requests in it; ``elements`` of its collated inputs.
     :param span_ns: from its first operator on the device to the end of its last.
-    :param busy_ns: of that, something ran; ``launch_ns`` it waited for the host to issue the next; ``sync_ns`` it did
-        because the host had waited for the device. What is left are the moments between operators that were there.
-    :param launches: operators; ``waits`` calls in which the host waited, within the model's call.
+    :param busy_ns: of that, time with work running; ``launch_ns`` waiting for the host's next launch; ``sync_ns``
+        idle because the host had waited for the device. The remainder are gaps between operators already launched.
+    :param launches: operators; ``waits`` calls within the model's call in which the host waited.
     :param copies: bytes by kind, such as ``HtoD (Pageable -> Device)``.
-    :param kernels: how often each ran.
+    :param kernels: number of runs of each.
     """
 
     size: int = 0

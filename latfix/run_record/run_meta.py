@@ -1,4 +1,4 @@
-"""``run.json``: what was replayed, on which machine, with which settings, and what the run showed of itself."""
+"""``run.json``: what was replayed, on which machine, with which settings, and facts about the process."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ from latfix.settings import Objective, RunnerSettings, rules_of
 
 #: The file of a run's folder.
 RUN_FILE = "run.json"
-#: From which share of :attr:`RunMeta.waited_before` on the machine was busy before the run.
+#: Threshold of :attr:`RunMeta.waited_before` for a machine that was busy before the run.
 BUSY_BEFORE = 0.1
-#: A key that is written once the run has got so far, or by versions that know it.
+#: A key that is written once the run has reached it, and only by versions that know it.
 _WHEN_KNOWN: Mapping[str, Any] = json_key(omit_empty=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMeta(Document):
-    """A run without its rows: ``run.json``. Keys that a run did not get to are left out.
+    """A run without its rows: ``run.json``. Keys that a run did not reach are left out.
 
     :param rows: columns of the binary segments, which have no header of their own.
     :param state: ``running`` (or killed), ``complete``, ``interrupted`` or ``failed``.
     :param failure: why it failed.
     :param source: ``kind`` and ``path`` of a service that latfix does not run: ``http`` and its address.
-    :param http: how requests were sent to it, and what was watched; no header's value.
+    :param http: how requests were sent to it, and what was watched; without values of headers.
     :param settings: of the runner.
     :param fixes: ids of the plan's fixes; ``plan`` is its path.
     :param scheduled: requests of the schedule; ``sent`` those handed over.
-    :param traffic: where the traffic is from, and how it was transformed.
-    :param traffic_arguments: options of the command line that give the same traffic again.
+    :param traffic: the source of the traffic, and how it was transformed.
+    :param traffic_arguments: command-line options that select the same traffic again.
     :param traffic_sha256: digest of the schedule: runs with the same one replayed the same requests.
-    :param waited_before: share of the minute before in which something that could run waited for a core (PSI).
+    :param waited_before: share of the preceding minute in which some runnable task waited for a core (PSI).
     :param started: ISO 8601, with the time zone; ``ended`` likewise.
-    :param origin: ``host``, ``command`` as it was typed, ``commit`` and ``branch`` of the workload's folder, as far
-        as they are known; a commit with changes of its own ends in ``+``.
-    :param accuracy: the workload's score, where it was measured.
+    :param origin: ``host``, ``command`` as it was typed, ``commit`` and ``branch`` of the workload's folder, if
+        known; a commit with uncommitted changes ends in ``+``.
+    :param accuracy: the workload's score, if it was measured.
     :param load_s: seconds until the model was loaded.
     :param calibration: costs of system calls on this machine, nanoseconds.
-    :param overhead: what recording cost.
+    :param overhead: the cost of recording.
     :param probes: by probe, what it watched or why it did not.
-    :param threads: by role, ids of threads.
-    :param torch_threads: of one operator; ``cores`` that the process may use.
+    :param threads: thread ids by role.
+    :param torch_threads: threads of one operator; ``cores`` that the process may use.
     :param t0_ns: the monotonic clock at the schedule's zero.
-    :param compilations_in_run: of the model's code, while requests were served.
-    :param pool_hits: batch tensors written into buffers that were there; ``pool_misses`` those that needed a new one.
+    :param compilations_in_run: compilations of the model's code while requests were served.
+    :param pool_hits: batch tensors written into reused buffers; ``pool_misses`` those that needed a new one.
     :param memory: resident bytes and page faults of the process.
     :param device_memory: of the workers' first device, and by name of others; empty on the CPU.
-    :param device_profile: what some batches did on the device, profiled apart from the replay.
-    :param device_waits: where in the model's code the host waits for the device.
+    :param device_profile: the device's work for some batches, profiled separately from the replay.
+    :param device_waits: places in the model's code where the host waits for the device.
     :param placement: by role, each thread's cores, priority and moves between cores.
-    :param residence: what keeping the workers warm took.
-    :param collections: what the collector between batches did; empty where Python's own ran.
+    :param residence: the cost of keeping the workers warm.
+    :param collections: work of the collector between batches; empty if Python's own ran.
     :param environment: variables that allocators and pools read when the process started.
     :param worker_devices: each worker's device.
     :param setup_notes: settings that the machine or the model did not allow.
-    :param stacks: of the user's Python that threads were seen in (``stack.*`` in the samples, which count from
-        zero), the innermost frame first, as ``file:line function``.
-    :param model: evidence of the service before any fix, and its layers' times, where it was asked for.
+    :param stacks: sampled Python stacks of the user's code (``stack.*`` in the samples index them from zero),
+        innermost frame first, as ``file:line function``.
+    :param model: evidence of the service before any fix, and its layers' times if requested.
     :param others: keys of other versions.
     """
 
@@ -136,16 +136,16 @@ class RunMeta(Document):
 
     @property
     def is_http(self) -> bool:
-        """Whether the service was reached by an address: what happened inside it is seen from outside only."""
+        """True if the service is reached by an address, so that it is seen only from outside."""
         return self.source.get("kind") == "http"
 
     def updated(self, **found: Any) -> RunMeta:
-        """With values of more keys, typed or as they are in ``run.json``."""
+        """A copy with more keys, typed or as in ``run.json``."""
         return self.from_json({**self.to_json(), **plain(found)})
 
 
 def read_meta(folder: Path) -> RunMeta:
-    """``run.json`` of a run's folder, of any version.
+    """Read ``run.json`` of a run's folder, of any version.
 
     :raises InputError: there is none, or it is not one of latfix.
     """
@@ -173,16 +173,16 @@ def write_meta(folder: Path, meta: RunMeta) -> None:
 
 
 def busy_words(waited: float | None) -> str:
-    """How busy a machine was, in words; empty where it was not, or that is not known."""
+    """How busy a machine was, in words; empty if it was not, or if that is unknown."""
     if waited is None or waited < BUSY_BEFORE:
         return ""
-    return f"in {100 * waited:.0f} % of the last minute something that could run waited for a core"
+    return f"in {100 * waited:.0f} % of the last minute some runnable task waited for a core"
 
 
 def _check_rules(path: Path, table: str, values: Mapping[str, Any]) -> None:
-    """See that settings, or the objective, are such as a workload may state; it may leave a limit open.
+    """Validate settings or an objective by the rules of a workload; a limit of the objective may be open.
 
-    :raises InputError: naming the first value that is not.
+    :raises InputError: naming the first invalid value.
     """
     rules = rules_of(RunnerSettings if table == "settings" else Objective)
     for name, value in values.items():

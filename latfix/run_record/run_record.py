@@ -1,8 +1,8 @@
-"""The record of a run: what was captured, as columns, read from a run's folder whatever its state.
+"""The record of a run as columns, read from a run's folder in any state.
 
-A folder holds ``run.json`` from the first moment, ``segments/`` while the runner writes (appended at least
-once a second, plain binary rows and JSON lines), and after a run that ended Parquet files made from them.
-A folder whose runner was killed has segments only; :meth:`RunRecord.load` reads either, and says which.
+A folder holds ``run.json`` from the start, ``segments/`` while the runner writes (appended at least once a second,
+plain binary rows and JSON lines), and Parquet files made from them after a run that ended. The folder of a killed
+runner has only segments; :meth:`RunRecord.load` reads either, and reports which.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from latfix.traffic.schedule import Traffic
 
 SEGMENTS = "segments"
 SCHEDULE = "traffic.parquet"
-#: Columns of ``requests.parquet`` without which there is no record; others are zero where they are missing.
+#: Required columns of ``requests.parquet``; other missing columns are read as zero.
 ESSENTIAL = (
     "index",
     "arrival_ns",
@@ -58,7 +58,7 @@ class RunRecord:
     :param errors: message of each failed request, by schedule index.
     :param partial: the runner did not reach its end (killed, interrupted, failed).
     :param first_index: schedule index of the first entry of ``traffic``; above zero in a piece of a record.
-    :param totals: where these requests are a selection, how many of the whole run ended in each status.
+    :param totals: if these requests are a selection, the number in the whole run by status.
     """
 
     folder: Path
@@ -125,11 +125,11 @@ class RunRecord:
 
     @property
     def measured(self) -> Bools:
-        """Which rows of ``requests`` count: those that are not warm-up."""
+        """``(n,)`` which rows of ``requests`` are not warm-up."""
         return np.asarray(self.requests["warmup"] == 0)
 
     def counts(self) -> dict[str, int]:
-        """How many measured requests of the run ended in each status."""
+        """The number of measured requests of the run by status."""
         if self.totals is not None:
             return dict(self.totals)
         status = self.requests["status"][self.measured]
@@ -147,13 +147,13 @@ class RunRecord:
         return [int(row) for row in rows[order[:count]]]
 
     def unrecorded(self) -> int:
-        """How many scheduled requests have no row: in flight or not yet sent when the run stopped."""
+        """The number of scheduled requests without a row: in flight or not yet sent when the run stopped."""
         scheduled = len(self.traffic) if self.meta.scheduled is None else self.meta.scheduled
         return scheduled - sum(self.counts().values())
 
 
 class Throughput:
-    """Requests that ended ``ok`` a second, from the first scheduled arrival to the last end of a measured request."""
+    """Requests ended ``ok`` per second, from the first scheduled arrival to the last end of a measured request."""
 
     def __init__(self) -> None:
         self.served, self._first_ns, self._last_ns = 0, 2**62, -(2**62)
@@ -168,12 +168,12 @@ class Throughput:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last end; 0 where nothing was measured."""
+        """From the first arrival to the last end; 0 if nothing was measured."""
         return max(self._last_ns - self._first_ns, 0) / 1e9
 
     @property
     def rps(self) -> float:
-        """Requests a second; 0 where nothing was measured."""
+        """Requests per second; 0 if nothing was measured."""
         return self.served / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -187,18 +187,18 @@ def throughput_rps(records: Sequence[RunRecord]) -> float:
 
 
 def is_partial(meta: RunMeta, measured: int, scheduled: int) -> bool:
-    """Whether a run did not reach its end, or lost rows after it: a whole one has a row for every request.
+    """True if a run did not reach its end, or lost rows: a complete one has a row for every request.
 
-    :param measured: requests with a row, warm-up left out.
+    :param measured: requests with a row, without warm-up.
     """
     return meta.state != "complete" or measured < scheduled
 
 
 def finalize(folder: Path) -> None:
-    """Turn ``segments/`` into the Parquet files of the contract and remove them.
+    """Convert ``segments/`` to the Parquet files of the contract and remove it.
 
-    Parquet is written beside and moved into place before the segments go, so that a crash at any moment
-    leaves one of the two readable.
+    Parquet files are moved into place before the segments are deleted, so that a crash at any time leaves one of
+    the two readable.
     """
     if not (folder / SEGMENTS).is_dir():
         return
@@ -213,7 +213,7 @@ def finalize(folder: Path) -> None:
         "samples": _line_tables(samples),
         "requests": _request_tables(requests, folder / SCHEDULE, errors),
     }
-    for name, parts in tables.items():  # requests last: its presence says that the others are there
+    for name, parts in tables.items():  # requests last: its presence implies that the others exist
         with replacement(folder / f"{name}.parquet") as temporary:
             write_parts(temporary, parts)
     for path in (folder / SEGMENTS).iterdir():
@@ -222,7 +222,7 @@ def finalize(folder: Path) -> None:
 
 
 def write_parts(where: Path | BinaryIO, parts: Iterator[Any]) -> None:
-    """Write Arrow tables, one after the other, as one Parquet file; at least one, which gives the columns."""
+    """Write Arrow tables as one Parquet file; at least one, which defines the columns."""
     import pyarrow.parquet as pq
 
     first = next(parts)
@@ -232,7 +232,7 @@ def write_parts(where: Path | BinaryIO, parts: Iterator[Any]) -> None:
 
 
 def request_tables(folder: Path) -> Iterator[Any]:
-    """The rows of ``requests.parquet`` as Arrow tables, at least one; made from the segments of a killed run.
+    """The rows of ``requests.parquet`` as Arrow tables, at least one; for a killed run, from its segments.
 
     :raises InputError: the folder is not a run's, or is damaged.
     """
@@ -248,7 +248,7 @@ def request_tables(folder: Path) -> Iterator[Any]:
 
 
 def _request_segment(folder: Path, meta: RunMeta) -> Segment:
-    """Rows of requests; of a run that did not end in order, also of those that were in flight."""
+    """Rows of requests; for a run that did not end properly, including those that were in flight."""
     path, names = folder / SEGMENTS / "requests.bin", segment_names(meta)["requests"]
     segment = Segment(path, REQUEST_DTYPE, "index", names)
     if meta.state in ("running", "failed") and len(segment):
@@ -257,9 +257,9 @@ def _request_segment(folder: Path, meta: RunMeta) -> Segment:
 
 
 def _in_flight(rows: Columns, schedule: Path) -> Columns:
-    """Requests that had arrived by the last end that is recorded, and have no row: they had not ended by then.
+    """Requests that had arrived by the last recorded end and have no row: they were in flight.
 
-    Where their wait was spent is not known: it is in ``queue``, as that of others whose stages are not.
+    Their stages are unknown, so all of their wait is assigned to ``queue``.
     """
     from latfix.traffic.io.stored_schedule import load_schedule
 
@@ -308,7 +308,7 @@ def _request_tables(requests: Segment, schedule: Path, errors: Mapping[int, str]
 
 
 def feature_column(name: str) -> str:
-    """The column of ``requests.parquet`` that holds a feature: its name, prefixed where that is taken."""
+    """The column of ``requests.parquet`` that holds a feature: its name, prefixed if that is taken."""
     taken = set(REQUEST_DTYPE.names or ()) | {"id", "error", "priority", "session"}
     return f"feature.{name}" if name in taken or name.startswith("feature.") else name
 
@@ -340,7 +340,7 @@ def _read_requests_parquet(path: Path) -> tuple[Columns, dict[int, str]]:
 def request_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
     """Columns of requests as numbers, from an Arrow table or record batch of ``requests.parquet``.
 
-    Those that another version of latfix did not write are zero.
+    Columns that another version of latfix did not write are zero.
 
     :param path: the file, for messages.
     :raises InputError: a column is not as latfix writes it.
@@ -367,7 +367,7 @@ def request_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
 def request_errors(path: Path, table: Any, index: Ints) -> dict[int, str]:
     """Messages of failed requests by schedule index, from an Arrow table of ``requests.parquet``.
 
-    :raises InputError: they are no texts.
+    :raises InputError: they are not texts.
     """
     import pyarrow.compute as pc
 
@@ -381,13 +381,13 @@ def request_errors(path: Path, table: Any, index: Ints) -> dict[int, str]:
 
 
 def _read_parquet(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Columns:
-    """The columns ``names``, and ``more``, which are zero where another version of latfix did not write them."""
+    """The columns ``names`` and ``more``; missing ones of ``more`` are zero."""
     wanted = tuple(dict.fromkeys((*names, *more)))
     return plain_columns(path, ParquetRows(path, names, wanted).whole(), wanted)
 
 
 def plain_columns(path: Path, table: Any, names: Sequence[str]) -> Columns:
-    """Columns of an Arrow table of batches, events or samples; zeros where it lacks one.
+    """Columns of an Arrow table of batches, events or samples; zeros for missing ones.
 
     :param path: the file, for messages.
     :raises InputError: a column is not as latfix writes it.
@@ -401,7 +401,7 @@ def parsed_details(path: Path, texts: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Details of events, each a JSON object.
 
     :param path: the file, for messages.
-    :raises InputError: one is none.
+    :raises InputError: one is not.
     """
     details = np.empty(len(texts), dtype=object)
     for k, text in enumerate(texts.tolist()):

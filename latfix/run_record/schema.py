@@ -1,4 +1,4 @@
-"""The columns of a run's record, as the runner writes them and everything else reads them.
+"""The columns of a run's record: the contract between the runner and all readers.
 
 All times are integer nanoseconds. Points in time count from the start of the measured run (``t0``) on the
 runner's monotonic clock (``time.perf_counter_ns``); warm-up requests therefore have negative arrivals.
@@ -15,16 +15,16 @@ from latfix.stages import STAGES
 
 Columns = dict[str, npt.NDArray[Any]]
 
-#: What one thread did over an interval, from two snapshots of its own counters. On-CPU time, time runnable
-#: but not running (it includes cgroup throttling), voluntary and involuntary switches, page faults, and 1 where it
-#: computed with denormal numbers.
+#: One thread's work over an interval, from two snapshots of its counters: on-CPU time, time runnable but not running
+#: (including cgroup throttling), voluntary and involuntary switches, page faults, and 1 if it computed with denormal
+#: numbers.
 THREAD_ACCOUNT: tuple[str, ...] = ("cpu_ns", "runq_ns", "vcsw", "icsw", "minflt", "majflt", "denormals")
 
 
-#: What the whole process did over the same interval: CPU time of all its threads, and changes (signed) of its
-#: private writable mappings, of its resident memory, of the C library's arenas, of its mapped blocks, and of what
-#: of both is in use; then what was free in the arenas when it began. Memory is looked at where units fault pages in;
-#: elsewhere, and of a heap that takes long to read, these are zero.
+#: The whole process over the same interval: CPU time of all its threads; signed changes of its private writable
+#: mappings, resident memory, arenas of the C library, mapped blocks, and bytes in use of both; then the free bytes in
+#: arenas at the start. Memory is read only for units that fault pages in; otherwise, and for a heap that takes long
+#: to read, these are zero.
 PROCESS_ACCOUNT: tuple[str, ...] = (
     "process_cpu_ns",
     "mapped_bytes",
@@ -40,7 +40,7 @@ def _account(prefix: str, names: tuple[str, ...] = THREAD_ACCOUNT) -> list[tuple
     return [(f"{prefix}_{name}", "<i8") for name in names]
 
 
-#: One row a request, in segments on disk and in memory.
+#: One row per request, in segments on disk and in memory.
 REQUEST_DTYPE = np.dtype(
     [
         ("index", "<i8"),  # position in the replayed schedule; warm-up: -1, -2, … in the order sent
@@ -48,14 +48,14 @@ REQUEST_DTYPE = np.dtype(
         *[(f"{stage}_ns", "<i8") for stage in STAGES],
         ("latency_ns", "<i8"),  # exactly the sum of the stages
         ("status", "<i8"),  # latfix.stages.Status
-        ("batch_id", "<i8"),  # -1: never in a batch
+        ("batch_id", "<i8"),  # -1: in no batch
         ("warmup", "<i8"),
-        ("prepare_thread", "<i8"),  # index of the prepare thread; -1: never prepared
+        ("prepare_thread", "<i8"),  # index of the prepare thread; -1: not prepared
         # Parts of `prepare` and `finish` (both inside the stage):
         ("prepare_wait_ns", "<i8"),  # handed over -> a prepare thread picked it up
         ("prepare_wake_runq_ns", "<i8"),  # of that, run-queue delay of the prepare thread since its last request
-        ("intake_ns", "<i8"),  # of prepare_wait: handed over -> the service's interpreter took it in
-        ("intake_runq_ns", "<i8"),  # of that, run-queue delay of the thread that takes in, where it was late
+        ("intake_ns", "<i8"),  # of prepare_wait: handed over -> the service's interpreter accepted it
+        ("intake_runq_ns", "<i8"),  # of that, run-queue delay of the intake thread, if it was late
         ("finish_wait_ns", "<i8"),  # the batch's other members were finished first
         ("prepare_span_ns", "<i8"),  # declared with latfix.span, outermost spans only
         ("finish_span_ns", "<i8"),
@@ -65,20 +65,20 @@ REQUEST_DTYPE = np.dtype(
         *_account("finish", PROCESS_ACCOUNT),
         ("input_elements", "<i8"),  # elements in all tensors that prepare returned
         ("input_length", "<i8"),  # largest size of dimension 0 among them
-        ("bucket_length", "<i8"),  # what batches ordered by length go by: elements, or the feature of batch_key
+        ("bucket_length", "<i8"),  # the length for batches by length: elements, or the feature of batch_key
         # Of a request to a service behind an address; zero elsewhere:
-        ("send_ns", "<i8"),  # of `prepare`, which also opens a connection where none is idle: writing the request
+        ("send_ns", "<i8"),  # of `prepare`, which also opens a connection if none is idle: writing the request
         ("http_status", "<i8"),  # of the answer; 0: none came
-        ("new_connection", "<i8"),  # 1: it was sent over a connection that was opened for it
+        ("new_connection", "<i8"),  # 1: a connection was opened for it
         ("sent_bytes", "<i8"),  # of the request, head and body
         ("received_bytes", "<i8"),  # of the answer, head and body
-        ("chunks", "<i8"),  # parts of a streamed answer that brought output
-        ("output_tokens", "<i8"),  # that the answer says it has; the number of its parts where it does not say
-        ("first_token_ns", "<i8"),  # scheduled arrival -> the first part that brought output
+        ("chunks", "<i8"),  # parts of a streamed answer that carried output
+        ("output_tokens", "<i8"),  # as stated by the answer, otherwise the number of its parts
+        ("first_token_ns", "<i8"),  # scheduled arrival -> the first part that carried output
     ]
 )
 
-#: One row a batch.
+#: One row per batch.
 BATCH_DTYPE = np.dtype(
     [
         ("batch_id", "<i8"),
@@ -100,13 +100,13 @@ BATCH_DTYPE = np.dtype(
         *_account("collate", PROCESS_ACCOUNT),
         *_account("compute", PROCESS_ACCOUNT[1:]),  # its CPU time is process_cpu_ns
         ("wake_runq_ns", "<i8"),  # run-queue delay of the worker's thread since its last batch: part of queue and lag
-        ("throttled_ns", "<i8"),  # growth of the cgroup's throttled time seen at the end of this batch
+        ("throttled_ns", "<i8"),  # growth of the cgroup's throttled time, read at the end of this batch
         ("real_elements", "<i8"),  # sum of its members' input_elements
         ("padded_elements", "<i8"),  # elements of the collated batch
-        ("padded_length", "<i8"),  # largest size of dimension 1 among its tensors (0 where there is none)
+        ("padded_length", "<i8"),  # largest size of dimension 1 among its tensors (0 if there is none)
         ("first_shape", "<i8"),  # 1: the first batch of this shape in this process, warm-up included
         ("retried", "<i8"),  # 1: it failed as a batch and its members ran one by one
-        # On a device beside the host; zero elsewhere. Lengths by the device's own clock:
+        # On a device other than the host; zero elsewhere. Lengths by the device's own clock:
         ("copy_in_ns", "<i8"),  # begin to end of the copy in
         ("device_ns", "<i8"),  # begin to end of the compute
         ("copy_out_ns", "<i8"),
@@ -115,14 +115,14 @@ BATCH_DTYPE = np.dtype(
         ("pageable_bytes", "<i8"),  # of both, from or to memory that is not pinned
         ("issue_ns", "<i8"),  # the host's call of the model, which puts the work into the stream
         ("lead_ns", "<i8"),  # from that call's return to the end of compute: how far the host was ahead; signed
-        ("clock_slack_ns", "<i8"),  # how far off the stamps of the device may be on the host's clock
-        ("ahead_ns", "<i8"),  # how long before its turn all of it was there and enqueued, beside the one before
-        ("copy_in_issue_ns", "<i8"),  # the host's time to ask for its copies in, first to last
+        ("clock_slack_ns", "<i8"),  # uncertainty of the device's stamps on the host's clock
+        ("ahead_ns", "<i8"),  # how long before its turn all of it was enqueued, while the previous batch ran
+        ("copy_in_issue_ns", "<i8"),  # the host's time to issue its copies in, first to last
         ("copy_out_issue_ns", "<i8"),  # and out
         ("graph", "<i8"),  # 1: it ran as a captured graph; -1: graphs were captured and none fitted
-        # On CUDA, read after its last member's finish; changes since the reading before, of whichever worker's batch:
+        # On CUDA, read after its last member's finish; changes since the last reading, by any worker's batch:
         ("device_read", "<i8"),  # 1: read; 0: not read, and the columns below are zero
-        ("alloc_retries", "<i8"),  # the allocator gave all cached memory back, the device having no more
+        ("alloc_retries", "<i8"),  # the allocator freed all cached memory because the device had no more
         ("alloc_syncs", "<i8"),  # the allocator waited for all streams
         ("device_allocs", "<i8"),  # segments taken from the device
         ("device_frees", "<i8"),  # segments given back
@@ -130,7 +130,7 @@ BATCH_DTYPE = np.dtype(
         ("device_given_bytes", "<i8"),
         ("device_reserved_bytes", "<i8"),  # held from the device at the reading
         ("device_allocated_bytes", "<i8"),  # of that, in use
-        ("device_pieces_bytes", "<i8"),  # free in segments that something else lies in
+        ("device_pieces_bytes", "<i8"),  # free in partly used segments
     ]
 )
 
@@ -143,54 +143,54 @@ EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note
 #: ``error``: a request failed; ``request`` and detail {"message", "stage"}.
 #: ``stream``: a streamed answer, ``duration_ns`` from its first part to its last; detail {"gaps_us"}: each wait
 #: between two parts.
-#: ``hang``: a batch, or a prepare, that had not ended when the run was, in ``thread``; detail {"message", "what",
+#: ``hang``: a batch, or a prepare, still in progress when the run ended, in ``thread``; detail {"message", "what",
 #: "stack"}, innermost frame last.
-#: ``note``: anything the runner wants a reader to know; detail {"message"}.
+#: ``note``: a message of the runner for readers; detail {"message"}.
 EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
 SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 
-#: Series in ``samples.parquet``, sampled on a thread of their own. Counters are absolute readings.
+#: Series in ``samples.parquet``, sampled on a separate thread. Counters are absolute readings.
 #: host.cpu_busy_ns, host.steal_ns: all cores of the machine, from /proc/stat (10 ms resolution)
 #: process.cpu_ns, process.rss_bytes, process.threads, process.minflt, process.majflt
-#: python.blocks: memory blocks that Python's own allocator has handed out, about the objects that it keeps
+#: python.blocks: memory blocks handed out by Python's allocator, about the number of live objects
 #: cgroup.throttled_ns, cgroup.nr_throttled, cgroup.cpu_ns (absent without a readable cpu.stat)
-#: neighbor.throttled_ns.<name>: of control groups beside this one that have a quota, as far as they are seen
+#: neighbor.throttled_ns.<name>: of visible sibling control groups that have a quota
 #: pressure.cpu_some_us, pressure.memory_some_us, pressure.io_some_us (absent without PSI)
-#: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes
-#: compile.limit_hits: how often torch gave up compiling a function anew (absent as long as it compiles nothing)
+#: malloc.arena_bytes, malloc.used_bytes, malloc.free_bytes, malloc.mmapped_bytes, malloc.trimmable_bytes: read less
+#: often if reading takes long, because it walks all free chunks
+#: compile.limit_hits: how often torch gave up recompiling a function (absent until it compiles something)
 #: gc.tracked_objects is not sampled: counting them walks the heap.
-#: malloc.* are read less often where reading them takes long: it walks all free chunks.
 #: gil.wait_ns: how long a thread that woke at ``t_ns`` waited for the interpreter lock, every 20 ms
-#: host.stall_ns: how much later than at ``t_ns`` that thread ran though it waited for neither core nor lock; only
-#: where that is over a millisecond
-#: stack.worker.<k>, stack.prepare.<k>: which of ``stacks`` in run.json the thread was in when the probe above had the
-#: lock; no row where it was in no code of the user's
-#: gil.switch_interval_ns: after which Python asks the holder to let go; read once
+#: host.stall_ns: how much later than ``t_ns`` that thread ran although it waited for neither core nor lock; only if
+#: over a millisecond
+#: stack.worker.<k>, stack.prepare.<k>: index into ``stacks`` of run.json of the thread's stack when the probe above
+#: had the lock; no row if it ran no code of the user
+#: gil.switch_interval_ns: after which Python asks the holder to release the lock; read once
 #: thread.<name>.cpu_ns, thread.<name>.runq_ns: of each Python thread (same names together), a bounded number of
 #: them; thread.native.*: all threads that Python did not start
 #: cost.<name>: unit costs of the machine (``calibration`` of ``run.json``), once
 #: cuda.allocated_bytes, cuda.reserved_bytes, cuda.inactive_split_bytes, cuda.alloc_retries, cuda.ooms,
 #: cuda.device_allocs, cuda.device_frees, cuda.sync_all_streams
-#: cuda.largest_free_block_bytes, cuda.free_blocks: what is free in the segments that the allocator holds, every five
-#: seconds, and less often where looking takes long
+#: cuda.largest_free_block_bytes, cuda.free_blocks: free blocks in the allocator's segments, every five seconds, less
+#: often if reading takes long
 #: nvml.gpu_util, nvml.memory_util (per cent), nvml.memory_used_bytes, nvml.memory_total_bytes, nvml.power_w,
 #: nvml.temperature_c, nvml.sm_clock_mhz, nvml.mem_clock_mhz, nvml.clock_event_reasons (bits),
 #: nvml.pcie_generation, nvml.pcie_width, nvml.pcie_sent_bytes_per_s, nvml.pcie_received_bytes_per_s,
 #: nvml.processes, nvml.memory_own_bytes, nvml.memory_others_bytes, nvml.own_sm_util, nvml.others_sm_util,
 #: nvml.gpm_sm_util, nvml.gpm_sm_occupancy, nvml.gpm_tensor_util, nvml.gpm_dram_util (per cent)
-#: With several devices, these and cuda.* of the first worker's have these names; those of others the device's number
-#: after the first word, as torch counts: nvml.1.sm_clock_mhz, cuda.1.allocated_bytes. ``worker_devices`` of
-#: ``run.json`` names each worker's device.
-#: since the poll before: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
-#: nvml.* are there where the device tells; a metric that it refuses for good is not asked for again.
-#: of other processes, each reading what they spent on a core since the one before, about a second: other.all.spent_ns
-#: together; other.<pid>.<name>.spent_ns of the five largest; latfix.spent_ns of the process that waits for the replay
+#: since the previous poll: nvml.violation_<reason>_ns, nvml.pcie_replays, nvml.ecc_corrected, nvml.ecc_uncorrected
+#: nvml.* exist if the device reports them; a metric that it refuses for good is not requested again.
+#: With several devices, nvml.* and cuda.* are those of the first worker's device; for others, torch's device number
+#: follows the first word: nvml.1.sm_clock_mhz, cuda.1.allocated_bytes. ``worker_devices`` of ``run.json`` names each
+#: worker's device.
+#: core time of other processes since the previous reading, about every second: other.all.spent_ns together;
+#: other.<pid>.<name>.spent_ns of the five largest; latfix.spent_ns of the process that waits for the replay
 #: runner.queue_depth, runner.in_flight
-#: where routing is by weight: runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first
-#: 32) was thought to take; runner.left_to_faster: how often a free one left to others what waited; runner.probes: how
-#: often a slow one was tried
+#: with weighted routing, runner.worker_<k>.weight: how many times longer than the fastest a worker (of the first 32)
+#: is estimated to take; runner.left_to_faster: how often a free worker left waiting requests to others;
+#: runner.probes: how often a slow one was tried
 #: of a process that serves over HTTP, all of its threads and children together: server.cpu_ns, server.runq_ns,
 #: server.threads, server.minflt, server.majflt, server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
 #: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait);
-#: metrics.<name>: what it tells under /metrics
-#: poll.<probe>_ns: how long the probe's own poll took
+#: metrics.<name>: its figures under /metrics
+#: poll.<probe>_ns: duration of the probe's own poll

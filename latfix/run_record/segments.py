@@ -1,4 +1,4 @@
-"""What a runner writes while it runs: rows appended to plain binary files, events and samples as JSON Lines."""
+"""What a runner writes while it runs: rows appended to binary files, events and samples as JSON Lines."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from latfix.run_record.validation import check_detail
 from latfix.stages import STAGES
 
 _LINES = "events and samples as latfix writes them"
-#: Words at the end of a row that are all zero where the row is torn.
+#: Words at the end of a row that are all zero if the row is torn.
 _TAIL = 3
 
 
 def segment_names(meta: RunMeta) -> dict[str, tuple[str, ...]]:
-    """The columns that the rows of ``segments/`` have; another version of latfix may have written others."""
+    """The columns of the rows in ``segments/``; other versions of latfix may have written others."""
     return {"requests": REQUEST_DTYPE.names or (), "batches": BATCH_DTYPE.names or ()} | dict(meta.rows)
 
 
 class Segment:
     """Rows of a segment file in order, without a torn end.
 
-    A runner that was killed in mid-write leaves part of a row; a machine that lost power leaves zeros where the file
-    had grown and the data had not come: whole rows of them, and one that begins well.
+    A runner that was killed during a write leaves part of a row. A machine that lost power leaves zeros where the
+    file had grown before its data was written: whole rows of them, and one with a valid beginning.
 
-    :param key: column that they are sorted by; ``names`` those that its rows have.
+    :param key: the column to sort by; ``names`` the columns of its rows.
     :raises ValueError: it has no such column.
     """
 
@@ -57,14 +57,14 @@ class Segment:
         return len(self._order)
 
     def add(self, columns: Columns) -> None:
-        """Rows that the file does not have; zero in columns that are not given."""
+        """Add rows that the file does not have; other columns are zero."""
         self._more = np.zeros(len(columns[self._key]), self._rows.dtype)
         for name in set(columns) & set(self._names):
             self._more[name] = columns[name]
         self._order = np.argsort(np.concatenate([self._rows[self._key], self._more[self._key]]), kind="stable")
 
     def columns(self, first: int = 0, last: int | None = None) -> Columns:
-        """Rows ``first`` up to ``last``; zero in columns that they do not have."""
+        """Rows ``first`` up to ``last``; missing columns are zero."""
         place = self._order[first:last]
         stored = place < len(self._rows)
         rows = np.zeros(len(place), self._rows.dtype)
@@ -77,7 +77,7 @@ class Segment:
 
 
 def _written(rows: npt.NDArray[Any]) -> int:
-    """How many rows there are before a torn end."""
+    """The number of rows before a torn end."""
     count = len(rows)
     while count and not any(rows[count - 1].item()):
         count -= 1
@@ -87,11 +87,11 @@ def _written(rows: npt.NDArray[Any]) -> int:
 
 
 def _whole(row: Any) -> bool:
-    """Whether a last row is no beginning of one, followed by zeros."""
+    """True unless a last row is a valid beginning followed by zeros."""
     names = row.dtype.names
     if any(row.item()[-_TAIL:]):
         return True
-    if {"size", "close_ns", "finish_end_ns"} <= set(names):  # of a batch, which has a member at least
+    if {"size", "close_ns", "finish_end_ns"} <= set(names):  # a batch, which has at least one member
         return bool(row["size"] > 0 and row["finish_end_ns"] >= row["close_ns"])
     stages = [f"{stage}_ns" for stage in STAGES]
     if not {"latency_ns", *stages} <= set(names):
@@ -113,7 +113,7 @@ def segment_lines(segments: Path) -> tuple[Columns, Columns, dict[int, str]]:
 def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:
     """Objects of a JSON Lines segment, as columns sorted by time; a torn last line is left out.
 
-    :raises InputError: a line is not one that latfix writes.
+    :raises InputError: a line that latfix does not write.
     """
     rows: list[list[Any]] = []
     check_regular(path, "JSON Lines written by latfix", folders=False)
@@ -121,7 +121,7 @@ def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             row = json.loads(line)
-        except ValueError:  # only ever the last line, cut by a kill
+        except ValueError:  # only the last line, cut off by a kill
             continue
         except RecursionError as error:
             raise input_error(path, number, "values nested too deep", _LINES) from error
@@ -142,9 +142,9 @@ def _read_lines(path: Path, names: tuple[str, ...]) -> Columns:
 
 
 def _check_line(path: Path, number: int, values: Mapping[str, Any]) -> None:
-    """See that an event or sample has the types that its columns take.
+    """Validate that an event or sample has the types of its columns.
 
-    :raises InputError: naming the line and the value that has not.
+    :raises InputError: naming the line and the invalid value.
     """
     for name, value in values.items():
         if name == "detail":

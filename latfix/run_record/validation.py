@@ -1,4 +1,4 @@
-"""What every record holds: each request once, stages that add up, and documents that can be calculated with."""
+"""Invariants of every record: each request once, stages that add up, and documents of sane numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from latfix.files.strict_json import MALFORMED
 from latfix.run_record.schema import Columns
 from latfix.stages import STAGES, STATUS_NAMES
 
-#: Warm-up requests that a runner can be set to send, at most.
+#: Most warm-up requests that a runner can be set to send.
 _MOST_WARMUP = 1_000_000
 _LARGEST_BATCH = 4096
-#: Batched continuously, each place of a worker counts as one.
+#: With continuous batching, each place of a worker counts as one.
 _MOST_WORKERS = 256 * _LARGEST_BATCH
 _DEEPEST = 50
 _LARGEST_NUMBER = 2**63
-#: Two years: sums over all requests of a run stay numbers that 64 bits hold.
+#: Two years: sums over all requests of a run then fit into 64 bits.
 _LONGEST_NS = 2**56
 
 
 @contextlib.contextmanager
 def damaged(where: Path) -> Iterator[None]:
-    """What is wrong with a record's content inside becomes the one line that says so.
+    """Convert exceptions from a record's content into a one-line message.
 
     :param where: the folder or file that is read.
     :raises InputError: its content is not what latfix writes.
@@ -42,7 +42,7 @@ def damaged(where: Path) -> Iterator[None]:
 
 
 class RequestCheck:
-    """Looks through a run's requests, some at a time, in order.
+    """Validates a run's requests, some at a time, in order.
 
     :param where: the run's folder.
     :param scheduled: requests of its schedule.
@@ -58,7 +58,7 @@ class RequestCheck:
         """Check the next rows.
 
         :param rows: ``index``, ``status``, ``latency_ns`` and the stages at least.
-        :raises InputError: naming the first row that no run of latfix has.
+        :raises InputError: naming the first row that is invalid.
         """
         index = rows["index"]
         if not len(index):
@@ -97,10 +97,10 @@ class RequestCheck:
 
 
 def check_batches(where: Path, batches: Columns) -> None:
-    """See that every batch is there once, with a size and a worker that a runner can have.
+    """Validate that every batch occurs once, with a possible size and worker.
 
-    :param batches: ``batch_id``, ``size`` and, where recorded, ``worker``, sorted by id.
-    :raises InputError: naming the first that is not.
+    :param batches: ``batch_id``, ``size`` and, if recorded, ``worker``, sorted by id.
+    :raises InputError: naming the first that is invalid.
     """
     ids, size = batches["batch_id"], batches["size"]
     if not len(ids):
@@ -118,9 +118,9 @@ def check_batches(where: Path, batches: Columns) -> None:
 
 
 def check_times(where: Path, batches: Columns) -> None:
-    """See that no time of a batch is longer than a run can be.
+    """Validate that no time of a batch is longer than a run can be.
 
-    :param batches: any columns; nanoseconds by their names.
+    :param batches: any columns; those whose names end in ``_ns`` are nanoseconds.
     :raises InputError: naming the first column in which one is.
     """
     for name, values in batches.items():
@@ -131,7 +131,7 @@ def check_times(where: Path, batches: Columns) -> None:
 
 
 def check_detail(where: Path, detail: object) -> None:
-    """See that what an event tells is a JSON object that can be read.
+    """Validate that the detail of an event is a JSON object that can be read.
 
     :param where: the file of the events.
     :raises InputError: it is not.
@@ -142,10 +142,10 @@ def check_detail(where: Path, detail: object) -> None:
 
 
 def check_document(where: Path, value: object, key: str = "", depth: int = 0) -> None:
-    """See that a JSON document is no deeper than people read, and that its numbers can be calculated with.
+    """Validate that a JSON document is not nested too deep, and that its numbers can be calculated with.
 
     :param where: its file.
-    :raises InputError: naming the key of what is not.
+    :raises InputError: naming the invalid key.
     """
     if depth > _DEEPEST:
         raise InputError(f"{where}: found values nested more than {_DEEPEST} deep; expected what latfix wrote")

@@ -1,11 +1,11 @@
-"""Moving-block resampling of a series of requests, and percentiles of what was resampled.
+"""Moving-block resampling of a series of requests, and percentiles of resamples.
 
-Latencies of neighboring requests depend on each other (they wait in the same queue), so that single requests
-cannot be drawn independently: whole runs of neighbors are. Blocks wrap around the end of the series
-(Politis and Romano, 1992), which gives every request the same chance to be drawn.
+Latencies of neighboring requests are dependent (they wait in the same queue), so resampling draws runs of neighbors
+instead of single requests. Blocks wrap around the end of the series (Politis and Romano, 1992), which gives every
+request the same chance to be drawn.
 
-A resample is kept as *how often* each request was drawn. Values are sorted once, and percentiles of a
-resample are read from running sums of these counts: O(n) time and memory a resample, without sorting.
+A resample is stored as the number of times that each request was drawn. Values are sorted once, and percentiles of a
+resample are read from running sums of these counts: O(n) time and memory per resample, without sorting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latfix.arrays import Floats, Ints
 def default_block(n: int) -> int:
     """Block length from the number of requests alone: ``2·n**(1/3)``, between 1 and ``n // 8``.
 
-    The rate is the optimal one for a variance (Künsch, 1989). :func:`block_length` looks at the data too.
+    The rate is optimal for a variance (Künsch, 1989). :func:`block_length` also uses the data.
     """
     return max(1, min(round(2.0 * math.cbrt(n)), n // 8))
 
@@ -31,9 +31,8 @@ def default_block(n: int) -> int:
 def block_length(values: npt.ArrayLike) -> int:
     """Block length for a series in order of arrival: Politis and White's rule (2004, corrected 2009).
 
-    The rule is applied to ranks, because a few enormous latencies would hide how their neighbors depend on
-    each other. Never below :func:`default_block`, never above ``n // 8``: with fewer than eight blocks a
-    resample says little.
+    The rule is applied to ranks, because a few enormous latencies would hide the dependence of their neighbors.
+    Never below :func:`default_block`, never above ``n // 8``: with fewer than eight blocks a resample says little.
 
     :param values: ``(n,)``; NaN (a request that did not end ``ok``) is left out.
     """
@@ -47,14 +46,14 @@ def block_length(values: npt.ArrayLike) -> int:
 
 
 def iter_block_starts(n: int, *, block: int, replicates: int, rng: np.random.Generator) -> Iterator[Ints]:
-    """Where the blocks of each resample start: ``ceil(n / block)`` positions a resample."""
+    """Start positions of the blocks of each resample: ``ceil(n / block)`` per resample."""
     blocks = -(-n // block) if n else 0
     for _ in range(replicates):
         yield rng.integers(0, max(n, 1), size=blocks, dtype=np.int64)
 
 
 def block_counts(n: int, starts: Ints, block: int) -> Ints:
-    """How often each of ``n`` positions is drawn by blocks at ``starts``; sums to ``n``.
+    """Number of times that each of ``n`` positions is drawn by blocks at ``starts``; sums to ``n``.
 
     The last block is cut so that a resample has as many requests as the original.
     """
@@ -71,7 +70,7 @@ def block_counts(n: int, starts: Ints, block: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class SortedSample:
-    """Values sorted once, to read statistics of resamples from counts.
+    """Values sorted once, to compute statistics of resamples from counts.
 
     :param values: ``(m,)`` ascending, the finite values of the series.
     :param order: ``(m,)`` their positions in the series.
@@ -89,10 +88,10 @@ class SortedSample:
         return cls(np.ascontiguousarray(array[order]), order)
 
     def statistics(self, quantiles: Sequence[float], counts: Ints | None = None) -> Floats:
-        """Mean, the quantiles (each in 0..1), and the maximum, of the sample or of a resample of it.
+        """Mean, the quantiles (each in 0..1), and the maximum, of the sample or of a resample.
 
-        :param counts: how often each position of the series was drawn; ``None``: once each.
-        :returns: ``(len(quantiles) + 2,)``; NaN where nothing was drawn.
+        :param counts: number of times that each position of the series was drawn; ``None``: once each.
+        :returns: ``(len(quantiles) + 2,)``; NaN if nothing was drawn.
         """
         result = np.full(len(quantiles) + 2, math.nan)
         drawn = np.ones(len(self.order), dtype=np.int64) if counts is None else counts[self.order]
@@ -119,9 +118,9 @@ def block_sums(each: Floats, block: int) -> Floats:
 
 
 def evidence(added: Floats) -> float:
-    """Degrees of freedom of a variance that is known from what each block adds: ``(Σd²)² / Σd⁴``, at least 1.
+    """Degrees of freedom of a variance estimated from the contributions of blocks: ``(Σd²)² / Σd⁴``, at least 1.
 
-    As in Satterthwaite's formula (1946): where two blocks out of a hundred stand out, two are what is known.
+    As in Satterthwaite's formula (1946): if two blocks out of a hundred dominate, there are two.
     """
     squares = added**2
     fourth = float((squares**2).sum())
@@ -129,14 +128,14 @@ def evidence(added: Floats) -> float:
 
 
 def sliding_sums(each: Floats, block: int) -> Floats:
-    """Sums over the ``block`` neighbors that begin at each position, wrapped around the end; ``(n,)``."""
+    """Sums over ``block`` neighbors from each position, wrapped around the end; ``(n,)``."""
     n = len(each)
     running = np.concatenate([[0.0], np.cumsum(np.concatenate([each, each[:block]]))])
     return np.asarray(running[block : block + n] - running[:n], dtype=np.float64)
 
 
 def ranks(series: Floats) -> Floats:
-    """Ranks from 1, ties averaged. By hand because ``scipy.stats`` takes over a second to import."""
+    """Ranks from 1, ties averaged. Not from ``scipy.stats``, which takes over a second to import."""
     _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
     upper = np.cumsum(counts)
     return np.asarray((upper - (counts - 1) / 2.0)[inverse], dtype=np.float64)

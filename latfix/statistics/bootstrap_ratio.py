@@ -1,4 +1,4 @@
-"""The ratio of two replays of the same traffic, with a 95 % interval to show and bounds to decide by.
+"""The ratio of two replays of the same traffic, with a 95 % interval for display and bounds for decisions.
 
 The interval is a paired moving-block bootstrap (:mod:`block_bootstrap`) with Student's t; the bounds are in
 :mod:`latfix.statistics.score_bounds`.
@@ -19,14 +19,14 @@ from latfix.statistics.control_variate import fit_control
 from latfix.statistics.decision import FINAL, RatioEstimate, Rule
 from latfix.statistics.distributions import student_t
 from latfix.statistics.latency_summary import QUANTILES, influence, limit_of
-from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bounds, log_ratios
+from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bounds, log_quotient, log_ratios
 
-#: What has a ratio with an interval. A maximum is one request, about which no number of requests is sure.
+#: Statistics that have a ratio with an interval. A maximum is a single request, which never becomes certain.
 RATIO_KEYS: tuple[str, ...] = ("mean", *QUANTILES)
-#: Half of a 95 % interval, so many times as wide, is half of one of 99.7 % (normal errors).
+#: Ratio of the half-widths of a 99.7 % and a 95 % interval (normal errors).
 _SURER = 1.5
 _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
-#: What :meth:`SortedSample.statistics` returns, in its order.
+#: Order of the results of :meth:`SortedSample.statistics`.
 _ORDER: tuple[str, ...] = (*RATIO_KEYS, "max")
 
 
@@ -48,21 +48,21 @@ def arm_ratios(
     - *within rounds*: moving blocks of request positions are drawn, the same in both arms, so that what the
       arms share (the traffic, its bursts, the machine's drift over the round) cancels;
     - *between rounds*, with three or more: leaving out one round at a time (jackknife), with Student's t for
-      the number of rounds. It alone sees effects of a restart or of a neighbor who hit one arm only.
+      the number of rounds. Only this covers effects of a restart or of a neighbor on one arm.
 
-    For the 95 % interval the wider of the two counts. With two rounds, the spread between them is added as far
-    as it exceeds what the blocks explain (Welch and Satterthwaite). **With one round, an effect that sat on one
-    arm for the whole replay looks like a difference**: the interval then covers what the requests of
-    these two replays show, not what the next restart will; the decision bounds allow for it.
+    The 95 % interval is the wider of the two. With two rounds, the spread between them is added as far as it exceeds
+    what the blocks explain (Welch and Satterthwaite). **With one round, an effect on one arm for the whole replay
+    looks like a difference**: the interval then covers what the requests of these two replays show, not the effect
+    of the next restart; the decision bounds allow for it.
 
-    :param base_blocks: for each round the latencies, any unit, in order of the schedule; NaN where the
-        request did not end ``ok``. Both arms have the same length in a round; where they differ, the
-        round's positions are drawn for each arm on its own.
+    :param base_blocks: for each round the latencies, any unit, in order of the schedule; NaN if the
+        request did not end ``ok``. Both arms have the same length in a round; if they differ, the
+        round's positions are drawn independently for each arm.
     :param new_blocks: the same for the other arm; as many rounds.
-    :param rule: how sure a decision must be.
-    :param paired: the same traffic in both arms; otherwise each arm's blocks are drawn on their own.
-    :param control: for each round by how much more the machine slowed the new arm down, as a logarithm, NaN where
-        that is not known (:mod:`latfix.statistics.control_variate`); what of it shows in the medians is taken out.
+    :param rule: the confidence that a decision needs.
+    :param paired: the same traffic in both arms; otherwise each arm's blocks are drawn independently.
+    :param control: for each round the logarithm of how much more the machine slowed the new arm down, NaN if
+        unknown (:mod:`latfix.statistics.control_variate`); the part that shows in the medians is removed.
     :raises ValueError: no rounds, or not equally many.
     """
     rounds = _rounds(base_blocks, new_blocks)
@@ -106,7 +106,7 @@ class _Round:
 
 
 def _decided(bounds: tuple[float, float]) -> bool | None:
-    """True if the new arm is better, false if worse; ``None`` where undecided."""
+    """True if the new arm is better, False if worse; ``None`` if undecided."""
     return True if bounds[1] < 1.0 else False if bounds[0] > 1.0 else None
 
 
@@ -136,7 +136,7 @@ def _spread(half: float, scored: Rounds, q: float | None, rule: Rule) -> float:
     count = scored.count
     within = half / student_t(0.95, 1e6) * math.sqrt(count)
     if count < 3:
-        return math.hypot(within, rule.restart_sd / 2)  # what restarts mostly do, below what is allowed for
+        return math.hypot(within, rule.restart_sd / 2)  # the typical effect of restarts, half of the allowance
     mean_half = between(scored.log_ratios(q), 0.05)[1]
     return mean_half / student_t(0.95, count - 1) * math.sqrt(count)
 
@@ -156,7 +156,7 @@ def _log_ratio(rounds: Sequence[_Round]) -> Floats:
         return np.full(len(_ORDER), math.nan)
     base = SortedSample.of(np.concatenate([r.base for r in rounds])).statistics(_FRACTIONS)
     new = SortedSample.of(np.concatenate([r.new for r in rounds])).statistics(_FRACTIONS)
-    return _log_quotient(new, base)
+    return log_quotient(new, base)
 
 
 def _resampled(rounds: Sequence[_Round], rng: np.random.Generator, replicates: int, paired: bool) -> Iterator[Floats]:
@@ -164,24 +164,17 @@ def _resampled(rounds: Sequence[_Round], rng: np.random.Generator, replicates: i
     new = SortedSample.of(np.concatenate([r.new for r in rounds]))
     for _ in range(replicates):
         counts = [r.counts(rng, paired) for r in rounds]
-        yield _log_quotient(
+        yield log_quotient(
             new.statistics(_FRACTIONS, np.concatenate([second for _, second in counts])),
             base.statistics(_FRACTIONS, np.concatenate([first for first, _ in counts])),
         )
 
 
-def _log_quotient(new: Floats, base: Floats) -> Floats:
-    usable = (new > 0) & (base > 0)
-    result = np.full(len(new), math.nan)
-    result[usable] = np.log(new[usable]) - np.log(base[usable])
-    return result
-
-
 def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
-    """Degrees of freedom of the variance within rounds, from what each block adds to the ratio.
+    """Degrees of freedom of the variance within rounds, from each block's contribution to the ratio.
 
-    A block adds to the mean what it holds above the average, to a percentile how many requests it holds
-    beyond the limit, each in the new arm less the base: what both arms share has no part in the ratio.
+    A block contributes its excess over the average to the mean, and the number of its requests beyond the limit to
+    a percentile, each as new arm less base: what both arms share does not affect the ratio.
     """
     base_limit = limit_of(key, np.concatenate([r.base for r in rounds]))
     new_limit = limit_of(key, np.concatenate([r.new for r in rounds]))
@@ -193,7 +186,7 @@ def _ratio_evidence(key: str, rounds: Sequence[_Round]) -> float:
 
 
 def _half_width(drawn: Floats, left_out: Floats, freedom: float) -> float:
-    """Half the 95 % interval's width on the logarithm; infinite where unknown."""
+    """Half the 95 % interval's width on the logarithm; infinite if unknown."""
     finite = drawn[np.isfinite(drawn)]
     if len(finite) < max(2, len(drawn) // 2):
         return math.inf

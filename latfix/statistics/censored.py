@@ -1,15 +1,15 @@
-"""Percentiles of all requests that arrived, those that never got an answer among them.
+"""Percentiles of all requests that arrived, including those that were never answered.
 
-A request that failed, timed out or was shed is slower than any: whoever sent it never got an answer. Over *n*
-requests that arrived the q-th percentile is the time within which q % of them were answered (the cumulative incidence
-of an answer, with loss as a competing risk). Where more than 1 - q were lost there is no such time: the percentile is
-lost, and only known to be at least what the slow ones, and those that were lost, had waited until then.
+A request that failed, timed out or was shed counts as slower than any, because its caller never got an answer. Over
+*n* requests that arrived, the q-th percentile is the time within which q % of them were answered (the cumulative
+incidence of an answer, with loss as a competing risk). If more than 1 - q were lost there is no such time: the
+percentile is lost, and only bounded from below by how long the slow and the lost requests had waited.
 
-A request that was in flight when the record ends would have been answered at some time: it is censored on the right,
-as by Kaplan and Meier (1958; :func:`scipy.stats.ecdf` on ``CensoredData`` gives the same steps). Its weight goes to
-those that took longer than it had waited.
+A request in flight when the record ends would have been answered later: it is right-censored, as by Kaplan and Meier
+(1958; :func:`scipy.stats.ecdf` on ``CensoredData`` gives the same steps). Its weight goes to requests that took
+longer than it had waited.
 
-Between steps percentiles are interpolated as in :mod:`latency_summary`; where nothing was lost they are the same.
+Percentiles are interpolated between steps as in :mod:`latency_summary`; without losses they are equal to those.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from latfix.statistics.latency_summary import QUANTILES, percentile_ns, summariz
 if TYPE_CHECKING:
     from latfix.run_record.chunked_record import RecordSource
 
-#: What stands for a lost request among numbers that must be finite: so many times the slowest answer of both arms.
+#: Finite replacement for a lost request's latency: this many times the slowest answer of both arms.
 _BEYOND_ANY = 2.0
-#: Ranks are sums of floats.
+#: Tolerance for ranks, which are sums of floats.
 _TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of requests, in order of arrival.
+    """The outcome of requests, in order of arrival.
 
     :param waited_ns: ``(n,)`` latency of those that ended ``ok``; how long the others had waited when they were lost.
     :param answered: ``(n,)`` ended ``ok``.
@@ -60,13 +60,13 @@ class Outcomes:
 
     @classmethod
     def answers(cls, latency_ns: npt.ArrayLike) -> Outcomes:
-        """Requests that all ended ``ok``."""
+        """Outcomes of requests that all ended ``ok``."""
         waited = np.asarray(latency_ns, dtype=np.float64)
         return cls(waited, np.ones(len(waited), np.bool_), np.zeros(len(waited), np.bool_))
 
     @classmethod
     def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
-        """Several runs' requests, one after the other."""
+        """Requests of several runs, concatenated."""
         return cls(
             np.concatenate([np.zeros(0), *(part.waited_ns for part in parts)]),
             np.concatenate([np.zeros(0, np.bool_), *(part.answered for part in parts)]),
@@ -83,18 +83,18 @@ class Outcomes:
 
     @property
     def series_ns(self) -> Floats:
-        """``(n,)`` with infinity for those without an answer."""
+        """``(n,)`` latencies, infinite for requests without an answer."""
         return np.where(self.answered, self.waited_ns, math.inf)
 
     def percentiles_ns(self, percentiles: Iterable[float]) -> list[float]:
-        """The percentiles (0..100); :class:`AtLeast` where lost, NaN where no request arrived."""
+        """The percentiles (0..100); :class:`AtLeast` if lost, NaN if no request arrived."""
         wanted = list(percentiles)
         if not len(self):
             return [math.nan] * len(wanted)
         if self.answered.all():
             return [percentile_ns(self.waited_ns, q) for q in wanted]
         counted = self.answered | self.open
-        # What is censored at a latency was still waiting then: it comes after those that ended.
+        # A request censored at a latency was still waiting then, so it comes after those that ended.
         order = np.lexsort((self.open[counted], self.waited_ns[counted]))
         censored = self.open[counted][order].astype(np.int64)
         ranks = answered_ranks(1 - censored, censored, len(self), wanted)
@@ -110,7 +110,7 @@ class Outcomes:
     def summary_ms(self) -> dict[str, float]:
         """Percentiles and maximum of all that arrived, and the mean of those that ended ``ok``, in milliseconds.
 
-        :returns: an entry for each of ``LATENCY_KEYS``; NaN where there is no such request.
+        :returns: an entry for each of ``LATENCY_KEYS``; NaN if there is no such request.
         """
         if len(self) and self.answered.all():
             return summarize_ms(self.waited_ns)
@@ -121,13 +121,13 @@ class Outcomes:
         return {key: figures[key] for key in LATENCY_KEYS}
 
     def intervals_ms(self, *, seed: int) -> dict[str, tuple[float, float]]:
-        """Intervals of :meth:`summary_ms`, with an upper end of infinity where what was lost may reach it."""
+        """Intervals of :meth:`summary_ms`; the upper end is infinite if lost requests may reach it."""
         found, figures = summary_intervals_ms(self.series_ns, seed=seed), self.summary_ms()
         return {key: (min(lo, figures[key]), max(hi, figures[key])) for key, (lo, hi) in found.items()}
 
 
 def outcomes_of(source: RunRecord | RecordSource) -> Outcomes:
-    """What became of the measured requests of a run, in order of its schedule."""
+    """Outcomes of the measured requests of a run, in order of its schedule."""
     names = ("latency_ns", "status", "warmup")
     parts = [source.requests] if isinstance(source, RunRecord) else source.scan(names)
     kept = [(rows, rows["warmup"] == 0) for rows in parts]
@@ -135,10 +135,10 @@ def outcomes_of(source: RunRecord | RecordSource) -> Outcomes:
 
 
 def beyond_any(base: Sequence[Floats], new: Sequence[Floats]) -> tuple[list[Floats], list[Floats]]:
-    """Two arms' latencies with a finite number beyond any answer of both in place of infinity, for tests by rank.
+    """Replace infinity in two arms' latencies by a finite number beyond any answer, for rank tests.
 
-    Whether a percentile of one arm exceeds the other's is told by which requests lie beyond it. By how much it does
-    is not, where it is among the lost.
+    The requests beyond a percentile show if one arm's exceeds the other's. They do not show by how much if it falls
+    among lost requests.
     """
     both = [series[np.isfinite(series)] for series in (*base, *new)]
     largest = max((float(series.max()) for series in both if len(series)), default=math.nan)
@@ -149,13 +149,13 @@ def beyond_any(base: Sequence[Floats], new: Sequence[Floats]) -> tuple[list[Floa
 
 
 def answered_ranks(answered: Ints, censored: Ints, requests: int, percentiles: Iterable[float]) -> list[float]:
-    """Where percentiles of all requests stand among those that were answered: fractional ranks, counted from 0.
+    """Fractional ranks, from 0, of percentiles of all requests among those that were answered.
 
     :param answered: ``(k,)`` requests that ended ``ok``, by cells of ascending latency.
-    :param censored: ``(k,)`` requests that were in flight at the record's end, by how long they had waited; within a
-        cell they come last.
-    :param requests: all that arrived: these two, and those that were lost.
-    :returns: NaN where the percentile is lost.
+    :param censored: ``(k,)`` requests in flight at the record's end, by how long they had waited; within a cell they
+        come last.
+    :param requests: all that arrived: these two, and lost ones.
+    :returns: NaN for a lost percentile.
     """
     held = np.flatnonzero(answered)
     if not len(held):
@@ -163,12 +163,12 @@ def answered_ranks(answered: Ints, censored: Ints, requests: int, percentiles: I
     total = int(answered.sum())
     before = np.cumsum(answered) - answered
     at_risk = requests - (np.cumsum(answered + censored) - answered - censored)
-    # Kaplan and Meier: of those still waiting, the share that was answered in each cell.
+    # Kaplan and Meier: the share of still waiting requests that was answered in each cell.
     survival = np.concatenate([[1.0], np.cumprod(1.0 - answered / np.maximum(at_risk, 1))])
     reached, each = 1.0 - survival[:-1], survival[:-1] / np.maximum(at_risk, 1)
     last = held[-1]
     later = int(at_risk[last] - answered[last])
-    # One request's weight less than all: percentiles run from the first request to the last.
+    # One request's weight less than 1: percentiles run from the first request to the last.
     whole = 1.0 - (survival[last + 1] / later if later else each[last])
     ranks = []
     for q in percentiles:

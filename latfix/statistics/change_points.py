@@ -1,9 +1,9 @@
-"""Change points of a rate: where something that strikes now and then begins to strike more, or less, often.
+"""Change points of a rate: times at which intermittent events become more, or less, frequent.
 
-A series of counts (or of fractions of a full strike) over equally many opportunities each is cut into stretches
-of constant rate. The cost of a stretch is the negative Poisson log likelihood at its own rate, the optimum over
+A series of counts (or of fractions of a full event) over equal numbers of opportunities is cut into stretches of
+constant rate. The cost of a stretch is the negative Poisson log likelihood at its own rate, the optimum over
 all cuts comes from pruned dynamic programming (PELT; Killick, Fearnhead and Eckley, JASA 107, 2012), and the
-price of a cut is what the best cut of the same values in random order gains: a steady rate is left whole.
+price of a cut is the gain of the best cut of the same values in random order, so that a steady rate is not cut.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 
-#: Values beyond which a series must be summed up first.
+#: Longest series; sum up neighbors of a longer one first.
 MOST_VALUES = 2_000
 _SHUFFLES = 99
 _QUANTILE = 0.98
@@ -20,7 +20,7 @@ _LENGTHS = 1.3
 
 
 def rate_changes(values: Floats, *, seed: int) -> Ints:
-    """Edges of the stretches of constant rate, 0 and ``len(values)`` among them.
+    """Edges of the stretches of constant rate, including 0 and ``len(values)``.
 
     :param values: ``(n,)`` nonnegative, in order of time; at most :data:`MOST_VALUES`.
     :param seed: of the random orders.
@@ -37,12 +37,12 @@ def rate_changes(values: Floats, *, seed: int) -> Ints:
 
 
 def _worth(total: Floats, count: Floats) -> Floats:
-    """Poisson log likelihood of stretches at their own rates, up to a part that every cut shares."""
+    """Poisson log likelihood of stretches at their own rates, up to a term that all cuts share."""
     return np.where(total > 0, total * np.log(np.maximum(total, 1e-300) / np.maximum(count, 1.0)), 0.0)
 
 
 def _price(values: Floats, rng: np.random.Generator) -> float:
-    """What one change must gain: nearly always more than the best one of a random order does."""
+    """The least gain of a change: exceeded by the best change of a random order in few cases."""
     n = len(values)
     lengths = np.unique(np.rint(_LENGTHS ** np.arange(np.log(n) / np.log(_LENGTHS))).astype(np.int64))
     lengths = lengths[lengths < n]
@@ -55,7 +55,7 @@ def _price(values: Floats, rng: np.random.Generator) -> float:
         outside = np.maximum(total - inside, 0.0)
         return np.asarray((_worth(inside, size) + _worth(outside, n - size)).max(axis=1) - whole)
 
-    # What a stretch of some length gains is convex in what lies in it: most, or least, is worth most.
+    # The gain of a stretch of fixed length is convex in its sum, so an extreme sum gains most.
     within = [running[:, length:] - running[:, :-length] for length in lengths.tolist()]
     extremes = np.stack([end for inside in within for end in (inside.max(axis=1), inside.min(axis=1))], axis=1)
     stretch = np.quantile(gained(extremes, np.repeat(lengths, 2).astype(np.float64)), _QUANTILE)
@@ -86,7 +86,7 @@ def _cheapest_cuts(values: Floats, price: float) -> Ints:
 def rising_level(values: Floats) -> Floats:
     """The least-squares level that never falls (pool adjacent violators; Barlow et al., 1972).
 
-    SciPy has it too, and takes a second to import.
+    Not from SciPy, which takes a second to import.
     """
     means: list[float] = []
     counts: list[int] = []

@@ -1,9 +1,8 @@
 """Verdicts on the ratio of two arms: one rule for `optimize`, `compare` and gates against a baseline.
 
-An estimate carries two intervals. The one that is shown, ``ci95``, holds the true ratio in 95 of 100
-comparisons; five of a hundred that compare a service with itself would be called different by it. Verdicts
-and gates look at a second, wider one, the *decision bounds*, made so that at most one in a hundred is
-(docs/statistics.md has the method and measurements).
+An estimate carries two intervals. The displayed one, ``ci95``, holds the true ratio in 95 of 100 comparisons; by it,
+five of a hundred comparisons of a service with itself would differ. Verdicts and gates use a second, wider one, the
+*decision bounds*, by which at most one in a hundred does (docs/statistics.md has the method and measurements).
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from typing import Any, ClassVar, Literal
 
 Verdict = Literal["better", "worse", "no_difference", "undecided"]
 
-#: Nominal error rate of a decision about a service and itself. Half of what is promised (1 in 100): what was
-#: simulated stays below the promise with room, also where traffic is short or pauses are rare.
+#: Nominal error rate of a decision about a service and itself: half of the promised 1 in 100, so that simulated
+#: rates stay below the promise with a margin, also for short traffic or rare pauses.
 LEVEL = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How sure a comparison must be before it decides.
+    """The confidence that a comparison needs to decide.
 
     :param level: error rate of the decision bounds, both sides together.
-    :param restart_sd: standard deviation of the logarithm of a round's ratio that is taken for what restarts
-        do to whole replays, beside what the rounds show, as long as there are fewer restarts than can show it.
-        0.07 is seven per cent: what the ratios of p99 of single rounds were found to vary by.
+    :param restart_sd: assumed standard deviation of the logarithm of a round's ratio due to restarts, in addition to
+        what the rounds show, as long as there are too few restarts to show it.
+        0.07 is seven per cent: the measured variation of the p99 ratios of single rounds.
     """
 
     level: float = LEVEL
     restart_sd: float = 0.07
 
 
-#: Claims that outlive the processes they were measured on: `compare`, gates, the final replay of `optimize`.
+#: For claims that outlive the measured processes: `compare`, gates, the final replay of `optimize`.
 FINAL = Rule()
-#: Claims about two live processes, which a final replay on fresh ones will hold to account.
+#: For claims about two live processes, which a final replay on fresh ones will check.
 SCREENING = Rule(level=0.01, restart_sd=0.0)
 
 
@@ -49,7 +48,7 @@ class Interval:
     hi: float
 
     def to_json(self) -> dict[str, Any]:
-        """``{"value": …, "ci95": [lo, hi]}``; ``null`` for what is not finite, which JSON cannot hold."""
+        """``{"value": …, "ci95": [lo, hi]}``; ``null`` for numbers that are not finite."""
         known = math.isfinite(self.lo) and math.isfinite(self.hi)
         value = self.value if math.isfinite(self.value) else None
         return {"value": value, "ci95": [self.lo, self.hi] if known else None}
@@ -59,13 +58,13 @@ class Interval:
 class RatioEstimate(Interval):
     """New over base, without unit: 0.25 is four times faster.
 
-    :param decision: the bounds that verdicts and gates look at, never inside ``lo`` and ``hi``; an end that
-        the data do not bound is 0 or infinite. ``None``: read from a document that had none.
+    :param decision: the bounds for verdicts and gates, never inside ``lo`` and ``hi``; an unbounded end is 0 or
+        infinite. ``None`` if an older document had none.
     :param level: error rate of ``decision``.
-    :param rounds: how many pairs of replays it rests on.
-    :param spread: about the standard deviation of the logarithm of one round's ratio; NaN where not known.
-    :param lost: the figure of an arm is among the requests that it lost: the bounds tell which arm is slower, and
-        nothing how much.
+    :param rounds: the number of pairs of replays.
+    :param spread: about the standard deviation of the logarithm of one round's ratio; NaN if unknown.
+    :param lost: an arm's figure is among its lost requests: the bounds show which arm is slower, but not by how
+        much.
     """
 
     JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {
@@ -91,11 +90,11 @@ class RatioEstimate(Interval):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What decides: the decision bounds, or the 95 % interval where there are none."""
+        """The decision bounds, or the 95 % interval if there are none."""
         return (self.lo, self.hi) if self.decision is None else self.decision
 
     def to_json(self) -> dict[str, Any]:
-        """As :meth:`Interval.to_json`, with the decision bounds; an open end of theirs is ``null``."""
+        """As :meth:`Interval.to_json`, with the decision bounds; an open end is ``null``."""
         if self.lost:
             return {"value": None, "ci95": None, "rounds": self.rounds, "lost": True}
         entry = Interval.to_json(self)
@@ -108,7 +107,7 @@ class RatioEstimate(Interval):
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> RatioEstimate:
-        """What :meth:`to_json` wrote, or an entry of an older document, which has only ``value`` and ``ci95``."""
+        """Read an entry that :meth:`to_json` wrote; those of older documents have only ``value`` and ``ci95``."""
         value, ends, decision = entry.get("value"), entry.get("ci95"), entry.get("decision")
         lo, hi = (float(end) for end in ends) if ends else (math.nan, math.nan)
         number = math.nan if value is None else float(value)
@@ -130,7 +129,7 @@ class RatioEstimate(Interval):
 def judge(estimate: RatioEstimate, *, smallest: float = 0.05) -> Verdict:
     """The verdict on a ratio of latencies; lower is better.
 
-    :param smallest: the smallest difference worth a name: bounds inside ``1 ± smallest`` that hold 1 are
+    :param smallest: the smallest relevant difference: bounds inside ``1 ± smallest`` that hold 1 are
         ``no_difference``.
     """
     lo, hi = estimate.bounds

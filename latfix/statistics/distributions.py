@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 
 def wilson_interval(hits: float, total: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval (1927) of a rate; ``(0, 1)`` where nothing was counted."""
+    """Wilson's 95 % score interval (1927) of a rate; ``(0, 1)`` if nothing was counted."""
     if total <= 0:
         return (0.0, 1.0)
     lo, hi = score_interval(hits / total, total, normal_quantile(0.95))
@@ -25,7 +25,7 @@ def score_interval(rate: float, total: float, quantile: float) -> tuple[float, f
 
 def student_t(confidence: float, freedom: float) -> float:
     """The two-sided quantile of Student's t; ``freedom`` may be fractional and counts as 1 below that."""
-    from scipy.special import stdtrit  # imported late: it takes as long as the start of a command
+    from scipy.special import stdtrit  # imported late because it takes as long as the start of a command
 
     return float(stdtrit(max(1.0, freedom), 0.5 + confidence / 2))
 

@@ -1,15 +1,14 @@
 """Looking at a comparison after every round, with the error rate of a single look.
 
-Whoever looks after each of twelve rounds and stops at the first difference is wrong far more often than once:
-each look needs a stricter level. The levels spend a given error rate over the rounds (Lan and DeMets, 1983) with
-the square of their share (Kim and DeMets, 1987): an effect of a factor of two is called at the first look, after
-five rounds, and nearly half of the level is left for the last look, where the small ones are called. How much an
-earlier look already covers is computed for sums of normal increments (Armitage, McPherson and Rowe, 1969); the
-levels are then used with Student's t, which makes 0.5 % of 12 looks 0.6 % (simulated; Jennison and Turnbull,
-2000, chapter 11). Bounds at these levels hold at all looks together (*repeated confidence intervals*, Jennison
-and Turnbull, 1989), so that stopping for "no difference" and for want of prospects costs no error. A sequence
-that is valid for ever (Howard and others, 2021) would need no largest number of rounds and be wider for it; a
-budget knows the largest number.
+Stopping at the first difference in twelve looks errs far more often than one look, so each look needs a stricter
+level. The levels spend a given error rate over the rounds (Lan and DeMets, 1983) with the square of their share (Kim
+and DeMets, 1987): an effect of a factor of two is detected at the first look, after five rounds, and nearly half of
+the level remains for the last look, which detects small effects. How much an earlier look already covers is computed
+for sums of normal increments (Armitage, McPherson and Rowe, 1969). The levels are then used with Student's t, which
+makes 0.5 % of 12 looks 0.6 % (simulated; Jennison and Turnbull, 2000, chapter 11). Bounds at these levels hold at all
+looks together (*repeated confidence intervals*, Jennison and Turnbull, 1989), so that stopping for "no difference" or
+for "no prospect" costs no error. An always-valid sequence (Howard and others, 2021) would need no largest number of
+rounds, but be wider; a budget implies a largest number.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from latfix.arrays import Floats
 from latfix.statistics.decision import LEVEL, RatioEstimate, judge
 from latfix.statistics.distributions import student_t
 
-#: Fewer restarts cannot show what they do (:data:`latfix.statistics.score_bounds.FREE_OF_ALLOWANCE`).
+#: Fewer restarts do not show their effect (:data:`latfix.statistics.score_bounds.FREE_OF_ALLOWANCE`).
 FIRST_LOOK = 5
-#: More rounds are not proposed: what they do not show is smaller than what matters, or the machine too restless.
+#: More rounds are not proposed: the effect is then too small to matter, or the machine too noisy.
 MOST_PROPOSED = 200
 _PROSPECT = 0.05
-#: The share of the level that is spent grows with this power of the share of the rounds.
+#: The spent share of the level grows with this power of the share of the rounds.
 _SPENDING = 2.0
 _GRID = 601
 _REACH = 9.0
@@ -42,7 +41,7 @@ Reason = Literal["decided", "budget", "no prospect", "too late"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """How much more an undecided comparison would take, if the rounds to come are like those that were.
+    """How much more data an undecided comparison needs, if further rounds resemble the past ones.
 
     :param rounds: more rounds, each a replay of both arms on fresh processes.
     :param requests: more requests, of each arm.
@@ -55,8 +54,8 @@ class Need:
 def look_level(rounds: int, most: int, *, last: bool = False, level: float = LEVEL) -> float:
     """The level for the decision bounds at the look after ``rounds`` of at most ``most`` rounds.
 
-    :param last: no further look will follow, whatever this one shows: it may use up what is left. What says
-        so must not be the data (the budget may, the ratio may not).
+    :param last: no further look follows, so this one may use up the remaining level. The data must not determine
+        this (the budget may, the ratio may not).
     :param level: error rate of all looks together.
     """
     looks = tuple(range(min(FIRST_LOOK, most), rounds + 1)) or (rounds,)
@@ -67,7 +66,7 @@ def look_level(rounds: int, most: int, *, last: bool = False, level: float = LEV
 
 
 def prospect(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, level: float = LEVEL) -> float:
-    """The chance that a comparison is decided at the last of ``most`` rounds, if it goes on as it began.
+    """The chance that a comparison is decided at the last of ``most`` rounds, if its trend continues.
 
     From the distribution of the last ratio given the present one, with a flat prior.
     """
@@ -84,7 +83,7 @@ def prospect(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, leve
 
 
 def stop(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, level: float = LEVEL) -> Reason | None:
-    """Why a comparison ends here; ``None`` where another round is worth its time.
+    """Why a comparison ends here; ``None`` if another round is worth its time.
 
     :param estimate: with bounds at this look's level (:func:`look_level`).
     """
@@ -100,11 +99,11 @@ def stop(estimate: RatioEstimate, most: int, *, smallest: float = 0.05, level: f
 def needed(
     estimate: RatioEstimate, requests: int, *, limit: float | None = None, smallest: float = 0.05
 ) -> Need | None:
-    """How many more rounds would decide a comparison; ``None`` where no sensible number would.
+    """How many more rounds would decide a comparison; ``None`` if no sensible number would.
 
-    :param requests: that ended in one arm, over all rounds.
-    :param limit: the ratio that a gate asks about; ``None``: whether there is a difference, or none larger
-        than ``smallest``.
+    :param requests: the number that ended in one arm, over all rounds.
+    :param limit: the ratio that a gate compares with; ``None`` to detect a difference, or rule out one larger than
+        ``smallest``.
     """
     if not (math.isfinite(estimate.value) and math.isfinite(estimate.spread)) or estimate.value <= 0:
         return None
@@ -121,15 +120,15 @@ def needed(
 
 
 def _half(spread: float, rounds: int, level: float) -> float:
-    """Half of the width that the bounds of so many rounds will about have."""
+    """About half of the width of the bounds after ``rounds`` rounds."""
     return student_t(1.0 - level, max(rounds - 1, 1)) * spread / math.sqrt(rounds)
 
 
 @lru_cache(maxsize=256)
 def _levels(looks: Sequence[int], shares: Sequence[float], level: float) -> tuple[float, ...]:
-    """Nominal two-sided levels of looks after so many rounds, which spend ``level`` times the shares.
+    """Nominal two-sided levels of looks after given rounds, which spend ``level`` times the shares.
 
-    Sums of normal increments are followed on a grid: at each look what lies beyond the bounds is taken off.
+    The density of sums of normal increments is followed on a grid; each look removes what lies beyond its bounds.
     """
     grid = np.linspace(-_REACH, _REACH, _GRID)
     step = float(grid[1] - grid[0])

@@ -1,4 +1,4 @@
-"""Any percentile: how it is written as a key, its value in a run's latencies, and its interval."""
+"""Any percentile: its key, its value in a run's latencies, and its interval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Bounds = tuple[float, float]
 
-#: Percentiles that a history keeps of every run, beside the summary's.
+#: Percentiles that a history keeps of every run, in addition to the summary's.
 GRID: tuple[float, ...] = tuple(
     sorted(
         (
@@ -35,7 +35,7 @@ _KEY = re.compile(r"p([0-9]{1,2})(?:[._]([0-9]{1,4}))?")
 
 
 def percentile_of(key: str) -> float | None:
-    """99.9 for ``p99.9``, ``p99_9`` and ``p999``; ``None`` for a text that is no percentile between 0 and 100."""
+    """99.9 for ``p99.9``, ``p99_9`` and ``p999``; ``None`` for a text that is not a percentile between 0 and 100."""
     if key == "p999":
         return 99.9
     match = _KEY.fullmatch(key)
@@ -51,7 +51,7 @@ def percentile_key(percentile: float) -> str:
 
 
 def beyond_summary(metrics: Iterable[str]) -> tuple[float, ...]:
-    """Of some metrics the percentiles that no summary of latency holds, each once."""
+    """The percentiles among some metrics that no latency summary holds, each once."""
     percentiles = [percentile for percentile in map(percentile_of, metrics) if percentile is not None]
     return tuple(dict.fromkeys(q for q in percentiles if percentile_key(q) not in LATENCY_KEYS))
 
@@ -59,7 +59,7 @@ def beyond_summary(metrics: Iterable[str]) -> tuple[float, ...]:
 def percentile_figures(
     outcomes: Outcomes, percentiles: Iterable[float]
 ) -> tuple[dict[str, float], dict[str, Bounds]]:
-    """Values and 95 % intervals in milliseconds by key; NaN where no request arrived."""
+    """Values and 95 % intervals in milliseconds by key; NaN if no request arrived."""
     wanted = tuple(percentiles)
     keys, found = [percentile_key(q) for q in wanted], outcomes.percentiles_ns(wanted)
     figures = dict(zip(keys, (in_unit(value, 1e6) for value in found), strict=True))
@@ -73,13 +73,13 @@ def percentile_figures(
 
 
 def percentile_grid(outcomes: Outcomes) -> dict[str, float]:
-    """The percentiles of :data:`GRID` that are known, in milliseconds by key, to six digits."""
+    """The known percentiles of :data:`GRID`, in milliseconds by key, to six digits."""
     found = zip(GRID, outcomes.percentiles_ns(GRID), strict=True)
     return {percentile_key(q): float(f"{value / 1e6:.6g}") for q, value in found if math.isfinite(value)}
 
 
 def quantile_of(ascending: Floats, q: float) -> float:
-    """A quantile (0..1) of values of which the last may be infinite; infinite where it reaches into those.
+    """A quantile (0..1) of ascending values, the last of which may be infinite; infinite if it reaches those.
 
     Interpolated as in :mod:`latfix.statistics.latency_summary`.
     """
@@ -92,32 +92,32 @@ def quantile_of(ascending: Floats, q: float) -> float:
     return low + (high - low) * fraction if math.isfinite(high) else math.inf
 
 
-def percentile_interval(series: Floats, values: Floats, block: int, q: float, confidence: float = 0.95) -> Bounds:
-    """Woodruff's interval (1952) of a percentile, in the series' unit.
+def percentile_interval(series: Floats, values: Floats, block: int, q: float) -> Bounds:
+    """Woodruff's 95 % interval (1952) of a percentile, in the series' unit.
 
-    The share of requests beyond the percentile has an interval of its own (:func:`share_interval`); the latencies at
-    its ends are the interval. Beyond the slowest request the tail continues as a power law with Hill's exponent, so
-    that a p99 of 100 requests does not end at their maximum.
+    The share of requests beyond the percentile has an interval (:func:`share_interval`); the latencies at its ends
+    are the percentile's interval. Beyond the slowest request the tail is extrapolated as a power law with Hill's
+    exponent, so that the interval of a p99 of 100 requests does not end at their maximum.
 
-    :param series: ``(n,)`` in order of arrival, without NaN; infinite where a request never got an answer.
+    :param series: ``(n,)`` in order of arrival, without NaN; infinite if a request was never answered.
     :param values: the same, ascending.
     :param q: the percentile as a fraction.
     """
     share, limit = 1.0 - q, quantile_of(values, q)
     beyond = (series > limit if math.isfinite(limit) else np.isinf(series)).astype(np.float64)
-    lo, hi = share_interval(share, *independent_draws(beyond, share, block), confidence)
+    lo, hi = share_interval(share, *independent_draws(beyond, share, block))
     exponent = _hill(values)
     return _tail_value(values, hi, exponent), _tail_value(values, lo, exponent)
 
 
 def independent_draws(beyond: Floats, share: float, block: int) -> tuple[float, Floats]:
-    """How many independent draws a series is worth, and by how much each block exceeds the expected share.
+    """The effective number of independent draws of a series, and each block's excess over the expected share.
 
-    Slow requests come in clusters: the variance of the counts in ``block`` neighbors over that of independent draws
-    is the factor by which draws are fewer than requests.
+    Slow requests come in clusters: draws are fewer than requests by the ratio of the variance of the counts in
+    ``block`` neighbors to that of independent draws.
 
-    :param beyond: ``(n,)`` in order of arrival; 1 where a request lies beyond the limit, else 0.
-    :param share: of the requests that is expected there.
+    :param beyond: ``(n,)`` in order of arrival; 1 if a request lies beyond the limit, else 0.
+    :param share: the expected share of those.
     """
     n = len(beyond)
     observed = min(max(float(beyond.mean()), 1.0 / n), 1.0 - 1.0 / n) if n > 1 else 0.5
@@ -126,19 +126,19 @@ def independent_draws(beyond: Floats, share: float, block: int) -> tuple[float, 
     return n / inflation, block_sums(beyond - share, block)
 
 
-def share_interval(share: float, draws: float, added: Floats, confidence: float = 0.95) -> Bounds:
-    """Wilson's interval of a share, with Student's t for as many degrees of freedom as blocks stand out.
+def share_interval(share: float, draws: float, added: Floats) -> Bounds:
+    """Wilson's 95 % interval of a share, with Student's t for as many degrees of freedom as blocks stand out.
 
-    :param draws: independent draws behind it.
-    :param added: by how much each block exceeds the share.
+    :param draws: effective number of independent draws.
+    :param added: each block's excess over the share.
     """
-    return score_interval(share, draws, student_t(confidence, max(2.0, evidence(added))))
+    return score_interval(share, draws, student_t(0.95, max(2.0, evidence(added))))
 
 
 def _hill(values: Floats) -> float:
     """Hill's estimate (1975) of a tail's exponent, from the ``sqrt(n)`` slowest of ascending values; at most 2.
 
-    Latencies with an exponent of 1 or more have no mean: 2 leaves room and keeps the result finite.
+    Latencies with an exponent of 1 or more have no mean: 2 leaves a margin and keeps the result finite.
     """
     n = len(values)
     count = min(max(5, math.isqrt(n)), n - 1)

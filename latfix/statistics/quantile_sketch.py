@@ -1,7 +1,7 @@
-"""Percentiles of values that pass by once or twice and are not kept.
+"""Percentiles of streamed values, in one or two passes.
 
-A histogram with bins of equal ratio gives any percentile to a twentieth of a percent. Where the values pass by a
-second time, those in the bins that hold the wanted ranks are counted one by one, which makes percentiles exact.
+A histogram with bins of equal ratio gives any percentile to a twentieth of a percent. A second pass counts the values
+in the bins that hold the wanted ranks one by one, which makes percentiles exact.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from latfix.statistics.latency_summary import percentile_ns
 
 Values = Ints | Floats
 
-#: Bits of the mantissa that a bin keeps: 1024 bins for every doubling, 0.1 % from one to the next.
+#: Bits of the mantissa that a bin keeps: 1024 bins per doubling, 0.1 % from one to the next.
 _BITS = 10
 _SHIFT = 52 - _BITS
 _ZERO = 1023 << _BITS
 _BINS = (44 << _BITS) + 1
-#: A bin is counted in at most so many steps: whole nanoseconds up to a value of 268 ms, 2^-28 of it beyond.
+#: Most steps in which a bin is counted: whole nanoseconds up to a value of 268 ms, 2^-28 of it beyond.
 _STEPS = 1 << 18
 
 
 class LogHistogram:
-    """Counts of nonnegative values below 2^44 in bins of equal ratio; what is below one counts as zero."""
+    """Counts of nonnegative values below 2^44 in bins of equal ratio; values below one count as zero."""
 
     __slots__ = ("counts",)
 
@@ -33,7 +33,7 @@ class LogHistogram:
         self.counts: Ints = np.zeros(_BINS, np.int64) if counts is None else counts
 
     def add(self, values: Values) -> None:
-        """Count values in."""
+        """Count values."""
         if len(values):
             self.counts += np.bincount(_bins(values), minlength=_BINS)
 
@@ -68,7 +68,7 @@ class LogHistogram:
 
 
 class Distribution:
-    """Counted values with their total and largest: all of them kept where ``exact``, a histogram otherwise."""
+    """Total, maximum and percentiles of counted values: exact by keeping them all, or from a histogram."""
 
     __slots__ = ("_kept", "histogram", "largest", "total")
 
@@ -79,7 +79,7 @@ class Distribution:
         self.largest = 0
 
     def add(self, values: Ints) -> None:
-        """Count values in."""
+        """Count values."""
         if not len(values):
             return
         self.total += int(values.sum())
@@ -109,7 +109,7 @@ class Distribution:
 
 
 class ExactPercentiles:
-    """Percentiles by a second pass over whole numbers of which a histogram is known.
+    """Percentiles by a second pass over whole numbers, given their histogram.
 
     Interpolated linearly between order statistics, as :func:`latfix.statistics.latency_summary.percentile_ns` does.
     """
@@ -123,7 +123,7 @@ class ExactPercentiles:
         self._inside = {bin_: np.zeros(0, np.int64) for bin_, _ in self._where.values()}
 
     def add(self, values: Ints) -> None:
-        """Count the values of the second pass; all that the histogram counted must pass."""
+        """Count the values of the second pass; it must include all that the histogram counted."""
         bins = _bins(values)
         for bin_ in self._inside:
             first, step, steps = _ladder(bin_)
@@ -132,7 +132,7 @@ class ExactPercentiles:
             self._inside[bin_] = known
 
     def values(self) -> dict[float, float]:
-        """By wanted percentile (0..100); empty where nothing was counted."""
+        """By wanted percentile (0..100); empty if nothing was counted."""
         at = {rank: self._value(bin_, within) for rank, (bin_, within) in self._where.items()}
         result = {}
         for q, place in self._places.items():
@@ -153,7 +153,7 @@ def _bins(values: Values) -> Ints:
 
 
 def _edges(bin_: int) -> tuple[float, float]:
-    """The values from which on, and up to which, a bin counts."""
+    """Lower and upper edge of a bin."""
     if bin_ == 0:
         return 0.0, 0.0
     ends = (np.array([bin_ - 1, bin_], np.int64) + _ZERO) << _SHIFT
@@ -162,7 +162,7 @@ def _edges(bin_: int) -> tuple[float, float]:
 
 
 def _ladder(bin_: int) -> tuple[int, int, int]:
-    """First whole number of a bin, and by how much and how often its counts step."""
+    """First whole number of a bin, the width of its counting steps and their number."""
     low, high = _edges(bin_)
     first = int(np.ceil(low))
     width = max(int(np.ceil(high)) - first, 1)

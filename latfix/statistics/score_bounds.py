@@ -1,22 +1,22 @@
 """Decision bounds of a ratio of two arms, from two tests that must both reject a factor.
 
-- *Within rounds* a score asks whether the arms still differ once the new arm's latencies are divided by the
+- *Within rounds* a score tests if the arms still differ once the new arm's latencies are divided by the
   factor: for the mean by each request's distance from the common mean, for a percentile by whether it lies
   beyond the percentile of both arms together (with a ramp around it). Scores are summed over blocks of
-  neighbors, new less base, so that a request that is slow in both arms (its input is large, its burst is in the
-  traffic) adds nothing; the statistic is the sum of the blocks' scores over the root of the sum of their squares.
-  Where an arm is compared with itself, each block's score is as likely positive as negative, and such
-  self-normalized sums have tails no heavier than the normal distribution's, whatever the blocks' sizes (Efron,
+  neighbors, new less base, so that a request that is slow in both arms (large input, burst in the traffic)
+  cancels; the statistic is the sum of the blocks' scores over the root of the sum of their squares.
+  If an arm is compared with itself, each block's score is as likely positive as negative, and such
+  self-normalized sums have tails no heavier than the normal distribution's, for any block sizes (Efron,
   1969): a pause that hit one arm by chance, with the twenty requests that waited behind it, counts as one event.
   Eight events, all on one side, are the least that decides at half a per cent.
-- *Between rounds*, from five on, Student's t of the logarithms of the rounds' ratios: it alone sees what a
-  restart or a neighbor did to one arm's whole replay. Rounds that compare an arm with itself are symmetric
-  about zero, which keeps the test at its level or below it where tails are heavy. Fewer rounds cannot show how
-  much restarts differ; a standard deviation is allowed for them beforehand.
+- *Between rounds*, from five on, Student's t of the logarithms of the rounds' ratios: only this covers the effect
+  of a restart or a neighbor on one arm's whole replay. Rounds that compare an arm with itself are symmetric
+  about zero, which keeps the test at or below its level with heavy tails. Fewer rounds cannot show how
+  much restarts differ; a standard deviation is assumed for them.
 
 A percentile's score is bounded: what one arm happened not to show cannot be claimed to be absent, and an end
-of the bounds may be open (0 or infinite). The first is Woodruff's way (1952) with a percentile and Fieller's
-(1954) with a ratio of means, on blocks.
+of the bounds may be open (0 or infinite). The first test is Woodruff's method (1952) for a percentile and Fieller's
+(1954) for a ratio of means, on blocks.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ from latfix.statistics.control_variate import Control
 from latfix.statistics.decision import Rule
 from latfix.statistics.distributions import normal_quantile, student_t
 
-#: With five fresh processes an arm, their order alone is one of 252 (2/252 = 0.8 %): from here on nothing is
-#: taken for granted about restarts.
+#: With five fresh processes per arm, their order alone is one of 252 (2/252 = 0.8 %): from here on no effect of
+#: restarts is assumed.
 FREE_OF_ALLOWANCE = 5
-#: Where a backlog grows, what a restart does to the speed is so many times as much in the latency: a few per cent
-#: decide whether work piles up (the world "overloaded" of benchmarks/gates.py holds this to account).
+#: With a growing backlog, the effect of a restart on speed is amplified this much in latency: a few per cent decide
+#: whether work piles up (verified by the world "overloaded" of benchmarks/gates.py).
 _AMPLIFIED = 7.0
-#: Degrees of freedom that what is allowed for restarts is worth beside the rounds' own.
+#: Degrees of freedom of the assumed effect of restarts, in addition to the rounds' own.
 _KNOWN = 4
-#: From so many rounds on, their own spread sets a lower limit, too.
+#: From this many rounds on, their own spread sets a lower limit, too.
 VARIES_FROM = 3
-#: Where every round differs to the same side by so many times what a restart is taken to do where work piles up
-#: (three times as fast), how much the rounds differ among themselves is no question: a service that is overloaded
-#: before and not after never repeats itself. Three rounds do so by chance once in 230 comparisons where restarts do
-#: twice as much.
+#: If every round differs to the same side by this many times the assumed effect of a restart with piled-up work
+#: (three times as fast), the spread among rounds is irrelevant: a service that is overloaded before and not after
+#: never repeats itself. By chance, three rounds do so once in 230 comparisons if restarts have twice the effect.
 _CLEAR = 2.25
-#: Fewer requests do not show how they depend on one another.
+#: Fewer requests do not show their dependence.
 _LEAST_SEEN = 100
 _FARTHEST = math.log(1e4)
 _FIRST_STEP = 0.02
@@ -60,14 +59,14 @@ _HALVINGS = 9
 class Rounds:
     """Interleaved rounds of two arms, laid out for scoring.
 
-    :param base: ``(n,)`` all rounds of the base in a row; NaN where a request did not end ``ok``.
+    :param base: ``(n,)`` all rounds of the base in a row; NaN if a request did not end ``ok``.
     :param new: ``(m,)`` the same for the other arm.
     :param base_rounds: where each round starts in ``base``; ``new_rounds`` likewise.
     :param paired: ``n == m``, request by request in every round.
     :param blocks: where blocks start: in the paired series, or in ``base``; ``new_blocks`` in ``new``.
-    :param backlog: in some replay latencies depend on one another over an eighth of it or more, as where work piles
-        up: it is hardly more than one event.
-    :param control: what was taken out of the new arm's latencies; ``None``: nothing.
+    :param backlog: in some replay latencies depend on one another over an eighth of it or more, as with piled-up
+        work: it is hardly more than one event.
+    :param control: what was removed from the new arm's latencies; ``None``: nothing.
     """
 
     base: Floats
@@ -91,8 +90,8 @@ class Rounds:
     ) -> Rounds:
         """Lay rounds out; blocks end with a round.
 
-        Blocks are as long as what is scored depends on its neighbors: the arms' difference where they are paired
-        (a burst that is slow in both is no dependence), each arm by itself where they are not.
+        The block length fits the dependence of what is scored: the arms' difference if they are paired (a burst that
+        is slow in both is no dependence), each arm by itself if not.
         """
         together = paired and all(len(first) == len(second) for first, second in zip(base, new, strict=True))
         lengths = [_block(first, second, together) for first, second in zip(base, new, strict=True)]
@@ -110,11 +109,11 @@ class Rounds:
 
     @property
     def count(self) -> int:
-        """How many rounds."""
+        """The number of rounds."""
         return len(self.base_rounds)
 
     def log_ratio(self, q: float | None) -> float:
-        """The logarithm of new over base, all rounds together; NaN where an arm has no latency above 0."""
+        """The logarithm of new over base, all rounds together; NaN if an arm has no latency above 0."""
         return _log_ratio(self.base, self.new, q)
 
     def log_ratios(self, q: float | None) -> Floats:
@@ -123,12 +122,12 @@ class Rounds:
         return log_ratios(base, [_part(self.new, self.new_rounds, k) for k in range(self.count)], q)
 
     def score(self, q: float | None, shift: float) -> float:
-        """How much larger the new arm's scores are, as a normal deviate; at most the root of the blocks' number.
+        """How much larger the new arm's scores are, as a normal deviate; at most the root of the number of blocks.
 
         :param q: the percentile as a fraction; ``None`` for the mean.
-        :param shift: the logarithm of the factor by which the new arm is held to be slower.
+        :param shift: the logarithm of the hypothetical factor by which the new arm is slower.
         """
-        # Half of the factor on either side keeps the score the same when the arms change places.
+        # Half of the factor on either side keeps the score symmetric in the arms.
         base, new = self.base * math.exp(shift / 2), self.new * math.exp(-shift / 2)
         ours, theirs = _scores(base, new, q)
         if self.paired:
@@ -140,7 +139,7 @@ class Rounds:
         return total / math.sqrt(square) if square > 0 else 0.0
 
     def between(self, q: float | None, level: float) -> tuple[float, float]:
-        """:func:`between` of the rounds' log ratios, with what fitting the control costs."""
+        """:func:`between` of the rounds' log ratios, including the cost of fitting the control."""
         if self.control is None:
             return between(self.log_ratios(q), level)
         mean, half = between(self.log_ratios(q), level, fitted=self.control.fitted)
@@ -149,11 +148,11 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Lean:
-    """What stands in for a percentile's scores where these bound nothing, on the side where the mean is decided.
+    """Replacement for an open end of a percentile's bounds, on the side on which the mean is decided.
 
     Slow requests come in a few stretches of the traffic, too few to decide by their signs alone, however large the
-    difference. Where the mean, which rests on all requests, is decided, and the percentile's own interval agrees, a
-    wider interval of it bounds that end. A service and itself are then called different only where their means are.
+    difference. If the mean, which uses all requests, is decided, and the percentile's own interval agrees, a wider
+    interval of it bounds that end. A service and itself then only differ if their means do.
 
     :param upper: the mean is lower, so that the upper end may be bounded; otherwise the lower one.
     :param half: half of the width of that interval, on the logarithm.
@@ -169,8 +168,8 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
     With fewer than :data:`FREE_OF_ALLOWANCE` rounds ``rule.restart_sd`` is allowed for restarts.
 
     :param q: the percentile as a fraction; ``None`` for the mean.
-    :param lean: of a percentile, where the mean is decided.
-    :returns: the ratio's bounds, 0 and infinity where an end is open, NaN where unknown.
+    :param lean: for a percentile, if the mean is decided.
+    :returns: the ratio's bounds, 0 and infinity for open ends, NaN if unknown.
     """
     center, each = rounds.log_ratio(q), rounds.log_ratios(q)
     if not (math.isfinite(center) and np.isfinite(each).all()):
@@ -178,8 +177,8 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
     below, above = (_reach(rounds, q, center, side, rule.level) for side in (-1, 1))
     if rounds.count >= FREE_OF_ALLOWANCE:
         mean, half = rounds.between(q, rule.level)
-        # Where what differs lies in one stretch of each replay (a backlog that grew), scores bound nothing however
-        # large it is; the rounds are events of their own.
+        # If the difference lies in one stretch of each replay (a backlog that grew), scores never bound it; the
+        # rounds are independent events.
         lo = mean - half if math.isinf(below) else min(center - below, mean - half)
         hi = mean + half if math.isinf(above) else max(center + above, mean + half)
     else:
@@ -189,33 +188,33 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
         elif lean is not None and not lean.upper and math.isinf(below):
             below = lean.half
         if rounds.backlog and rule.restart_sd > 0:
-            # What the scores cannot bound is one event a replay, and that much a restart does not do.
+            # The unbounded part is one event per replay, and larger than any effect of a restart.
             below, above = (0.0 if math.isinf(reach) else reach for reach in (below, above))
-        # From three rounds on what their ratios vary by holds the chance within them.
+        # From three rounds on the variation of their ratios includes the chance within them.
         joined = math.hypot if rounds.count < VARIES_FROM else max
         lo, hi = center - joined(below, allowed), center + joined(above, allowed)
     return (math.exp(lo), math.exp(hi) if math.isfinite(hi) else math.inf)
 
 
 def between(each: Floats, level: float, *, fitted: int = 0) -> tuple[float, float]:
-    """Mean of the rounds' log ratios, and how far chance may have moved it (Student's t, both sides).
+    """Mean of the rounds' log ratios, and its uncertainty (Student's t, both sides).
 
-    :param fitted: degrees of freedom that a control has taken.
+    :param fitted: degrees of freedom used by a control.
     """
     spread = float(each.std(ddof=1 + fitted)) / math.sqrt(len(each))
     return float(each.mean()), student_t(1.0 - level, len(each) - 1 - fitted) * spread
 
 
 def allowance(each: Floats, rule: Rule, *, amplified: bool = False) -> float:
-    """What is allowed for restarts in the logarithm of the ratio of a few rounds, to either side.
+    """The allowance for restarts in the logarithm of the ratio of a few rounds, to either side.
 
     As if :data:`_KNOWN` degrees of freedom had shown ``rule.restart_sd`` before the rounds added theirs (a
-    moderated t, Smyth, 2004); from :data:`VARIES_FROM` rounds on no less than Student's t of the rounds alone at
-    twice the level, so that restarts that do more than that are not called too often either, unless every round is
+    moderated t, Smyth, 2004). From :data:`VARIES_FROM` rounds on it is at least Student's t of the rounds alone at
+    twice the level, so that larger effects of restarts do not cause too many errors either, unless every round is
     clear by itself (:data:`_CLEAR`).
 
     :param each: the rounds' log ratios.
-    :param amplified: work piles up, so that a restart may do :data:`_AMPLIFIED` times as much.
+    :param amplified: work piles up, so that a restart may have :data:`_AMPLIFIED` times the effect.
     """
     if rule.restart_sd <= 0:
         return 0.0
@@ -230,7 +229,7 @@ def allowance(each: Floats, rule: Rule, *, amplified: bool = False) -> float:
 
 
 def _reach(rounds: Rounds, q: float | None, center: float, side: int, level: float) -> float:
-    """How far from ``center`` scores do not reject factors, toward one side; infinite where they never do."""
+    """The distance from ``center``, to one side, up to which scores do not reject factors; infinite if unbounded."""
     least = normal_quantile(1.0 - level)
 
     def rejected(distance: float) -> bool:
@@ -248,7 +247,7 @@ def _reach(rounds: Rounds, q: float | None, center: float, side: int, level: flo
 
 
 def log_ratios(base: Sequence[Floats], new: Sequence[Floats], q: float | None) -> Floats:
-    """The logarithm of new over base of each round, ``(rounds,)``; NaN where an arm has no latency above 0."""
+    """The logarithm of new over base of each round, ``(rounds,)``; NaN if an arm has no latency above 0."""
     return np.array([_log_ratio(ours, theirs, q) for ours, theirs in zip(base, new, strict=True)])
 
 
@@ -266,7 +265,7 @@ def _scores(base: Floats, new: Floats, q: float | None) -> tuple[Floats, Floats]
     """Each request's score as a share of its arm; 0 for one without a latency.
 
     Beyond a percentile a request counts 1, short of it 0, with a ramp between the percentiles half as far from
-    the end and half as far again: a tenth more on every request shows in all that lie near, not only in those
+    the end and half as far again: if every request takes a tenth longer, all that lie near show it, not only those
     that cross a line.
     """
     arms = (base, new)
@@ -289,13 +288,16 @@ def _scores(base: Floats, new: Floats, q: float | None) -> tuple[Floats, Floats]
     return np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
 
 
+def log_quotient(new: Floats, base: Floats) -> Floats:
+    """Logarithm of new over base, element by element; NaN unless both are above 0."""
+    usable = (new > 0) & (base > 0)
+    result = np.full(len(new), math.nan)
+    result[usable] = np.log(new[usable]) - np.log(base[usable])
+    return result
+
+
 def _block(base: Floats, new: Floats, paired: bool) -> int:
-    if not paired:
-        return max(block_length(base), block_length(new))
-    usable = (base > 0) & (new > 0)
-    apart = np.full(len(base), math.nan)
-    apart[usable] = np.log(new[usable]) - np.log(base[usable])
-    return block_length(apart)
+    return block_length(log_quotient(new, base)) if paired else max(block_length(base), block_length(new))
 
 
 def _piled_up(series: Floats) -> bool:

@@ -1,1 +1,1 @@
-"""A schedule of requests in memory: what it is, how it is made and changed."""
+"""A schedule of requests in memory: its shape, its synthesis and its transformations."""

@@ -13,22 +13,22 @@ from latfix.traffic.parsed_fields import REQUEST_FIELDS, FeatureColumn
 
 _INT64_MAX = 2**63 - 1
 _EXPECTED = "features from which the expression gives a finite number"
-#: Told the position of a row and what is wrong with it.
+#: Called with the position of a row, what was found and what was expected.
 OnProblem = Callable[[int, str, str], None]
 
 
 def parse_mapping(mapping: Mapping[str, str]) -> dict[str, Expression]:
     """The expressions of ``mapping``, in its order.
 
-    :raises InputError: a name that cannot be a feature, or a text that is no expression.
+    :raises InputError: a name that cannot be a feature, or a text that is not an expression.
     """
     return {name: parse_derived(name, source, "map") for name, source in mapping.items()}
 
 
 def parse_derived(name: str, source: str, where: str) -> Expression:
-    """The expression of one derived feature; ``where`` (option, or file, line and table) begins a message.
+    """The expression of one derived feature; ``where`` (option, or file, line and table) starts a message.
 
-    :raises InputError: a name that cannot be a feature, or a text that is no expression.
+    :raises InputError: a name that cannot be a feature, or a text that is not an expression.
     """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise InputError(f"{where}: found feature name {shown(name)}; expected a name like input_tokens")
@@ -40,7 +40,7 @@ def parse_derived(name: str, source: str, where: str) -> Expression:
 
 
 def parse_map_option(options: Sequence[str]) -> dict[str, str]:
-    """``FEATURE=EXPRESSION`` texts, as the command line takes them, as a mapping.
+    """Parse ``FEATURE=EXPRESSION`` texts of the command line into a mapping.
 
     :raises InputError: no ``=``, or a feature twice.
     """
@@ -59,11 +59,11 @@ def parse_map_option(options: Sequence[str]) -> dict[str, str]:
 def map_columns(
     features: Mapping[str, FeatureColumn], rows: int, mapping: Mapping[str, str], on_problem: OnProblem
 ) -> dict[str, FeatureColumn]:
-    """``features`` and those that ``mapping`` derives, each of which later ones may use.
+    """``features`` plus those that ``mapping`` derives; later expressions may use earlier ones.
 
-    :param features: columns of ``rows`` values each, ``None`` where absent.
+    :param features: columns of ``rows`` values each, ``None`` if absent.
     :param on_problem: called for a row that has no value for an expression; its value becomes absent.
-    :raises InputError: an expression reads a feature that neither the traffic nor an earlier one has.
+    :raises InputError: an expression reads a feature that neither the traffic nor an earlier expression has.
     """
     columns = dict(features)
     for name, expression in parse_mapping(mapping).items():

@@ -37,9 +37,9 @@ class Expression:
 
     @classmethod
     def parse(cls, source: str, where: str) -> Expression:
-        """Parse ``source``; ``where`` (option or file and key) begins the message of an error.
+        """Parse ``source``; ``where`` (option or file and key) starts the message of an error.
 
-        :raises InputError: where the text is not one of the allowed expressions.
+        :raises InputError: the text is not an allowed expression.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval").body
@@ -53,7 +53,7 @@ class Expression:
         return cls(source, tuple(dict.fromkeys(names)), tree)
 
     def evaluate(self, features: Mapping[str, FeatureValue]) -> float | int:
-        """The expression's value; whole numbers come back as ``int``.
+        """The expression's value; whole numbers are returned as ``int``.
 
         :raises KeyError: a feature is missing.
         :raises ValueError: a feature is text, or the value is not finite (division by zero included).

@@ -1,4 +1,4 @@
-"""Whether gaps between arrivals have a heavy tail: which families of distributions fit them."""
+"""Tests if gaps between arrivals have a heavy tail, by fitting families of distributions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 
-Gaps = Floats
-
-#: Gaps beyond this number add nothing to the decision but time.
+#: A larger sample takes time without affecting the decision.
 _MOST_GAPS = 20_000
 #: With fewer gaps no tail is estimated.
 MIN_GAPS = 50
@@ -22,11 +20,11 @@ class Tail:
     """The tail of the gaps between arrivals.
 
     :param hill: Hill's estimate of the tail index over the longest twentieth of the gaps: the variance is
-        infinite below 2, the mean below 1. For light tails it is large.
+        infinite below 2, the mean below 1. It is large for light tails.
     :param best_light: the light-tailed family that fits best, of exponential, gamma and two exponentials.
     :param best_heavy: the heavy-tailed one, of Lomax, Pareto and lognormal.
-    :param heavy_advantage: by how much more the heavy one explains, in natural log likelihood, less half a
-        log of the count for each parameter (the Bayesian information criterion halved).
+    :param heavy_advantage: log likelihood of the heavy family less that of the light one, each less half a log of the
+        count per parameter (half the Bayesian information criterion).
     """
 
     hill: float
@@ -35,8 +33,8 @@ class Tail:
     heavy_advantage: float
 
 
-def describe_tail(gaps_s: Gaps) -> Tail | None:
-    """The tail of ``gaps_s``; ``None`` where fewer than :data:`MIN_GAPS` are above zero."""
+def describe_tail(gaps_s: Floats) -> Tail | None:
+    """The tail of ``gaps_s``; ``None`` if fewer than :data:`MIN_GAPS` are above zero."""
     gaps = gaps_s[gaps_s > 0]
     if len(gaps) < MIN_GAPS or float(gaps.max()) == float(gaps.min()):
         return None
@@ -65,19 +63,19 @@ def describe_tail(gaps_s: Gaps) -> Tail | None:
     )
 
 
-def hill_index(values: Gaps) -> float:
-    """Hill's (1975) tail index over the longest twentieth, at least 10 values; infinite for a flat top."""
+def hill_index(values: Floats) -> float:
+    """Hill's tail index (1975) over the longest twentieth, at least 10 values; infinite for a flat top."""
     ordered = np.sort(values)[::-1]
     top = min(len(ordered) - 1, max(10, len(ordered) // 20))
     mean_log = float(np.mean(np.log(ordered[:top] / ordered[top])))
     return 1 / mean_log if mean_log > 0 else math.inf
 
 
-def _exponential(gaps: Gaps) -> float:
+def _exponential(gaps: Floats) -> float:
     return -len(gaps) * (1 + math.log(float(gaps.mean())))
 
 
-def _gamma(gaps: Gaps) -> float:
+def _gamma(gaps: Floats) -> float:
     mean = float(gaps.mean())
     mean_log = float(np.log(gaps).mean())
     s = max(math.log(mean) - mean_log, 1e-12)
@@ -87,8 +85,8 @@ def _gamma(gaps: Gaps) -> float:
     return len(gaps) * each
 
 
-def _two_exponentials(gaps: Gaps) -> float:
-    """A mixture of two exponentials, the gaps of random on/off bursts, by expectation and maximization."""
+def _two_exponentials(gaps: Floats) -> float:
+    """A mixture of two exponentials, as for gaps of random on/off bursts, by expectation maximization."""
     best = -math.inf
     for quantile in (0.5, 0.9, 0.98):
         cut = float(np.quantile(gaps, quantile))
@@ -112,7 +110,7 @@ def _two_exponentials(gaps: Gaps) -> float:
     return best
 
 
-def _lomax(gaps: Gaps) -> float:
+def _lomax(gaps: Floats) -> float:
     best = -math.inf
     for scale in np.geomspace(1e-4, 1e3, 80):
         logs = float(np.log1p(gaps / scale).sum())
@@ -121,14 +119,14 @@ def _lomax(gaps: Gaps) -> float:
     return best
 
 
-def _pareto(gaps: Gaps) -> float:
+def _pareto(gaps: Floats) -> float:
     least = float(gaps.min())
     logs = float(np.log(gaps / least).sum())
     alpha = len(gaps) / max(logs, 1e-12)
     return len(gaps) * math.log(alpha / least) - (alpha + 1) * logs
 
 
-def _lognormal(gaps: Gaps) -> float:
+def _lognormal(gaps: Floats) -> float:
     logs = np.log(gaps)
     sigma = max(float(logs.std()), 1e-12)
     return -float(logs.sum()) - len(gaps) * (math.log(sigma * math.sqrt(2 * math.pi)) + 0.5)

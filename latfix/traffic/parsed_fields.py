@@ -1,4 +1,4 @@
-"""A traffic file's columns after parsing, before they are sorted and become :class:`Traffic`."""
+"""A traffic file's parsed columns, before they are sorted and become :class:`Traffic`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from latfix.request import PRIORITIES
 FeatureColumn = list[Any]
 NORMAL = PRIORITIES.index("normal")
 
-#: Names that are fields of a request and therefore no features.
+#: Names of a request's fields, which cannot be features.
 REQUEST_FIELDS = ("id", "arrival_s", "priority", "session", "deadline_ms", "payload")
 
-#: The feature that holds the latency which imported requests had where they were recorded, in milliseconds. It is no
-#: property of the work: nothing is learned from it.
+#: The feature that holds the recorded latency of imported requests, in milliseconds. It is not a property of the
+#: work, so models do not use it.
 RECORDED = "recorded_latency_ms"
 _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 
@@ -27,8 +27,8 @@ _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 class Fields:
     """Columns of equal length in the file's order.
 
-    :param arrival_ns: since whatever the format counts from; Python integers, as dates exceed 64 bits.
-    :param relative: whether arrivals already count from the start of the traffic.
+    :param arrival_ns: since the format's own zero; Python integers, because dates exceed 64 bits.
+    :param relative: True if arrivals already count from the start of the traffic.
     :param notes: facts for the metadata, e.g. ``format`` and ``citation``.
     """
 
@@ -43,7 +43,7 @@ class Fields:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def kept(self, rows: Sequence[int]) -> Fields:
-        """The entries at positions ``rows`` only."""
+        """Only the entries at positions ``rows``."""
         columns = ("arrival_ns", "ids", "priority", "sessions", "deadline_ms", "payloads")
         taken: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in columns}
         features = {name: [column[row] for row in rows] for name, column in self.features.items()}
@@ -51,10 +51,10 @@ class Fields:
 
 
 def feature_array(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """A feature's values as the column that :class:`Traffic` holds.
+    """Convert a feature's values to a column of :class:`Traffic`.
 
-    Whole numbers give int64, numbers float64 (NaN where absent), texts object (``None`` where absent). Whole
-    numbers with gaps give float64: NumPy's integers have no value for "absent".
+    Whole numbers give int64, numbers float64 (NaN if absent), texts object (``None`` if absent). Whole
+    numbers with gaps give float64, because NumPy's integers cannot express "absent".
     """
     kinds = {type(value) for value in values}
     if str in kinds:
@@ -67,7 +67,7 @@ def feature_array(values: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def fill_ids(ids: Sequence[str | None]) -> list[str]:
-    """``ids`` with the missing ones made from their position, none of them twice."""
+    """``ids`` with missing ones generated from their position, all unique."""
     taken = {name for name in ids if name is not None}
     if not taken:
         return [f"r{index}" for index in range(len(ids))]
@@ -82,11 +82,11 @@ def fill_ids(ids: Sequence[str | None]) -> list[str]:
 
 
 def recorded_summary_ms(recorded_ms: npt.ArrayLike | None) -> dict[str, float]:
-    """Percentiles of :data:`RECORDED`, to hold a replay against; empty where none is known."""
+    """Percentiles of :data:`RECORDED`, to compare a replay with; empty if none is known."""
     if recorded_ms is None:
         return {}
     known = np.asarray(recorded_ms)
-    if known.dtype.kind not in "fiu":  # a feature of that name that somebody made of texts
+    if known.dtype.kind not in "fiu":  # a text feature that happens to have this name
         return {}
     known = known[np.isfinite(known)]
     return {key: float(np.percentile(known, q)) for key, q in _PERCENTILES.items()} if len(known) else {}

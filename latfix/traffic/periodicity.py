@@ -1,4 +1,4 @@
-"""Whether arrivals come in a rhythm: the strongest line of their spectrum, checked from cycle to cycle."""
+"""Detects a period in arrivals: the strongest line of their spectrum, verified from cycle to cycle."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import numpy as np
 
 from latfix.arrays import Floats
 
-Times = Floats
-
-#: Bins of the spectrum's time axis; far finer than any period looked for.
+#: Bins of the spectrum's time axis; far finer than any period of interest.
 _BINS = 2**18
-#: A rhythm has to be seen at least this often, and a cycle has to hold this many requests.
+#: A period must be observed at least this often, and a cycle must hold this many requests.
 MIN_CYCLES = 4
 MIN_REQUESTS_PER_CYCLE = 3
-#: A line stands out of the spectrum around it by this factor. Noise exceeds its own mean 20-fold with a
-#: probability of exp(-20) a frequency, and there are at most 1e5 of them.
+#: A line must exceed the surrounding spectrum by this factor. Noise exceeds its own mean 20-fold with a probability
+#: of exp(-20) per frequency, and there are at most 1e5 of them.
 _LINE_RATIO = 20.0
-#: Relative swing of the rate below which a rhythm, however certain, changes nothing.
+#: Relative swing of the rate below which a period is irrelevant.
 _MIN_AMPLITUDE = 0.2
-#: Share of the rate's variation that the rhythm has to explain.
+#: Share of the rate's variation that the period must explain.
 MIN_STRENGTH = 0.5
 _CANDIDATES = 8
 _REFINE_EVENTS = 10_000
@@ -29,13 +27,13 @@ _REFINE_EVENTS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """A rhythm of the arrivals.
+    """A period of the arrivals.
 
     :param seconds: length of one cycle.
-    :param strength: share of the rate's variation (beyond what independent arrivals vary by) that one cycle
-        predicts of the others; 1 is a perfect repetition.
+    :param strength: share of the rate's variation (beyond that of independent arrivals) that one cycle predicts of
+        the others; 1 is a perfect repetition.
     :param amplitude: swing of the rate at this period as a share of its mean; a full sine swing is 1.
-    :param cycles: how often it was seen.
+    :param cycles: how often it was observed.
     """
 
     seconds: float
@@ -44,12 +42,11 @@ class Period:
     cycles: float
 
 
-def find_period(seconds: Times) -> Period | None:
-    """The period of sorted arrival times, ``None`` where there is none.
+def find_period(seconds: Floats) -> Period | None:
+    """The period of sorted arrival times, ``None`` if there is none.
 
-    The spectrum is that of the arrivals, Hann-windowed; a line must exceed the median of its surroundings
-    (random bursts have a broad spectrum, a rhythm has a line), swing the rate by a fifth, and predict each
-    cycle from the others.
+    A line of the Hann-windowed spectrum of arrivals must exceed the median of its surroundings (random bursts have a
+    broad spectrum, a period has a line), swing the rate by a fifth, and predict each cycle from the others.
     """
     span = float(seconds[-1] - seconds[0]) if len(seconds) else 0.0
     highest = min(len(seconds) // MIN_REQUESTS_PER_CYCLE, _BINS // 2 - 1)
@@ -64,7 +61,7 @@ def find_period(seconds: Times) -> Period | None:
             if refined / divisor < MIN_CYCLES:
                 break
             period = _period(times, span, refined / divisor, divisor)
-            # A multiple of the period repeats as well as the period itself: it has to repeat better.
+            # A multiple of the period repeats as well as the period itself, so it must be clearly better.
             if period is not None and (best is None or period.strength > best.strength + 0.1):
                 best = period
     return best
@@ -75,8 +72,8 @@ def _hann() -> Floats:
     return 0.5 - 0.5 * np.cos(2 * np.pi * (np.arange(_BINS) + 0.5) / _BINS)
 
 
-def _spectrum(times: Times, span: float) -> Floats:
-    """Power by whole cycles a span; 1 on average where arrivals are independent."""
+def _spectrum(times: Floats, span: float) -> Floats:
+    """Power by whole cycles per span; 1 on average for independent arrivals."""
     counts = np.bincount(np.minimum((times / span * _BINS).astype(np.int64), _BINS - 1), minlength=_BINS)
     window = _hann()
     centered = (counts - counts.mean()) * window
@@ -85,7 +82,7 @@ def _spectrum(times: Times, span: float) -> Floats:
 
 
 def _lines(power: Floats, highest: int) -> list[int]:
-    """Frequencies whose power stands out of their surroundings, the strongest first."""
+    """Frequencies whose power exceeds their surroundings, the strongest first."""
     strongest = np.argsort(power[MIN_CYCLES : highest + 1])[::-1][:64] + MIN_CYCLES
     lines: list[int] = []
     for frequency in strongest.tolist():
@@ -101,10 +98,10 @@ def _lines(power: Floats, highest: int) -> list[int]:
     return lines
 
 
-def _refined(times: Times, span: float, frequency: int) -> float:
-    """The frequency between whole cycles at which the arrivals' own spectrum is highest."""
+def _refined(times: Floats, span: float, frequency: int) -> float:
+    """The fractional frequency at which the arrivals' own spectrum is highest."""
     some = times[:: max(1, len(times) // _REFINE_EVENTS)]
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * some / span)  # keeps the mean and the ends out
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * some / span)  # suppresses the mean and the ends
     best = float(frequency)
     for step in (0.1, 0.01):
         tried = best + step * np.arange(-8, 9)
@@ -113,7 +110,7 @@ def _refined(times: Times, span: float, frequency: int) -> float:
     return best
 
 
-def _period(times: Times, span: float, frequency: float, divisor: int) -> Period | None:
+def _period(times: Floats, span: float, frequency: float, divisor: int) -> Period | None:
     cycles = int(frequency)
     length = span / frequency
     phase = np.exp(-2j * np.pi * divisor * times / length)
@@ -121,20 +118,20 @@ def _period(times: Times, span: float, frequency: float, divisor: int) -> Period
     if amplitude < _MIN_AMPLITUDE:
         return None
     strength = _strength(times, length, cycles)
-    # Few cycles agree by chance more often than many.
+    # Few cycles agree by chance more often than many do.
     if strength < MIN_STRENGTH + 1 / cycles:
         return None
     return Period(seconds=length, strength=strength, amplitude=amplitude, cycles=frequency)
 
 
-def _strength(times: Times, length: float, cycles: int) -> float:
-    """How much of the variation between phases each cycle shares with the mean of the others.
+def _strength(times: Floats, length: float, cycles: int) -> float:
+    """The share of the variation between phases that each cycle has in common with the mean of the others.
 
-    Independent noise does not carry over from cycle to cycle, so the covariance has no bias from it; the
-    whole variation is freed of it by subtracting the Poisson variance, the mean count.
+    Independent noise does not carry over from cycle to cycle, so it does not bias the covariance. The whole variation
+    is corrected for it by subtracting the Poisson variance, the mean count.
     """
     phases = int(np.clip(len(times) / cycles / 2, 4, 16))
-    # Arrivals on a strict beat all have one phase: it goes to the middle of a bin, not on an edge.
+    # Arrivals on a strict beat all have one phase: put it into the middle of a bin, not on an edge.
     beat = float(np.angle(np.exp(2j * np.pi * times / length).mean())) / (2 * np.pi) % 1.0
     index = np.floor((times / length - beat) * phases + 0.5).astype(np.int64)
     whole_cycles = (index >= 0) & (index < cycles * phases)

@@ -1,4 +1,4 @@
-"""Recorded traffic in memory: columns, one entry a request, in order of arrival."""
+"""Recorded traffic in memory: columns with one entry per request, in order of arrival."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latfix.arrays import Floats, Ints
 from latfix.request import PRIORITIES, FeatureValue, Request
 from latfix.traffic.parsed_fields import NORMAL, fill_ids
 
-#: A recorded first arrival later than this many seconds is replayed at once; the schedule's times stay.
+#: A replay skips the time before a first arrival later than this; the schedule's times stay.
 LONGEST_LEAD_S = 1.0
 
 
@@ -25,10 +25,10 @@ class Traffic:
     :param ids: ``n`` unique texts.
     :param priority: ``(n,)`` int8, index into :data:`latfix.request.PRIORITIES`.
     :param sessions: ``n`` texts or ``None``.
-    :param deadline_ms: ``(n,)`` float64, NaN where the request has none.
-    :param features: for each feature ``(n,)`` int64, float64 or object (texts; ``None`` where absent).
+    :param deadline_ms: ``(n,)`` float64, NaN without a deadline.
+    :param features: for each feature ``(n,)`` int64, float64 or object (texts; ``None`` if absent).
     :param payloads: ``n`` JSON values.
-    :param metadata: where it came from and what was done to it, JSON values only.
+    :param metadata: its source and transformations, JSON values only.
     """
 
     arrival_ns: Ints
@@ -51,7 +51,7 @@ class Traffic:
         payloads: list[Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Traffic:
-        """Requests without sessions and deadlines; by default of normal priority, without payloads, with made ids."""
+        """Requests without sessions and deadlines; by default of normal priority, without payloads, ids generated."""
         n = len(arrival_ns)
         return cls(
             arrival_ns=arrival_ns,
@@ -74,12 +74,12 @@ class Traffic:
 
     @property
     def start_s(self) -> float:
-        """Where a replay begins, in seconds of the schedule: a first arrival over a second late is not waited for."""
+        """Where a replay begins, in seconds of the schedule; it skips a lead of over :data:`LONGEST_LEAD_S`."""
         first = float(self.arrival_ns[0]) / 1e9 if len(self) else 0.0
         return first if first > LONGEST_LEAD_S else 0.0
 
     def feature_values(self) -> dict[str, list[Any]]:
-        """The features as Python values, ``None`` where absent."""
+        """The features as Python values, ``None`` if absent."""
         return {
             name: [None if value != value else value for value in column.tolist()]
             for name, column in self.features.items()

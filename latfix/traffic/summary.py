@@ -1,4 +1,4 @@
-"""What recorded traffic looks like: its rate, its gaps, its burstiness, its features, and a word for it."""
+"""The shape of recorded traffic: its rate, gaps, burstiness and features, and its kind."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Floats, Ints
 from latfix.errors import InputError
+from latfix.files.json_documents import plain
 from latfix.request import PRIORITIES
 from latfix.traffic.heavy_tails import Tail, describe_tail
 from latfix.traffic.periodicity import MIN_CYCLES, Period, find_period
@@ -20,25 +21,25 @@ from latfix.traffic.schedule import Traffic
 
 Kind = Literal["steady", "periodic", "bursty", "long-tailed"]
 
-#: Fewer requests than this are called steady: they cannot show anything else.
+#: With fewer requests, traffic is called steady because nothing else can be shown.
 MIN_REQUESTS = 50
 _MOST_RATE_WINDOWS = 120
 #: A dispersion is estimated from at least this many windows.
 _MIN_COUNT_WINDOWS = 30
 _PERCENTILES = {"p1": 1, "p10": 10, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9}
 _TOP_VALUES = 5
-#: Gaps vary this much more than independent arrivals' do before their tail decides.
+#: The tail decides only if gaps vary this much more than those of independent arrivals.
 _MIN_TAIL_CV = 1.2
-#: Log likelihood by which a heavy-tailed family has to beat every light-tailed one.
+#: Log likelihood by which a heavy-tailed family must beat every light-tailed one.
 _MIN_HEAVY_ADVANTAGE = 5.0
 _MAX_TAIL_INDEX = 3.0
-#: More dispersion than the same gaps in random order have: then it is the order that bursts, not the tail.
+#: With more dispersion than this relative to the same gaps in random order, their order is bursty, not their tail.
 _MAX_ORDER_RATIO = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateOverTime:
-    """Requests a second in windows of ``window_s`` seconds from the first arrival on."""
+    """Requests per second in windows of ``window_s`` seconds from the first arrival on."""
 
     window_s: float
     rates: tuple[float, ...]
@@ -68,7 +69,7 @@ class Gaps:
 class Dispersion:
     """Index of dispersion for counts, also called the Fano factor: variance over mean of the counts in windows.
 
-    1 for independent arrivals at every ``window_s``; 0 for a metronome; growing with the window for bursts.
+    1 for independent arrivals at every ``window_s``, 0 for a metronome, growing with the window for bursts.
     """
 
     window_s: float
@@ -101,10 +102,10 @@ class TrafficShape:
     :param reason: why, in one sentence with the figures.
     :param duration_s: from the start of the traffic to the last arrival.
     :param span_s: from the first arrival to the last; rates are over it.
-    :param mean_rate: gaps a second: ``(count - 1) / span_s``; 0 where all arrive at once.
+    :param mean_rate: gaps per second: ``(count - 1) / span_s``; 0 if all arrive at once.
     :param peak_rate: the highest of ``rate``.
     :param dispersion: at several windows, ascending.
-    :param grid_s: the coarsest time step of which all arrivals are multiples, where it is 1 ms or more.
+    :param grid_s: the coarsest time step of which all arrivals are multiples, if it is 1 ms or more.
     """
 
     kind: Kind
@@ -132,19 +133,9 @@ class TrafficShape:
     transforms: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The shape as JSON values; what is not finite becomes ``None``."""
-        content = {"schema": "latfix.traffic-shape/1", **dataclasses.asdict(self)}
-        return {key: _json_value(value) for key, value in content.items()}
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        """The shape as JSON values; ``null`` for numbers that are not finite."""
+        shape: dict[str, Any] = plain({"schema": "latfix.traffic-shape/1", **dataclasses.asdict(self)})
+        return shape
 
 
 def describe(traffic: Traffic) -> TrafficShape:
@@ -198,7 +189,7 @@ def _rate_over_time(seconds: Floats) -> RateOverTime:
     if span <= 0:
         return RateOverTime(window_s=1.0, rates=(float(len(seconds)),))
     window = nice_step(span / min(_MOST_RATE_WINDOWS, max(1, len(seconds) // 4)))
-    # The last window is whole: a remainder would show too low a rate, or one of its own where it is tiny.
+    # The last window is whole: a remainder would have too low a rate, or an arbitrary one if it is tiny.
     windows = max(1, int(span / window + 1e-9))
     index = np.minimum((seconds / window).astype(np.int64), windows)
     counts = np.bincount(index, minlength=windows + 1)
@@ -314,7 +305,7 @@ def _classify(
 
 
 def _poisson_limit(entry: Dispersion) -> float:
-    """A dispersion that independent arrivals stay below: half as much again, and four standard errors."""
+    """An upper limit for the dispersion of independent arrivals: half as much again, and four standard errors."""
     return 1.5 + 4 * math.sqrt(2 / entry.windows)
 
 
@@ -327,7 +318,7 @@ def _is_long_tailed(gaps: Floats, summary: Gaps, dispersion: tuple[Dispersion, .
 
 
 def _order_ratio(gaps: Floats, dispersion: tuple[Dispersion, ...]) -> float:
-    """Dispersion over that of the same gaps in random order, at the window where it is largest."""
+    """Dispersion relative to that of the same gaps in random order, at the window with the largest ratio."""
     random = np.random.default_rng(0)
     shuffled: list[list[float]] = []
     for _ in range(9):
@@ -362,7 +353,7 @@ def _numbers(values: Floats) -> dict[str, float]:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time for people: three significant digits with its unit."""
+    """A time for people: three significant digits with a unit."""
     if seconds == 0:
         return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):

@@ -16,12 +16,12 @@ from latfix.errors import InputError
 from latfix.formatting import shown
 from latfix.traffic.parsed_fields import REQUEST_FIELDS
 from latfix.traffic.schedule import Traffic
+from latfix.traffic.transforms import MAX_REQUESTS
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
 Kind = Literal["poisson", "gamma", "bursts", "periodic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MAX_REQUESTS = 20_000_000
-#: Gaps that vary by less differ in no digit that a float has; below 1e-154 the distribution's shape has no float.
+#: Gaps that vary by less are equal in floating point; below 1e-154 the distribution's shape overflows.
 _CONSTANT_CV = 1e-16
 
 _FEATURE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(lognormal|uniform|constant)\s*\(([^()]*)\)\s*")
@@ -38,7 +38,7 @@ class FeatureSpec:
     :param distribution: ``lognormal`` (of ``mu``, ``sigma``, clipped to ``low`` … ``high``), ``uniform``
         (from ``low`` to ``high``) or ``constant``.
     :param arguments: in that order.
-    :param whole: whether values are whole numbers: where the bounds were written without a decimal point.
+    :param whole: values are whole numbers, because the bounds were written without a decimal point.
     """
 
     name: str
@@ -48,7 +48,7 @@ class FeatureSpec:
 
     @classmethod
     def parse(cls, text: str) -> FeatureSpec:
-        """A feature as the command line gives it: ``input_tokens=lognormal(4.3,0.8,8,512)``.
+        """Parse a feature of the command line: ``input_tokens=lognormal(4.3,0.8,8,512)``.
 
         :raises InputError: another form, a wrong number of arguments, or arguments out of their range.
         """
@@ -77,7 +77,7 @@ class FeatureSpec:
             raise InputError(f"--feature: found {shown(text)}; expected low <= high")
 
     def draw(self, count: int, random: np.random.Generator) -> npt.NDArray[Any]:
-        """``count`` values: int64 where whole, else float64."""
+        """``count`` values: int64 if whole, else float64."""
         if self.distribution == "constant":
             values = np.full(count, self.arguments[0])
         elif self.distribution == "uniform":
@@ -99,10 +99,10 @@ class Synthesis:
     :param kind: ``poisson``; ``gamma`` (independent gamma-distributed gaps); ``bursts`` (a Poisson process that
         switches between two rates after exponentially distributed times); ``periodic`` (a Poisson process whose
         rate follows a sine).
-    :param rate: mean requests a second, over all of the traffic.
+    :param rate: mean requests per second, over all of the traffic.
     :param duration_s: seconds; arrivals lie in ``[0, duration_s)``.
-    :param cv: ``gamma``: coefficient of variation of the gaps; 1 is Poisson, 0 (or below what a
-        float shows) a constant gap.
+    :param cv: ``gamma``: coefficient of variation of the gaps; 1 is Poisson, 0 (or too small for a float) a constant
+        gap.
     :param burst_on_s: ``bursts``: mean length of a burst.
     :param burst_off_s: ``bursts``: mean time between bursts.
     :param burst_factor: ``bursts``: the rate within a burst as a multiple of ``rate``; at most
@@ -128,7 +128,8 @@ class Synthesis:
         for name in ("rate", "duration_s", "burst_on_s", "burst_off_s", "burst_factor", "period_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{_option(name)}: found {value}; expected a finite number above 0")
+                option = "--" + name.removesuffix("_s").replace("_", "-")
+                raise InputError(f"{option}: found {value}; expected a finite number above 0")
         if not self.duration_s <= MAX_SECONDS:
             raise InputError(f"--duration: found {self.duration_s:g}; expected at most {MAX_SECONDS:.0e} s")
         if not self.rate * self.duration_s <= MAX_REQUESTS:
@@ -148,7 +149,7 @@ class Synthesis:
             )
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters that matter to this kind."""
+        """The parameters that apply to this kind."""
         own = {
             "poisson": (),
             "gamma": ("cv",),
@@ -159,14 +160,10 @@ class Synthesis:
         return {name: every[name] for name in ("kind", "rate", "duration_s", "seed", *own)}
 
 
-def _option(name: str) -> str:
-    return "--" + name.removesuffix("_s").replace("_", "-")
-
-
 def synthesize(synthesis: Synthesis, features: Sequence[FeatureSpec] = ()) -> Traffic:
     """Traffic drawn from ``synthesis``, each request with ``features``.
 
-    :raises InputError: a feature comes twice, or nothing arrives in the duration.
+    :raises InputError: a feature is given twice, or nothing arrives in the duration.
     """
     names = [feature.name for feature in features]
     if len(set(names)) != len(names):
@@ -250,7 +247,7 @@ def _bursts(synthesis: Synthesis, random: np.random.Generator) -> Floats:
 
 
 def _periodic(synthesis: Synthesis, random: np.random.Generator) -> Floats:
-    # Thinning (Lewis and Shedler, 1979): candidates at the highest rate, kept in proportion to the rate then.
+    # Thinning (Lewis and Shedler, 1979): candidates at the highest rate, kept in proportion to the current rate.
     highest = synthesis.rate * (1 + synthesis.amplitude)
     candidates = _poisson(highest, synthesis.duration_s, random)
     swing = 1 + synthesis.amplitude * np.sin(2 * np.pi * candidates / synthesis.period_s)

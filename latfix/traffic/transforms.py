@@ -1,4 +1,4 @@
-"""Recorded traffic made longer, shorter, faster, denser: pure functions, each stated in the metadata."""
+"""Recorded traffic made longer, shorter, faster, denser: pure functions, each recorded in the metadata."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
-#: More requests than this do not fit the memory that a replay has.
+#: More requests do not fit into a replay's memory.
 MAX_REQUESTS = 20_000_000
-#: A resampled request moves to a moment between those of this many neighbors on either side.
+#: A resampled request moves to a time between those of this many neighbors on either side.
 JITTER_NEIGHBORS = 10
 
 
 def scale_time(traffic: Traffic, speed: float) -> Traffic:
-    """All arrivals ``speed`` times as early: 2 replays twice as fast. Deadlines stay what they are.
+    """Divide all arrival times by ``speed``: 2 replays twice as fast. Deadlines are unchanged.
 
     :raises InputError: ``speed`` is not a finite number above 0, or the result exceeds 31 years.
     """
@@ -31,7 +31,7 @@ def scale_time(traffic: Traffic, speed: float) -> Traffic:
 
 
 def scale_to_duration(traffic: Traffic, seconds: float) -> Traffic:
-    """Arrivals scaled so that the last is at ``seconds``.
+    """Scale arrivals so that the last is at ``seconds``.
 
     :raises InputError: ``seconds`` is not a finite number above 0, or all arrivals are at zero.
     """
@@ -51,7 +51,7 @@ def scale_to_duration(traffic: Traffic, seconds: float) -> Traffic:
 
 
 def slice_time(traffic: Traffic, start_s: float = 0.0, end_s: float | None = None) -> Traffic:
-    """The requests with ``start_s <= arrival < end_s``, counted anew from ``start_s``.
+    """The requests with ``start_s <= arrival < end_s``, relative to ``start_s``.
 
     :raises InputError: the bounds are not finite, not in order, or nothing lies between them.
     """
@@ -74,7 +74,7 @@ def slice_time(traffic: Traffic, start_s: float = 0.0, end_s: float | None = Non
 
 
 def limit(traffic: Traffic, n: int) -> Traffic:
-    """The first ``n`` requests; all where there are fewer.
+    """The first ``n`` requests, or all if there are fewer.
 
     :raises InputError: ``n`` is below 1.
     """
@@ -84,7 +84,7 @@ def limit(traffic: Traffic, n: int) -> Traffic:
 
 
 def cap_gaps(traffic: Traffic, seconds: float) -> Traffic:
-    """No two consecutive arrivals further apart than ``seconds``, the first no later than that.
+    """Limit gaps between consecutive arrivals, and the first arrival, to ``seconds``.
 
     :raises InputError: ``seconds`` is not a finite number above 0.
     """
@@ -101,9 +101,9 @@ def cap_gaps(traffic: Traffic, seconds: float) -> Traffic:
 
 
 def repeat(traffic: Traffic, times: int) -> Traffic:
-    """The traffic ``times`` over, copies one mean interarrival apart (1 s where there is only one request).
+    """The traffic ``times`` over, with copies one mean gap apart (1 s for a single request).
 
-    Later copies' ids and sessions end in ``#2``, ``#3`` …: they are other requests of other conversations.
+    Ids and sessions of later copies end in ``#2``, ``#3`` …: they are other requests of other conversations.
 
     :raises InputError: ``times`` is below 1, or the result is too large.
     """
@@ -130,12 +130,12 @@ def repeat(traffic: Traffic, times: int) -> Traffic:
 
 
 def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffic:
-    """The same course of the rate with ``rate_factor`` times as many requests.
+    """``rate_factor`` times as many requests, with the same course of the rate.
 
     Below 1, requests are drawn at random without replacement. Above 1, copies of requests are added: every
-    request once for each whole 1 in the factor, the rest drawn at random. A copy arrives at a random moment
+    request once for each whole 1 in the factor, the rest drawn at random. A copy arrives at a random time
     among its :data:`JITTER_NEIGHBORS` neighbors on either side, so that it neither coincides with its original
-    nor leaves the stretch of time whose rate it stands for. Copies' ids end in ``+1``, ``+2`` ….
+    nor leaves the stretch of time whose rate it represents. Ids of copies end in ``+1``, ``+2`` ….
 
     :raises InputError: the factor is not a finite number above 0, leaves no request or makes too many.
     """
@@ -144,7 +144,9 @@ def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffi
     _check_count(wanted, f"rate_factor {rate_factor:g}")
     if wanted < 1:
         raise InputError(f"rate_factor: found {rate_factor:g}, which leaves no request of {len(traffic)}")
-    random = np.random.default_rng(_checked_seed(seed))
+    if seed < 0:
+        raise InputError(f"seed: found {seed}; expected 0 or more")
+    random = np.random.default_rng(seed)
     count = len(traffic)
     whole, rest = divmod(wanted, count)
     drawn = np.sort(random.choice(count, size=rest, replace=False))
@@ -180,7 +182,7 @@ def _take(traffic: Traffic, indices: Ints) -> Traffic:
 
 
 def _copied_ids(ids: list[str], copies: Ints, mark: str, first: int = 2) -> list[str]:
-    """Ids of copies: the original keeps its own, copy ``k`` gets ``mark`` and a number, none comes twice."""
+    """Unique ids of copies: the original keeps its own, copy ``k`` gets ``mark`` and a number."""
     numbers = copies.tolist()
     taken = {name for name, copy in zip(ids, numbers, strict=True) if copy == 0}
     copied: list[str] = []
@@ -216,9 +218,3 @@ def _check_duration(seconds: float, what: str) -> None:
 def _check_count(count: int, what: str) -> None:
     if count > MAX_REQUESTS:
         raise InputError(f"{what}: found a result of {count} requests; expected at most {MAX_REQUESTS}")
-
-
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise InputError(f"seed: found {seed}; expected 0 or more")
-    return seed

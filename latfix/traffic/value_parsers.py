@@ -1,6 +1,6 @@
-"""Exact reading of single values: decimal seconds, calendar timestamps, numbers and texts.
+"""Exact parsing of single values: decimal seconds, calendar timestamps, numbers and texts.
 
-Every parser takes what a file held (JSON, CSV or Parquet value) and either returns the value or raises
+Every parser takes a value of a file (JSON, CSV or Parquet) and either returns the parsed value or raises
 :class:`Unreadable`, whose text completes the sentence "found …; expected …".
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 from latfix.formatting import shown
 
 NS_PER_S = 10**9
-#: Longest schedule that can be replayed: about 31 years. A larger number is a date, or a slip.
+#: Longest schedule that can be replayed: about 31 years. A larger number is a date or a mistake.
 MAX_SECONDS = 10**9
-#: Below this many units a float resolves nanoseconds; above, its text is read again.
+#: Below this many units a float resolves nanoseconds; above, its text is parsed exactly.
 EXACT_FLOAT_LIMIT = 2**20
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -34,9 +34,9 @@ _INT64_MAX = 2**63 - 1
 class Unreadable(Exception):
     """A value that is not what was expected.
 
-    :param found: what was there, for a message.
-    :param expected: what should have been.
-    :param todo: what the user can do, where that is not obvious.
+    :param found: what was found, for a message.
+    :param expected: what was expected.
+    :param todo: what the user can do, if that is not obvious.
     """
 
     def __init__(self, found: str, expected: str, todo: str = "") -> None:
@@ -47,9 +47,9 @@ class Unreadable(Exception):
 
 
 def instant_ns(value: Any, *, unit: int = NS_PER_S, max_seconds: int = MAX_SECONDS) -> int:
-    """Nanoseconds of a number of ``unit`` nanoseconds each (a second where not given), to the nearest.
+    """Nanoseconds of a number in units of ``unit`` nanoseconds (seconds by default), rounded.
 
-    Texts and :class:`~decimal.Decimal` are read exactly; a float through its shortest decimal form.
+    Texts and :class:`~decimal.Decimal` are exact; a float is read through its shortest decimal form.
 
     :raises Unreadable: not a number, negative, not finite, or more than ``max_seconds``.
     """
@@ -97,8 +97,8 @@ def _decimal(text: str, expected: str) -> Decimal:
 class CalendarReader:
     """Reads ``2023-11-16 18:17:03.9799600`` (with or without UTC offset) as nanoseconds since 1970.
 
-    All timestamps of one file either carry an offset or do not: times without one are taken to be of one
-    clock, and cannot be ordered against times that have one.
+    Either all timestamps of a file have an offset or none has: times without one are assumed to be of one
+    clock, and cannot be ordered relative to times that have one.
     """
 
     _EXPECTED = "a timestamp like 2023-11-16 18:17:03.9799600, with or without UTC offset"
@@ -108,9 +108,9 @@ class CalendarReader:
         self._has_offset: bool | None = None
 
     def __call__(self, value: Any) -> int:
-        """Nanoseconds since 1970, exact to the last digit of nine.
+        """Nanoseconds since 1970, exact to nine decimals.
 
-        :raises Unreadable: not such a timestamp, no such date, or with an offset where others have none.
+        :raises Unreadable: not such a timestamp, an invalid date, or an offset unlike on other lines.
         """
         if isinstance(value, datetime):
             value = value.isoformat(sep=" ")
@@ -174,7 +174,7 @@ def count(value: Any) -> int:
 
 
 def feature(value: Any) -> int | float | str | None:
-    """A feature's value as JSON or Parquet gives it; ``None`` where absent, booleans as 0 and 1.
+    """A feature's value from JSON or Parquet; ``None`` if absent, booleans as 0 and 1.
 
     :raises Unreadable: nested, not finite, beyond 64 bits, or of a type that JSON does not have.
     """
@@ -196,7 +196,7 @@ def feature(value: Any) -> int | float | str | None:
 
 
 def cell_feature(cell: str) -> int | float | None:
-    """The number that a CSV cell holds, ``None`` where it holds other text.
+    """The number in a CSV cell, ``None`` if it holds other text.
 
     :raises Unreadable: an integer beyond 64 bits, or a number too large for a float.
     """
@@ -230,7 +230,7 @@ def is_utf8(text: str) -> bool:
 
 
 def clean_text(value: str) -> str:
-    """``value`` where every output format can hold it.
+    """``value``, if every output format can hold it.
 
     :raises Unreadable: it has half a surrogate pair or a NUL character.
     """
@@ -242,7 +242,7 @@ def clean_text(value: str) -> str:
 
 
 def label(value: Any) -> str | None:
-    """An id or a session: a text or a whole number, ``None`` where absent.
+    """An id or a session: a text or a whole number, ``None`` if absent.
 
     :raises Unreadable: another type, an empty text, or text that cannot be written.
     """
@@ -256,7 +256,7 @@ def label(value: Any) -> str | None:
 
 
 def deadline_ms(value: Any) -> float:
-    """A deadline in milliseconds; NaN where absent.
+    """A deadline in milliseconds; NaN if absent.
 
     :raises Unreadable: not a number above 0.
     """

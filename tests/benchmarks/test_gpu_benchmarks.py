@@ -1,4 +1,4 @@
-"""The GPU benchmarks, without a GPU: time limits, results by item, and the checks of each part."""
+"""The GPU benchmarks without a GPU: time limits, results item by item, and what counts as shown."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ Change = Callable[[Found], object]
 # commands
 
 _SLEEPS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(120)"
-#: Starts a sleeping process, in its own session if requested, and prints when it runs.
+#: Starts a sleeping process, in its own session if requested, and reports when it is running.
 _STARTS = """
 import pathlib, subprocess, sys, time
 file = pathlib.Path(sys.argv[1])
 subprocess.Popen([sys.executable, "-c", sys.argv[3], str(file)], start_new_session=sys.argv[2] == "apart")
 while not (file.exists() and file.read_text()):
     time.sleep(0.01)
-print("it is under way")
+print("it is running")
+file.with_suffix(".started").touch()
 """
 
 
@@ -50,8 +51,21 @@ def _starting(file: Path, where: str, then: str) -> list[str]:
     return [sys.executable, "-c", _STARTS + then, str(file), where, _SLEEPS]
 
 
+def _time_out_once(patch: pytest.MonkeyPatch, is_running: Callable[[], bool]) -> None:
+    """Make the next wait for a process time out as soon as it has done its work, instead of after its limit."""
+    wait = subprocess.Popen.wait
+
+    def timed_out(process: subprocess.Popen[bytes], timeout: float) -> int:
+        patch.setattr(subprocess.Popen, "wait", wait)
+        while not is_running():
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    patch.setattr(subprocess.Popen, "wait", timed_out)
+
+
 def _is_gone(pid: int) -> bool:
-    """True if the process has ended, reaped or not."""
+    """True once a process has ended, reaped or not."""
     stat = Path(f"/proc/{pid}/stat")
     for _ in range(200):
         try:
@@ -64,7 +78,7 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def test_a_command_runs_in_this_tree_and_reports_its_end() -> None:
+def test_a_command_runs_in_this_tree_and_reports_how_it_ended() -> None:
     code = "import os, sys, latfix; print(os.getcwd(), latfix.__file__); print('and', file=sys.stderr); sys.exit(3)"
     ended = run([sys.executable, "-c", code], 30)
     assert ended.exit_code == 3 and ended.why == "exit code 3: and"
@@ -76,12 +90,14 @@ def test_a_command_runs_in_this_tree_and_reports_its_end() -> None:
     ("where", "then", "code"),
     [("along", "time.sleep(120)", TIMED_OUT), ("apart", "time.sleep(120)", TIMED_OUT), ("along", "", 0)],
 )
-def test_a_command_that_ends_or_is_stopped_leaves_no_process(
-    tmp_path: Path, where: str, then: str, code: int
+def test_a_command_that_ends_or_is_stopped_leaves_no_process_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, then: str, code: int
 ) -> None:
-    ended = run(_starting(tmp_path / "pid", where, then), 3 if code else 30)
+    if code:
+        _time_out_once(monkeypatch, (tmp_path / "pid.started").exists)
+    ended = run(_starting(tmp_path / "pid", where, then), 30)
     assert ended.exit_code == code and ended.seconds < 30
-    assert "it is under way" in ended.output and ("stopped" in ended.why) == bool(code)
+    assert "it is running" in ended.output and ("stopped" in ended.why) == bool(code)
     assert _is_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -104,7 +120,7 @@ def test_an_interruption_ends_the_command(tmp_path: Path, monkeypatch: pytest.Mo
 # results
 
 
-def test_each_item_is_written_at_once_and_a_failure_affects_no_other(tmp_path: Path) -> None:
+def test_items_are_on_disk_before_the_next_is_measured_and_a_failure_affects_no_other(tmp_path: Path) -> None:
     part = Part(tmp_path / "some.json")
     part.put("first", {"value": 1})
     part.attempt("second", lambda: dict[str, Any]()["nowhere"])
@@ -118,7 +134,7 @@ def test_each_item_is_written_at_once_and_a_failure_affects_no_other(tmp_path: P
     assert part.found["second"]["failed"] == "KeyError: 'nowhere'" and "test_gpu" in part.found["second"]["trace"]
 
 
-def test_a_stopped_part_keeps_its_results_and_fails(tmp_path: Path) -> None:
+def test_results_of_a_stopped_part_are_kept_and_it_has_not_passed(tmp_path: Path) -> None:
     (tmp_path / "slow_part.py").write_text(
         "import time; from benchmarks.gpu.parts import measure_here\n"
         "measure_here(lambda part, _: (part.put('first', {'value': 1}), time.sleep(60)))\n"
@@ -126,7 +142,8 @@ def test_a_stopped_part_keeps_its_results_and_fails(tmp_path: Path) -> None:
     part = Part(tmp_path / "slow.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        assert part.measure("slow_part", 3)["first"] == {"value": 1}
+        _time_out_once(patch, lambda: "first" in part.found)
+        assert part.measure("slow_part", 30)["first"] == {"value": 1}
     with pytest.raises(AssertionError, match="its process: stopped after"):
         part.check([])
     assert not part.read()["complete"] and "stopped" in part.read()["problems"][""][0]
@@ -156,7 +173,7 @@ def test_without_a_device_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "reason"),
     [
         ({"value": 1}, ""),
         ({}, "nothing"),
@@ -165,8 +182,8 @@ def test_without_a_device_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (no_time(3, 20), "skipped: no time: 3 s were left, it needs 20 s at least"),
     ],
 )
-def test_an_empty_result_has_a_reason(value: Any, message: str) -> None:
-    assert lacks(value).startswith(message) and bool(lacks(value)) == bool(message)
+def test_a_result_that_holds_nothing_says_why(value: Any, reason: str) -> None:
+    assert lacks(value).startswith(reason) and bool(lacks(value)) == bool(reason)
 
 
 # checks of each part
@@ -179,7 +196,7 @@ _RUN: Found = {"right": True, "expected": "transfer.copy", "named": ["transfer.c
 _DONE = Ended(exit_code=0, output="", seconds=1.0)
 _DIED = Ended(exit_code=4, output="boom", seconds=1.0)
 
-#: By part: its check, and a result that passes.
+#: By part: its judge, and a result that passes.
 _GOOD: dict[str, tuple[Callable[[Any], list[str]], Found]] = {
     "doctor": (lambda found: parts.problems_of_doctor(_DONE, found), {"findings": []}),
     "tests": (lambda found: parts.problems_of_tests(_DONE, found), {"passed": 40, "not_passed": []}),
@@ -205,7 +222,7 @@ _GOOD: dict[str, tuple[Callable[[Any], list[str]], Found]] = {
 
 
 def _set(*path: Any, value: Any) -> Change:
-    """A change that sets the value at this path."""
+    """Replace the value at a path."""
 
     def change(found: Found) -> None:
         inner: Any = found
@@ -217,7 +234,7 @@ def _set(*path: Any, value: Any) -> Change:
 
 
 @pytest.mark.parametrize("part", _GOOD)
-def test_a_complete_result_passes(part: str) -> None:
+def test_a_part_with_all_evidence_passes(part: str) -> None:
     judge, good = _GOOD[part]
     assert judge(good) == []
 
@@ -233,7 +250,7 @@ def test_every_item_is_required(part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "message"),
+    ("part", "change", "reason"),
     [
         ("doctor", lambda found: found.pop("findings"), "no findings"),
         ("tests", _set("not_passed", value=["tests/gpu/test_x.py::test_y"]), "test_y"),
@@ -256,20 +273,20 @@ def test_every_item_is_required(part: str) -> None:
         ("samples", _set("steps", value=[{"status": "skipped"}] * 3), "none of 3 fixes was tried"),
     ],
 )
-def test_objections_to_a_part_are_reported(part: str, change: Change, message: str) -> None:
+def test_reasons_against_a_part_are_reported(part: str, change: Change, reason: str) -> None:
     judge, good = _GOOD[part]
     found = json.loads(json.dumps(good))
     change(found)
-    assert any(message in line for line in judge(found)), judge(found)
+    assert any(reason in line for line in judge(found)), judge(found)
 
 
-def test_a_failed_command_is_an_objection() -> None:
+def test_a_failed_command_fails_its_part() -> None:
     assert parts.problems_of_doctor(_DIED, {"findings": []}) == ["exit code 4: boom"]
     assert parts.problems_of_samples(_DIED, {})[0] == "exit code 4: boom"
 
 
-def test_short_copies_may_differ_by_the_hosts_launch_time() -> None:
-    """Two percent of 100 µs are less than the host takes from the event to the copy."""
+def test_short_copies_may_differ_by_the_hosts_way_to_them() -> None:
+    """Two per cent of 100 µs are less than the host takes from the event to the copy."""
     found: Found = json.loads(json.dumps({"recommender": _STAGED, "copies": _STAGED}))
     short = found["recommender"]["stages"]
     short["copy_in"] = {"batches": 40, "told_ns": 100e3, "difference_ns": 45e3}
@@ -279,7 +296,7 @@ def test_short_copies_may_differ_by_the_hosts_launch_time() -> None:
     assert len(stages.problems(found)) == 1
 
 
-def test_an_invisible_neighbor_is_not_a_wrong_answer() -> None:
+def test_missing_an_invisible_neighbor_is_not_wrong() -> None:
     unseen = {**_RUN, "right": None, "named": [], "cannot_be_told": "no series"}
     assert faults.problems("Neighbor", unseen) == []
 
@@ -306,7 +323,7 @@ def test_a_sample_runs_without_an_nvml_recording(tmp_path: Path, error: Exceptio
         assert why == str(error)
 
 
-def test_nvml_is_recorded(tmp_path: Path) -> None:
+def test_nvml_is_recorded_during_a_sample(tmp_path: Path) -> None:
     def refuses(*_: Any) -> Any:
         raise NvmlRefused(3, "Not Supported")
 
@@ -345,7 +362,7 @@ def test_a_workload_is_copied_without_compiled_modules(tmp_path: Path) -> None:
     assert load_spec(str(other)).settings.reserve_mb == 512 and load_spec(str(folder)).settings.reserve_mb == 0
 
 
-def test_a_failed_run_affects_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diagnose(workload: Path, _: float) -> dict[str, Any]:
         if workload.name == "reserved":
             raise OSError("disk full")
@@ -365,7 +382,7 @@ def test_a_failed_run_affects_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     assert fragmentation.shown(alone.found) == {}
 
 
-def test_the_number_of_checks() -> None:
+def test_the_judged_key_is_displayed() -> None:
     gone = _run(memory_causes={}, retries=0, verdict="none", latency_ms={"p99": 20.0})
     shown = fragmentation.shown({"defaults": _run(), "memory.pool": gone})
     assert len(shown) == fragmentation.SHOWN and all(shown.values())
@@ -389,7 +406,7 @@ def test_a_complete_run_lacks_no_evidence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "ok", "message"),
+    ("change", "ok", "reason"),
     [
         ({}, 940, "940 of 960 requests ended ok"),
         ({"scheduled": 0}, 0, "0 of 0 requests"),
@@ -401,11 +418,11 @@ def test_a_complete_run_lacks_no_evidence() -> None:
         ({"probes": {}}, 960, "not read"),
     ],
 )
-def test_missing_evidence_is_reported_and_never_right(change: dict[str, Any], ok: int, message: str) -> None:
-    missing = faults.missing_evidence(_EVIDENCE.updated(**change), {"ok": ok})
-    assert len(missing) == 1 and message in missing[0]
-    quiet = faults.judged("Quiet", _QUIET, missing, others_reported=True)
-    assert quiet["right"] is False and quiet["evidence_missing"] == missing
+def test_missing_evidence_is_reported_and_nothing_is_right(change: dict[str, Any], ok: int, reason: str) -> None:
+    lacking = faults.missing_evidence(_EVIDENCE.updated(**change), {"ok": ok})
+    assert len(lacking) == 1 and reason in lacking[0]
+    quiet = faults.judged("Quiet", _QUIET, lacking, others_reported=True)
+    assert quiet["right"] is False and quiet["evidence_missing"] == lacking
 
 
 def test_a_run_without_a_record_lacks_all_evidence() -> None:
@@ -413,14 +430,14 @@ def test_a_run_without_a_record_lacks_all_evidence() -> None:
 
 
 @pytest.mark.parametrize("fault", faults.EXPECTED)
-def test_a_fault_is_judged_by_its_cause(fault: str) -> None:
+def test_a_fault_is_recognized_by_its_cause(fault: str) -> None:
     named = {"causes": [{"cause": faults.EXPECTED[fault] or "batch.size", "named": True}]}
     other = {"causes": [{"cause": "transfer.other", "named": True}]}
     assert faults.judged(fault, named, [], others_reported=True)["right"] is True
     assert faults.judged(fault, other, [], others_reported=True)["right"] is False
 
 
-def test_an_unreported_neighbor_is_neither_right_nor_wrong() -> None:
+def test_a_neighbor_of_unknown_work_is_neither_right_nor_wrong() -> None:
     unseen = faults.judged("Neighbor", _QUIET, [], others_reported=False)
     assert unseen["right"] is None and "others_sm_util" in unseen["cannot_be_told"]
     assert faults.judged("Neighbor", _QUIET, ["the device was cpu"], others_reported=False)["right"] is False
@@ -446,7 +463,7 @@ def test_a_neighbor_that_does_not_start_is_an_error(program: str, seconds: float
         pass
 
 
-def test_a_neighbor_that_died_is_missing_evidence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_neighbor_that_died_during_the_run_proves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(faults, "_LOAD", "print('ready', flush=True)")
 
     def diagnosed(*_: Any) -> dict[str, Any]:
@@ -458,7 +475,7 @@ def test_a_neighbor_that_died_is_missing_evidence(monkeypatch: pytest.MonkeyPatc
     assert result["right"] is False and "had ended with 0" in result["evidence_missing"][0]
 
 
-def test_a_run_without_a_diagnosis_reports_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_without_a_diagnosis_reports_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(faults, "run", lambda *_: _DIED)
     assert faults.planted("Quiet", tmp_path, 60)["failed"] == "latfix diagnose: exit code 4: boom"
 
@@ -526,11 +543,13 @@ _RATES = {"fp32": 50.0, "tf32": 380.0, "bf16": 750.0, "fp16": 740.0}
         ({}, "float16", "fp16"),
     ],
 )
-def test_a_floor_uses_the_fastest_possible_format(kernels: dict[str, int], weights: str, expected: str) -> None:
+def test_a_floor_is_that_of_the_fastest_format_that_may_have_run(
+    kernels: dict[str, int], weights: str, expected: str
+) -> None:
     assert ceilings.floor_rate(kernels, _RATES, weights) == (expected, _RATES[expected])
 
 
-def test_without_rates_there_is_no_floor_and_a_failed_sample_affects_no_other(
+def test_without_rates_there_is_no_floor_and_a_failed_sample_leaves_the_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def hot_path(name: str, *_: Any) -> dict[str, Any]:

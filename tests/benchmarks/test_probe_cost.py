@@ -23,7 +23,7 @@ def _counting(calls: list[int], function: Callable[..., None]) -> Callable[..., 
 
 
 @pytest.mark.parametrize(("overlap", "least"), [(False, 1), (True, 3)])
-def test_without_probes_only_events_that_are_waited_for_are_recorded(
+def test_without_probes_only_awaited_events_are_recorded(
     monkeypatch: pytest.MonkeyPatch, overlap: bool, least: int
 ) -> None:
     recorded: list[int] = []

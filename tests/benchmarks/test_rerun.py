@@ -22,7 +22,7 @@ def test_every_result_can_be_measured_again() -> None:
         assert all((ROOT / folder).is_dir() for folder in result.measures), name
 
 
-def test_the_oldest_part_decides_when_a_result_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_part_dates_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def git(*words: str) -> str:

@@ -33,7 +33,7 @@ def test_it_follows_the_simulation(curve: LatencyCurve) -> None:
     assert curve.slope(math.log(1.8)) > 4 * curve.slope(math.log(0.3))
 
 
-def test_one_curve_tells_of_services_that_are_slower(curve: LatencyCurve) -> None:
+def test_one_curve_covers_slower_services(curve: LatencyCurve) -> None:
     for slower in (0.8, 1.1, 1.3):
         assert math.exp(curve.percentile(0.0, math.log(slower))) == pytest.approx(mm1(1.0, slower), rel=0.05)
         measured = math.log(mm1(1.2, slower))
@@ -53,7 +53,7 @@ def test_the_mean_of_curves(curve: LatencyCurve) -> None:
     assert mean_curve([curve, higher]).percentile(0.0) == pytest.approx(curve.percentile(0.0) + 0.1)
 
 
-def test_a_value_that_no_pace_reaches_is_at_the_end() -> None:
+def test_an_unreachable_value_has_the_pace_of_the_end() -> None:
     loads = np.linspace(-0.5, 0.5, 11)
     assert pace_of(0.0, loads, 2 * loads, 99.0) == pytest.approx(0.5)
     assert pace_of(0.0, loads, 2 * loads, -99.0) == pytest.approx(-0.5)

@@ -1,4 +1,4 @@
-"""The largest load, the knee and the front, from cells whose truth is known."""
+"""The largest load, the knee and the front, from cells with known truth."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CURVE = LatencyCurve(
 
 
 def answer(paces: dict[float, float], limit: float | None = 0.1, whole: int | None = None) -> LoadAnswer:
-    """Of replays of M/M/1 that were so much slower than simulated; all of them whole, or so many."""
+    """The answer from replays of M/M/1 that are slower than simulated by ``paces``; ``whole`` were complete."""
     target = Target(percentile=99.0, limit=limit)
     seen = [
         Seen(load=math.log(load), pace=pace, noise=pace_noise(CURVE, math.log(load), 0.05))
@@ -72,7 +72,7 @@ def largest(paces: dict[float, float]) -> LargestLoad:
     return found
 
 
-def test_the_crossing_of_a_simulation_that_met_its_replays() -> None:
+def test_the_crossing_of_a_simulation_that_matches_its_replays() -> None:
     truth = 100 - math.log(100) / 0.1  # 53.9 a second
     found = largest({0.5: 0.0, 0.55: 0.01, 0.6: -0.01})
     assert found.status == "found" and found.rps == pytest.approx(truth, rel=0.03)
@@ -80,13 +80,13 @@ def test_the_crossing_of_a_simulation_that_met_its_replays() -> None:
     assert "replayed at 50, 55 and 60/s" in found.reason and "of the pace" in found.reason
 
 
-def test_errors_seen_move_and_widen_the_answer() -> None:
+def test_observed_errors_shift_and_widen_the_answer() -> None:
     at, slower = largest({0.5: 0.0, 0.55: 0.0, 0.6: 0.0}), largest({0.5: 0.1, 0.55: 0.1, 0.6: 0.1})
     assert (slower.rps or 0.0) < 0.93 * (at.rps or 0.0)
     apart = largest({0.4: 0.3, 0.55: -0.3, 0.6: 0.3})
     widths = [(one.hi or math.inf) / (one.lo or 1e-9) for one in (at, apart)]
     assert widths[1] > 1.5 * widths[0]
-    assert apart.status == "undecided" and "cannot be told where it is so" in apart.reason
+    assert apart.status == "undecided" and "not known to within +-15 % because it is so" in apart.reason
 
 
 def test_one_replay_far_away_decides_nothing() -> None:
@@ -95,7 +95,7 @@ def test_one_replay_far_away_decides_nothing() -> None:
     assert (far.hi or math.inf) / (far.lo or 1e-9) > 1.5 * (near.hi or math.inf) / (near.lo or 1e-9)
 
 
-def test_a_limit_that_no_load_meets_and_one_that_all_do() -> None:
+def test_a_limit_that_no_load_meets_and_one_that_all_meet() -> None:
     below = answer({0.5: 0.0, 0.2: 0.0}, limit=0.02).largest
     assert below is not None and (below.status, below.lo, below.rps) == ("below", None, None)
     assert below.hi == pytest.approx(20.0) and below.reason.endswith("; a request alone takes longer")
@@ -112,7 +112,7 @@ def test_a_limit_that_no_load_meets_and_one_that_all_do() -> None:
     assert nothing.reason == "the lowest load that was replayed, 50/s, misses it; x"
 
 
-def test_predictions_are_of_all_loads_and_say_which_meet() -> None:
+def test_predictions_cover_all_loads_and_which_meet_the_limit() -> None:
     found = answer({0.5: 0.0, 0.55: 0.01, 0.6: -0.01})
     low, *_, high = found.predicted
     assert low.meets is True and high.meets is False
@@ -161,12 +161,12 @@ def test_the_front() -> None:
     assert all(point.certain for point in front)
 
 
-def test_a_place_on_the_front_that_noise_decides_is_not_certain() -> None:
+def test_a_point_of_the_front_within_noise_is_not_certain() -> None:
     front = pareto([(0, cell(1.0, 0.1, achieved=50.0)), (1, cell(1.0, 0.105, achieved=49.9))])
     assert [(point.setting, point.certain) for point in front] == [(0, False)]
 
 
-def test_the_spread_between_replays_is_what_requests_do_not_explain() -> None:
+def test_the_spread_between_replays_exceeds_what_requests_explain() -> None:
     rng = np.random.default_rng(2)
     cells = []
     for load in np.linspace(0.1, 1.0, 30):

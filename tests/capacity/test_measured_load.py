@@ -1,13 +1,13 @@
-"""What a replay at one load shows, and what of it the objective's decision is made from."""
+"""Figures of a replay at one load, and the objective's decision from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from benchmarks.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import backlog_grew, cell_of, load_point
 from latfix.capacity.objective import Target, percentile_of, slow_share
 from latfix.run_record.run_record import RunRecord
@@ -15,11 +15,8 @@ from latfix.settings import RunnerSettings
 from latfix.statistics.latency_summary import summarize_ms
 from latfix.traffic.schedule import Traffic
 
-MakeTraffic = Callable[..., Traffic]
-Simulate = Callable[..., RunRecord]
 
-
-def test_figures_of_a_replay(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_figures_of_a_replay() -> None:
     record = simulate(make_traffic(2000, 50.0), each=0.01)
     point = load_point(record)
     assert point.offered == pytest.approx(1999 / record.traffic.duration_s)
@@ -31,7 +28,7 @@ def test_figures_of_a_replay(make_traffic: MakeTraffic, simulate: Simulate) -> N
     assert not point.grew and not point.lost and point.trustworthy
 
 
-def test_a_window_is_part_of_the_wait(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_a_window_is_part_of_the_wait() -> None:
     settings = RunnerSettings(max_batch_size=4, batch_window_ms=30.0)
     point = load_point(simulate(make_traffic(300, 2.0), each=0.01, settings=settings))
     assert float(np.median(point.wait)) == pytest.approx(0.03, rel=0.01)
@@ -39,7 +36,7 @@ def test_a_window_is_part_of_the_wait(make_traffic: MakeTraffic, simulate: Simul
     assert point.held_share == pytest.approx(point.offered * 0.03, rel=0.15)
 
 
-def test_lost_requests_are_slower_than_any(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_lost_requests_are_slower_than_any() -> None:
     point = load_point(simulate(make_traffic(1000, 5.0), each=0.001, lost=0.05))
     assert point.lost == pytest.approx(50, abs=25)
     assert np.count_nonzero(np.isinf(point.latency)) == point.lost
@@ -49,7 +46,7 @@ def test_lost_requests_are_slower_than_any(make_traffic: MakeTraffic, simulate: 
     assert slow.lo < slow.share == pytest.approx(point.lost / 1000)
 
 
-def test_a_replay_that_was_ended_early_counts_ages(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_a_replay_that_was_ended_early_counts_ages() -> None:
     traffic = make_traffic(1000, 200.0)
     record = simulate(traffic, each=0.01, cut_s=3.0)  # twice what it can serve
     point = load_point(record, cut_s=3.0)
@@ -65,7 +62,7 @@ def test_a_replay_that_was_ended_early_counts_ages(make_traffic: MakeTraffic, si
     assert 1.0 < cell.percentile.value < 3.0
 
 
-def test_the_percentile_is_the_one_of_every_report() -> None:
+def test_the_percentile_equals_that_of_reports() -> None:
     latency = np.random.default_rng(0).exponential(0.1, 777)
     assert percentile_of([latency], 99.0).value * 1e3 == pytest.approx(summarize_ms(latency * 1e9)["p99"])
 
@@ -84,15 +81,13 @@ def grew(traffic: Traffic, record: RunRecord) -> bool:
     return backlog_grew(traffic.arrival_ns, end, at_once=1)
 
 
-def test_a_backlog_that_grows_for_good(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_a_backlog_that_keeps_growing() -> None:
     for seed in range(20):
         traffic = make_traffic(400, 130.0, seed=seed)
         assert grew(traffic, simulate(traffic, each=0.01)), seed
 
 
-def test_a_service_that_keeps_up_or_works_a_burst_off_is_not_saturated(
-    make_traffic: MakeTraffic, simulate: Simulate
-) -> None:
+def test_a_service_that_keeps_up_or_works_a_burst_off_is_not_saturated() -> None:
     wrong = 0
     for seed in range(60):
         traffic = make_traffic(400, 80.0, seed=seed)
@@ -114,7 +109,7 @@ def test_neighbors_that_are_slow_together_count_for_less() -> None:
     assert clustered.lo < 0.01 < apart.lo
 
 
-def test_a_run_without_slow_requests_is_no_proof_of_as_many_successes() -> None:
+def test_a_run_without_slow_requests_does_not_prove_as_many_successes() -> None:
     latency = np.full(2000, 0.1)
     latency[500:530] = 0.4  # a burst, all of it below the limit
     assert slow_share([latency], [latency], Target(percentile=99.0, limit=0.5)).hi > 3 / 2000

@@ -1,4 +1,4 @@
-"""The next load: in the middle of what is predicted, and where a replay tells most for its time."""
+"""The next load: near the predicted crossing, where a replay narrows the answer most for its time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_lies_within_the_predicted_crossing() -> None:
     assert load is not None and low <= load <= high
 
 
-def test_replays_where_it_says_narrow_the_answer() -> None:
+def test_suggested_replays_narrow_the_answer() -> None:
     loads, widths = [0.25], []
     for _ in range(4):
         _, lo, hi = quantiles(errors_of(*loads).wanted(LIMIT))
@@ -46,29 +46,29 @@ def test_replays_where_it_says_narrow_the_answer() -> None:
     assert widths[1] < 0.8 * widths[0] and widths[3] < 0.6 * widths[0]
 
 
-def test_a_simulation_is_not_followed_farther_than_it_can_be_trusted() -> None:
+def test_a_simulation_is_not_extrapolated_too_far() -> None:
     load = next_load(errors_of(0.02), [0.02], LIMIT, lambda load: 1 / load, first=0.02)
-    assert load == pytest.approx(0.08), "four times, where it says twenty-seven"
+    assert load == pytest.approx(0.08), "four times, though the curve suggests twenty-seven"
 
 
-def test_where_every_replay_was_ended_early_it_goes_down_and_gives_up() -> None:
+def test_if_every_replay_ended_early_it_steps_down_and_gives_up() -> None:
     replayed = [1.0]
     while (load := next_load(None, replayed, LIMIT, lambda load: 1 / load, first=1.0)) is not None:
         replayed.append(load)
     assert replayed == [1.0, 0.5, 0.25, 0.125, 0.0625]
 
 
-def test_where_every_replay_was_ended_early_it_goes_where_they_say_a_good_step_down_each() -> None:
+def test_if_every_replay_ended_early_it_follows_their_guess() -> None:
     steps = [
         next_load(None, [1.0], LIMIT, lambda load: 1 / load, first=1.0, guess=guess) for guess in (0.4, 0.9, 0.0)
     ]
     assert steps == pytest.approx([0.4, 1 / 1.5, 0.25])
 
 
-def test_where_no_load_meets_the_limit_it_gives_up() -> None:
+def test_if_no_load_meets_the_limit_it_gives_up() -> None:
     assert wanted(0.02, limit=0.001) is None or wanted(0.02, 0.005, 0.001, limit=0.001) is None
 
 
-def test_without_a_limit_the_knee_is_looked_for() -> None:
+def test_without_a_limit_the_knee_is_searched() -> None:
     load = wanted(0.25, limit=None)
     assert load is not None and 0.3 < load < 0.75

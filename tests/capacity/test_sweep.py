@@ -1,4 +1,4 @@
-"""The sweep itself, with services on simulated time in place of processes."""
+"""The sweep, with services on simulated time instead of processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.sweep_world import SimulatedArm, SweepWorld
+from benchmarks.sweep_world import SimulatedArm, SweepWorld, make_traffic
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
@@ -26,7 +26,6 @@ from latfix.runners.sweep.sweep import Sweep
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
 
-MakeTraffic = Callable[..., Traffic]
 GRID = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
@@ -52,7 +51,7 @@ class World(SweepWorld):
 
 
 class FailingArm(SimulatedArm):
-    """A process that does what its world has in mind for it."""
+    """A process that fails or is interrupted as its world specifies."""
 
     world: World
 
@@ -107,7 +106,7 @@ def run(
         for k, values in enumerate(variants or ({},))
     ]
     kept: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
     sweep = Sweep(
         SPEC,
         traffic if isinstance(traffic, Part) else part_of(traffic, requests),
@@ -121,25 +120,25 @@ def run(
             gate_rps=gate_rps,
         ),
         watch=silent,
-        say=said.append,
+        say=messages.append,
         keep=lambda outcome: kept.append(len(points_document(SPEC, outcome).points)),
         new_arm=world.arm,
         clock=lambda: world.now,
     )
     outcome = sweep.run()
-    assert len(kept) == len(outcome.measured), "every point is written down as soon as it is there"
+    assert len(kept) == len(outcome.measured), "every point is saved as soon as it is measured"
     assert not world.alive, "no process is left"
     return outcome
 
 
-def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_one_setting_from_loads_to_answers(world: World, tmp_path: Path) -> None:
     outcome = run(world, make_traffic(1000, 50.0), tmp_path)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=20.0)
     assert document.state == "complete"
     written = document.to_json()
     assert type(document).from_json(json.loads(json.dumps(written))).to_json() == written
     (setting,) = document.settings
-    # 62.5 a second at most: some load below it is the largest that meets the objective.
+    # 62.5 per second at most, so the largest load that meets the objective is below.
     assert setting.largest is not None and setting.largest.status == "found"
     assert 15 < (setting.largest.lo or 0.0) < (setting.largest.hi or 0.0) < 66
     assert setting.knee is not None and 10 < setting.knee.rps < 60
@@ -149,14 +148,14 @@ def test_one_setting_from_loads_to_answers(world: World, make_traffic: MakeTraff
     for model in ("mg1", "kingman", "replay"):
         assert (document.models[model].percentile or 9.0) < 1.6, (model, document.models)
     assert {point.setting for point in document.points} == {0}
-    assert len(outcome.measured) < 12, "it stops by itself"
+    assert len(outcome.measured) < 12, "it stops on its own"
     assert outcome.measured[0].foretold is None and all(one.foretold for one in outcome.measured[1:])
     replayed = {point.load for point in document.points}
-    assert replayed < {one.load for one in setting.predicted}, "and others, which were not"
+    assert replayed < {one.load for one in setting.predicted}, "and further loads"
     assert "of the pace" in setting.largest.reason
 
 
-def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, tmp_path: Path) -> None:
     orders = []
     for seed in (1, 2):
         world.replays.clear()
@@ -167,7 +166,7 @@ def test_loads_are_replayed_in_an_order_of_the_seeds(world: World, make_traffic:
     assert all(sorted(order) == rising and order not in (rising, rising[::-1]) for order in orders)
 
 
-def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_settings_take_turns(world: World, tmp_path: Path) -> None:
     outcome = run(
         world,
         make_traffic(400, 30.0),
@@ -184,11 +183,9 @@ def test_settings_take_turns(world: World, make_traffic: MakeTraffic, tmp_path: 
     assert {point.setting for point in document.pareto} <= {0, 1}
 
 
-def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_replays_beyond_saturation_end_early_and_are_not_exceeded(world: World, tmp_path: Path) -> None:
     world.slower = 4.0  # 16 a second where 50 were recorded
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path, loads=GRID)
+    outcome = run(world, make_traffic(400, 50.0), tmp_path, requests=400, loads=GRID)
     cut = [one for one in outcome.measured if one.point.cut]
     assert cut and all(one.point.grew for one in cut)
     assert world.starts.count("as it is") > len(cut), "a process with a backlog is not used again"
@@ -200,7 +197,7 @@ def test_what_is_past_saturation_is_ended_early_and_not_exceeded(
     assert any(point.objective.at_least and point.objective.ci95_ms[1] is None for point in saturated)
 
 
-def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_the_budget_holds(world: World, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in (1, 2, 4)]
     traffic = make_traffic(200, 50.0)
     outcome = run(world, traffic, tmp_path, *variants, requests=200, budget_s=40.0, loads=GRID)
@@ -208,18 +205,18 @@ def test_the_budget_holds(world: World, make_traffic: MakeTraffic, tmp_path: Pat
     assert any(one.reason.startswith("budget") for one in outcome.skipped)
 
 
-def test_a_gate_is_decided_too(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_a_gate_is_decided_too(world: World, tmp_path: Path) -> None:
     gates = {}
     for rps in (20.0, 80.0):
-        outcome = run(world, make_traffic(1000, 50.0), tmp_path / str(rps), gate_rps=rps, loads=(rps / 50,))
+        outcome = run(
+            world, make_traffic(400, 50.0), tmp_path / str(rps), requests=400, gate_rps=rps, loads=(rps / 50,)
+        )
         gates[rps] = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=rps).gate
         assert outcome.measured[0].load == rps / 50
     assert [gate is not None and gate.passed for gate in gates.values()] == [True, False]
 
 
-def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(world: World, tmp_path: Path) -> None:
     world.slower = 8.0  # 8 a second, where 50 were recorded
     part = part_of(make_traffic(1000, 50.0), 1000, longest_s=15.0)
     assert part.requests(0.1) == 1000 and 60 < part.sent(0.1) < 90
@@ -231,7 +228,7 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(
     assert 3.0 < largest.rps < 7.8
 
 
-def test_a_drain_is_cut_where_it_tells_nothing_more(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_a_drain_is_cut_once_it_adds_no_information(world: World, tmp_path: Path) -> None:
     world.slower = 31.0  # all of the schedule is over before half a second of its work is done
     world.now = 0.0
     outcome = run(world, make_traffic(60, 100.0), tmp_path, requests=60, budget_s=30.0)
@@ -243,9 +240,7 @@ def test_a_drain_is_cut_where_it_tells_nothing_more(world: World, make_traffic: 
     assert point.objective.meets is False and point.objective.at_least
 
 
-def test_a_recording_that_is_repeated_and_one_that_is_too_short_are_told(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_repeated_and_too_short_recordings_are_reported(world: World, tmp_path: Path) -> None:
     traffic = make_traffic(3, 20.0)
     outcome = run(world, traffic, tmp_path, requests=51, budget_s=60.0, target=Target(percentile=99.0, limit=0.1))
     notes = " ".join(sweep_document(SPEC, outcome, seed=0, budget_s=60.0).notes)
@@ -260,9 +255,7 @@ def test_a_recording_that_is_repeated_and_one_that_is_too_short_are_told(
     assert enough >= 1000 > less or int(needed[1]) == 1
 
 
-def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_a_load_whose_queue_did_not_settle_is_reported(world: World, tmp_path: Path) -> None:
     notes = {}
     for requests in (60, 2000):
         outcome = run(world, make_traffic(requests, 50.0), tmp_path / str(requests), requests=requests)
@@ -273,14 +266,14 @@ def test_a_load_that_was_not_watched_until_its_queue_settled_is_told(
     assert "to settle" not in notes[2000]
 
 
-def test_one_point_is_measured_whatever_the_budget(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_one_point_is_measured_with_any_budget(world: World, tmp_path: Path) -> None:
     outcome = run(world, make_traffic(500, 50.0), tmp_path, budget_s=1.0, requests=500)
     assert len(outcome.measured) == 1
     document = sweep_document(SPEC, outcome, seed=0, budget_s=1.0)
     assert any("twice" in note for note in document.notes)
 
 
-def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_a_setting_that_fails_is_left_out(world: World, tmp_path: Path) -> None:
     world.fail = {"max_batch_size=64"}
     outcome = run(
         world, make_traffic(500, 20.0), tmp_path, {"max_batch_size": 4}, {"max_batch_size": 64}, requests=500
@@ -291,16 +284,14 @@ def test_a_setting_that_fails_is_left_out(world: World, make_traffic: MakeTraffi
     assert document.best is not None and document.best.setting == 0
 
 
-def test_where_every_setting_fails_so_does_the_sweep(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_if_every_setting_fails_the_sweep_fails(world: World, tmp_path: Path) -> None:
     world.fail = {"as it is"}
     with pytest.raises(RunnerError, match="the model does not fit"):
         run(world, make_traffic(500, 20.0), tmp_path)
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_what_was_measured_is_kept_on_an_interrupt(
-    at: int, world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_measurements_are_kept_on_an_interrupt(at: int, world: World, tmp_path: Path) -> None:
     world.interrupt_at = at
     outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, loads=GRID)
     assert outcome.interrupted and len(outcome.measured) == at
@@ -308,25 +299,23 @@ def test_what_was_measured_is_kept_on_an_interrupt(
     assert document.state == "interrupted" and len(document.points) == at
 
 
-def test_few_processes_are_alive_at_once(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_few_processes_are_alive_at_once(world: World, tmp_path: Path) -> None:
     variants = [{"max_batch_size": size} for size in range(1, 9)]
-    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=50.0)
+    run(world, make_traffic(50, 20.0), tmp_path, *variants, requests=50, budget_s=40.0)
     assert len(set(world.starts)) > 6 >= world.most_alive
 
 
-def test_lost_requests_do_not_make_a_load_look_good(world: World, make_traffic: MakeTraffic, tmp_path: Path) -> None:
+def test_lost_requests_do_not_make_a_load_look_good(world: World, tmp_path: Path) -> None:
     world.lost = 0.3
-    outcome = run(world, make_traffic(500, 20.0), tmp_path, requests=500, budget_s=600.0)
+    outcome = run(world, make_traffic(300, 20.0), tmp_path, requests=300, budget_s=600.0)
     document = sweep_document(SPEC, outcome, seed=0, budget_s=600.0, at_least_rps=5.0)
     assert document.settings[0].largest is not None and document.settings[0].largest.status == "below"
     assert document.gate is not None and document.gate.passed is False
     assert document.best is None
 
 
-def test_the_budget_ends_a_replay_that_it_does_not_hold(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
-    # Ten seconds of requests, and five more to work off: more than was reckoned with.
+def test_the_budget_ends_a_replay_that_it_does_not_hold(world: World, tmp_path: Path) -> None:
+    # Ten seconds of requests, and five more to drain: more than planned.
     world.slower = 2.5
     target = Target(percentile=90.0, limit=5.0)
     traffic = make_traffic(500, 50.0)
@@ -336,11 +325,9 @@ def test_the_budget_ends_a_replay_that_it_does_not_hold(
     assert second.cut and second.requests["ok"] > 20
 
 
-def test_loads_far_above_what_a_service_bears_say_how_far_down_to_go(
-    world: World, make_traffic: MakeTraffic, tmp_path: Path
-) -> None:
+def test_loads_far_above_capacity_show_how_far_to_step_down(world: World, tmp_path: Path) -> None:
     world.slower = 10.0  # 6.25 a second, where 50 were recorded
-    outcome = run(world, make_traffic(1000, 50.0), tmp_path, target=Target(percentile=90.0, limit=1.0))
+    outcome = run(world, make_traffic(400, 50.0), tmp_path, requests=400, target=Target(percentile=90.0, limit=1.0))
     assert [(one.point.cut, one.load < 0.2) for one in outcome.measured[:3]] == [
         (True, False),
         (True, False),

@@ -1,4 +1,4 @@
-"""``latfix sweep`` as it is typed: what it refuses, and one real sweep of a tiny workload."""
+"""``latfix sweep`` on the command line: refused options, and one real sweep of a tiny workload."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_variants_that_are_refused(options: list[str], words: str) -> None:
         (("--loads", "0.000001"), "--budget: found 300 s; expected at least the"),
     ],
 )
-def test_wrong_options_are_told_before_anything_runs(
+def test_wrong_options_are_reported_before_anything_runs(
     options: tuple[str, ...], words: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
@@ -108,7 +108,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, write_workload: WriteWorkloa
     base = tmp_path_factory.mktemp("sweep")
     rows = [{"arrival_s": 0.02 * k + 0.004 * (k % 3)} for k in range(60)]
     workload = write_workload(base / "w", adapter=SLEEPER, traffic=rows, runner={"warmup_requests": 2})
-    # The median and a generous limit: other processes may have the machine meanwhile, and take most of the budget.
+    # The median and a generous limit, because other processes may use the machine and take most of the budget.
     asked = ("--loads", "1,12", "--set", "max_batch_size=1", "--slo", "150", "--percentile", "50", "--at-least", "20")
     for budget in ("15s", "90s"):
         folder = base / budget
@@ -129,7 +129,7 @@ def test_a_real_sweep_answers(swept: Swept) -> None:
     assert document["gate"]["passed"] is True
     single = [point for point in document["points"] if point["setting"] == 0]
     over = [point for point in single if point["offered_rps"] > 400]
-    assert over and all(point["objective"]["meets"] is False for point in over), "125 a second are the most"
+    assert over and all(point["objective"]["meets"] is False for point in over), "capacity is 125 per second"
     assert all(point["achieved_rps"] < 130 for point in over)
     low = min(single, key=lambda point: point["load"])
     assert low["objective"]["meets"] is True

@@ -1,26 +1,25 @@
-"""What every point replays: as many requests as the budget bears, as bursty as the whole, at the load asked for."""
+"""The requests of each point: as many as the budget allows, as bursty as the whole, at the requested load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.sweep_world import make_traffic
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import burstiness, index_of_dispersion, part_of, plan_requests, recorded_rate
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
 
-MakeTraffic = Callable[..., Traffic]
 P99 = Target(percentile=99.0)
 LOADS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
 @pytest.mark.parametrize("load", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("requests", [150, 1000, 2500])
-def test_the_load_is_what_was_asked_for(load: float, requests: int, make_traffic: MakeTraffic) -> None:
+def test_the_load_is_the_requested_one(load: float, requests: int) -> None:
     part = part_of(make_traffic(1000, 40.0, bursts=3.0), requests)
     schedule = part.at(load)
     assert recorded_rate(schedule) == pytest.approx(load * part.recorded, rel=1e-3)
@@ -28,7 +27,7 @@ def test_the_load_is_what_was_asked_for(load: float, requests: int, make_traffic
     assert int(schedule.arrival_ns[0]) == 0
 
 
-def test_every_load_replays_the_same_requests_just_as_bursty(make_traffic: MakeTraffic) -> None:
+def test_every_load_replays_the_same_requests_just_as_bursty() -> None:
     part = part_of(make_traffic(1200, 40.0, bursts=3.5), 1200)
     slow, fast = part.at(0.5), part.at(2.0)
     assert slow.ids == fast.ids
@@ -36,7 +35,7 @@ def test_every_load_replays_the_same_requests_just_as_bursty(make_traffic: MakeT
     assert indices[0] == pytest.approx(indices[1], rel=0.05) and indices[0] > 2
 
 
-def test_a_part_is_as_bursty_as_the_whole(make_traffic: MakeTraffic) -> None:
+def test_a_part_is_as_bursty_as_the_whole() -> None:
     calm, bursty = make_traffic(600, 40.0, seed=1), make_traffic(2400, 40.0, seed=2, bursts=3.5)
     offset = int(calm.arrival_ns[-1]) + 25_000_000
     whole = replace(
@@ -54,12 +53,12 @@ def test_a_part_is_as_bursty_as_the_whole(make_traffic: MakeTraffic) -> None:
     assert part.dispersion > 0.6 * part.whole, "not the calm stretch that comes first"
 
 
-def test_short_traffic_is_repeated(make_traffic: MakeTraffic) -> None:
+def test_short_traffic_is_repeated() -> None:
     part = part_of(make_traffic(100, 40.0), 400)
     assert len(part.traffic) == 400 and len(set(part.traffic.ids)) == 400
 
 
-def test_a_load_that_would_be_over_in_a_moment_is_replayed_several_times(make_traffic: MakeTraffic) -> None:
+def test_a_load_that_would_be_too_short_is_replayed_several_times() -> None:
     part = part_of(make_traffic(100, 40.0), 100, shortest_s=4.0)
     assert len(part.at(0.5)) == 100, "five seconds already"
     fast = part.at(8.0)
@@ -73,17 +72,17 @@ def test_a_load_that_would_be_over_in_a_moment_is_replayed_several_times(make_tr
 def test_dispersion() -> None:
     even = np.arange(3000) * 10_000_000
     assert index_of_dispersion(even, 0.5) == pytest.approx(0.0, abs=0.05)
-    assert np.isnan(index_of_dispersion(even, 10.0)), "too few windows to tell"
+    assert np.isnan(index_of_dispersion(even, 10.0)), "too few windows"
 
 
-def test_bursts_show_in_longer_windows(make_traffic: MakeTraffic) -> None:
+def test_bursts_show_in_longer_windows() -> None:
     calm, bursty = (burstiness(make_traffic(4000, 40.0, bursts=bursts)) for bursts in (1.0, 2.5))
     assert all(0.5 < index < 1.6 for index in calm.index)
     assert bursty.index[0] < 2 and bursty.over(30) > 2 * bursty.index[0]
     assert bursty.over(1e9) == bursty.index[-1], "no longer window than was counted"
 
 
-def test_nothing_to_scale(make_traffic: MakeTraffic) -> None:
+def test_nothing_to_scale() -> None:
     at_once = replace(make_traffic(3), arrival_ns=np.zeros(3, np.int64))
     with pytest.raises(InputError, match="arrive at one moment"):
         part_of(at_once, 3)
@@ -93,21 +92,21 @@ def _arriving(*nanoseconds: int) -> Traffic:
     return Traffic.plain(np.array(nanoseconds, dtype=np.int64))
 
 
-def test_traffic_too_sparse_to_repeat_says_so() -> None:
-    """Nobody asked for the repetitions, so that a message about them would be about nothing that was typed."""
+def test_traffic_too_sparse_to_repeat_is_refused() -> None:
+    """The user did not request repetitions, so the message is not about them."""
     with pytest.raises(InputError, match=r"^traffic: found 2 requests over 9e\+08 s, too sparse to sweep"):
         part_of(_arriving(0, 9 * 10**17), 50)
 
 
-def test_traffic_too_dense_to_sweep_says_so() -> None:
+def test_traffic_too_dense_to_sweep_is_refused() -> None:
     dense = _arriving(*range(30))
     with pytest.raises(InputError, match=r"^traffic: found 1e\+09 requests a second, too dense to sweep"):
         plan_requests(recorded_rate(dense), LOADS, 1, 300.0, P99)
-    assert len(part_of(dense, 60).traffic) == 60, "fewer may be asked for"
+    assert len(part_of(dense, 60).traffic) == 60, "fewer may be requested"
 
 
 def test_a_point_is_not_repeated_beyond_the_longest_schedule() -> None:
-    """Repetition is at the recorded pace, whatever the load: at this one a point needs thousands of them."""
+    """Repetition is at the recorded rate; at this load a point needs thousands of them."""
     part = part_of(_arriving(*range(0, 50 * 10**16, 10**16)), 50, shortest_s=4.0)
     assert len(part.at(1e9)) == 100
 
@@ -125,7 +124,7 @@ def test_requests_by_budget() -> None:
     assert plan_requests(40.0, LOADS, 1, 36_000.0, Target(percentile=90.0)) == 200
 
 
-def test_arrivals_are_those_of_the_schedule(make_traffic: MakeTraffic) -> None:
+def test_arrivals_are_those_of_the_schedule() -> None:
     part = part_of(make_traffic(300, 50.0), 300, shortest_s=4.0)
     for load in (0.5, 1.0, 3.7):
         assert part.arrivals(load) == pytest.approx(part.at(load).arrival_ns, abs=2e3)

@@ -1,4 +1,4 @@
-"""What the models predict of a simulated service, and the reasons that are found where it departs from them."""
+"""Predictions of the models for a simulated service, and reasons for departures."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import LoadPoint, load_point
 from latfix.capacity.model_departures import Modelled, reasons
 from latfix.capacity.objective import Target
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import part_of
 from latfix.results.sweep import Theory
-from latfix.run_record.run_record import RunRecord
 from latfix.runners.sweep.load_forecast import Simulated
 from latfix.runners.sweep.theory import MODELS, theory_of
 from latfix.settings import RunnerSettings
-from latfix.traffic.schedule import Traffic
 
-MakeTraffic = Callable[..., Traffic]
-Simulate = Callable[..., RunRecord]
 MakeTheory = Callable[..., tuple[Theory, dict[float, LoadPoint]]]
 TARGET = Target(percentile=99.0, limit=0.1)
 ONE = RunnerSettings()
 
 
 @pytest.fixture
-def theory(make_traffic: MakeTraffic, simulate: Simulate) -> MakeTheory:
-    """The theory of replays at some multiples of a recorded rate, and what was measured."""
+def theory() -> MakeTheory:
+    """The theory of replays at some multiples of a recorded rate, and the measured points."""
 
     def made(
         loads: tuple[float, ...],
@@ -74,9 +71,7 @@ def test_independent_arrivals_are_predicted_from_low_load(settings: RunnerSettin
         assert not answer.fitted
 
 
-def test_models_differ_as_their_assumptions_do(
-    theory: MakeTheory,
-) -> None:
+def test_models_differ_as_their_assumptions_do(theory: MakeTheory) -> None:
     found, points = theory((1.0,), each=0.01, bursts=3.5, n=1500)
     waits = {name: answer.mean_wait_ms or 0.0 for name, answer in found.loads[1.0].predictions.items()}
     # Constant service halves M/M/1's wait; bursts make up for it.
@@ -87,9 +82,7 @@ def test_models_differ_as_their_assumptions_do(
     assert {name for name, answer in found.loads[1.0].predictions.items() if answer.fitted} == set(MODELS)
 
 
-def test_the_replay_knows_the_policy_and_each_requests_work(
-    theory: MakeTheory,
-) -> None:
+def test_the_replay_knows_the_policy_and_each_requests_work(theory: MakeTheory) -> None:
     settings = RunnerSettings(max_batch_size=4, batch_window_ms=15.0, workers=2)
     found, points = theory((0.5, 1.6), settings, 800, 60.0, 3.0, fixed=0.005, each=0.01)
     answer, high = found.loads[1.6].predictions["replay"], points[1.6]
@@ -97,7 +90,7 @@ def test_the_replay_knows_the_policy_and_each_requests_work(
     assert answer.percentile_ms == pytest.approx(1e3 * float(np.quantile(high.latency, 0.99)), rel=0.05)
 
 
-def test_more_than_it_can_serve_is_told(theory: MakeTheory) -> None:
+def test_overload_is_reported(theory: MakeTheory) -> None:
     found, _ = theory((0.4, 2.6), each=0.01, n=500)
     assert found.capacity == pytest.approx(100, rel=0.02)
     over = found.loads[2.6]
@@ -106,18 +99,14 @@ def test_more_than_it_can_serve_is_told(theory: MakeTheory) -> None:
     assert over.reasons[0].id == "overload" and math.isinf(over.relaxation)
 
 
-def test_batches_are_measured_where_half_of_the_largest_was_seen(
-    theory: MakeTheory,
-) -> None:
+def test_batches_are_measured_where_half_of_the_largest_size_occurs(theory: MakeTheory) -> None:
     found, _ = theory((0.04, 1.2, 3.8), RunnerSettings(max_batch_size=8), 600, fixed=0.02, each=0.002)
     assert found.service.measured_at_loads != (0.04,), "at the lowest load there are batches of one alone"
     assert found.service.batch_fixed_ms == pytest.approx(20, rel=0.05)
     assert found.service.batch_each_ms == pytest.approx(2, rel=0.2)
 
 
-def test_settings_that_the_models_do_not_know_are_told(
-    theory: MakeTheory,
-) -> None:
+def test_settings_that_models_do_not_support_are_reported(theory: MakeTheory) -> None:
     for settings in (
         RunnerSettings(batching="adaptive"),
         RunnerSettings(schedule="shortest"),
@@ -127,7 +116,7 @@ def test_settings_that_the_models_do_not_know_are_told(
         assert all(answer.why_not and answer.mean_ms is None for answer in found.loads[0.5].predictions.values())
 
 
-def test_where_nothing_can_be_simulated_there_is_no_theory(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_without_a_simulation_there_is_no_theory() -> None:
     part = part_of(make_traffic(200, 10.0), 200)
     record = simulate(part.at(1.0), each=0.01, lost=1.0)
     point = load_point(record)
@@ -135,12 +124,12 @@ def test_where_nothing_can_be_simulated_there_is_no_theory(make_traffic: MakeTra
     assert theory_of([Simulated.of(record, 1.0, point)], ONE, part, TARGET, seed=0) is None
 
 
-def test_what_failures_took_is_no_service(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_time_of_failures_is_not_service() -> None:
     some = load_point(simulate(make_traffic(400, 10.0), each=0.01, lost=0.5))
     assert 150 < len(some.batches.size) == some.requests["ok"] < 250
 
 
-def test_a_line_through_batches_is_never_negative_and_credits_nothing_unseen() -> None:
+def test_a_fit_of_batch_times_is_never_negative_and_assumes_no_unmeasured_gain() -> None:
     sizes = np.arange(1, 9)
     assert fit_batch_service(sizes, 0.02 + 0.002 * sizes).fixed == pytest.approx(0.02)
     assert fit_batch_service(sizes, 0.03 - 0.002 * sizes).each == 0.0
@@ -151,7 +140,7 @@ def test_a_line_through_batches_is_never_negative_and_credits_nothing_unseen() -
     assert relaxation_time(0.25, 1.0) == pytest.approx(4.0) and math.isinf(relaxation_time(2.0, 2.0))
 
 
-def told(point: LoadPoint, low: LoadPoint, settings: RunnerSettings = ONE, **known: float) -> dict[str, str]:
+def reasons_by_id(point: LoadPoint, low: LoadPoint, settings: RunnerSettings = ONE, **known: float) -> dict[str, str]:
     """Reasons by id, of a service whose batches at low load are known and whose waits the models have as measured."""
     size, took = low.batches.size, low.batches.service
     wait = known.get("wait", float(point.wait.mean()))
@@ -167,37 +156,35 @@ def told(point: LoadPoint, low: LoadPoint, settings: RunnerSettings = ONE, **kno
     return {reason.id: reason.text for reason in reasons(point, 1.0, low, modelled, settings)}
 
 
-def test_a_quiet_independent_service_departs_for_no_reason(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_a_quiet_independent_service_departs_for_no_reason() -> None:
     low, high = (load_point(simulate(make_traffic(1500, rate), each=0.01)) for rate in (10.0, 40.0))
-    assert told(high, low) == {}
-    bursts = told(high, low, index=3.5)["bursts"]
+    assert reasons_by_id(high, low) == {}
+    bursts = reasons_by_id(high, low, index=3.5)["bursts"]
     assert "burstier than independent ones: index of dispersion 3.5" in bursts and "(Kingman)" in bursts
 
 
-def test_service_that_changes_with_load_is_named_where_waits_are_off_as_it_is(
-    make_traffic: MakeTraffic, simulate: Simulate
-) -> None:
+def test_service_that_changes_with_load_is_named_if_waits_change_likewise() -> None:
     low, slower, faster = (
         load_point(simulate(make_traffic(1000, rate), each=each))
         for rate, each in ((10.0, 0.01), (40.0, 0.014), (40.0, 0.008))
     )
-    found = told(slower, low, wait=0.001)
+    found = reasons_by_id(slower, low, wait=0.001)
     assert "take 40% longer here" in found["service"]
     assert "neither padding nor waiting for a core" in found["service"]
-    assert "shorter here" in told(faster, low, wait=0.5)["service"]
+    assert "shorter here" in reasons_by_id(faster, low, wait=0.5)["service"]
     longer = replace(faster, wait=faster.wait + 0.05)
-    found = told(longer, low, wait=0.002)
+    found = reasons_by_id(longer, low, wait=0.002)
     assert set(found) == {"unexplained"} and "threads may wake late" in found["unexplained"]
 
 
-def test_the_window_is_named_where_it_matters(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_the_window_is_named_where_it_matters() -> None:
     settings = RunnerSettings(max_batch_size=8, batch_window_ms=50.0)
     low = load_point(simulate(make_traffic(1000, 5.0), each=0.01, settings=settings))
-    assert "the batch window of 50 ms holds a request's batch open" in told(low, low, settings)["window"]
+    assert "the batch window of 50 ms holds a request's batch open" in reasons_by_id(low, low, settings)["window"]
 
 
-def test_lost_requests_and_a_short_look_are_named(make_traffic: MakeTraffic, simulate: Simulate) -> None:
+def test_lost_requests_and_a_short_replay_are_named() -> None:
     low = load_point(simulate(make_traffic(1000, 10.0), each=0.01))
     short = load_point(simulate(make_traffic(150, 90.0), each=0.01, lost=0.1))
-    found = told(short, low, relaxation=1.0)
+    found = reasons_by_id(short, low, relaxation=1.0)
     assert "were lost" in found["lost"] and "the queue started empty" in found["unsettled"]

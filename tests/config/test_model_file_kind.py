@@ -1,4 +1,4 @@
-"""What a model file holds, told without running or unpickling anything in it."""
+"""Model files are identified without running or unpickling anything in them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_kind_is_known_by_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".pt2", ".pt", ".ts", ".onnx", ".engine"])
 @pytest.mark.parametrize("kind", ["torch.export", "TorchScript", "ONNX"])
-def test_a_wrong_suffix_says_which_is_right(tmp_path: Path, suffix: str, kind: str) -> None:
+def test_a_wrong_suffix_suggests_the_right_one(tmp_path: Path, suffix: str, kind: str) -> None:
     file = tmp_path / f"model{suffix}"
     if kind == "torch.export":
         exported(file)
@@ -97,7 +97,7 @@ def test_a_wrong_suffix_says_which_is_right(tmp_path: Path, suffix: str, kind: s
     ],
 )
 @pytest.mark.parametrize("suffix", [".pt2", ".pt", ".onnx"])
-def test_what_is_no_model_says_what_it_is(tmp_path: Path, content: bytes, says: str, suffix: str) -> None:
+def test_other_content_than_a_model_is_identified(tmp_path: Path, content: bytes, says: str, suffix: str) -> None:
     file = tmp_path / f"model{suffix}"
     file.write_bytes(content)
     assert says in refusal(file)
@@ -113,7 +113,7 @@ def test_truncated_files(tmp_path: Path) -> None:
     assert "truncated archive" in refusal(tmp_path / "a.pt2")
 
 
-def test_what_torch_save_wrote_is_told_apart_and_never_loaded(tmp_path: Path) -> None:
+def test_files_of_torch_save_are_identified_without_loading(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
 
     class Hostile:

@@ -1,4 +1,4 @@
-"""``[inputs]`` of ``workload.toml``: what is read, and what is refused with its line."""
+"""``[inputs]`` of ``workload.toml``: parsed, or refused with the line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,8 @@ def test_everything_is_read() -> None:
     )
     assert sources(rules["tokens"]) == ["batch", "min(length, 9)", 4]
     assert [is_batch(size) for size in rules["tokens"].shape or ()] == [True, False, False]
-    assert (rules["tokens"].dtype, rules["tokens"].low, rules["tokens"].high, rules["tokens"].pad) == (
-        "int64",
-        1,
-        9,
-        2,
-    )
+    tokens = rules["tokens"]
+    assert (tokens.dtype, tokens.low, tokens.high, tokens.pad) == ("int64", 1, 9, 2)
     assert rules["input.1"].shape is None and rules["input.1"].pad is None
     assert sources(rules["mask"]) == [3]
     assert rules["tokens"].where == "workload.toml:2" and rules["mask"].where == "workload.toml:4"

@@ -1,4 +1,4 @@
-"""Plans: written so that they read back the same, and refused with a line where they are wrong."""
+"""Plans: read back as written, and refused with a line if wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OTHER_VALUES: dict[Rule, st.SearchStrategy[object]] = {
 
 
 def _values(rule: Rule) -> st.SearchStrategy[object]:
-    """Anything that a rule lets through."""
+    """Any value that a rule accepts."""
     if rule in OTHER_VALUES:
         return OTHER_VALUES[rule]
     if rule.choices:
@@ -88,7 +88,7 @@ PLANS = st.builds(
 
 @settings(max_examples=100)
 @given(PLANS)
-def test_what_is_written_is_read(plan: Plan) -> None:
+def test_a_written_plan_is_read(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.toml"
         write_plan(plan, path)
@@ -180,8 +180,8 @@ def test_a_plan_is_readable() -> None:
     assert text.startswith("# A plan for x [fix] schema"), "a name does not break out of its comment"
 
 
-def test_numbers_that_are_none_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no place in a plan"):
+def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be in a plan"):
         write_plan(Plan(workload="x", fixes=(), measured={"p99_ratio": float("nan")}), tmp_path / "plan.toml")
     assert not list(tmp_path.iterdir())
 
@@ -258,7 +258,7 @@ def test_malformed_plans_are_one_clear_line(text: str, line: int | None, tmp_pat
     assert len(message) < len(str(path)) + 700
 
 
-def test_bytes_that_are_no_text_and_files_that_are_none(tmp_path: Path) -> None:
+def test_binary_and_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="UTF-8"):
         read_plan(tmp_path / "binary.toml")

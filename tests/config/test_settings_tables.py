@@ -28,7 +28,7 @@ def test_every_field_has_a_rule_that_its_default_meets() -> None:
     assert validate_settings(defaults, TomlFile(FILE), "runner") == defaults
 
 
-def test_values_come_back_ready_for_the_settings() -> None:
+def test_values_are_ready_for_the_settings() -> None:
     values = _runner(
         '[runner]\ndevice = "cuda:1"\nmax_batch_size = 8\nbatch_window_ms = 5\nseed = 9223372036854775807\n'
         'precision = "bf16"\nbuffer_pool = true\nenv = { OMP_WAIT_POLICY = "PASSIVE" }\n'
@@ -142,5 +142,5 @@ def test_lines_of_tables_and_keys() -> None:
 def test_the_page_of_workloads_has_a_row_for_each_setting() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "workload.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    told = [part for cell in cells for part in cell.split("`")[1::2]]
-    assert {field.name for field in fields(RunnerSettings)} <= set(told)
+    documented = [part for cell in cells for part in cell.split("`")[1::2]]
+    assert {field.name for field in fields(RunnerSettings)} <= set(documented)

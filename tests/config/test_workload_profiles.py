@@ -1,4 +1,4 @@
-"""Profiles of a workload: what they change, what they leave, and what is wrong with them."""
+"""Profiles of a workload: changed keys, unchanged keys, and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_profile_replaces_what_it_names_and_nothing_else(folder: Path) -> None:
+def test_a_profile_replaces_only_its_own_keys(folder: Path) -> None:
     spec = load_spec(str(folder), profile="large")
     assert (spec.name, spec.entry, spec.profile) == ("ranker-large", "big:Ranker", "large")
     assert spec.settings == RunnerSettings(max_batch_size=8, workers=1, device="cpu")
@@ -56,13 +56,13 @@ def test_a_profile_replaces_what_it_names_and_nothing_else(folder: Path) -> None
     assert traffic_arguments(spec, {}) == ["--profile", "large"] and not traffic_arguments(load_spec(str(folder)), {})
 
 
-def test_without_it_the_workload_is_what_it_was(folder: Path) -> None:
+def test_without_a_profile_the_workload_is_unchanged(folder: Path) -> None:
     spec = load_spec(str(folder))
     (folder / "workload.toml").write_text(BASE)
     assert spec == load_spec(str(folder))
 
 
-def test_its_traffic_is_faster_and_longer_and_options_multiply(folder: Path) -> None:
+def test_a_profiles_speed_and_repetitions_multiply_with_options(folder: Path) -> None:
     spec = load_spec(str(folder), profile="large")
     plain = load_traffic(spec, TrafficOptions())
     assert len(plain) == 6
@@ -88,11 +88,11 @@ def test_its_traffic_is_faster_and_longer_and_options_multiply(folder: Path) -> 
         ("[profile.large.workload]\nmodel = 'a.pt2'\n", "", "model"),
     ],
 )
-def test_wrong_profiles_are_told_whether_asked_for_or_not(folder: Path, lines: str, profile: str, says: str) -> None:
+def test_wrong_profiles_are_reported_even_if_not_selected(folder: Path, lines: str, profile: str, says: str) -> None:
     (folder / "workload.toml").write_text(BASE + lines)
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as refused:
         load_spec(str(folder), profile=profile)
-    assert says in told.value.message and "\n" not in told.value.message
+    assert says in refused.value.message and "\n" not in refused.value.message
 
 
 def test_speed_belongs_to_profiles(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_everything_is_read(folder: Path) -> None:
     assert spec.traffic_map == {"tokens": "min(input_tokens / 16, 256)"}
 
 
-def test_what_is_left_out_has_defaults(folder: Path) -> None:
+def test_missing_keys_have_defaults(folder: Path) -> None:
     assert load_spec(str(folder / "workload.toml")) == load_spec(str(folder)), "the file itself may be named"
     (folder / "workload.toml").write_text('[workload]\nentry = "adapter:A"\ntraffic = "traffic.jsonl"\n')
     spec = load_spec(str(folder))
@@ -122,12 +122,12 @@ def test_a_folder_may_have_a_model_instead_of_an_adapter(model: Path, tmp_path: 
     (tmp_path / "workload.toml").write_text(MODEL + "[runner]\nmax_batch_size = 4\n" + inputs)
     spec = load_spec(str(tmp_path))
     assert (spec.entry, spec.settings.max_batch_size) == ("model.onnx", 4)
-    assert load_spec(str(model)) == spec, "the file alone is what the folder says of it"
+    assert load_spec(str(model)) == spec, "the file alone is as the folder describes it"
     assert list(model_inputs(spec.folder, spec.entry)) == ["x"]
 
 
 @pytest.mark.usefixtures("model")
-def test_a_model_beside_another_workload_is_on_its_own(tmp_path: Path) -> None:
+def test_a_model_next_to_another_workload_is_independent(tmp_path: Path) -> None:
     (tmp_path / "other.onnx").write_bytes(ONNX)
     (tmp_path / "workload.toml").write_text(MODEL + "[runner]\nmax_batch_size = 4\n[inputs]\nx = {}\n")
     spec = load_spec(str(tmp_path / "other.onnx"), traffic=tmp_path / "traffic.jsonl")
@@ -182,15 +182,15 @@ def test_names_that_no_file_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_spec("a.onnx", traffic=tmp_path)
 
 
-def test_inputs_that_nothing_would_read(model: Path, tmp_path: Path) -> None:
-    """As the advice of a refusal may be followed: without the table that says of which file they are."""
+def test_inputs_without_effect_are_refused(model: Path, tmp_path: Path) -> None:
+    """A user may follow a refusal's advice without the table that names the file."""
     (tmp_path / "workload.toml").write_text('[inputs]\nx = { shape = ["batch", "length"] }\n')
     expected = r"\[inputs\] without \[workload\]; expected model = \"model.onnx\" in \[workload\]"
     with pytest.raises(InputError, match=expected):
         load_spec(str(model), traffic=tmp_path / "traffic.jsonl")
 
 
-def test_what_to_type_for_traffic(folder: Path, model: Path, tmp_path: Path) -> None:
+def test_options_that_select_the_same_traffic(folder: Path, model: Path, tmp_path: Path) -> None:
     assert traffic_arguments(load_spec(str(folder)), {}) == []
     other = tmp_path / "other.jsonl"
     other.touch()

@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, and a device is never replaced."""
+"""Files are written whole or not at all, and devices are never replaced."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_no_place_for_a_file(tmp_path: Path, path: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pipe_takes_the_bytes_and_stays(tmp_path: Path) -> None:
+def test_a_pipe_receives_the_bytes_and_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=write_text, args=(pipe, "text"))

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON documents: what is written, what is read of older and newer ones, and their schema."""
+"""Dataclasses as JSON documents: writing, reading older and newer ones, and their schema."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def test_unknown_keys_are_skipped_and_missing_ones_filled_in() -> None:
         ({"schema": "latfix.other/1"}, "found schema = 'latfix.other/1'; expected 'latfix.whole/1'"),
     ],
 )
-def test_what_latfix_does_not_write_is_refused_by_its_place(change: Mapping[str, Any], message: str) -> None:
+def test_invalid_values_are_refused_with_their_key(change: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Whole.from_json({**DOCUMENT, **change})
     assert message in caught.value.message
 
 
 @pytest.mark.parametrize("document", [None, [], "text", {"share": 1.0}])
-def test_what_is_no_document_is_refused(document: Any) -> None:
+def test_another_file_than_a_document_is_refused(document: Any) -> None:
     with pytest.raises(InputError):
         Whole.from_json(document)
 

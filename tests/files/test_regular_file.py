@@ -1,4 +1,4 @@
-"""Pipes and devices are told before they are opened."""
+"""Pipes and devices are refused before they are opened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
         assert caught.value.message == f"{path}: found no regular file; expected a plan"
 
 
-def test_what_opening_tells_better_is_let_through(tmp_path: Path) -> None:
+def test_errors_that_opening_reports_pass(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "file")
     for path in (tmp_path, tmp_path / "file", tmp_path / "link", tmp_path / "none"):

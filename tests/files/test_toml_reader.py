@@ -1,4 +1,4 @@
-"""``workload.toml`` and plans as text: what any TOML reader takes and latfix cannot compute with is one line."""
+"""``workload.toml`` and plans as text: valid TOML that latfix cannot use is reported in one line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refusal(path: Path) -> str:
     ],
 )
 def test_whole_numbers_are_within_64_bits(folder: Path, name: str, text: str, line: int, key: str) -> None:
-    """A larger one that gets through ends in an OverflowError of a float, or a ValueError of its own text."""
+    """A larger one would raise an OverflowError as a float, or a ValueError as text."""
     (folder / name).write_text(text)
     message = refusal(folder / name)
     assert message.startswith(f"{folder / name}:{line}: found {key} = ") and "within 64 bits" in message
@@ -71,12 +71,12 @@ def test_the_largest_numbers_are_read(tmp_path: Path) -> None:
 
 
 def test_dotted_keys_nest_no_deeper_than_can_be_shown(folder: Path) -> None:
-    """Tables from dotted keys are read without recursion, and end in a RecursionError where they are shown."""
+    """Tables from dotted keys are parsed without recursion, but showing them raises a RecursionError."""
     (folder / "workload.toml").write_text(f"{HEAD}name{'.a' * 3000} = 1\n")
     assert "nested too deeply" in refusal(folder / "workload.toml")
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(folder: Path) -> None:
+def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
     (folder / "workload.toml").write_text(HEAD, encoding="utf-8-sig")
     (folder / "plan.toml").write_text(PLAN, encoding="utf-8-sig")
     assert load_spec(str(folder)).entry == "a:A"
@@ -85,14 +85,14 @@ def test_a_byte_order_mark_is_no_part_of_the_text(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["workload.toml", "plan.toml"])
 def test_a_device_is_not_read(folder: Path, name: str) -> None:
-    """/dev/null would end at once, and be called an empty file; others never do."""
+    """/dev/null would look like an empty file; other devices never end."""
     (folder / name).symlink_to("/dev/null")
     assert "found no regular file" in refusal(folder / name)
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
 def test_lines_are_those_of_editors(folder: Path, mark: str) -> None:
-    """Python's splitlines() also breaks at what TOML allows within a comment or a text, and counts too many."""
+    """Python's splitlines() also breaks at characters that TOML allows in comments and texts."""
     (folder / "workload.toml").write_text(f"# a{mark}b\n{HEAD}[runner]\nworkers = 0\n", encoding="utf-8")
     (folder / "plan.toml").write_text(
         f"{PLAN}[[fix]]\nid = 'gc.freeze'\nreason = 'a{mark}b'\n[fix.settings]\nworkers = 0\n", encoding="utf-8"
@@ -116,7 +116,7 @@ def test_a_wrong_name_in_the_map_has_its_line(folder: Path, lines: str, line: in
 
 
 def test_a_wrong_name_in_the_map_of_a_profile_has_its_line(folder: Path) -> None:
-    """It is the profile's map that is read, and not the one that it replaces."""
+    """The profile's map is read instead of the one that it replaces."""
     (folder / "workload.toml").write_text(
         HEAD + '[traffic.map]\na = "1"\n[profile.fast.traffic.map]\nb = "1"\narrival_s = "1"\n'
     )

@@ -1,4 +1,4 @@
-"""Gates: when the data can tell, and what they then say."""
+"""Gates: when the data decide, and the result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ DIAGNOSIS: dict[str, Any] = {
         ("accuracy>90%", False),
     ],
 )
-def test_a_gate_passes_or_fails_only_where_the_interval_tells(text: str, passed: bool | None) -> None:
+def test_a_gate_passes_or_fails_only_if_the_interval_decides(text: str, passed: bool | None) -> None:
     result = evaluate(parse_gate(text), _subject())
     assert result.passed is passed
     assert result.to_json()["gate"] == text
@@ -91,7 +91,7 @@ def test_a_paired_ratio_decides_against_the_baseline(
     new = _subject(
         latency_ms=dict.fromkeys(LATENCY_KEYS, 100.0 * value),
         ratio={"p99": RatioEstimate(value=value, lo=lo, hi=hi)},
-        latency_ci95_ms=dict.fromkeys(LATENCY_KEYS, (1.0, 1000.0)),  # the unpaired interval would never tell
+        latency_ci95_ms=dict.fromkeys(LATENCY_KEYS, (1.0, 1000.0)),  # the unpaired interval would never decide
     )
     result = evaluate(parse_gate(text), new, _subject())
     assert result.passed is passed
@@ -123,13 +123,13 @@ def test_rates_have_wilson_intervals(text: str, failed: int, total: int, passed:
     ("text", "passed"),
     [("throughput>=baseline", None), ("throughput>=baseline*0.98", True), ("throughput>baseline*1.02", False)],
 )
-def test_when_the_last_request_ended_is_no_difference_in_throughput(text: str, passed: bool | None) -> None:
+def test_the_end_of_the_last_request_is_no_difference_in_throughput(text: str, passed: bool | None) -> None:
     """1,000 requests in 20 s, the last of which may take its 100 ms or none."""
     for rate in (49.9, 50.0, 50.1):
         assert evaluate(parse_gate(text), _subject(throughput_rps=rate), _subject()).passed is passed
 
 
-def test_throughput_where_requests_pile_up_is_known_as_well_as_the_mean() -> None:
+def test_throughput_of_piled_up_requests_is_as_certain_as_the_mean() -> None:
     """The last request waits for all work before it: seconds, of which the mean's interval leaves a few per cent."""
     slow = dict.fromkeys(LATENCY_KEYS, 10_000.0)
     piled = _subject(latency_ms=slow, latency_ci95_ms={"mean": (9_700.0, 10_300.0)})
@@ -138,7 +138,7 @@ def test_throughput_where_requests_pile_up_is_known_as_well_as_the_mean() -> Non
     assert evaluate(parse_gate("throughput>=48"), replace(piled, latency_ci95_ms={})).passed is None
 
 
-def test_throughput_where_requests_pile_up_beside_a_baseline_allows_for_restarts() -> None:
+def test_throughput_of_piled_up_requests_against_a_baseline_allows_for_restarts() -> None:
     slow = dict.fromkeys(LATENCY_KEYS, 10_000.0)
     base = _subject(latency_ms=slow, latency_ci95_ms={"mean": (9_900.0, 10_100.0)})
     ratio = {"mean": RatioEstimate(value=1.04, lo=1.02, hi=1.06, decision=(0.98, 1.1))}
@@ -161,7 +161,7 @@ def test_a_cause_against_a_baseline_holds_the_doubt_of_both() -> None:
     gate = parse_gate("cause:python.gc<=baseline*1.1")
     new = side(0.30, 0.29, 0.31)
     assert evaluate(gate, new, side(0.25, 0.24, 0.26)).passed is False
-    assert evaluate(gate, new, side(0.25, 0.10, 0.40)).passed is None, "the baseline may as well have been 0.3"
+    assert evaluate(gate, new, side(0.25, 0.10, 0.40)).passed is None, "the baseline may have been 0.3"
     assert evaluate(gate, new, side(0.40, 0.38, 0.42)).passed is True
 
 
@@ -182,7 +182,7 @@ def test_a_cause_against_a_baseline_holds_the_doubt_of_both() -> None:
 def test_a_percentile_beyond_the_slowest_request_passes_nothing(
     text: str, requests: int, passed: bool | None, more: int | None
 ) -> None:
-    """Of 300 requests three in four show none of the slowest 1 in 1,000, and each shows the figure lower."""
+    """Three in four runs of 300 requests miss the slowest 1 in 1,000, and each underestimates the figure."""
     keys = (*LATENCY_KEYS, "p99_95")
     run = _subject(
         latency_ms={**dict.fromkeys(keys, 13.0), "max": 13.6},
@@ -193,8 +193,8 @@ def test_a_percentile_beyond_the_slowest_request_passes_nothing(
     assert (result.passed, result.more_requests) == (passed, more), result.reason
 
 
-def test_pauses_that_a_short_run_did_not_meet_are_not_ruled_out() -> None:
-    """GIVEN a pause of 100 ms in 1 of 500 requests; THEN no run of 300 passes `p99.9<50ms`; half of them met none."""
+def test_pauses_that_a_short_run_missed_are_not_ruled_out() -> None:
+    """GIVEN a pause of 100 ms in 1 of 500 requests; THEN no run of 300 passes `p99.9<50ms`; half have none."""
     unmet = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -219,7 +219,7 @@ def test_error_rates_against_a_baseline(more: str, base: int, new: int, passed: 
     assert evaluate(parse_gate(f"error_rate<=baseline{more}"), *arms).passed is passed
 
 
-def test_a_late_replay_decides_no_latency() -> None:
+def test_a_late_replay_decides_no_latency_gate() -> None:
     late = _subject(trustworthy=False)
     assert evaluate(parse_gate("p99<1s"), late).passed is None
     assert "too late" in evaluate(parse_gate("p99<1s"), late).reason
@@ -237,7 +237,7 @@ def test_an_empty_or_failed_run_passes_nothing() -> None:
     assert evaluate(parse_gate("error_rate<1%"), failed).passed is False
 
 
-def test_percentiles_of_survivors_do_not_pass_against_the_baseline() -> None:
+def test_percentiles_of_survivors_do_not_pass_a_baseline_gate() -> None:
     new = _subject(
         requests={"ok": 900, "shed": 100},
         latency_ms=dict.fromkeys(LATENCY_KEYS, 10.0),
@@ -295,7 +295,7 @@ def test_exit_codes(outcomes: list[bool | None], code: int) -> None:
     assert exit_code(results) == code
 
 
-def test_how_many_more_requests_would_tell_and_how_long_they_take_at_the_traffic_s_rate() -> None:
+def test_how_many_more_requests_would_decide_and_how_long_they_take() -> None:
     # The limit lies half as far as the interval's end: four times the requests.
     # 50 ok a second of 1,000: 3,000 more take a minute; with half of them lost, they come twice as fast.
     result = evaluate(parse_gate("p99<110ms"), _subject())
@@ -353,7 +353,7 @@ STEADY = (100.0, 101.0, 99.0, 100.0, 102.0, 98.0, 100.0, 101.0, 99.0, 100.0)
         (130.0, "p99<history", False),
     ],
 )
-def test_the_history_decides_where_its_own_spread_lets_it(value: float, text: str, passed: bool | None) -> None:
+def test_the_history_decides_if_its_spread_allows(value: float, text: str, passed: bool | None) -> None:
     figures = {**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": value}
     run = _subject(latency_ms=figures, latency_ci95_ms={"p99": (value * 0.99, value * 1.01)})
     result = evaluate(parse_gate(text), run, past=_past(*STEADY))
@@ -361,10 +361,10 @@ def test_the_history_decides_where_its_own_spread_lets_it(value: float, text: st
     assert "median 100 ms of the last 10 runs" in result.reason
 
 
-def test_runs_that_differ_by_themselves_decide_less() -> None:
+def test_a_larger_spread_of_runs_decides_less() -> None:
     run = _subject(latency_ci95_ms={"p99": (99.5, 100.5)})
     restless = [value + 20 * (-1) ** k for k, value in enumerate(STEADY)]
-    # Beside runs of the same requests, what others would have shown is no doubt.
+    # Compared with runs of the same requests, other requests add no uncertainty.
     for known in (run, _subject(latency_ci95_ms={"p99": (60.0, 160.0)})):
         assert evaluate(parse_gate("p99<history*1.1"), known, past=_past(*STEADY)).passed is True
     result = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*restless))
@@ -374,11 +374,11 @@ def test_runs_that_differ_by_themselves_decide_less() -> None:
     assert f"about {result.more_requests} more requests in every run" in result.reason
     on_the_limit = evaluate(parse_gate("p99<history"), run, past=_past(*restless))
     assert on_the_limit.passed is None and on_the_limit.more_requests is None
-    assert "compare with a baseline measured beside it" in on_the_limit.reason
+    assert "compare with a baseline measured side by side" in on_the_limit.reason
 
 
 @pytest.mark.parametrize("runs", range(FEWEST_RUNS))
-def test_too_few_runs_say_how_many_are_missing(runs: int) -> None:
+def test_too_few_runs_report_how_many_are_missing(runs: int) -> None:
     result = evaluate(parse_gate("p99<history*9"), _subject(), past=_past(*STEADY[:runs]))
     assert result.passed is None and result.limit is None
     assert result.more_runs == FEWEST_RUNS - runs
@@ -386,15 +386,15 @@ def test_too_few_runs_say_how_many_are_missing(runs: int) -> None:
     assert exit_code([result]) == 3
 
 
-def test_more_runs_are_asked_for_where_they_would_tell() -> None:
+def test_more_runs_are_requested_if_they_would_decide() -> None:
     run = _subject(latency_ms={**dict.fromkeys(LATENCY_KEYS, 1.0), "p99": 106.5}, latency_ci95_ms={})
     few = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY[:FEWEST_RUNS]))
     many = evaluate(parse_gate("p99<history*1.1"), run, past=_past(*STEADY))
-    assert few.passed is None and few.more_runs is not None and "in the history would tell" in few.reason
+    assert few.passed is None and few.more_runs is not None and "in the history would decide it" in few.reason
     assert many.passed is True
 
 
-def test_a_history_that_is_off_says_so() -> None:
+def test_a_gate_reports_that_the_history_is_off() -> None:
     result = evaluate(parse_gate("p99<history*1.1"), _subject(), past=Past(missing="there is no history /x"))
     assert result.passed is None and "there is no history /x" in result.reason and result.more_runs is None
 
@@ -408,7 +408,7 @@ def test_survivors_and_failed_runs_do_not_pass_against_the_history() -> None:
     assert none.passed is False
 
 
-def test_figures_that_are_not_latencies_against_the_history() -> None:
+def test_metrics_other_than_latencies_against_the_history() -> None:
     def past(**changes: Any) -> Past:
         return Past(runs=tuple(_subject(**changes) for _ in range(6)))
 
@@ -428,7 +428,7 @@ def test_figures_that_are_not_latencies_against_the_history() -> None:
     assert evaluate(parse_gate("unexplained_share<=history+10%"), run, past=shares).passed is True
 
 
-def test_a_percentile_that_older_runs_do_not_have_is_not_made_up() -> None:
+def test_a_percentile_that_older_runs_lack_stays_unknown() -> None:
     run = _subject(latency_ms={**dict.fromkeys(LATENCY_KEYS, 100.0), "p97_25": 100.0})
     result = evaluate(parse_gate("p97.25<history*2"), run, past=_past(*STEADY))
     assert result.passed is None and "0 of them with p97.25" in result.reason
@@ -477,7 +477,7 @@ def test_a_percentile_that_is_lost_fails_its_limit(gate: str, passed: bool | Non
         assert result.to_json()["value"] is None and result.to_json()["value_at_least"] == pytest.approx(12.0)
 
 
-def test_losing_is_no_way_past_a_baseline() -> None:
+def test_losses_do_not_pass_a_baseline() -> None:
     gate = parse_gate("p99<=baseline*1.05")
     assert evaluate(gate, _lossy(), _subject()).passed is False
     assert evaluate(gate, _lossy(), _lossy()).passed is None
@@ -496,7 +496,7 @@ def test_a_partial_run_passes_no_gate(gate: str) -> None:
         assert evaluate(parse_gate(gate), whole, part).passed is None
 
 
-def test_a_hung_run_fails_what_its_requests_surely_exceeded() -> None:
+def test_a_hung_run_fails_limits_that_its_requests_exceeded() -> None:
     waited, statuses = [5e6] * 390 + [60e9] * 10, [Status.OK] * 390 + [Status.UNFINISHED] * 10
     outcomes = Outcomes.of(waited, statuses)
     requests = {"ok": 390, "error": 0, "timeout": 0, "shed": 0, "unfinished": 10}

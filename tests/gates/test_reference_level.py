@@ -1,4 +1,4 @@
-"""Earlier runs as a level: how often an unchanged service is told apart from itself by it."""
+"""Earlier runs as a level: how often an unchanged service seems to differ from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_level_is_a_median_with_its_own_spread() -> None:
     assert shares.spread == pytest.approx(0.1)
 
 
-def test_more_runs_know_the_level_better() -> None:
+def test_more_runs_narrow_the_level() -> None:
     level = Level.of([99.0, 100.0, 101.0, 100.0, 100.0], "p99")
     assert level.one_more(10) < level.one_more()
     assert level.own_doubt(20) < level.own_doubt(10) < level.own_doubt() < level.one_more()
@@ -46,7 +46,7 @@ def test_an_unchanged_service_is_rarely_called_changed(runs: int, heavy: bool) -
     assert decided / trials <= (0.09 if heavy else 0.065)
 
 
-def test_a_rise_that_is_large_for_the_spread_is_called() -> None:
+def test_a_rise_that_is_large_for_the_spread_is_detected() -> None:
     rng = np.random.default_rng(8)
     gate, failed, trials = parse_gate("p99<=history*1.05"), 0, 200
     for _ in range(trials):

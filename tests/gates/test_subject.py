@@ -41,7 +41,7 @@ def test_other_traffic_has_no_ratio_request_by_request() -> None:
     assert percentile_ratios(_record(0.6, digest="other"), _record(1.0), [93.0]) == {}
 
 
-def test_what_only_one_run_got_to_is_not_compared() -> None:
+def test_requests_of_only_one_run_are_not_compared() -> None:
     short, whole = _record(0.6, seed=5, n=900), _record(1.0)
     found = percentile_ratios(short, whole, [93.0])["p93"]
     same = percentile_ratios(_record(0.6, seed=5, n=900), _record(1.0, n=900), [93.0])["p93"]
@@ -53,7 +53,7 @@ def test_a_percentile_without_enough_requests_beyond_it_is_open() -> None:
     assert found.bounds[1] == math.inf or found.bounds[0] == 0.0
 
 
-def test_both_sides_get_what_gates_ask_for() -> None:
+def test_both_sides_get_the_percentiles_that_gates_need() -> None:
     records = (_record(0.6, seed=5, failed=3), _record(1.0))
     sides = compare_records(records[1], records[0]).gate_subjects()
     new, base = with_percentile_ratios(*sides, records, ["p93", "p95", "mean", "p93", "throughput"])

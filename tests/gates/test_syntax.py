@@ -1,4 +1,4 @@
-"""Gates as they are written: what is parsed, and what is refused in one clear line."""
+"""The syntax of gates: parsed, or refused in one clear line."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         assert gate.metric and gate.operator in ("<", "<=", ">", ">=")
 
 
-def test_a_misspelled_name_is_put_right() -> None:
+def test_a_misspelled_name_gets_a_suggestion() -> None:
     with pytest.raises(InputError, match=r"expected cause:python\.gc;"):
         parse_gate("cause:python.gcs<10%")
     with pytest.raises(InputError, match="expected 'error_rate'"):
@@ -150,12 +150,12 @@ def test_a_misspelled_name_is_put_right() -> None:
 @pytest.mark.parametrize(
     ("name", "key"), [("p99.9", "p99_9"), ("p97", "p97"), ("throughput", "throughput"), ("cause:observer", None)]
 )
-def test_metrics_by_their_names(name: str, key: str | None) -> None:
+def test_metric_names(name: str, key: str | None) -> None:
     assert parse_metric(name) == (key or name)
 
 
 @pytest.mark.parametrize("name", ["", "p100", "p99<1ms", "cause:gc", "latency", "\x1b[31m"])
-def test_a_metric_that_is_none_is_one_line(name: str) -> None:
+def test_an_unknown_metric_is_one_line(name: str) -> None:
     with pytest.raises(InputError, match=r"^--metric .*found .*expected") as caught:
         parse_metric(name)
     assert caught.value.message.isprintable()

@@ -1,4 +1,4 @@
-"""The history's file: what goes in comes out, writers do not hurt each other, and no other file is harmed."""
+"""The history's file: rows are read as written, writers do not interfere, and no other file is damaged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _row(k: int = 0, *, p99: float = 100.0, series: Series = SERIES, **changes: 
     return HistoryRow(**{**values, **changes})
 
 
-def test_a_run_comes_back_as_it_went_in(tmp_path: Path) -> None:
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     history = History.open(tmp_path / "new" / "folder" / "h.sqlite3")
     rows = [_row(0), _row(1, unusable="it did not reach its end", gates=())]
     for row in rows:
@@ -66,7 +66,7 @@ def test_a_run_comes_back_as_it_went_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accuracy", [None, 0.0])
-def test_what_was_not_measured_stays_unknown(tmp_path: Path, accuracy: float | None) -> None:
+def test_unmeasured_figures_stay_unknown(tmp_path: Path, accuracy: float | None) -> None:
     subject = GateSubject(
         latency_ms={"p99": 1.0, "max": float("nan")}, requests={"ok": 1}, accuracy=accuracy, cause_shares=None
     )
@@ -91,14 +91,14 @@ def test_hostile_names_are_only_names(tmp_path: Path) -> None:
     assert len(history.past(series, but=HOSTILE).runs) == 0
 
 
-def test_columns_can_be_asked_with_plain_sql(tmp_path: Path) -> None:
+def test_columns_can_be_queried_with_plain_sql(tmp_path: Path) -> None:
     history = History.open(tmp_path / "h")
     history.add(_row(p99=123.5))
     found = _sql(history.path, "SELECT workload, p99_ms, error_rate, accuracy FROM runs")
     assert found == [("ranker", 123.5, 0.004, 0.9123)]
 
 
-def test_the_past_is_the_last_sound_runs_of_the_same_series(tmp_path: Path) -> None:
+def test_the_past_is_the_last_valid_runs_of_the_same_series(tmp_path: Path) -> None:
     history = History.open(tmp_path / "h")
     for k in range(14):
         history.add(_row(k, p99=float(k)))
@@ -112,7 +112,7 @@ def test_the_past_is_the_last_sound_runs_of_the_same_series(tmp_path: Path) -> N
 
 
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
-    """Both begin with no file; each writes forty rows and reads in between, and every row is there in the end."""
+    """Both start without a file; each writes forty rows and reads in between, and no row is missing at the end."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom latfix.gates.subject import GateSubject\n"
         "from latfix.history.store import History\nfrom latfix.history.rows import HistoryRow, Series\n"
@@ -133,7 +133,7 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
     errors = [writer.communicate(timeout=120)[1] for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0], errors
     assert len(History.read(path).rows()) == 80
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["h.sqlite3"], "nothing is left beside it"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["h.sqlite3"], "no other file is left"
 
 
 def _lock(path: Path) -> sqlite3.Connection:
@@ -187,7 +187,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_another_file_is_refused_and_left_as_it_is(kind: str, tmp_path: Path) -> None:
+def test_another_file_is_refused_and_not_changed(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "h"
     FILES[kind](path)
     before = path.read_bytes() if path.is_file() else None
@@ -240,14 +240,14 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("where", ["/proc/nothing/h", "/dev/null/h", "file/h"])
-def test_where_it_cannot_be_made(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_cannot_be_created(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     with pytest.raises(Unwritable, match="cannot be opened or written"):
         History.open(Path(where))
 
 
-def test_reading_makes_nothing(tmp_path: Path) -> None:
+def test_reading_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found no history"):
         History.read(tmp_path / "h")
     assert not (tmp_path / "h").exists()
@@ -301,7 +301,7 @@ def _record(folder: Path, **meta: Any) -> RunRecord:
         ({}, {"gates": [{"gate": "p99<9ms", "passed": False}], "against_history": ["p99<history"]}, ""),
     ],
 )
-def test_which_runs_later_ones_are_held_against(
+def test_runs_that_later_ones_are_compared_with(
     subject: dict[str, Any], options: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     figures: dict[str, Any] = {"latency_ms": {"p99": 1.0}, "requests": {"ok": 5}, **subject}
@@ -315,7 +315,7 @@ def test_which_runs_later_ones_are_held_against(
     assert row.run == run_name(record.meta, tmp_path)
 
 
-def test_settings_are_told_apart() -> None:
+def test_settings_are_distinguished() -> None:
     record = _record(Path("r"))
     rows = [
         row_of(

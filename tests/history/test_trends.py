@@ -36,7 +36,7 @@ def _noisy(level: Sequence[float], seed: int, spread: float = 0.04) -> list[floa
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_run_that_began_a_new_level_is_named(seed: int) -> None:
+def test_the_first_run_of_a_new_level_is_named(seed: int) -> None:
     values = _noisy([100.0] * 14 + [140.0] * 9, seed)
     (trend,) = trends(_rows(values), "p99")
     (change,) = trend.changes
@@ -45,13 +45,13 @@ def test_the_run_that_began_a_new_level_is_named(seed: int) -> None:
     assert change.before == pytest.approx(np.median(values[:14]))
 
 
-def test_two_changes_are_two() -> None:
+def test_two_changes_are_both_found() -> None:
     values = _noisy([100.0] * 15 + [150.0] * 15 + [80.0] * 15, 3)
     (trend,) = trends(_rows(values), "p99")
     assert [change.run for change in trend.changes] == ["run 15", "run 30"]
 
 
-def test_single_runs_that_are_far_off_and_too_few_runs_show_no_change() -> None:
+def test_outliers_and_too_few_runs_show_no_change() -> None:
     values = _noisy([100.0] * 24, 1)
     for k in (3, 11, 19):
         values[k] *= 20
@@ -59,14 +59,14 @@ def test_single_runs_that_are_far_off_and_too_few_runs_show_no_change() -> None:
         assert trends(_rows(few), "p99")[0].changes == ()
 
 
-def test_a_steady_series_is_left_whole() -> None:
+def test_a_steady_series_is_not_cut() -> None:
     """Called in at most 1 of 20 at chance; here in 3 of 60 at most."""
     called = sum(bool(trends(_rows(_noisy([100.0] * 30, seed)), "p99")[0].changes) for seed in range(60))
     assert called <= 3
 
 
 @pytest.mark.parametrize(("rise", "least"), [(1.2, 90), (1.1, 40)])
-def test_how_often_a_rise_is_dated(rise: float, least: int) -> None:
+def test_how_often_a_rise_is_located(rise: float, least: int) -> None:
     """In the middle of 16 runs that differ by 5 %: to within one run, of 100 series."""
     dated = 0
     for seed in range(100):
@@ -75,13 +75,13 @@ def test_how_often_a_rise_is_dated(rise: float, least: int) -> None:
     assert dated >= least
 
 
-def test_a_change_too_small_to_matter_is_not_told() -> None:
+def test_a_change_too_small_to_matter_is_not_reported() -> None:
     steps = [100.0 + 0.001 * k for k in range(12)]
     assert trends(_rows([*steps, *(value + 0.5 for value in steps)]), "p99")[0].changes == ()
     assert len(trends(_rows([*steps, *(value + 5.0 for value in steps)]), "p99")[0].changes) == 1
 
 
-def test_unusable_runs_are_shown_and_not_reckoned_with() -> None:
+def test_unusable_runs_are_shown_but_not_used() -> None:
     rows = _rows([100.0] * 9)
     odd = _rows([5.0] * 9, unusable="it did not reach its end")
     (trend,) = trends([*rows, *odd], "p99")
@@ -89,7 +89,7 @@ def test_unusable_runs_are_shown_and_not_reckoned_with() -> None:
     assert trend.level is not None and (trend.level.value, trend.level.runs) == (100.0, 9)
 
 
-def test_what_else_is_different_is_told() -> None:
+def test_other_differences_are_reported() -> None:
     first = _rows(_noisy([100.0] * 12, 0), settings="a", versions={"torch": "2.12", "numpy": "2.1"})
     later = _rows(_noisy([160.0] * 12, 1), settings="b", versions={"torch": "2.13", "numpy": "2.1"})
     (trend,) = trends([*first, *later], "p99")
@@ -102,13 +102,13 @@ def test_each_series_has_its_own_trend() -> None:
     assert [(trend.machine, trend.values) for trend in found] == [("m", [1.0, 2.0]), ("other", [3.0])]
 
 
-def test_last_cuts_what_is_shown_and_not_what_is_known() -> None:
+def test_last_limits_only_what_is_shown() -> None:
     rows = _rows(_noisy([100.0] * 14 + [140.0] * 10, 2))
     (trend,) = trends(rows, "p99", last=12)
     assert len(trend.runs) == 12 and [change.run for change in trend.changes] == ["run 14"]
     assert trends(rows, "p99", last=5)[0].changes == ()
 
 
-def test_a_figure_that_no_run_has() -> None:
+def test_a_metric_that_no_run_has() -> None:
     (trend,) = trends(_rows([1.0, 2.0]), "accuracy")
     assert trend.values == [] and trend.level is None and len(trend.runs) == 2

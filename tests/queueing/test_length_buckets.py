@@ -14,12 +14,12 @@ def test_alike_bounds_the_padding_in_both_directions() -> None:
     assert alike(1, 1 + LENGTH_SLACK) and not alike(1, 2 + LENGTH_SLACK)
 
 
-def test_padding_is_what_no_member_brought() -> None:
+def test_padding_is_the_excess_over_members_elements() -> None:
     batches = {"size": np.array([1, 2]), "real_elements": np.array([10, 30]), "padded_elements": np.array([10, 40])}
     assert padding_share(batches) == pytest.approx(1 - 40 / 50)
 
 
-def test_a_mask_that_collate_adds_is_no_padding() -> None:
+def test_a_mask_that_collate_adds_is_not_padding() -> None:
     # Every batch carries as many elements again in a mask; only the second one is padded, by a third.
     batches = {"size": np.array([1, 2]), "real_elements": np.array([10, 30]), "padded_elements": np.array([20, 80])}
     assert padded_elements(batches).tolist() == [10.0, 40.0]

@@ -1,4 +1,4 @@
-"""One event loop: what the short way for requests in order gives is what the loop gives."""
+"""The shortcut for requests in order gives the same result as the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue replayed as it was recorded: against a plain loop, against finite differences, and its blame summing."""
+"""Replays of recorded batches, compared with a plain loop and finite differences, and their blame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 KINDS = 3
 
 
-def run_of(seed: int, *, n: int = 60, workers: int = 2, most: int = 3, unit: float = 1.0) -> tuple[Line, Ints]:
+def run_of(seed: int, *, n: int = 40, workers: int = 2, most: int = 3, unit: float = 1.0) -> tuple[Line, Ints]:
     """Batches of a service that picks waiting requests by no rule at all, and holds some batches for a while."""
     rng = np.random.default_rng(seed)
     arrival = unit * np.cumsum(rng.exponential(900.0, n))
@@ -68,7 +68,7 @@ def run_of(seed: int, *, n: int = 60, workers: int = 2, most: int = 3, unit: flo
 
 
 def one_worker(arrival: Floats, extra: Floats, recorded: Recorded, window_column: int = -1) -> Line:
-    """Requests that come to one worker of batches of one, each in 1000 and what it has extra."""
+    """Requests at one worker with batches of one; each takes 1000 plus its extra."""
     n = len(arrival)
     return replace(
         run_of(0)[0],
@@ -111,7 +111,7 @@ def by_loop(line: Line, batch_of: Ints, scale: Floats) -> Floats:
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=30)
-def test_it_is_the_recursion(seed: int) -> None:
+def test_it_equals_the_recursion(seed: int) -> None:
     line, batch_of = run_of(seed)
     scales = np.random.default_rng(seed).random((4, KINDS))
     for waits, scale in zip(waits_at(line, scales), scales, strict=True):
@@ -120,7 +120,7 @@ def test_it_is_the_recursion(seed: int) -> None:
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=30)
-def test_as_it_was_it_gives_the_waits_that_were(seed: int) -> None:
+def test_an_unchanged_replay_gives_the_recorded_waits(seed: int) -> None:
     line, batch_of = run_of(seed)
     known = line.recorded
     assert known is not None
@@ -157,7 +157,7 @@ def test_derivatives_are_finite_differences(seed: int) -> None:
 
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10_000))
-def test_blame_is_that_of_brute_force_and_sums(seed: int) -> None:
+def test_blame_equals_brute_force_and_sums(seed: int) -> None:
     line, _ = run_of(seed, n=30, unit=1000.0)
     blame = blame_waits(line)
     full = waits_at(line, np.ones((1, KINDS)))[0]
@@ -169,7 +169,7 @@ def test_blame_is_that_of_brute_force_and_sums(seed: int) -> None:
     assert np.abs(blame.propagated - small_steps(line, steps)).max() < a_step
 
 
-def test_a_pause_is_blamed_for_whom_it_kept_waiting_whatever_the_order() -> None:
+def test_a_pause_is_blamed_for_requests_that_waited_for_it_in_any_order() -> None:
     # GIVEN one worker, three requests a moment apart, served last come first; the first takes 5000 longer
     arrival = np.array([0.0, 10.0, 20.0])
     extra = np.array([[5000.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 300.0, 0.0]])
@@ -181,7 +181,7 @@ def test_a_pause_is_blamed_for_whom_it_kept_waiting_whatever_the_order() -> None
     assert blame.traffic.tolist() == pytest.approx([0.0, 1990.0, 980.0])
 
 
-def test_who_overtook_holds_nobody_up_where_there_is_no_backlog() -> None:
+def test_overtaking_delays_no_request_without_a_backlog() -> None:
     # GIVEN a pause of the first request, in which a second waits and a third comes, much later, and is served first
     arrival = np.array([0.0, 100.0, 9000.0])
     extra = np.array([[10_000.0], [0.0], [0.0]])
@@ -193,7 +193,7 @@ def test_who_overtook_holds_nobody_up_where_there_is_no_backlog() -> None:
     assert blame.propagated[:, 0].tolist() == pytest.approx([0.0, 10_000.0, 2000.0], abs=2.0)
 
 
-def test_no_batches_are_no_waits() -> None:
+def test_no_batches_cause_no_waits() -> None:
     line, _ = run_of(1, n=5)
     empty = Recorded.of(
         np.full(5, -1), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.arange(5)
@@ -217,7 +217,7 @@ def test_ageing_is_replayed_as_the_runner_does_it() -> None:
     assert strict.open.tolist() == [0.0, 30_000.0, 10_000.0, 20_000.0]
 
 
-def test_a_batch_held_for_a_moment_after_a_long_wait_is_not_the_windows_doing() -> None:
+def test_a_batch_held_briefly_after_a_long_wait_is_not_due_to_the_window() -> None:
     # GIVEN a request that waits 10,000 for the pause of the first, whose batch is then held open for 50
     arrival = np.array([0.0, 10.0])
     extra = np.array([[9000.0, 0.0], [0.0, 0.0]])

@@ -1,4 +1,4 @@
-"""Many replays at once give what each replay alone gives."""
+"""Many replays at once equal single replays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_lanes_agree_with_single_replays(seed: int) -> None:
         np.testing.assert_allclose(ended[row], expected[1], rtol=1e-9, atol=1e-9)
 
 
-def test_a_queue_that_never_runs_empty() -> None:
+def test_a_queue_that_is_never_empty() -> None:
     n = 4_000
     lanes = Lanes(workers=1, max_batch=3, window=np.zeros(2), reference=np.array([0.0, 2.0, 2.5, 3.0]))
     ready = np.repeat(np.arange(n, dtype=np.float64)[None] * 0.5, 2, axis=0)

@@ -107,7 +107,7 @@ def test_blame_closes_on_the_wait_of_one_worker(seed: int) -> None:
     # GIVEN one first-come-first-served worker
     queue = line(seed)
     blame = blame_waits(queue)
-    # THEN what traffic and causes own is the whole wait, for every request
+    # THEN traffic and causes add up to the whole wait, for every request
     ready = np.empty(len(queue.handed))
     free = -np.inf
     for i, at in enumerate(queue.handed):
@@ -158,7 +158,7 @@ def test_the_window_counts_from_the_oldest_and_not_from_the_head_of_its_class() 
     assert served.end.tolist() == [10_000.0, 12_600.0, 12_600.0]
 
 
-def test_a_free_worker_does_not_take_a_request_up_before_it_comes() -> None:
+def test_a_free_worker_does_not_take_a_request_before_it_arrives() -> None:
     # GIVEN two free workers and two requests at once that are too unlike for one batch
     arrival, nothing = np.array([100.0, 100.0]), np.zeros((2, 1))
     rules = policy(workers=2, max_batch=2, by_length=True)

@@ -1,4 +1,4 @@
-"""Comparisons of records: pairing, survivors, partial runs, and what is noted."""
+"""Comparisons of records: pairing, survivors, partial runs, and notes."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_a_faster_run_is_better() -> None:
     assert comparison.notes == ()
 
 
-def test_a_run_and_itself_are_not_called_different() -> None:
+def test_a_run_does_not_differ_from_itself() -> None:
     comparison = compare_records(_record(_latencies(1)), _record(_latencies(1)))
-    assert comparison.verdict == "undecided"  # what another start would have shown, one run cannot say
+    assert comparison.verdict == "undecided"  # one run does not show the effect of a restart
     assert comparison.ratio["p99"].value == 1.0
 
 
@@ -84,19 +84,19 @@ def test_rounds_that_agree_show_no_difference() -> None:
     assert comparison.more_rounds is None
 
 
-def test_one_round_with_a_small_difference_says_what_it_cannot_tell() -> None:
+def test_one_round_with_a_small_difference_reports_its_resolution() -> None:
     base, new = _record(_latencies(1), **MEDIAN), _record(_latencies(2, 0.88), **MEDIAN)
     comparison = compare_records(base, new)
     live = compare_records(base, new, rule=SCREENING)
     assert comparison.ratio["p50"].hi < 1 and comparison.verdict == "undecided"
-    assert any("one round cannot tell a difference below about 48 %" in note for note in comparison.notes)
+    assert any("one round cannot distinguish a difference below about 48 %" in note for note in comparison.notes)
     more = comparison.more_rounds
     assert more is not None and comparison.to_json()["more_rounds"] == more
     assert any(f"about {more} more rounds" in note and f"({more * N} more" in note for note in comparison.notes)
     assert live.verdict == "better"
 
 
-def test_fewer_losses_are_better_and_a_mean_of_fewer_is_not() -> None:
+def test_fewer_losses_are_better_but_a_mean_of_fewer_is_not() -> None:
     slow = _latencies(1)
     lost = np.where(slow > np.quantile(slow, 0.9), int(Status.TIMEOUT), int(Status.OK))
     mended = compare_records(_record(slow, status=lost), _record(_latencies(2)))
@@ -107,7 +107,7 @@ def test_fewer_losses_are_better_and_a_mean_of_fewer_is_not() -> None:
     assert mean.verdict == "undecided"
 
 
-def test_a_part_of_the_traffic_decides_nothing() -> None:
+def test_partial_traffic_decides_nothing() -> None:
     part = _record(_latencies(2, 0.4), keep=slice(0, 400), partial=True)
     for arms in ((_record(_latencies(1)), part), (part, _record(_latencies(1, 0.1)))):
         found = compare_records(*arms)
@@ -124,10 +124,10 @@ def test_the_same_shift_is_decided_where_rounds_show_it() -> None:
     stricter = compare_rounds(base, new, rule=Rule(level=1e-9))
     assert decided.verdict == "better"
     assert stricter.verdict == "undecided"
-    assert stricter.ratio["p50"].lo == decided.ratio["p50"].lo  # what is shown stays a 95 % interval
+    assert stricter.ratio["p50"].lo == decided.ratio["p50"].lo  # the displayed interval stays at 95 %
 
 
-def test_pairing_sees_what_whole_runs_hide() -> None:
+def test_pairing_detects_what_whole_runs_hide() -> None:
     base, new = _latencies(1), _latencies(2, 0.93)
     paired = compare_records(_record(base), _record(new))
     unpaired = compare_records(_record(base), _record(new, traffic_sha256="other"))
@@ -135,7 +135,7 @@ def test_pairing_sees_what_whole_runs_hide() -> None:
     assert not unpaired.paired and unpaired.ratio["mean"].lo < 1 < unpaired.ratio["mean"].hi
     assert any("the traffic differs" in note for note in unpaired.notes)
     unknown = [_record(latency, traffic_sha256=None) for latency in (base, new)]
-    assert not compare_records(*unknown).paired, "it is not taken for the same"
+    assert not compare_records(*unknown).paired, "unknown traffic is not assumed to be the same"
 
 
 def test_survivors_cannot_be_better() -> None:
@@ -149,7 +149,7 @@ def test_survivors_cannot_be_better() -> None:
     assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
     assert comparison.after.requests["shed"] == 60
     assert (comparison.only_before_ok, comparison.only_after_ok) == (60, 0)
-    assert any("what was lost made room" in note for note in comparison.notes)
+    assert any("losses unload the service" in note for note in comparison.notes)
     assert any("60 requests ended ok in the base only, 0 in the new" in note for note in comparison.notes)
     lost = np.where(np.arange(N) < 3, int(Status.ERROR), int(Status.OK))
     arms = _record(slow), _record(_latencies(2, 0.3), status=lost)

@@ -36,7 +36,7 @@ def test_an_explained_request_is_the_same_when_written_again() -> None:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_document_keeps_to_the_schema_of_its_type(name: str) -> None:
+def test_a_document_follows_the_schema_of_its_type(name: str) -> None:
     schema = json_schema(document_type(name))
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(written(name), schema, cls=jsonschema.Draft202012Validator)
@@ -66,7 +66,7 @@ def test_every_type_has_a_schema_with_a_description(name: str) -> None:
         ('{"schema": "latfix.diagnosis/1", "workload": 3}', "found workload = 3; expected a text"),
     ],
 )
-def test_what_is_no_result_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_another_file_than_a_result_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError) as caught:
         read_result(tmp_path / "x.json")

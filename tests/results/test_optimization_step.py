@@ -125,13 +125,13 @@ def test_an_entry_has_the_keys_of_the_contract() -> None:
     assert untried["p99_ms"] is untried["accuracy"] is untried["predicted_p99_ms"] is None
 
 
-def test_the_final_ratio_is_shared_out_as_foretold() -> None:
+def test_the_final_ratio_is_divided_as_predicted() -> None:
     final = replace(comparison(SAME, (0.5, 0.4, 0.6)), after=replace(summary(), latency_ms={"mean": 5.0, "p99": 5.0}))
     final = replace(final, ratio={**final.ratio, "p99": final.ratio["mean"]})
     kept = [Step(fix=name, status="kept", reason="") for name in ("small", "large", "unknown")]
     parts = {"small": math.log(0.9), "large": math.log(0.6)}
     shares = {fix: dict.fromkeys(("mean", "p99"), (part, 1.1 * part, 0.9 * part)) for fix, part in parts.items()}
-    # Where the forecast knows of all: the largest first, and together what was measured.
+    # If the forecast covers all: the largest first, together equal to the measurement.
     seen = {"large": {"p99": final.ratio["p99"]}}
     large, small = ablation(kept[:2], final, shares, seen)
     assert large.adds == seen and small.adds is None
@@ -140,7 +140,7 @@ def test_the_final_ratio_is_shared_out_as_foretold() -> None:
     assert large.predicted is not None and large.predicted["p99"] == pytest.approx(0.6)
     assert large.ratio is not None
     assert large.ratio["p99"].lo < large.ratio["p99"].value < large.ratio["p99"].hi
-    # What it knows nothing of is what is left, one entry; so is all without a forecast.
+    # Fixes without a forecast share one entry for the remainder; without a forecast, all do.
     *told, rest = ablation(kept, final, shares, {})
     assert [each.ratio["p99"].value for each in told if each.ratio] == pytest.approx([0.6, 0.9])
     assert rest.fixes == ("unknown",) and (rest.before_ms["p99"], rest.after_ms["p99"]) == pytest.approx((5.4, 5.0))
@@ -159,8 +159,8 @@ def _record(latency_ms: Any, digest: str) -> RunRecord:
 
 
 @pytest.mark.parametrize(("factor", "status"), [(0.5, "kept"), (1.0, "no_gain"), (1.7, "rejected")])
-def test_windows_that_differ_much_are_paired_each_with_its_own(factor: float, status: str) -> None:
-    """One window is forty times slower than the other; only pairing request by request can tell."""
+def test_windows_that_differ_much_are_paired(factor: float, status: str) -> None:
+    """One window is forty times slower than the other; only pairing request by request decides."""
     rng = np.random.default_rng(5)
     quiet, loaded = rng.gamma(9.0, 1.0, 300), rng.gamma(9.0, 40.0, 300)
     chance = rng.normal(1.0, 0.01, (2, 300))
@@ -175,7 +175,7 @@ def test_windows_that_differ_much_are_paired_each_with_its_own(factor: float, st
 
 
 def _backlog(rng: np.random.Generator, factor: float) -> Any:
-    """Latencies of a queue that falls behind from the middle on: what is slow is one stretch."""
+    """Latencies of a queue that falls behind from the middle on: one slow stretch."""
     arrivals = np.arange(300) * 20.0
     done = np.cumsum(rng.gamma(9.0, 1.0, 300) * np.where(np.arange(300) < 200, 1.0, 3.5) * factor)
     return done + np.maximum.accumulate(arrivals - np.concatenate([[0], done[:-1]])) - arrivals
@@ -200,8 +200,8 @@ def test_a_backlog_that_is_gone_is_kept(factor: float, status: str) -> None:
         ([(20.0, 20.0), (0.0, 0.0)], "no_gain"),
     ],
 )
-def test_first_requests_decide_about_a_cold_fix(starts: list[tuple[float, float]], status: str) -> None:
-    """Only the first eight count, at every start; what comes after them is no business of a cold fix."""
+def test_first_requests_decide_a_cold_fix(starts: list[tuple[float, float]], status: str) -> None:
+    """Only the first eight count, at every start; later ones do not affect a cold fix."""
     later = np.full(40, 500.0)
     pairs = [
         (

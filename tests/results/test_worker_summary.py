@@ -1,4 +1,4 @@
-"""A run by worker: counts, shares and what was told of each."""
+"""A run by worker: counts, shares and notes."""
 
 from __future__ import annotations
 

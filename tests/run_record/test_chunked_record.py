@@ -1,4 +1,4 @@
-"""A record read in pieces from its files gives what the whole record holds."""
+"""A record read in pieces equals the whole record."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_stretch_is_that_part_of_the_whole(folder: Path, first: int, last: int
     assert part.errors == {k: text for k, text in whole.errors.items() if measured[0] <= k <= measured[-1]}
 
 
-def test_events_under_way_belong_to_a_stretch_however_early_they_began(folder: Path) -> None:
+def test_events_in_progress_belong_to_a_stretch_however_early_they_began(folder: Path) -> None:
     part = RecordFile(folder).stretch(210, 310)  # from 2 s on
     begin = int(part.requests["arrival_ns"].min())
     assert (part.events["t_ns"] + part.events["duration_ns"] > begin).all()
@@ -115,7 +115,7 @@ def test_series_that_are_read_once_belong_to_every_stretch(folder: Path) -> None
     assert 1 < np.count_nonzero(series == "often") < 40
 
 
-def test_a_scan_passes_every_row(folder: Path) -> None:
+def test_a_scan_returns_every_row(folder: Path) -> None:
     source = RecordFile(folder)
     parts = list(source.scan(("index", "status", "prepare_thread")))
     whole = RunRecord.load(folder)
@@ -129,7 +129,7 @@ def test_a_scan_passes_every_row(folder: Path) -> None:
     }
 
 
-def test_going_forward_reads_each_row_group_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_scan_reads_each_row_group_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[str, int]] = []
     original = pq.ParquetFile.read_row_group
 
@@ -184,7 +184,7 @@ def test_damaged_files_are_refused_in_one_line(folder: Path) -> None:
         RecordFile(folder)
 
 
-def test_a_range_without_statistics_is_found_all_the_same(tmp_path: Path) -> None:
+def test_a_range_without_statistics_is_found(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     table = pa.table({"k": np.arange(300), "v": np.arange(300) * 2})
     pq.write_table(table, path, row_group_size=50, write_statistics=False)
@@ -227,7 +227,7 @@ def _in_excess(table: Any) -> Any:
         ("traffic.parquet", lambda t: t[:999], "found request 999, which is not in"),
     ],
 )
-def test_what_no_run_holds_is_refused(folder: Path, name: str, change: Any, says: str) -> None:
+def test_impossible_values_are_refused(folder: Path, name: str, change: Any, says: str) -> None:
     _rewrite(folder, name, change)
     with pytest.raises(InputError, match=says):
         RecordFile(folder)

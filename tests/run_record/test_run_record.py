@@ -1,4 +1,4 @@
-"""A run's folder as a record: segments with torn ends, Parquet, and what is refused."""
+"""A run's folder as a record: segments with torn ends, Parquet, and refused content."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_segments_are_read_in_order_of_the_schedule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", ["running", "failed"])
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_was_in_flight_when_a_run_was_killed_is_unfinished(tmp_path: Path, state: str, closed: bool) -> None:
+def test_requests_in_flight_of_a_killed_run_are_unfinished(tmp_path: Path, state: str, closed: bool) -> None:
     # GIVEN a run of which request 1 had not ended when request 3 did, the last one that is recorded
     folder = _run(tmp_path / "run", [0, 3, 2, -1], traffic=Traffic.plain(np.arange(N) * 1000), state=state)
     if closed:
         finalize(folder)
     record = RunRecord.load(folder)
-    # THEN it waited until then at least, and what had not arrived by then is in no count
+    # THEN it waited at least until then, and later arrivals are not counted
     assert record.counts() | {"ok": 3, "unfinished": 1} == record.counts()
     (row,) = np.flatnonzero(record.requests["status"] == Status.UNFINISHED)
     assert {name: int(record.requests[name][row]) for name in ("index", "arrival_ns", "latency_ns", "queue_ns")} == {
@@ -201,7 +201,7 @@ def test_no_two_features_share_a_column(names: list[str]) -> None:
         (lambda f: (f / "requests.parquet").unlink(), "no requests.parquet and no segments"),
     ],
 )
-def test_what_is_no_run_is_refused(tmp_path: Path, spoil: Any, says: str) -> None:
+def test_another_folder_than_a_run_is_refused(tmp_path: Path, spoil: Any, says: str) -> None:
     folder = _run(tmp_path / "run", list(range(N)))
     finalize(folder)
     spoil(folder)
@@ -228,7 +228,7 @@ def test_requests_beyond_the_schedule_are_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_zeros_at_the_end_are_torn(tmp_path: Path) -> None:
-    # GIVEN what a loss of power leaves: files that had grown by rows whose data never came
+    # GIVEN files after a loss of power: they had grown by rows whose data was never written
     folder = _run(tmp_path / "run", [3, 1, 2])
     for name, dtype in (("requests.bin", REQUEST_DTYPE), ("batches.bin", BATCH_DTYPE)):
         with (folder / "segments" / name).open("ab") as file:
@@ -250,7 +250,7 @@ def test_a_row_that_ends_in_zeros_before_it_is_whole_is_torn(tmp_path: Path) -> 
     assert RunRecord.load(folder).requests["index"].tolist() == [1, 3]
 
 
-def test_a_run_that_lost_rows_is_partial_whatever_it_says(tmp_path: Path) -> None:
+def test_a_run_that_lost_rows_is_partial_in_any_state(tmp_path: Path) -> None:
     folder = _run(tmp_path / "run", [*range(N), -1], state="complete")
     assert not RunRecord.load(folder).partial
     file = folder / "segments" / "requests.bin"
@@ -264,7 +264,7 @@ def test_a_run_that_lost_rows_is_partial_whatever_it_says(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_request_that_is_there_twice_is_refused(tmp_path: Path, finished: bool) -> None:
+def test_a_duplicate_request_is_refused(tmp_path: Path, finished: bool) -> None:
     folder = _run(tmp_path / "run", [4, 5, 4, 6])
     if finished:
         finalize(folder)
@@ -272,7 +272,7 @@ def test_a_request_that_is_there_twice_is_refused(tmp_path: Path, finished: bool
         RunRecord.load(folder)
 
 
-def test_a_batch_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_batch_is_refused(tmp_path: Path) -> None:
     folder = _run(tmp_path / "run", [0, 1])
     file = folder / "segments" / "batches.bin"
     file.write_bytes(file.read_bytes() * 2)

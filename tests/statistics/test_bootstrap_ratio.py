@@ -68,7 +68,7 @@ def test_the_value_is_the_ratio_of_the_pooled_statistics() -> None:
         assert estimates[key].lo < estimates[key].value < estimates[key].hi
 
 
-def test_decisions_are_never_surer_than_what_is_shown() -> None:
+def test_decision_bounds_are_never_narrower_than_the_interval() -> None:
     for rounds in (1, 2, 3, 5):
         base, new = _arms(np.random.default_rng(rounds), 300, rounds, scale=0.7)
         for estimate in arm_ratios(base, new, seed=0, replicates=50).values():
@@ -85,7 +85,7 @@ def test_same_seed_same_interval() -> None:
     assert (first.lo, first.hi) != (other.lo, other.hi)
 
 
-def test_arms_that_change_places_give_the_inverse() -> None:
+def test_swapped_arms_give_the_inverse() -> None:
     base, new = _arms(np.random.default_rng(8), 400, 5, scale=0.8, restart=0.02)
     for q in (None, 0.5, 0.99):
         lo, hi = decision_bounds(Rounds.of(base, new, paired=True), q, FREE)
@@ -134,17 +134,17 @@ def test_a_round_without_any_latency_decides_nothing() -> None:
     assert judge(ratio_of(base, new, "p95", seed=0, replicates=40)) == "undecided"
 
 
-def test_rounds_must_come_in_pairs() -> None:
+def test_rounds_must_be_paired() -> None:
     with pytest.raises(ValueError, match="1 rounds of the base and 2 of the new"):
         arm_ratios([[1.0]], [[1.0], [2.0]], seed=0)
     with pytest.raises(ValueError, match="0 rounds"):
         arm_ratios([], [], seed=0)
 
 
-# --- what restarts may do ----------------------------------------------------------------------------------
+# --- effects of restarts -----------------------------------------------------------------------------------
 
 
-def test_one_round_cannot_tell_a_small_difference_from_a_restart() -> None:
+def test_one_round_cannot_distinguish_a_small_difference_from_a_restart() -> None:
     """Every request is a tenth slower, without any noise: a restart may have done that, not a factor of two."""
     series = np.random.default_rng(12).lognormal(size=600)
     tenth, half = (ratio_of([series], [series * factor], "p95", seed=0) for factor in (1.1, 0.5))
@@ -154,7 +154,7 @@ def test_one_round_cannot_tell_a_small_difference_from_a_restart() -> None:
     assert judge(ratio_of([series], [series * 1.1], "p95", seed=0, rule=SCREENING)) == "worse"
 
 
-def test_what_is_allowed_for_restarts_falls_with_rounds_and_grows_with_what_they_vary_by() -> None:
+def test_the_allowance_for_restarts_falls_with_rounds_and_grows_with_their_spread() -> None:
     alike = [allowance(np.zeros(rounds), Rule()) for rounds in range(1, 5)]
     assert alike == sorted(alike, reverse=True)
     assert alike[0] == pytest.approx(5.598 * 0.07, rel=1e-3)  # Student's t with 4 degrees of freedom
@@ -162,14 +162,14 @@ def test_what_is_allowed_for_restarts_falls_with_rounds_and_grows_with_what_they
     assert allowance(np.zeros(1), Rule(restart_sd=0.0)) == 0.0
 
 
-def test_rounds_that_are_clear_each_by_itself_may_differ_among_themselves() -> None:
+def test_rounds_that_are_each_clear_may_differ_from_each_other() -> None:
     clear, mixed = np.log([0.05, 0.08, 0.2]), np.log([0.05, 0.08, 0.95])
     assert clear.mean() + allowance(clear, Rule(), amplified=True) < 0 < between(clear, 0.01)[1] + clear.mean()
     assert mixed.mean() + allowance(mixed, Rule(), amplified=True) > 0
     assert allowance(-clear, Rule(), amplified=True) == allowance(clear, Rule(), amplified=True)
 
 
-def test_five_rounds_find_a_tenth_that_one_cannot() -> None:
+def test_five_rounds_detect_a_tenth_that_one_cannot() -> None:
     series = np.random.default_rng(13).lognormal(size=600)
     rng = np.random.default_rng(14)
     new = [series * 1.1 * math.exp(rng.normal(0, 0.005)) for _ in range(5)]
@@ -177,7 +177,7 @@ def test_five_rounds_find_a_tenth_that_one_cannot() -> None:
     assert judge(ratio_of([series] * 3, new[:3], "p95", seed=0)) == "undecided"
 
 
-def test_the_spread_of_rounds_is_what_the_bounds_rest_on() -> None:
+def test_the_bounds_follow_the_spread_of_rounds() -> None:
     """The same mean of five rounds, once close together, once far apart."""
     series = np.random.default_rng(15).lognormal(size=600)
     near, far = ([series * 0.8 * math.exp(step * k) for k in (-2, -1, 0, 1, 2)] for step in (0.01, 0.1))
@@ -244,7 +244,7 @@ def test_backlogs_are_one_stretch_each_and_five_rounds_of_them_decide() -> None:
     assert math.isinf(decision_bounds(Rounds.of(base[:2], new[:2], paired=True), 0.99, FREE)[1])
 
 
-def test_where_work_piles_up_two_rounds_tell_a_gain_of_ten_times_and_no_doubling() -> None:
+def test_with_piled_up_work_two_rounds_detect_a_tenfold_gain_and_no_doubling() -> None:
     """A few per cent of speed decide whether an overloaded queue doubles its latency."""
     rng = np.random.default_rng(21)
     arrivals = np.cumsum(rng.exponential(1.0, 800))
@@ -275,7 +275,7 @@ def test_a_tail_in_few_stretches_is_decided_where_the_mean_is_and_both_agree() -
     assert judge(slower["p99"]) == "worse"
     alone = decision_bounds(Rounds.of(base, rounds(0.3), paired=True), 0.99, FREE)
     assert math.isinf(alone[1]), "the percentile's own scores bound nothing"
-    # A mean that is decided says nothing of a tail that stayed
+    # A decided mean does not decide an unchanged tail
     same_tail = arm_ratios(base, rounds(0.3, tail=1 / 0.3), seed=0)
     assert judge(same_tail["mean"]) == "better" and judge(same_tail["p99"]) == "undecided"
     # nor does a tail by itself where the mean is not decided
@@ -287,7 +287,7 @@ def test_a_tail_in_few_stretches_is_decided_where_the_mean_is_and_both_agree() -
 
 
 @pytest.mark.slow
-def test_a_service_and_itself_differ_at_most_once_in_a_hundred() -> None:
+def test_a_service_differs_from_itself_at_most_once_in_a_hundred() -> None:
     """Bounds at 1 %, so that the rate can be seen in few comparisons; the benchmark looks at the level in use."""
     rule, called = Rule(level=0.01, restart_sd=0.0), dict.fromkeys((None, 0.95, 0.99), 0)
     for k in range(300):
@@ -307,10 +307,10 @@ def test_rounds_with_restart_effects_against_themselves() -> None:
         called += _decided((base, new), None, Rule())
         blind += _decided(([np.concatenate(base)], [np.concatenate(new)]), None, FREE)
     assert called <= 4
-    assert blind > 8  # the same data taken for one round: what the spread between rounds protects from
+    assert blind > 8  # the same data as one round, without the spread between rounds
 
 
-def test_a_fifth_less_latency_is_found() -> None:
+def test_a_fifth_less_latency_is_detected() -> None:
     found, right = 0, 0
     for k in range(40):
         base, new = _arms(np.random.default_rng(9000 + k), 300, 8, scale=0.8, restart=0.03, pauses=0.0)

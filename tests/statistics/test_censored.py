@@ -1,4 +1,4 @@
-"""Percentiles of all that arrived: what was lost is slower than any answer, what was cut off is censored."""
+"""Percentiles of all that arrived: lost requests are slower than any answer, requests in flight are censored."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_lost_requests_are_slower_than_any_answer(rows: list[tuple[float, int]])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_in_flight_is_censored_as_kaplan_and_meier_do(seed: int) -> None:
+def test_requests_in_flight_are_censored_as_by_kaplan_and_meier(seed: int) -> None:
     rng = np.random.default_rng(seed)
     latency = rng.lognormal(2, 0.8, 900)
     cut = rng.random(900) < 0.2
@@ -61,18 +61,18 @@ def test_what_was_in_flight_is_censored_as_kaplan_and_meier_do(seed: int) -> Non
         assert steps.evaluate(value) == pytest.approx(q / 100, abs=0.004)
 
 
-def test_what_is_in_flight_for_ever_is_lost_and_known_to_be_long() -> None:
+def test_a_hung_request_is_lost_with_a_long_lower_bound() -> None:
     hung = _outcomes([*[5.0] * 390, *[60_000.0] * 10], [Status.OK] * 390 + [Status.UNFINISHED] * 10).summary_ms()
     assert hung["p95"] == pytest.approx(5.0)
     assert isinstance(hung["p99"], AtLeast) and hung["p99"].bound == pytest.approx(60_000.0)
 
 
-def test_shed_at_the_door_is_lost_though_it_waited_for_nothing() -> None:
+def test_a_request_shed_on_arrival_is_lost() -> None:
     shed = _outcomes([*[5.0] * 95, *[0.0] * 5], [Status.OK] * 95 + [Status.SHED] * 5).summary_ms()
     assert shed["p90"] == pytest.approx(5.0) and isinstance(shed["p99"], AtLeast)
 
 
-def test_nothing_known_is_no_zero() -> None:
+def test_unknown_is_not_zero() -> None:
     assert all(math.isnan(value) for value in Outcomes.answers([]).summary_ms().values())
     failed = _outcomes([3.0, 4.0], [Status.ERROR, Status.ERROR]).summary_ms()
     assert math.isnan(failed["mean"]) and all(isinstance(failed[key], AtLeast) for key in QUANTILES)

@@ -11,7 +11,7 @@ from latfix.statistics.change_points import MOST_VALUES, rate_changes
 
 
 @pytest.mark.slow
-def test_a_steady_rate_is_left_whole() -> None:
+def test_a_steady_rate_is_not_cut() -> None:
     cut = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)

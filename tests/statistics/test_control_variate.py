@@ -1,4 +1,4 @@
-"""The control variate: what it takes out, what it leaves, and that it favors nobody."""
+"""The control variate: what it removes, what it keeps, and that it favors no arm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latfix.statistics.score_bounds import Rounds, between, decision_bounds
 RNG = np.random.default_rng
 
 
-def test_what_goes_with_the_control_is_taken_out() -> None:
+def test_drift_that_follows_the_control_is_removed() -> None:
     rng = RNG(1)
     drift = rng.normal(0, 0.2, 12)
     ratio = 0.1 + 1.5 * drift + rng.normal(0, 0.01, 12)
@@ -36,12 +36,12 @@ def test_what_goes_with_the_control_is_taken_out() -> None:
         (RNG(2).normal(0, 1, 12), np.full(12, math.nan)),
     ],
 )
-def test_nothing_is_taken_out(ratio: np.ndarray, drift: np.ndarray) -> None:
+def test_nothing_is_removed(ratio: np.ndarray, drift: np.ndarray) -> None:
     control = fit_control(ratio, drift)
     assert not control.shifts.any() and (control.fitted, control.wider) == (0, 1.0)
 
 
-def test_a_round_without_a_control_is_left_as_it_is() -> None:
+def test_a_round_without_a_control_is_unchanged() -> None:
     drift = RNG(3).normal(0, 0.2, 12)
     drift[4] = math.nan
     control = fit_control(np.nan_to_num(drift, nan=0.3), drift)
@@ -49,7 +49,7 @@ def test_a_round_without_a_control_is_left_as_it_is() -> None:
 
 
 def _rounds(seed: int, count: int = 12, n: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-    """A service and itself on a machine that drifts by 20 % from replay to replay, and what compute tells."""
+    """A service and itself on a machine that drifts by 20 % from replay to replay, and the measured compute."""
     rng = RNG(seed)
     work, speed = rng.lognormal(0, 0.5, n), rng.normal(0, 0.2, (2, count))
     arms = [[work * np.exp(arm[k]) * rng.lognormal(0, 0.05, n) for k in range(count)] for arm in speed]
@@ -67,7 +67,7 @@ def test_bounds_are_narrower_with_the_control_and_hold_the_truth() -> None:
 
 
 @pytest.mark.slow
-def test_a_service_and_itself_are_called_different_no_more_often_than_promised() -> None:
+def test_a_service_differs_from_itself_no_more_often_than_promised() -> None:
     rule, called = Rule(level=0.05), 0
     for seed in range(200):
         base, new, drift = _rounds(seed, count=8, n=40)

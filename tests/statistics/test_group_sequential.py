@@ -1,4 +1,4 @@
-"""Looks after every round: levels that add up to one, when to stop, and how much more would tell."""
+"""Looks after every round: levels that add up to one, when to stop, and how much more data would decide."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_first_look_has_its_share() -> None:
     assert look_level(5, 6) == pytest.approx(LEVEL * (5 / 6) ** 2, rel=5e-3)
 
 
-def test_what_is_spent_grows_with_the_square_of_the_rounds() -> None:
+def test_the_spent_level_grows_with_the_square_of_the_rounds() -> None:
     """On sums of normal increments, for which the levels are computed."""
     most, level = 9, 0.05
     levels = [look_level(k, most, level=level) for k in range(FIRST_LOOK, most + 1)]
@@ -60,7 +60,7 @@ def test_looking_every_round_with_student_s_t_keeps_the_error_rate() -> None:
     assert naive.mean() > 2 * level
 
 
-def test_the_last_look_may_use_what_is_left() -> None:
+def test_the_last_look_may_use_the_remaining_level() -> None:
     assert look_level(7, 12) < look_level(7, 12, last=True) < LEVEL
 
 
@@ -83,7 +83,7 @@ def test_when_a_comparison_ends(value: float, spread: float, rounds: int, most: 
     assert stop(_estimate(value, spread, rounds, level), most) == reason
 
 
-def test_a_prospect_is_what_simulated_continuations_show() -> None:
+def test_a_prospect_matches_simulated_continuations() -> None:
     spread, now, most = 0.06, 6, 12
     estimate = _estimate(0.93, spread, now)
     half = student_t(1 - LEVEL, most - 1) * spread / math.sqrt(most)
@@ -96,7 +96,7 @@ def test_a_prospect_is_what_simulated_continuations_show() -> None:
     assert prospect(_estimate(0.93, math.nan, 6), 12) == prospect(estimate, 6) == 0.0
 
 
-def test_how_many_more_rounds_would_tell() -> None:
+def test_how_many_more_rounds_would_decide() -> None:
     spread = 0.06
     need = needed(_estimate(0.93, spread, 6), 1800)
     assert need is not None

@@ -118,7 +118,7 @@ def test_p99_of_a_hundred_requests_does_not_end_at_their_maximum() -> None:
 
 
 @given(st.integers(1, 120), st.integers(1, 30), st.integers(0, 2**32))
-def test_a_resample_is_runs_of_neighbors(n: int, block: int, seed: int) -> None:
+def test_a_resample_consists_of_runs_of_neighbors(n: int, block: int, seed: int) -> None:
     block = min(block, n)
     (starts,) = iter_block_starts(n, block=block, replicates=1, rng=np.random.default_rng(seed))
     drawn = [(start + k) % n for start in starts.tolist() for k in range(block)][:n]
@@ -161,7 +161,7 @@ def test_sliding_and_block_sums(values: list[float], block: int) -> None:
     assert block_sums(each, block).sum() == pytest.approx(each.sum(), abs=1e-6)
 
 
-def test_evidence_counts_what_stands_out() -> None:
+def test_evidence_counts_outstanding_blocks() -> None:
     assert evidence(np.ones(40)) == pytest.approx(40)
     assert evidence(np.array([9.0, -9.0, *[0.0] * 98])) == pytest.approx(2)
     assert evidence(np.zeros(5)) == 1.0

@@ -29,7 +29,7 @@ def test_a_key_names_its_percentile(percentile: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "p", "p0", "p100", "p00", "p1e1", "p99.", "p99_99999", "mean", "p٣", "p9 9"])
-def test_what_is_no_percentile(text: str) -> None:
+def test_invalid_percentiles(text: str) -> None:
     assert percentile_of(text) is None
 
 
@@ -65,7 +65,7 @@ def test_nothing_has_no_percentiles() -> None:
     assert percentile_grid(Outcomes.answers([])) == {}
 
 
-def test_the_grid_holds_what_gates_mostly_ask() -> None:
+def test_the_grid_holds_percentiles_that_gates_often_use() -> None:
     grid = percentile_grid(Outcomes.answers(np.arange(1, 100_001) * 1e6))
     assert len(grid) == len(GRID)
     assert {"p1", "p50", "p90_5", "p97", "p99", "p99_5", "p99_9", "p99_99"} <= set(grid)

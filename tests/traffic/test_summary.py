@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[str, Callable[[int], Traffic]]] = {
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_kind_of_traffic_is_called_what_it_is(name: str, seed: int) -> None:
+def test_each_kind_of_traffic_is_classified(name: str, seed: int) -> None:
     expected, make = KINDS[name]
     shape = describe(make(seed))
     assert shape.kind == expected, shape.reason
@@ -138,7 +138,7 @@ def test_the_rate_over_time_counts_every_request_of_whole_windows() -> None:
     assert 20 <= len(shape.rate.rates) <= 120
 
 
-def test_features_sessions_priorities_and_deadlines_are_summed_up(tmp_path: Path) -> None:
+def test_features_sessions_priorities_and_deadlines_are_summarized(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     rows = [
         {"arrival_s": i, "tokens": i, "lang": "de" if i % 4 else "en", "session": f"s{i % 3}", "priority": "high"}
@@ -174,7 +174,7 @@ def test_windows_are_round(least: float, step: float) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0 s"), (2e-9, "2 ns"), (5.2e-5, "52 µs"), (0.0638, "63.8 ms"), (3435.9, "3,436 s")]
 )
-def test_times_are_written_for_people(seconds: float, text: str) -> None:
+def test_times_for_people(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 

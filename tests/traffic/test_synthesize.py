@@ -1,4 +1,4 @@
-"""Made-up traffic has the properties that were asked for, and the same seed gives the same."""
+"""Synthetic traffic has the requested properties, and the same seed gives the same traffic."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_the_seed_decides_everything(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_mean_rate_is_the_one_asked_for(kind: Kind) -> None:
+def test_the_mean_rate_is_the_requested_one(kind: Kind) -> None:
     traffic = synthesize(Synthesis(kind=kind, rate=100, duration_s=2000, seed=1))
     assert len(traffic) / 2000 == pytest.approx(100, rel=0.1)
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 3.0])
-def test_gamma_gaps_vary_as_asked(cv: float) -> None:
+def test_gamma_gaps_vary_as_requested(cv: float) -> None:
     gaps = np.diff(synthesize(Synthesis(kind="gamma", rate=100, duration_s=600, cv=cv, seed=2)).arrival_ns)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, abs=0.02 + cv * 0.05)
 
@@ -47,7 +47,7 @@ def test_gamma_gaps_that_vary_by_less_than_a_float_shows_are_constant(cv: float)
     assert made[0].arrival_ns.tolist() == made[1].arrival_ns.tolist()
 
 
-def test_a_periodic_rate_swings_as_asked() -> None:
+def test_a_periodic_rate_swings_as_requested() -> None:
     process = Synthesis(kind="periodic", rate=200, duration_s=600, period_s=10, amplitude=0.6, seed=3)
     phase = synthesize(process).arrival_ns / 1e10 % 1
     counts, _ = np.histogram(phase, 4, range=(0, 1))

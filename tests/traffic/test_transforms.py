@@ -1,4 +1,4 @@
-"""Transforms: what they do to arrivals and ids, and that they say so."""
+"""Transforms of arrivals and ids, and their record in the metadata."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_gaps_are_capped_and_the_rest_moves_up() -> None:
     assert last_note(capped)["removed_s"] == 95.0
 
 
-def test_copies_follow_one_mean_gap_apart_with_their_own_ids_and_sessions() -> None:
+def test_copies_are_one_mean_gap_apart_with_their_own_ids_and_sessions() -> None:
     twice = transform.repeat(traffic_at(0.5, 1.5, 4.5, sessions=True), 3)
     assert seconds_of(twice) == [0.5, 1.5, 4.5, 6.5, 7.5, 10.5, 12.5, 13.5, 16.5]
     assert twice.ids == ["r0", "r1", "r2", "r0#2", "r1#2", "r2#2", "r0#3", "r1#3", "r2#3"]
@@ -111,7 +111,7 @@ def test_every_transform_is_stated_in_order() -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
-def test_factors_that_are_no_factors_are_refused(bad: float) -> None:
+def test_invalid_factors_are_refused(bad: float) -> None:
     traffic = traffic_at(0, 1)
     attempts: list[Callable[[], Traffic]] = [
         lambda: transform.scale_time(traffic, bad),
@@ -124,7 +124,7 @@ def test_factors_that_are_no_factors_are_refused(bad: float) -> None:
             refused()
 
 
-def test_what_would_leave_nothing_or_too_much_is_refused() -> None:
+def test_transforms_that_leave_nothing_or_too_much_are_refused() -> None:
     traffic = traffic_at(0, 1)
     attempts: list[Callable[[], Traffic]] = [
         lambda: transform.slice_time(traffic, 5, 6),

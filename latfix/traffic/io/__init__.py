@@ -1,1 +1,1 @@
-"""Traffic from and to files, exact to the nanosecond."""
+"""Reading and writing traffic files, exact to the nanosecond."""

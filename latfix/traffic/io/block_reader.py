@@ -1,4 +1,4 @@
-"""Reading large traffic for its figures alone: block by block, in memory that holds numbers and no rows."""
+"""Reads large traffic for its summary: block by block, keeping numbers but no rows in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from latfix.traffic.io.row_parsers import looks_like_json, read_table
 from latfix.traffic.parsed_fields import Fields, feature_array
 from latfix.traffic.schedule import Traffic
 
-#: Text at a time; parsed, it takes some ten times as much.
+#: Bytes of text at a time; parsed, they take some ten times as much.
 _BLOCK_BYTES = 2 << 20
 _GZIP = b"\x1f\x8b"
 
@@ -30,16 +30,16 @@ Array = npt.NDArray[Any]
 
 
 class _ReadWhole(Exception):
-    """This must be read as a whole: another format, or something is wrong that only that can tell rightly."""
+    """The file must be read as a whole: another format, or an error that only a full read can report correctly."""
 
 
 def read_in_blocks(
     path: Path, *, mapping: Mapping[str, str], on_rows: Callable[[int], None] = lambda _rows: None
 ) -> Traffic | None:
-    """Sound traffic in latfix's own format, as JSON Lines or CSV, without ids and payloads; ``None`` for any other.
+    """Valid traffic in latfix's own JSON Lines or CSV format, without ids and payloads; ``None`` for anything else.
 
     :param mapping: features to derive, parsed.
-    :param on_rows: told after each block how many requests there are so far.
+    :param on_rows: called after each block with the number of requests so far.
     """
     columns = _Columns(mapping)
     try:
@@ -52,7 +52,7 @@ def read_in_blocks(
 
 
 def _blocks(path: Path) -> Iterator[Source]:
-    """The file as sources of some lines each; the header of CSV comes before each."""
+    """The file as sources of some lines each; for CSV, each starts with the header."""
     if not path.is_file():
         raise _ReadWhole
     with path.open("rb") as raw:
@@ -75,7 +75,7 @@ def _blocks(path: Path) -> Iterator[Source]:
 
 @dataclass(slots=True)
 class _Columns:
-    """What has been read so far, as arrays of each block."""
+    """The columns read so far, as arrays per block."""
 
     mapping: Mapping[str, str]
     rows: int = 0
@@ -119,7 +119,7 @@ class _Columns:
         self.rows += len(found.arrival_ns)
 
     def _shared(self, values: list[str | None]) -> Array:
-        """Texts that are the same are one object."""
+        """An object column in which equal texts share one object."""
         column = np.empty(len(values), dtype=object)
         column[:] = [None if value is None else self.texts.setdefault(value, value) for value in values]
         return column
@@ -129,12 +129,9 @@ class _Columns:
             raise _ReadWhole
         whole = {name: np.concatenate(parts) for name, parts in self.fields.items()}
         if len(np.unique(whole["ids"])) < len(whole["ids"]):
-            raise _ReadWhole  # an id twice, and the line of it is not known here
+            raise _ReadWhole  # a duplicate id, whose line is not known here
         order = np.argsort(whole["arrival_ns"], kind="stable")
-        names = [
-            *(name for name in self.features if name not in self.mapping),
-            *self.mapping,
-        ]  # the derived ones last
+        names = [*(name for name in self.features if name not in self.mapping), *self.mapping]  # derived ones last
         return Traffic(
             arrival_ns=whole["arrival_ns"][order],
             ids=[],
@@ -163,12 +160,12 @@ class _Columns:
         return np.concatenate(parts)
 
     def _transforms(self, path: Path) -> list[Any]:
-        """What was done to traffic that latfix wrote, where the file is still as it wrote it."""
+        """Transforms of traffic that latfix wrote, if the file is unchanged since."""
         sidecar = read_sidecar(path)
         if sidecar is None:
             return []
         if sidecar.kinds and self.container == "csv":
-            raise _ReadWhole  # it says which cells are no numbers
+            raise _ReadWhole  # the sidecar declares which cells are not numbers
         with path.open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == sidecar.sha256
         known = sidecar.metadata.get("transforms", []) if same else []

@@ -1,4 +1,4 @@
-"""The bytes of a traffic file: opened, unpacked where compressed, and classified by content."""
+"""The bytes of a traffic file: read, unpacked if compressed, and classified by content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal
 from latfix.errors import InputError, input_error
 from latfix.files.regular_file import check_regular
 
-#: More than this much text after unpacking is refused: it is a decompression bomb or no traffic file.
+#: More text than this after unpacking is refused: a decompression bomb, or not a traffic file.
 MAX_UNPACKED_BYTES = 8 * 1024**3
 
 _EXPECTED = "recorded traffic as JSON Lines, CSV or Parquet (gzip allowed)"
@@ -40,10 +40,10 @@ class Source:
     """A file's content.
 
     :param path: as the user named it.
-    :param sha256: of the file as it lies on disk, compressed or not.
+    :param sha256: of the file on disk, compressed or not.
     :param kind: ``parquet`` or ``text``.
     :param data: unpacked bytes.
-    :param compressed: whether it was gzip.
+    :param compressed: True if it was gzip.
     """
 
     path: Path

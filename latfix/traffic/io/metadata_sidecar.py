@@ -1,4 +1,4 @@
-"""``<file>.meta.json``: where a converted or synthesized file came from, beside the file itself."""
+"""``<file>.meta.json``: the origin of a converted or synthesized file, stored next to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latfix.files.strict_json import read_json
 from latfix.formatting import shown
 
 SCHEMA = "latfix.traffic/1"
-#: The key of the Parquet schema metadata that holds what a sidecar would.
+#: The key of the Parquet schema metadata that replaces a sidecar.
 PARQUET_KEY = b"latfix"
 _EXPECTED = f"a sidecar that latfix wrote ({SCHEMA})"
 _KINDS = ("int", "float", "text")
@@ -22,11 +22,11 @@ _KINDS = ("int", "float", "text")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """What is known of a traffic file besides its rows.
+    """Facts about a traffic file besides its rows.
 
     :param kinds: ``int``, ``float`` or ``text`` by feature.
     :param metadata: of the traffic that was written.
-    :param sha256: of the file that was written; ``None`` where the metadata lies inside the file.
+    :param sha256: of the file that was written; ``None`` if the metadata is inside the file.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Sidecar:
 
 
 def sidecar_path(path: Path) -> Path:
-    """Where the sidecar of ``path`` lies."""
+    """The path of the sidecar of ``path``."""
     return path.with_name(f"{path.name}.meta.json")
 
 
 def parse_sidecar(text: str, where: Path) -> Sidecar:
-    """The sidecar that ``text`` holds.
+    """Parse a sidecar.
 
     :raises InputError: it is not one, or of a later schema.
     """
@@ -81,9 +81,9 @@ def _refusal(where: Path, found: str, expected: str = _EXPECTED) -> InputError:
 
 
 def read_sidecar(path: Path) -> Sidecar | None:
-    """The sidecar of the traffic file ``path``, ``None`` where it has none.
+    """The sidecar of the traffic file ``path``, ``None`` if it has none.
 
-    :raises InputError: it is there and unreadable.
+    :raises InputError: it exists and is unreadable.
     """
     where = sidecar_path(path)
     try:

@@ -1,4 +1,4 @@
-"""latfix's own traffic format: ``arrival_s`` and, where wanted, id, priority, session, deadline and payload."""
+"""latfix's own traffic format: ``arrival_s`` and, optionally, id, priority, session, deadline and payload."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from latfix.files.strict_json import refuse_constant
 from latfix.formatting import shown
 from latfix.request import PRIORITIES
 from latfix.traffic.io.raw_table import RawTable, convert, instants
@@ -27,12 +28,12 @@ _PRIORITY = {name: index for index, name in enumerate(PRIORITIES)}
 def read_native(table: RawTable, kinds: Mapping[str, str]) -> Fields:
     """The fields of a native file.
 
-    :param kinds: feature kinds (``int``, ``float``, ``text``) that a sidecar states; CSV cells of a ``text``
-        column are not taken for numbers.
+    :param kinds: feature kinds (``int``, ``float``, ``text``) from a sidecar; CSV cells of a ``text`` column are not
+        parsed as numbers.
     """
-    blank_is_absent = table.container == "csv"
-    if blank_is_absent:
-        _blank_to_none(table)
+    if table.container == "csv":
+        for name, values in table.columns.items():
+            table.columns[name] = [value if value != "" else None for value in values]
     features = {}
     for name, values in table.columns.items():
         if name in REQUEST_FIELDS:
@@ -51,11 +52,6 @@ def read_native(table: RawTable, kinds: Mapping[str, str]) -> Fields:
         payloads=_payloads(table),
         notes={"format": f"native-{table.container}"},
     )
-
-
-def _blank_to_none(table: RawTable) -> None:
-    for name, values in table.columns.items():
-        table.columns[name] = [value if value != "" else None for value in values]
 
 
 def _priority(value: Any) -> int:
@@ -96,7 +92,7 @@ def _parquet_feature(value: Any) -> Any:
 
 
 def _one_kind(table: RawTable, name: str, column: FeatureColumn) -> FeatureColumn:
-    """A column holds numbers or texts; the first value decides, and the others are problems."""
+    """Require a column of only numbers or only texts; the first value decides, and the others are problems."""
     kinds = {type(value) for value in column if value is not None}
     if str not in kinds or kinds == {str}:
         return column
@@ -112,7 +108,7 @@ def _one_kind(table: RawTable, name: str, column: FeatureColumn) -> FeatureColum
 
 
 def _cell_column(table: RawTable, name: str, cells: Sequence[Any], kind: str | None) -> FeatureColumn:
-    """CSV has no types: a column is numbers where every cell that is not blank is one, else texts."""
+    """A column of CSV, which has no types: numbers if every cell that is not blank is one, else texts."""
     texts = convert(cells, _cell_text, None, table, name)
     if kind == "text":
         return texts
@@ -140,23 +136,19 @@ def _cell_number(cell: str | None) -> int | float | None:
 
 
 def _payloads(table: RawTable) -> list[Any]:
-    if "payload" not in table.columns:
-        return [None] * len(table.lines)
-    return table.convert("payload", _json_text if table.json_payload else _same, None)
-
-
-def _same(value: Any) -> Any:
-    return value
+    if table.json_payload:
+        return table.convert("payload", _json_text, None)
+    return table.columns.get("payload") or [None] * len(table.lines)
 
 
 def _json_text(value: Any) -> Any:
-    """The JSON value of a payload's text; nested Parquet values are taken as they are where JSON has them."""
+    """The JSON value of a payload's text; nested Parquet values are accepted if JSON has them."""
     expected = "JSON text"
     if value is None:
         return None
     text = value if isinstance(value, str) else _dumped(value)
     try:
-        payload = json.loads(text, parse_constant=_refuse)
+        payload = json.loads(text, parse_constant=refuse_constant)
         json.dumps(payload, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Unreadable(shown(text), expected, 'a bare text is written "in double quotes"') from error
@@ -168,7 +160,3 @@ def _dumped(value: Any) -> str:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Unreadable(shown(value), "a value that JSON has") from error
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

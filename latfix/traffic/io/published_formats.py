@@ -1,4 +1,4 @@
-"""Traffic as its owners published it: Azure LLM inference, BurstGPT, Mooncake.
+"""Traffic formats as published: Azure LLM inference, BurstGPT, Mooncake.
 
 Each format is recognized by its columns, in any container. Arrivals become relative to the first.
 """
@@ -15,7 +15,7 @@ from latfix.traffic.io.raw_table import RawTable, instants
 from latfix.traffic.parsed_fields import NORMAL, FeatureColumn, Fields
 from latfix.traffic.value_parsers import CalendarReader, Unreadable, count, instant_ns
 
-#: Published files may count from 1970; the span is checked once arrivals are relative.
+#: Published files may count from 1970; the span is checked after arrivals are made relative.
 _EPOCH_SECONDS = 10**11
 _NS_PER_MS = 10**6
 
@@ -24,10 +24,10 @@ _NS_PER_MS = 10**6
 class PublishedFormat:
     """A published format.
 
-    :param name: as the metadata states it.
-    :param columns: those by which it is known; all must be present.
-    :param read: turns a table with those columns into fields.
-    :param citation: what its owners ask to be cited, with the license.
+    :param name: as recorded in the metadata.
+    :param columns: those that identify it; all must be present.
+    :param read: converts a table with those columns to fields.
+    :param citation: requested by the owners, with the license.
     """
 
     name: str
@@ -42,7 +42,7 @@ def _azure(table: RawTable) -> Fields:
 
 
 def _burstgpt(table: RawTable) -> Fields:
-    """The first release has no session and no elapsed time; only conversations have a session."""
+    """Read BurstGPT. Its first release has no session and no elapsed time; only conversations have a session."""
     features = _tokens(table, "Request tokens", "Response tokens")
     for column, feature in (("Model", "model"), ("Log Type", "log_type")):
         if column in table.columns:
@@ -97,7 +97,7 @@ def _text(value: Any) -> str | None:
 
 
 def _session(value: Any) -> str | None:
-    """A session's id; tables that once held gaps write whole numbers as ``12.0``."""
+    """A session's id; whole numbers may be written as ``12.0``, if the column once had gaps."""
     if value in (None, "") or (isinstance(value, float) and math.isnan(value)):
         return None
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _text(value)

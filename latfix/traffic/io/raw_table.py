@@ -1,4 +1,4 @@
-"""A file's rows as columns of raw values, each row with its line, and the rows that could not be used."""
+"""A file's rows as columns of raw values, each with its line, and the rows that are unusable."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from latfix.traffic.value_parsers import EXACT_FLOAT_LIMIT, MAX_SECONDS, NS_PER_
 
 T = TypeVar("T")
 
-#: How many skipped lines the metadata names.
+#: Number of skipped lines that the metadata lists.
 NAMED_SKIPS = 5
 
 
 @dataclass(slots=True)
 class Problems:
-    """What was wrong, by line: raised at once as an error, or counted where bad lines are skipped.
+    """Problems by line: raised as an error at once, or counted if bad lines are skipped.
 
     :param file: named in messages.
-    :param by_row: whether positions are rows (Parquet) rather than lines of text.
+    :param by_row: positions are rows (Parquet) instead of lines of text.
     """
 
     file: str
@@ -30,7 +30,7 @@ class Problems:
     by_line: dict[int, InputError] = field(default_factory=dict)
 
     def add(self, line: int, found: str, expected: str, todo: str = "", *, field_name: str = "") -> None:
-        """Note what is wrong with ``line``; the first problem of a line stays."""
+        """Record a problem of ``line``, unless it already has one."""
         if line in self.by_line:
             return
         where = f"{self.file}: row {line}" if self.by_row else f"{self.file}:{line}"
@@ -44,20 +44,20 @@ class Problems:
             raise self.by_line[min(self.by_line)]
 
     def skipped(self) -> list[dict[str, Any]]:
-        """The first few lines with their reasons, as the metadata keeps them."""
+        """The first few lines with their reasons, for the metadata."""
         first = sorted(self.by_line)[:NAMED_SKIPS]
         return [{"line": line, "reason": self.by_line[line].message} for line in first]
 
 
 @dataclass(slots=True)
 class RawTable:
-    """Columns of raw values as a file held them.
+    """Columns of a file's raw values.
 
     :param container: ``jsonl``, ``csv`` or ``parquet``.
-    :param columns: raw values by name, ``None`` where absent; all of one length.
+    :param columns: raw values by name, ``None`` if absent; all of one length.
     :param lines: the line (row for Parquet) of each entry, ascending.
-    :param problems: rows that did not even parse; later steps add to it.
-    :param json_payload: whether a text in ``payload`` is JSON text (CSV, Parquet) rather than the value itself.
+    :param problems: rows that do not parse; later steps add to it.
+    :param json_payload: a text in ``payload`` is JSON text (CSV, Parquet) instead of the value itself.
     """
 
     container: str
@@ -67,15 +67,15 @@ class RawTable:
     json_payload: bool = False
 
     def convert(self, name: str, parse: Callable[[Any], T], default: T) -> list[T]:
-        """Column ``name`` through ``parse``; a value that is unreadable becomes ``default`` and a problem.
+        """Parse column ``name``; an unreadable value becomes ``default`` and a problem.
 
-        A column that the file lacks is read as absent in every row.
+        A missing column is parsed as absent in every row.
         """
         return convert(self.columns.get(name) or [None] * len(self.lines), parse, default, self, name)
 
 
 def convert(values: Sequence[Any], parse: Callable[[Any], T], default: T, table: RawTable, name: str) -> list[T]:
-    """``values`` through ``parse``; what is unreadable becomes ``default`` and a problem of its line."""
+    """Parse ``values``; an unreadable one becomes ``default`` and a problem of its line."""
     try:
         return [parse(value) for value in values]
     except Unreadable:
@@ -91,7 +91,7 @@ def convert(values: Sequence[Any], parse: Callable[[Any], T], default: T, table:
 
 
 def instants(table: RawTable, name: str, *, unit: int = NS_PER_S, max_seconds: int = MAX_SECONDS) -> list[int]:
-    """Column ``name``, numbers of ``unit`` nanoseconds each, in whole nanoseconds, each the nearest."""
+    """Column ``name``, numbers in units of ``unit`` nanoseconds, rounded to whole nanoseconds."""
     values = table.columns.get(name) or [None] * len(table.lines)
     if {type(value) for value in values} <= {int, float}:
         try:

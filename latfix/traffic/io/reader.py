@@ -24,16 +24,15 @@ from latfix.traffic.value_parsers import MAX_SECONDS, NS_PER_S
 
 
 def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_bad_lines: bool = False) -> Traffic:
-    """Recorded traffic from a file of any format that latfix knows, recognized by its content.
+    """Recorded traffic from a file of any known format, recognized by its content.
 
-    Native JSON Lines, CSV and Parquet; Azure LLM inference, BurstGPT and Mooncake files as published; each of
-    them gzipped or not. Arrivals keep their full resolution in nanoseconds. Published arrivals become relative
-    to the first; native ``arrival_s`` is kept as it is. Rows out of order are sorted, equal ones in the file's
-    order.
+    Native JSON Lines, CSV and Parquet; Azure LLM inference, BurstGPT and Mooncake files as published; each
+    optionally gzipped. Arrivals keep their full resolution in nanoseconds. Published arrivals become relative
+    to the first; native ``arrival_s`` is kept. Rows out of order are sorted stably.
 
     :param mapping: features to derive, by name, as expressions over features.
     :param skip_bad_lines: leave malformed lines out and count them in ``metadata["skipped_lines"]``.
-    :raises InputError: the file or one of its lines is not what it should be; names file and line.
+    :raises InputError: the file or one of its lines is malformed; names file and line.
     """
     path = Path(path)
     parse_mapping(mapping or {})
@@ -43,7 +42,7 @@ def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_b
     if not table.lines:
         table.problems.raise_first()
         raise input_error(path, None, "no requests", "at least one")
-    sidecar, stale = _known_before(source)
+    sidecar, stale = _sidecar_of(source)
     fields = _read_fields(table, known, sidecar.kinds)
     if mapping:
         fields.features = map_columns(
@@ -57,12 +56,12 @@ def read_traffic(path: Path, *, mapping: Mapping[str, str] | None = None, skip_b
     fields = _without_bad_rows(table, fields, path)
     metadata = _metadata(source, table, fields, mapping or {}, sidecar)
     if stale:
-        metadata["sidecar"] = "left aside: the file has changed since it was written"
+        metadata["sidecar"] = "ignored: the file has changed since it was written"
     return _assemble(fields, metadata)
 
 
 def _format_of(table: RawTable, path: Path) -> PublishedFormat | None:
-    """The published format that the columns are of; ``None`` for the native one."""
+    """The published format with these columns; ``None`` for the native one."""
     columns = table.columns
     if "arrival_s" in columns:
         return None
@@ -115,8 +114,8 @@ def _make_relative(table: RawTable, fields: Fields) -> None:
         raise input_error(table.problems.file, line, span, f"traffic of at most {MAX_SECONDS:.0e} s")
 
 
-def _known_before(source: Source) -> tuple[Sidecar, bool]:
-    """What latfix wrote about this file when it wrote it, and whether that was left aside as stale."""
+def _sidecar_of(source: Source) -> tuple[Sidecar, bool]:
+    """What latfix recorded about this file when it wrote it, and True if that was ignored as stale."""
     if source.kind == "parquet":
         import pyarrow.parquet as pq
 

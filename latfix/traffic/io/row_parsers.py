@@ -1,4 +1,4 @@
-"""JSON Lines, CSV and Parquet as :class:`~latfix.traffic.io.raw_table.RawTable`, whatever the columns mean."""
+"""Parses JSON Lines, CSV and Parquet into :class:`~latfix.traffic.io.raw_table.RawTable`, for any columns."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from latfix.traffic.io.file_source import Source
 from latfix.traffic.io.raw_table import Problems, RawTable
 from latfix.traffic.value_parsers import EXACT_FLOAT_LIMIT, is_utf8
 
-#: More keys than this in one file are taken for data in the wrong place.
+#: A file with more keys than this is assumed to have data in place of keys.
 MAX_COLUMNS = 1000
-#: Keys whose numbers are read again as exact decimals where a float cannot hold their nanoseconds.
+#: Keys whose numbers are parsed as exact decimals if a float cannot hold their nanoseconds.
 EXACT_KEYS = ("arrival_s", "timestamp")
 
 _ONE_OBJECT = "one JSON object a line"
@@ -29,9 +29,9 @@ _CSV_LOCK = threading.Lock()
 
 
 def read_table(source: Source, *, skip_bad_lines: bool) -> RawTable:
-    """The rows of ``source`` as columns; rows that do not parse are in the table's problems.
+    """The rows of ``source`` as columns; rows that do not parse are recorded in the table's problems.
 
-    :raises InputError: a row does not parse and ``skip_bad_lines`` is false, or the file as a whole is bad.
+    :raises InputError: a row does not parse and ``skip_bad_lines`` is False, or the file as a whole is bad.
     """
     if source.kind == "parquet":
         return _read_parquet(source)
@@ -47,14 +47,14 @@ def _decode(source: Source, skip_bad_lines: bool) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         if skip_bad_lines:
-            return data.decode(errors="surrogateescape")  # each row is checked where it is read
+            return data.decode(errors="surrogateescape")  # each row is checked when it is parsed
         line = data.count(b"\n", 0, error.start) + 1
         byte = data[error.start]
         raise input_error(source.path, line, f"byte 0x{byte:02x}, which is not UTF-8", "UTF-8 text") from error
 
 
 def looks_like_json(text: str) -> bool:
-    """True if the first line begins an object or array, or most of the first lines do (the rest are bad)."""
+    """True if the first line starts an object or array, or most of the first lines do (the rest are bad)."""
     head = [line.strip() for line in text[:65536].split("\n", 40)[:40]]
     lines = [line for line in head if line]
     begun = sum(line.startswith("{") for line in lines)
@@ -67,7 +67,7 @@ def looks_like_json(text: str) -> bool:
 def _exact_decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
-    except InvalidOperation:  # an exponent beyond what Decimal holds; the float is 0.0
+    except InvalidOperation:  # an exponent beyond Decimal's range; the float is 0.0
         return Decimal(float(text))
 
 
@@ -97,7 +97,7 @@ def _read_jsonl(source: Source, text: str, skip_bad_lines: bool) -> RawTable:
 
 
 def _json_object(line: str, number: int, problems: Problems) -> dict[str, Any] | None:
-    """The object on ``line``; ``None`` for a blank line, and for a bad one, which is noted."""
+    """The object on ``line``; ``None`` for a blank line, and for a bad one, which is recorded."""
     stripped = line.strip(" \t\r")
     if not stripped:
         return None
@@ -132,7 +132,7 @@ def _json_object(line: str, number: int, problems: Problems) -> dict[str, Any] |
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    """Let cells be long: the csv module's limit of 128 KiB is the whole process's, and payloads exceed it."""
+    """Allow long cells: the csv module's process-wide limit is 128 KiB, which payloads exceed."""
     with _CSV_LOCK:
         before = csv.field_size_limit(_FIELD_LIMIT)
         try:
@@ -167,7 +167,7 @@ def _read_csv(source: Source, text: str, skip_bad_lines: bool) -> RawTable:
 
 
 def _csv_rows(text: str, problems: Problems) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows that are not blank with the line each begins on; ``None`` for one that does not parse."""
+    """Rows that are not blank, with their first line; ``None`` for one that does not parse."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     while True:
         start = reader.line_num + 1

@@ -1,4 +1,4 @@
-"""The schedule in a run's folder: traffic stored exactly as it is, and read back whole or in parts."""
+"""The schedule in a run's folder: traffic stored losslessly, and read back whole or in parts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SCHEDULE = "a schedule that latfix stored"
 
 
 def parquet_bytes(traffic: Traffic) -> bytes:
-    """The content of a native Parquet file of traffic."""
+    """Traffic as the content of a native Parquet file."""
     from latfix.files import arrow_arrays as arrow
 
     return _parquet(traffic, {"arrival_s": arrow.seconds(traffic.arrival_ns)}, "")
 
 
 def _parquet(traffic: Traffic, arrivals: Mapping[str, Any], prefix: str) -> bytes:
-    """The file: arrivals, the other fields of requests, and features under their names behind ``prefix``."""
+    """A Parquet file of arrivals, the other fields of requests, and features, whose names get ``prefix``."""
     from latfix.files import arrow_arrays as arrow
 
     payloads = [None if payload is None else json_text(payload) for payload in traffic.payloads]
@@ -52,7 +52,7 @@ def _parquet(traffic: Traffic, arrivals: Mapping[str, Any], prefix: str) -> byte
 
 
 def save_schedule(traffic: Traffic, path: Path) -> None:
-    """Store ``traffic`` exactly as it is, metadata included, for :func:`load_schedule`; without pandas.
+    """Store ``traffic`` losslessly, metadata included, for :func:`load_schedule`; without pandas.
 
     :raises InputError: the file cannot be written.
     """
@@ -64,7 +64,7 @@ def save_schedule(traffic: Traffic, path: Path) -> None:
 def load_schedule(path: Path) -> Traffic:
     """The traffic that :func:`save_schedule` stored: the same columns, types and metadata.
 
-    :raises InputError: the file is missing, damaged, or no schedule.
+    :raises InputError: the file is missing, damaged, or not a schedule.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -83,8 +83,8 @@ def load_schedule(path: Path) -> Traffic:
 class ScheduleFile:
     """A stored schedule, read in parts.
 
-    :param texts: whether features that are texts are read too.
-    :raises InputError: the file is missing, damaged, or no schedule.
+    :param texts: read text features, too.
+    :raises InputError: the file is missing, damaged, or not a schedule.
     """
 
     def __init__(self, path: Path, *, texts: bool = False) -> None:
@@ -137,7 +137,7 @@ def _traffic(table: Any, sidecar: Sidecar, names: Sequence[str], *, payloads: bo
 
 
 def _check(columns: Mapping[str, Any]) -> None:
-    """Validates the columns that are read from memory or as text.
+    """Validate the columns that are read from memory or as text.
 
     :raises ValueError: a column has another type, a null, or an arrival out of order.
     """
@@ -200,7 +200,7 @@ def _feature(column: Any, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
+    """Write a file atomically.
 
     :raises InputError: it cannot be written.
     """
@@ -212,19 +212,16 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sidecar_bytes(traffic: Traffic, sha256: str | None = None) -> bytes:
-    """What is known of traffic besides its rows, as JSON.
+    """Facts about traffic besides its rows, as JSON.
 
-    :raises InputError: its metadata holds what JSON cannot.
+    :raises InputError: its metadata holds values that JSON cannot.
     """
+    names = {"i": "int", "f": "float", "O": "text"}
+    kinds = {name: names[column.dtype.kind] for name, column in traffic.features.items()}
     try:
-        return Sidecar(kinds=_kinds(traffic), metadata=traffic.metadata, sha256=sha256).to_json().encode()
+        return Sidecar(kinds=kinds, metadata=traffic.metadata, sha256=sha256).to_json().encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"traffic: found metadata that JSON cannot hold ({error}); expected JSON values") from error
-
-
-def _kinds(traffic: Traffic) -> dict[str, str]:
-    names = {"i": "int", "f": "float", "O": "text"}
-    return {name: names[column.dtype.kind] for name, column in traffic.features.items()}
 
 
 def json_text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Writing traffic as JSON Lines, CSV or Parquet, exact to the nanosecond; a file is written whole or not at all."""
+"""Writes traffic as JSON Lines, CSV or Parquet, exact to the nanosecond and atomically."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def check_output(path: Path, source: Path | None = None) -> None:
-    """Validates that :func:`write_traffic` could write to ``path``, before any work is done.
+    """Validate that :func:`write_traffic` could write to ``path``, before any work is done.
 
-    :param source: what is read, which is not overwritten: it was recorded once.
+    :param source: the input, which must not be overwritten because it cannot be recorded again.
     :raises InputError: the suffix is unknown, the folder missing or not writable, or ``path`` a folder or ``source``.
     """
     if source is not None and path.exists() and source.exists() and path.samefile(source):
@@ -41,12 +41,12 @@ def check_output(path: Path, source: Path | None = None) -> None:
 
 
 def write_traffic(traffic: Traffic, path: Path) -> None:
-    """Write ``traffic`` in the native format that the suffix names: ``.jsonl``, ``.csv`` or ``.parquet``.
+    """Write ``traffic`` in the native format of the suffix: ``.jsonl``, ``.csv`` or ``.parquet``.
 
     Reading the file gives the same requests to the nanosecond. The metadata goes into the Parquet schema, or
-    into ``<file>.meta.json`` beside the others.
+    into ``<file>.meta.json`` next to other files.
 
-    :raises InputError: the file cannot be written, or a value cannot be held by the format.
+    :raises InputError: the file cannot be written, or the format cannot hold a value.
     """
     path = Path(path)
     check_output(path)
@@ -57,7 +57,7 @@ def write_traffic(traffic: Traffic, path: Path) -> None:
     text = "".join(_json_lines(traffic)) if suffix == ".jsonl" else _csv_text(traffic)
     data = _encoded(text, path)
     digest = hashlib.sha256(data).hexdigest()
-    sidecar = sidecar_bytes(traffic, digest)  # before the first write: one file without the other is no output
+    sidecar = sidecar_bytes(traffic, digest)  # before the first write, so that an error leaves no file
     write_file(path, data)
     write_file(sidecar_path(path), sidecar)
 
@@ -90,14 +90,14 @@ def _json_lines(traffic: Traffic) -> Iterator[str]:
                 row[name] = column[index]
         if traffic.payloads[index] is not None:
             row["payload"] = traffic.payloads[index]
-        # The number is written as text: a float would lose nanoseconds of long traffic.
+        # The number is written as text because a float would lose nanoseconds in long traffic.
         yield f'{{"arrival_s": {_seconds_text(arrival)}, {json_text(row)[1:]}\n'
 
 
 def _csv_text(traffic: Traffic) -> str:
     features = traffic.feature_values()
     for name in features:
-        if name != name.strip():  # readers of CSV, latfix among them, take blanks off a header's names
+        if name != name.strip():  # readers of CSV, including latfix, strip the header's names
             raise InputError(
                 f"csv: found feature name {shown(name)}; expected one that neither begins nor ends with a blank; "
                 "write .jsonl or .parquet instead, or rename the feature"
@@ -105,11 +105,11 @@ def _csv_text(traffic: Traffic) -> str:
     for name, column in [*features.items(), ("session", traffic.sessions)]:
         if "" in column:
             raise InputError(
-                f"csv: found an empty text in {name!r}; expected values that CSV can tell from absent ones; "
+                f"csv: found an empty text in {name!r}; expected values that CSV can distinguish from absent ones; "
                 "write .jsonl or .parquet instead"
             )
     stream = io.StringIO(newline="")
-    # RFC 4180 lines; with "\n" alone the csv module would leave a lone "\r" in a cell without quotes.
+    # RFC 4180 lines; with "\n" alone the csv module would leave a lone "\r" in a cell unquoted.
     writer = csv.writer(stream, lineterminator="\r\n")
     writer.writerow(["arrival_s", "id", "priority", "session", "deadline_ms", "payload", *features])
     for index, arrival in enumerate(traffic.arrival_ns.tolist()):

@@ -1,4 +1,4 @@
-"""Traffic read block by block has the shape of traffic read whole; what is odd is left to that."""
+"""Traffic read block by block has the shape of traffic read whole; unusual files are read whole."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_shape_is_the_same(tmp_path: Path, name: str, data: bytes) -> None:
     assert describe(found).to_json() == describe(read_traffic(path, mapping={"double": "tokens * 2"})).to_json()
 
 
-def test_what_was_done_to_it_is_told(tmp_path: Path) -> None:
+def test_transforms_are_recorded(tmp_path: Path) -> None:
     path, cut = tmp_path / "a.jsonl", tmp_path / "cut.jsonl"
     path.write_text(json_lines())
     write_traffic(limit(read_traffic(path), 60), cut)
@@ -91,12 +91,12 @@ def test_what_was_done_to_it_is_told(tmp_path: Path) -> None:
         "",
     ],
 )
-def test_what_is_odd_is_read_whole(tmp_path: Path, text: str) -> None:
+def test_unusual_files_are_read_whole(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd"
     path.write_text(text)
     assert read_in_blocks(path, mapping={}) is None
 
 
-def test_there_is_no_such_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert read_in_blocks(tmp_path / "none", mapping={}) is None
     assert read_in_blocks(tmp_path, mapping={}) is None

@@ -1,4 +1,4 @@
-"""Malformed traffic: one clear line that names the file and what to do, and never another exception."""
+"""Malformed traffic gives one clear line with the file and what to do, never another exception."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_bad_mapping_is_refused_in_one_line(tmp_path: Path, name: str) -> None
     assert good.features["more"].tolist() == [3.5, 3.5]
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_another_path_than_a_file_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "a directory", lambda: read_traffic(tmp_path))
     missing = tmp_path / "missing.jsonl"
     refused(missing, "no such file", lambda: read_traffic(missing))

@@ -1,4 +1,4 @@
-"""Reading: formats told by content, times exact, rows accounted for."""
+"""Reading: formats recognized by content, times exact, rows accounted for."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_azure_timestamps_are_exact(tmp_path: Path, second: str, nanoseconds: in
     assert traffic.arrival_ns.tolist() == [0, nanoseconds]
 
 
-def test_differing_utc_offsets_are_brought_together(tmp_path: Path) -> None:
+def test_differing_utc_offsets_are_reconciled(tmp_path: Path) -> None:
     rows = (
         "2024-05-10 00:00:00.009930+00:00,1,1\n"
         "2024-05-10 02:00:01.009930+02:00,2,2\n"
@@ -138,7 +138,7 @@ def test_native_csv_with_byte_order_mark_crlf_and_quoted_payload(tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["0.123456789", "12345678.000000001", "999999999.999999999", "1e-9", "2.5E2"])
 @pytest.mark.parametrize("form", ['{{"arrival_s": {0}}}', "arrival_s,a\n{0},1"])
-def test_native_arrivals_are_exact_and_stay_where_they_are(tmp_path: Path, text: str, form: str) -> None:
+def test_native_arrivals_are_exact_and_not_shifted(tmp_path: Path, text: str, form: str) -> None:
     from decimal import Decimal
 
     traffic = read_traffic(written(tmp_path, form.format(text)))
@@ -155,7 +155,7 @@ def test_native_parquet_of_other_programs(tmp_path: Path) -> None:
     assert traffic.request(1).payload == {"a": 1}
 
 
-def test_rows_out_of_order_are_sorted_stably_and_it_is_stated(tmp_path: Path) -> None:
+def test_rows_out_of_order_are_sorted_stably_and_reported(tmp_path: Path) -> None:
     rows = [(2, "a"), (1, "b"), (2, "c"), (1, "d")]
     lines = "".join(json.dumps({"arrival_s": at, "id": name}) + "\n" for at, name in rows)
     traffic = read_traffic(written(tmp_path, lines))
@@ -163,7 +163,7 @@ def test_rows_out_of_order_are_sorted_stably_and_it_is_stated(tmp_path: Path) ->
     assert traffic.metadata["out_of_order"] == 2
 
 
-def test_made_ids_do_not_meet_given_ones(tmp_path: Path) -> None:
+def test_generated_ids_do_not_collide_with_given_ones(tmp_path: Path) -> None:
     lines = '{"arrival_s": 0, "id": "r1"}\n{"arrival_s": 1}\n{"arrival_s": 2, "id": 7}\n'
     ids = read_traffic(written(tmp_path, lines)).ids
     assert ids[0] == "r1"

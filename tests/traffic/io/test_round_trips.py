@@ -67,7 +67,7 @@ def test_any_bytes(tmp_path: Path, content: bytes, skip: bool) -> None:
 
 @QUICK
 @given(head=st.sampled_from([b"PAR1", b"\x1f\x8b\x08", b"{", b"arrival_s\n"]), content=st.binary(max_size=80))
-def test_any_bytes_after_a_known_beginning(tmp_path: Path, head: bytes, content: bytes) -> None:
+def test_any_bytes_after_a_known_prefix(tmp_path: Path, head: bytes, content: bytes) -> None:
     sound_or_refused(tmp_path / "t", head + content, True)
 
 

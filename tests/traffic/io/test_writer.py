@@ -1,4 +1,4 @@
-"""Writing and reading back: exact, atomic, with what is known of the traffic's past."""
+"""Writing and reading back: exact, atomic, with the traffic's metadata."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_past_of_a_file_is_kept(tmp_path: Path, suffix: str) -> None:
     assert back.metadata["written_from"] == {"citation": "Someone, 2024"}
 
 
-def test_a_sidecar_of_other_content_is_left_aside(tmp_path: Path) -> None:
+def test_a_stale_sidecar_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write_traffic(small(), path)
     path.write_text('{"arrival_s": 5}\n')
