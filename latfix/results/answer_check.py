@@ -54,6 +54,7 @@ class AnswerCheck(Document):
     :param differing: those whose answers then differ beyond the bound.
     :param padded: requests differ in size, so that some of each batch are padded.
     :param example: the one that differs most.
+    :param repeated: requests that were answered alone twice; ``unrepeatable`` those whose answers then differ.
     """
 
     outputs: tuple[JudgedOutput, ...]
@@ -61,9 +62,11 @@ class AnswerCheck(Document):
     differing: int
     padded: bool = False
     example: OddAnswer | None = None
+    repeated: int = field(default=0, metadata=json_key(omit_empty=True))
+    unrepeatable: int = field(default=0, metadata=json_key(omit_empty=True))
 
     def faults(self) -> tuple[str, ...]:
-        """Faults of the unmodified service; none if the answer to a request does not depend on its batch."""
+        """Faults of the unmodified service; none if a request always gets the same answer, in any batch."""
         found = [] if self.example is None else [self._odd(self.example)]
         for output in self.outputs:
             if output.follows:
@@ -81,17 +84,25 @@ class AnswerCheck(Document):
         return f"Answers are compared as {kinds}." if kinds else ""
 
     def _odd(self, odd: OddAnswer) -> str:
-        bounds = {output.name: output.bound for output in self.outputs}
+        far = f"request {odd.request!r}, {_called(odd.output)}: {self._distance(odd)}, {odd.agreement:.0%} agree"
+        if self.unrepeatable:
+            return (
+                f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "
+                f"{count(self.repeated)} requests. It samples, or keeps state between requests. Answers cannot be "
+                "compared: fix the random seed, or give the workload an evaluate()."
+            )
         how = "a padded request" if self.padded else "a request in a batch"
         cure = "a mask, or batches of one length," if self.padded else "a model that treats requests independently"
-        far = "another shape or text"
-        if odd.deviation is not None:
-            far = f"deviation {significant(odd.deviation, 2)}, bound {significant(bounds.get(odd.output), 2)}"
         return (
-            f"This service answers {how} differently than the request alone: request {odd.request!r}, "
-            f"{_called(odd.output)}: {far}, {odd.agreement:.0%} agree; {count(self.differing)} of "
+            f"This service answers {how} differently than the request alone: {far}; {count(self.differing)} of "
             f"{count(self.compared)} requests. That is a fault of the unmodified service; {cure} would fix it."
         )
+
+    def _distance(self, odd: OddAnswer) -> str:
+        if odd.deviation is None:
+            return "another shape or text"
+        bound = next((output.bound for output in self.outputs if output.name == odd.output), None)
+        return f"deviation {significant(odd.deviation, 2)}, bound {significant(bound, 2)}"
 
 
 def _called(name: str) -> str:

@@ -37,21 +37,24 @@ def own_variation(
     threaded: Answers,
     rules: Mapping[str, OutputRule],
     shapes: Sequence[Shapes | None] = (),
+    repeated: Answers = (),
 ) -> OwnAnswers:
-    """Compare a service's answers in batches, and on another number of threads, with those to each request alone.
+    """Compare a service's answers in batches, on another number of threads, and repeated, with those to each request
+    alone.
 
     :param ids: of the requests.
     :param batched: answers to the first requests in the service's own batches; empty if it has none.
     :param threaded: answers to the first requests alone, on another number of threads.
     :param rules: declared in ``[outputs]``.
     :param shapes: of the inputs of the first requests.
+    :param repeated: answers to the first requests alone, a second time.
     :raises InputError: a rule names an output that no answer has.
     """
     first = yardstick_of(alone, rules, shapes)
     shared, apart = _compared(first, alone, batched), _compared(first, alone, threaded)
     yardstick = _with_variation(first, shared.values(), apart.values())
     shared = _compared(yardstick, alone, batched)
-    odd = {k: each for k, each in shared.items() if each.agreement < 1.0}
+    odd, unrepeatable = _odd(shared), _odd(_compared(yardstick, alone, repeated))
     agreements = np.ones(len(alone))
     agreements[list(shared)] = [each.agreement for each in shared.values()]
     known = {tuple(map(tuple, each)) for each in shapes if each is not None}
@@ -63,7 +66,9 @@ def own_variation(
             compared=len(shared),
             differing=len(odd),
             padded=len(known) > 1,
-            example=_example(ids, odd),
+            example=_example(ids, unrepeatable or odd),
+            repeated=len(repeated),
+            unrepeatable=len(unrepeatable),
         ),
     )
 
@@ -72,6 +77,10 @@ def _compared(yardstick: Yardstick, alone: Answers, other: Answers) -> dict[int,
     """By position of the request; requests that failed alone are left out."""
     pairs = enumerate(zip(alone, other, strict=False))
     return {k: compare(yardstick, one, two) for k, (one, two) in pairs if one is not None}
+
+
+def _odd(compared: Mapping[int, Compared]) -> dict[int, Compared]:
+    return {k: each for k, each in compared.items() if each.agreement < 1.0}
 
 
 def _with_variation(yardstick: Yardstick, shared: Iterable[Compared], apart: Iterable[Compared]) -> Yardstick:

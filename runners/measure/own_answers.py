@@ -27,6 +27,8 @@ _MOST_HELD = 0.15
 _SIZED = 64
 #: Requests that are repeated on another number of threads.
 _THREADED = 16
+#: Requests answered alone once more, to see whether answers repeat.
+_REPEATED = 4
 _ALONE: Mapping[str, Any] = {"max_batch_size": 1, "batching": "fixed", "batch_window_ms": 0.0}
 
 
@@ -67,6 +69,7 @@ def compare_own(
         _on_other_threads(service, answered[:_THREADED]),
         declared_outputs(service.folder, service.entry),
         [_shapes(service, request) for request in answered[:_SIZED]] if batches else [],
+        answers_alone(service, answered[:_REPEATED]),
     )
     return alone, replace(own, shared_s=shared_s)
 

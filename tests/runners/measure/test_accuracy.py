@@ -220,7 +220,9 @@ def test_a_service_whose_padding_leaks_is_reported_and_fixes_are_not_blamed(
 
     original = evaluate(padded(folder, 8), traffic(120), None, save=tmp_path / "r.npz")
     check = AnswerCheck.from_json(original.answers)
-    assert check.padded and check.differing > 12 and check.compared == 120
+    assert (
+        check.padded and check.differing > 12 and check.compared == 120 and check.unrepeatable == 0 < check.repeated
+    )
     assert original.score < 0.9 and original.kind == "agreement: scores"
     assert check.example is not None and f"request {check.example.request!r}" in check.faults()[0]
     slow = padded(folder, 8)
@@ -237,6 +239,33 @@ def test_a_service_whose_padding_leaks_is_reported_and_fixes_are_not_blamed(
     assert cured and single.score == 1.0 and single.same
     kept, other = judged(padded(trained_otherwise, 8))
     assert not kept and other.agreement is not None and other.agreement < 0.5
+
+
+SAMPLES = """
+import torch
+from latfix import Workload
+
+class Samples(Workload):
+    def load(self, device):
+        model = torch.nn.Module()
+        model.forward = lambda x: torch.multinomial(torch.softmax(x, -1), 8, replacement=True)
+        return model
+
+    def prepare(self, request):
+        return torch.zeros(100)
+"""
+
+
+def test_a_service_that_samples_its_answers_is_reported(tmp_path: Path, write_workload: WriteWorkload) -> None:
+    service = Service(
+        write_workload(tmp_path / "w", adapter=SAMPLES),
+        "adapter:Samples",
+        RunnerSettings(device="cpu", max_batch_size=4),
+    )
+    service.load()
+    check = AnswerCheck.from_json(evaluate(service, traffic(40), None, save=tmp_path / "r.npz").answers)
+    assert check.repeated == check.unrepeatable == 4
+    assert check.faults()[0].startswith("This service answers the same request differently each time")
 
 
 EMBEDS = """
