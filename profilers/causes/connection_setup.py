@@ -1,20 +1,11 @@
-"""``network.connect``: a connection had to be opened for the request, with all that TCP and TLS exchange for it."""
+"""``network.connect``: a connection was opened for the request, including TCP and TLS handshakes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    no_claim,
-    own_and_behind,
-    typical_and_p99,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -24,14 +15,16 @@ def _connecting(evidence: Evidence) -> Ints:
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
-    asked = np.minimum(_connecting(evidence), left.blocked("prepare"))
-    return Claim(units={"prepare": Parts(blocked=asked)}, disturbance=False)
+    connecting = np.minimum(_connecting(evidence), left.blocked("prepare"))
+    return Claim(units={"prepare": Parts(blocked=connecting)}, disturbance=False)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     fresh = evidence.ok & (evidence.rows["new_connection"] > 0)
-    took = typical_and_p99(_connecting(evidence)[fresh]) if fresh.any() else "no time"
-    return f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}; {own_and_behind(figures)}."
+    took = median_and_p99(_connecting(evidence)[fresh]) if fresh.any() else "no time"
+    return (
+        f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}; {own_and_propagated(figures)}."
+    )
 
 
-CAUSE = Cause(id="network.connect", fixes=(), claim=no_claim, sentence=_sentence, outside=_outside)
+CAUSE = Cause(id="network.connect", sentence=_sentence, outside=_outside)

@@ -1,4 +1,4 @@
-"""``service.lock``: requests of a service behind an address that waited for a lock which another of them held."""
+"""``service.lock``: requests to a service behind an address that waited for a lock that another request held."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ from functools import partial
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.causes.cause import (
-    Cause,
-    Claim,
-    Left,
-    Parts,
-    TailFigures,
-    no_claim,
-    own_and_behind,
-    typical_and_p99,
-)
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.outside.lock_waits import LockWaits
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
 
 def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Claim:
-    """What requests waited beyond the median, at most what their place of service took too long."""
+    """Waits of requests beyond the median, limited to the excess of their service time."""
     chosen = waited[evidence.ok]
     usual = evidence.norms.of(f"waits.{name}", partial(whole_median, chosen))
     member = evidence.batches["batch_id"]
@@ -45,9 +36,9 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     waits = _waits(evidence)
     where = f", up to {waits.at_one} of them at one address" if waits.at_one > 1 else ""
     return (
-        f"threads of the service waited for a lock while other requests were there{where}, and {waits.holder}; "
-        f"a request waited {typical_and_p99(waits.lock[evidence.ok])}; {own_and_behind(figures)}."
+        f"threads of the service waited for a lock while other requests were there{where}; {waits.holder}; a request "
+        f"waited {median_and_p99(waits.lock[evidence.ok])}; {own_and_propagated(figures)}."
     )
 
 
-CAUSE = Cause(id="service.lock", fixes=(), claim=no_claim, sentence=_sentence, outside=_outside)
+CAUSE = Cause(id="service.lock", sentence=_sentence, outside=_outside)

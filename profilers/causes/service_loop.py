@@ -1,11 +1,11 @@
-"""``service.loop``: a call held the event loop of a service behind an address, and nobody was answered meanwhile."""
+"""``service.loop``: a call blocked the event loop of a service behind an address, which answered no request."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from latfix.formatting import from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, no_claim, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -26,12 +26,12 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     if evidence.locks is None or not len(held := evidence.locks.held):
-        return f"{own_and_behind(figures)}."
+        return f"{own_and_propagated(figures)}."
     longest = from_ns(int((held.end - held.start).max()))
     return (
-        f"{len(held)} times nobody was answered, at most for {longest}, while the service's event loop did not wait "
-        f"for events, and {evidence.locks.caller}; {own_and_behind(figures)}."
+        f"{len(held)} times the service answered no request, for up to {longest}, because its event loop did not "
+        f"return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
     )
 
 
-CAUSE = Cause(id="service.loop", fixes=(), claim=no_claim, sentence=_sentence, outside=_outside)
+CAUSE = Cause(id="service.loop", sentence=_sentence, outside=_outside)

@@ -1,8 +1,8 @@
-"""``batching.padding``: computed on padding."""
+"""``batching.padding``: time computed on padding."""
 
 from __future__ import annotations
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_propagated
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.units import Evidence, spread
 from latfix.queueing.length_buckets import padding_share
@@ -16,7 +16,7 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     share = padding_share(evidence.batches)
-    return f"{100 * share:.0f} % of what was computed on was padding; {own_and_behind(figures)}."
+    return f"{100 * share:.0f} % of the computed elements were padding; {own_and_propagated(figures)}."
 
 
 CAUSE = Cause(

@@ -1,9 +1,9 @@
-"""``batching.window``: waited for the batch timer while the worker was free."""
+"""``batching.window``: waits for the batch timer while the worker was free."""
 
 from __future__ import annotations
 
 from latfix.formatting import from_ns
-from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -14,8 +14,8 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     waited = evidence.window[evidence.ok]
     return (
-        f"the batch timer is {from_ns(evidence.setup.window_ns)}; with the worker free, requests waited "
-        f"{typical_and_p99(waited)} for more to join; {own_and_behind(figures)}."
+        f"the batch timer is {from_ns(evidence.setup.window_ns)}; with a free worker, requests waited "
+        f"{median_and_p99(waited)} for more requests to fill the batch; {own_and_propagated(figures)}."
     )
 
 

@@ -1,11 +1,11 @@
-"""``dispatch.launch``: the device was done with what it had, and the host had not issued the next operator yet."""
+"""``dispatch.launch``: the device was idle because the host had not issued the next operator yet."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
 from latfix.profilers.evidence.device_idle import idle_ns, unusual_idle_ns
 from latfix.profilers.evidence.units import Evidence
 
@@ -21,12 +21,12 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     profile, idle = evidence.setup.device_profile, idle_ns(evidence)
-    assert profile is not None and idle is not None, "it claims nothing without a profile"
+    assert profile is not None and idle is not None, "the cause claims nothing without a profile"
     usual = idle[evidence.quiet_batch]
     return (
-        f"{profile.launches:.0f} operators of a batch are issued one by one, and the device waited "
-        f"{from_ns(np.median(usual)) if len(usual) else 'an unknown time'} for them in a typical one; at most "
-        f"{milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
+        f"{profile.launches:.0f} operators of a batch are issued one by one, and the device waits for them for "
+        f"{from_ns(np.median(usual)) if len(usual) else 'an unknown time'} in a typical batch; "
+        f"{parts_and_largest(figures)}."
     )
 
 

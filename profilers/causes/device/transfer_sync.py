@@ -1,11 +1,10 @@
-"""``transfer.sync``: the device stood idle because the host had waited for it: ``.item()``, a copy in the middle."""
+"""``transfer.sync``: the device was idle after the host had waited for it: ``.item()``, a copy within the model."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
 from latfix.profilers.evidence.device_idle import unusual_idle_ns
 from latfix.profilers.evidence.units import Evidence
 
@@ -20,19 +19,17 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     profile = evidence.setup.device_profile
-    assert profile is not None, "it claims nothing without a profile"
+    assert profile is not None, "the cause claims nothing without a profile"
     where = evidence.setup.device_waits
     at = f", at {', '.join(where)}" if where else ""
     return (
-        f"the host waited for the device {profile.waits:.0f} times within a batch's compute{at}, and the device for "
-        f"the host after each; at most {milliseconds(figures.largest_ms)} of one request, and "
-        f"{own_and_behind(figures)}."
+        f"the host waited for the device {profile.waits:.0f} times within a batch's compute{at}, and after each wait "
+        f"the device waited for the host; {parts_and_largest(figures)}."
     )
 
 
 CAUSE = Cause(
     id="transfer.sync",
-    fixes=(),
     claim=_claim,
     sentence=_sentence,
 )

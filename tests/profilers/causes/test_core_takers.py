@@ -16,7 +16,7 @@ from latfix.profilers.causes.host.core_takers import (
     Taker,
     core_takers,
     disturbance,
-    takers_words,
+    describe_takers,
 )
 from latfix.profilers.diagnose import diagnose
 from latfix.run_record.run_record import RunRecord
@@ -72,7 +72,7 @@ def test_the_hog_counts_by_when_it_mattered() -> None:
     at = np.array([int(2.5 * S)])
     then = core_takers(samples(HOG), at, np.array([1]))
     assert by_name(then) == {"stress (process 77)": 1.2, WORKERS: 0.5, OPERATORS: 0.1}
-    assert takers_words(then, but=(WORKERS,)) == "stress (process 77), 1.2 cores"
+    assert describe_takers(then, but=(WORKERS,)) == "stress (process 77), 1.2 cores"
 
 
 def test_many_of_one_name_are_one() -> None:
@@ -86,9 +86,9 @@ def test_who_is_not_seen() -> None:
     stolen = [*busy, *counter("host.steal_ns", 1.0, 1.0)]
     assert by_name(core_takers(samples(stolen))) == {STOLEN: 1.0, UNSEEN: 0.4}
     nobody = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("process.cpu_ns", 0.01, 0.01)]))
-    assert takers_words(nobody) == ""
+    assert describe_takers(nobody) == ""
     little = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("thread.native.cpu_ns", 0.01, 0.01)]))
-    assert takers_words(little) == "no process that can be seen from here"
+    assert describe_takers(little) == "no process that is visible from here"
     assert core_takers(samples(counter("host.cpu_busy_ns", 2, 2))) == (), "nobody watched"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.device_idle import DeviceProfile, asking_ns, idle_ns
+from latfix.profilers.evidence.device_idle import DeviceProfile, issue_wait_ns, idle_ns
 from latfix.profilers.evidence.units import gather
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
@@ -98,7 +98,7 @@ def test_an_answer_that_was_asked_for_while_the_device_computed_cost_nothing(sim
     nothing = np.zeros_like(record.batches["batch_id"])
     for lead, expected in ((3 * _MS, 0), (_MS // 2, 3 * _MS // 2)):
         known = {**asking, "pageable_bytes": nothing, "lead_ns": nothing + lead}
-        took = asking_ns(gather(replace(record, batches={**record.batches, **known})), "out")
+        took = issue_wait_ns(gather(replace(record, batches={**record.batches, **known})), "out")
         assert (took == expected).all()
 
 

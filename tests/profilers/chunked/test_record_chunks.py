@@ -10,7 +10,7 @@ import pytest
 from latfix.arrays import Ints
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
-from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, joined, not_idle
+from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, joined, before_first_idle
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.run_record import RunRecord
 
@@ -55,12 +55,12 @@ def test_a_service_that_is_never_idle_is_cut_between_batches(at_once: int) -> No
 def test_requests_before_the_first_idle_moment(simulate: Callable[..., RunRecord]) -> None:
     record = simulate(n=50, arrivals_ms=np.arange(50) * 20.0)
     end = record.requests["arrival_ns"] + record.requests["latency_ns"]
-    assert not not_idle(Chunk(first=0, last=50, reach_ns=0, busy=False), record).any()
+    assert not before_first_idle(Chunk(first=0, last=50, reach_ns=0, busy=False), record).any()
     late = int(record.requests["arrival_ns"][20]) - 1
-    held = not_idle(Chunk(first=0, last=50, reach_ns=late, busy=True), record)
+    held = before_first_idle(Chunk(first=0, last=50, reach_ns=late, busy=True), record)
     assert held[:20].all()
     assert not held[20:].any()
-    never = not_idle(Chunk(first=0, last=50, reach_ns=int(end.max()) + 1, busy=True), record)
+    never = before_first_idle(Chunk(first=0, last=50, reach_ns=int(end.max()) + 1, busy=True), record)
     assert never.all()
 
 

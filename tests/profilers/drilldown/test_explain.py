@@ -17,7 +17,7 @@ from latfix.errors import InputError
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.drilldown.explain import tell
 from latfix.profilers.drilldown.selection import check_ids, check_slowest, choose_ids, choose_slowest, nearest
-from latfix.profilers.drilldown.wait_chain import TOLD
+from latfix.profilers.drilldown.wait_chain import MOST_LISTED
 from latfix.results.request_explanation import Holder, Others, Story, Wait
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE
@@ -264,7 +264,7 @@ def test_every_story_adds_up(data: st.DataObject) -> None:
             assert not stage.parts or sum(ns for _, ns in stage.parts) == stage.duration_ns
             assert all(ns > 0 for _, ns in stage.parts)
         for wait in story.waits:
-            assert len(wait.holders) <= TOLD
+            assert len(wait.holders) <= MOST_LISTED
             starts = [holder.at_ns for holder in wait.holders]
             assert starts == sorted(starts)
             parts: list[Holder | Others] = [*wait.holders, *([wait.others] if wait.others else [])]
@@ -282,9 +282,9 @@ def test_many_holders_are_put_together_and_nothing_is_lost() -> None:
     record = Line(arrivals=paced(n, 1.0), gc={5: 300.0}).record()
     (story,) = told(record, "r70")
     wait = queue_of(story)
-    assert len(wait.holders) == TOLD
+    assert len(wait.holders) == MOST_LISTED
     assert wait.others is not None
-    assert wait.others.count == 70 - TOLD
+    assert wait.others.count == 70 - MOST_LISTED
     assert "5" in by_label(wait)
     assert sum(holder.within_ns for holder in wait.holders) + wait.others.within_ns == wait.duration_ns
 
