@@ -140,10 +140,7 @@ FASTER_MODEL = (
 def own_and_propagated(figures: TailFigures) -> str:
     """The clause on the two parts of a cause in the tail."""
     own, propagated = milliseconds(figures.own_ms), milliseconds(figures.propagated_ms)
-    return (
-        f"on average a slow request lost {own} on its own path and {propagated} waiting behind others, in a queue or "
-        "at a lock"
-    )
+    return f"in the average slow request, {own} is its own and {propagated} is waiting behind others (queue or lock)"
 
 
 def parts_and_largest(figures: TailFigures) -> str:

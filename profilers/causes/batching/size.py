@@ -44,8 +44,8 @@ def _shared(evidence: Evidence) -> Floats:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     size = evidence.of_batch(evidence.batches["size"])[evidence.ok]
     return (
-        f"the median request was in a batch of {np.median(size):.0f}, the largest batch had {size.max()}; compared "
-        f"with a typical batch, {own_and_propagated(figures)}."
+        f"the median request was in a batch of {np.median(size):.0f}, the largest batch had {size.max()}; beyond a "
+        f"typical batch, {own_and_propagated(figures)}."
     )
 
 

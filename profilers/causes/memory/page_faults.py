@@ -71,7 +71,7 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     price = f"{fault_price_ns(evidence, 'compute'):.0f} ns"
     how = f"calibrated here{_interval(evidence)}" if evidence.setup.calibrated else "not calibrated"
     return (
-        f"the median request had {median} minor page faults and p99 was {high}, at {price} each in compute ({how}); "
+        f"requests had {median} (median) and {high} (p99) minor page faults, at {price} each in compute ({how}); "
         f"{own_and_propagated(figures)}."
     )
 

@@ -127,8 +127,8 @@ def test_what_lost_requests_waited_for_is_told_as_part_of_their_wait() -> None:
         waited_for_ms={"work": 18.0, "hang": 2.0},
     )
     assert Loss(every=(losses,)).words == (
-        "10 of 100 requests (10.0 %) did not end ok: 10 timed out after 1.00 ms, in queue, "
-        "90 % of the wait for ordinary work ahead of them"
+        "10 of 100 requests (10.0 %) did not end ok: 10 timed out after 1.00 ms, in queue; "
+        "90 % of their wait was for ordinary work ahead of them"
     )
     spread = replace(losses, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
-    assert "of the wait" not in Loss(every=(spread,)).words
+    assert "of their wait" not in Loss(every=(spread,)).words

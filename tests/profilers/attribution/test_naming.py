@@ -21,7 +21,7 @@ def test_chance_is_no_burst(simulate: Simulate) -> None:
     # GIVEN independent callers at a third of capacity
     verdicts = [diagnose(simulate(n=400, rate=32, seed=seed), bootstrap=60).verdict for seed in range(20)]
     assert verdicts.count("steady") >= 19
-    assert "callers at this load make each other wait by chance" in diagnose(simulate(n=400, rate=32)).sentence
+    assert "callers at this load cause each other by chance" in diagnose(simulate(n=400, rate=32)).sentence
 
 
 def test_bursts_are_named_beside_chance(simulate: Simulate) -> None:

@@ -101,7 +101,7 @@ def test_what_no_reading_of_the_clock_met_its_counters_have_seen(
     own, found = _own_ms(record, "gpu.clocks"), _causes(record)
     assert np.median(own[_HIT]) == pytest.approx(owed_ms, rel=0.1) and np.median(np.delete(own, _HIT)) == 0
     if owed_ms:
-        assert "by NVML's counters for up to 80.0 % of a second" in found["gpu.clocks"].evidence
+        assert "for up to 80.0 % of a second by NVML's counters" in found["gpu.clocks"].evidence
 
 
 def _busy(others: float, device: str = "") -> Mapping[str, Reading]:
@@ -155,7 +155,7 @@ def test_retries_beside_free_pieces_are_fragmentation(stalled: RunRecord) -> Non
     cause = _causes(record)["memory.fragmentation"]
     assert cause.named and np.median(_own_ms(record, "memory.fragmentation")[_HIT[::3]]) == pytest.approx(60, rel=0.1)
     assert cause.evidence_class == "modelled", "calls are counted, their prices guessed"
-    assert "gave cached memory back" in cause.evidence and "1.91e+03 MiB lay free" in cause.evidence
+    assert "freed cached memory" in cause.evidence and "1.91e+03 MiB were free" in cause.evidence
 
 
 def test_calls_of_the_device_without_pieces_are_the_allocators(stalled: RunRecord) -> None:
@@ -220,7 +220,7 @@ def test_each_batch_has_its_own_retries(stalled: RunRecord) -> None:
     assert np.median(own[retried]) == pytest.approx(60, rel=0.1)
     assert np.count_nonzero(np.delete(own, retried)) == 0
     evidence = _causes(record)["memory.fragmentation"].evidence
-    assert f"gave cached memory back {len(retried)} times" in evidence and "1.02e+03 MiB lay free" in evidence
+    assert f"freed cached memory {len(retried)} times" in evidence and "1.02e+03 MiB were free" in evidence
 
 
 def test_batches_count_where_both_are_there(stalled: RunRecord) -> None:
@@ -267,9 +267,9 @@ def test_calls_that_cost_as_much_own_it_without_doubt(simulate: Simulate) -> Non
     unsure = _causes(_priced(record, malloc=10e6 / 6))["memory.fragmentation"]
     assert sure.named and sure.tail_ms == pytest.approx(unsure.tail_ms, rel=0.1)
     assert unsure.ci95_ms[0] < sure.ci95_ms[0] - 5
-    assert "at what they cost on the idle device" in sure.evidence
+    assert "at their cost on the idle device" in sure.evidence
     pages = _with_batches(_paged(apart), {k: {"device_allocs": 60} for k in hit})
-    assert "usually cost, which was not measured" in _causes(pages)["memory.allocator"].evidence
+    assert "the usual cost of such calls, which was not measured" in _causes(pages)["memory.allocator"].evidence
 
 
 def test_pages_without_a_price_own_what_is_usual(stalled: RunRecord) -> None:

@@ -75,7 +75,7 @@ def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
     own = _own_ms(record, "transfer.copy")
     assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
     assert abs(np.median(np.delete(own, _HIT))) < 0.1
-    assert "100 % of the bytes in memory that is not pinned" in found["transfer.copy"].evidence
+    assert "100 % of the bytes are in memory that is not pinned" in found["transfer.copy"].evidence
     beside_others_of_its_size = replace(record, meta=replace(record.meta, calibration={}))
     assert np.median(_own_ms(beside_others_of_its_size, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 

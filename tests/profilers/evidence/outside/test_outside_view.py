@@ -196,7 +196,7 @@ def test_a_standstill_of_all_is_nobody_s_dependency() -> None:
     idle = np.maximum(end - at - ordinary, 0)
     found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, idle)))
     assert largest(found) == "unexplained"
-    assert "answered nobody" in next(one.evidence for one in found.causes if one.cause == "unexplained")
+    assert "answered no request" in next(one.evidence for one in found.causes if one.cause == "unexplained")
 
 
 def streams(prefills: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, Columns]:
