@@ -136,14 +136,12 @@ class CudaCalls:
         self._runtime.cudaSetDevice(self._before.value)
 
     def free_bytes(self) -> int:
-        """:meth:`DeviceCalls.free_bytes`."""
         left, total = ctypes.c_size_t(), ctypes.c_size_t()
         if self._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(total)):
             return 0
         return left.value
 
     def malloc(self, size: int) -> int:
-        """:meth:`DeviceCalls.malloc`."""
         address = ctypes.c_void_p()
         if self._runtime.cudaMalloc(ctypes.byref(address), size):
             self._runtime.cudaGetLastError()  # otherwise torch's next call would raise it
@@ -151,11 +149,9 @@ class CudaCalls:
         return address.value or 0
 
     def free(self, address: int) -> None:
-        """:meth:`DeviceCalls.free`."""
         self._runtime.cudaFree(ctypes.c_void_p(address))
 
     def synchronize(self) -> None:
-        """:meth:`DeviceCalls.synchronize`."""
         self._runtime.cudaDeviceSynchronize()
 
 
@@ -211,7 +207,6 @@ class CudaPages(CudaCalls):
 
     @classmethod
     def open(cls, device: str) -> CudaPages | None:
-        """:meth:`CudaCalls.open`."""
         plain = CudaCalls.open(device)
         if plain is None:
             return None
@@ -237,7 +232,6 @@ class CudaPages(CudaCalls):
         super().__exit__()
 
     def malloc(self, size: int) -> int:
-        """:meth:`DeviceCalls.malloc`."""
         if not self._range:
             return 0
         there = _Location(_ON_DEVICE, self._device)

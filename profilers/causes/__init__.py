@@ -8,8 +8,7 @@ from latfix.profilers.causes import (
     external_dependency,
     input_size,
     observer,
-    service_lock,
-    service_loop,
+    service_waits,
     traffic,
     unexplained,
 )
@@ -19,7 +18,7 @@ from latfix.profilers.causes.batching import window as batching_window
 from latfix.profilers.causes.cause import Cause
 from latfix.profilers.causes.cold import compile as cold_compile
 from latfix.profilers.causes.cold import start as cold_start
-from latfix.profilers.causes.device import dispatch_launch, gpu_clocks, gpu_contention, transfer_copy, transfer_sync
+from latfix.profilers.causes.device import gpu_clocks, gpu_contention, idle_device, transfer_copy
 from latfix.profilers.causes.drift import drift_causes
 from latfix.profilers.causes.host import contention as host_contention
 from latfix.profilers.causes.host import slowdown as host_slowdown
@@ -38,8 +37,8 @@ CAUSES: tuple[Cause, ...] = (
     host_contention.CAUSE,
     cold_start.CAUSE,
     python_gil.CAUSE,  # counts times prices; before external.dependency, which claims all other blocked time
-    service_loop.CAUSE,  # a service behind an address: waits of its threads
-    service_lock.CAUSE,
+    service_waits.LOOP,  # a service behind an address: waits of its threads
+    service_waits.LOCK,
     external_dependency.CAUSE,
     connection_setup.CAUSE,
     memory_fragmentation.CAUSE,  # faults on memory of a growing heap, then all other faults
@@ -47,8 +46,8 @@ CAUSES: tuple[Cause, ...] = (
     page_faults.CAUSE,
     observer.CAUSE,  # known intervals; before waits of the device for its host
     transfer_copy.CAUSE,  # on a device's own clock: copies, then waits of device and host for each other
-    transfer_sync.CAUSE,
-    dispatch_launch.CAUSE,
+    idle_device.SYNC,
+    idle_device.LAUNCH,
     gpu_contention.CAUSE,  # slower on the device: other processes, then its clock
     gpu_clocks.CAUSE,
     denormals.CAUSE,  # a flag of the processor

@@ -6,10 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from latfix.arrays import Ints
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside.outside_view import Counter, divided
+from latfix.profilers.evidence.outside.outside_view import Counter
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -63,7 +62,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     """
     units = {}
     for name in ("compute", "finish"):
-        unit, idle = evidence.units[name], _idle(evidence, name)
+        unit, idle = evidence.units[name], evidence.process_idle(name)
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
         usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
         units[name] = Parts(cpu=np.minimum(np.maximum(idle - still - usual, 0), left.cpu_excess(name)))
@@ -71,16 +70,11 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    idle = (_idle(evidence, "finish") + evidence.of_batch(_idle(evidence, "compute")))[evidence.ok]
+    idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
         f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it waited "
         f"for something outside; {own_and_propagated(figures)}."
     )
-
-
-def _idle(evidence: Evidence, name: str) -> Ints:
-    unit = evidence.units[name]
-    return divided(evidence.samples, unit.start, unit.end)[1]
 
 
 CAUSE = Cause(

@@ -34,10 +34,4 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     return f"latfix sent requests {median_and_p99(lag)} late; {own_and_propagated(figures)}."
 
 
-CAUSE = Cause(
-    id="observer",
-    claim=_claim,
-    sentence=_sentence,
-    outside=_claim,
-    outside_sentence=_outside_sentence,
-)
+CAUSE = Cause(id="observer", claim=_claim, sentence=_sentence, outside=_claim, outside_sentence=_outside_sentence)

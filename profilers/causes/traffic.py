@@ -20,8 +20,8 @@ def _burst(evidence: Evidence, figures: TailFigures) -> str:
 
 def _overload(evidence: Evidence, figures: TailFigures) -> str:
     return (
-        f"{_waits(figures)}: the load stayed at or above the capacity ({evidence.setup.capacity_text}), and the backlog "
-        "kept growing."
+        f"{_waits(figures)}: the load stayed at or above the capacity ({evidence.setup.capacity_text}), and the "
+        "backlog kept growing."
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside.outside_view import CPU, Counter, divided
+from latfix.profilers.evidence.outside.outside_view import CPU, Counter
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -29,11 +29,7 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
         else ""
     )
     watched = Counter.of(evidence.samples, CPU).known
-    in_compute, in_finish = (
-        divided(evidence.samples, evidence.units[name].start, evidence.units[name].end)[1]
-        for name in ("compute", "finish")
-    )
-    idle = (evidence.of_batch(in_compute) + in_finish)[ok]
+    idle = (evidence.of_batch(evidence.process_idle("compute")) + evidence.process_idle("finish"))[ok]
     inside = (
         f"while a request was there, the service's process was idle for {median_and_p99(idle)}"
         if watched
@@ -42,8 +38,4 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     return f"{stood}{inside}; {own_and_propagated(figures)}."
 
 
-CAUSE = Cause(
-    id="unexplained",
-    sentence=_sentence,
-    outside_sentence=_outside_sentence,
-)
+CAUSE = Cause(id="unexplained", sentence=_sentence, outside_sentence=_outside_sentence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -277,34 +277,25 @@ def _mostly_waits(baselines: Baselines, tail_ns: float) -> bool:
     return bool(evidence.stage_ns("queue")[evidence.ok][slow].mean() >= _WAITS * excess_ns)
 
 
-@dataclass(slots=True)
 class BlockTotals:
     """Sums over blocks of neighboring requests, bands of latency and slots of time.
 
     The last block has the requests that a cause of :data:`ONCE` touched, which are in every resample.
     """
 
-    layout: BlockLayout
-    listed: list[Ledger] = field(default_factory=list)
-    band_counts: Ints = field(init=False)
-    band_entries: Floats = field(init=False)
-    band_spread: Floats = field(init=False)
-    latency: Floats = field(init=False)
-    requests: Ints = field(init=False)
-    largest: Ints = field(init=False)
-    beyond: Ints = field(init=False)
-    moment_own: Floats = field(init=False)
-    moment_requests: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        bands, blocks, moments = len(self.layout.bands_ns) + 1, self.layout.blocks, len(self.layout.moments_ns) - 1
-        self.band_counts = np.zeros((blocks + 1, bands), np.int64)
-        self.band_entries = np.zeros((_ENTRIES, blocks + 1, bands))
-        self.band_spread = np.zeros((_ENTRIES, bands))
-        self.latency = np.zeros(blocks)
-        self.requests, self.largest = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
-        self.beyond = np.zeros((len(self.layout.limits_ns), blocks), np.int64)
-        self.moment_own, self.moment_requests = np.zeros((_ENTRIES, moments)), np.zeros(moments, np.int64)
+    def __init__(self, layout: BlockLayout) -> None:
+        bands, blocks, moments = len(layout.bands_ns) + 1, layout.blocks, len(layout.moments_ns) - 1
+        self.layout = layout
+        self.listed: list[Ledger] = []
+        self.band_counts: Ints = np.zeros((blocks + 1, bands), np.int64)
+        self.band_entries: Floats = np.zeros((_ENTRIES, blocks + 1, bands))
+        self.band_spread: Floats = np.zeros((_ENTRIES, bands))
+        self.latency: Floats = np.zeros(blocks)
+        self.requests: Ints = np.zeros(blocks, np.int64)
+        self.largest: Ints = np.zeros(blocks, np.int64)
+        self.beyond: Ints = np.zeros((len(layout.limits_ns), blocks), np.int64)
+        self.moment_own: Floats = np.zeros((_ENTRIES, moments))
+        self.moment_requests: Ints = np.zeros(moments, np.int64)
 
     def add(self, chunk: ChunkLedger, entries: Ints, present: Ints) -> None:
         """Add a chunk's requests.

@@ -108,7 +108,8 @@ def expect_work(
         lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
     )
     model = models["compute"]
-    by_itself = _alone_design(members.attributes)
+    one, attributes = np.ones(len(members.attributes)), members.attributes
+    by_itself = _batch_design(one, attributes[:, 0], attributes[:, 0], attributes[:, 1] ** 2, attributes, attributes)
     typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
     if fitted_here:  # each row by the fit that did not see it
         folds = {unit: models[unit].fold for unit in designs}
@@ -144,8 +145,10 @@ def work_designs(
     if norms.of("padded_length_tells", lambda: _is_padded_length(longest, collated)):
         padded_top[:, 1] = np.maximum(longest, collated)
     request = _request_design(members.attributes)
-    padded = _padded_design(batches, size, total, padded_top)
-    real = _unpadded_design(members, size, total, largest)
+    elements, lengths = np.maximum(padded_elements(batches), total[:, 0]), padded_top[:, 1]
+    padded = _batch_design(size, total[:, 0], elements, size * lengths**2, size[:, None] * padded_top, padded_top)
+    squares = members.total(members.attributes[:, 1] ** 2)
+    real = _batch_design(size, total[:, 0], total[:, 0], squares, total, largest)
     return {"prepare": request, "finish": request, "compute": padded}, real
 
 
@@ -173,12 +176,17 @@ def _request_design(attributes: Floats) -> Floats:
     return np.column_stack([one, attributes, attributes[:, 1] ** 2, np.sqrt(attributes[:, 0])])
 
 
-def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
-    elements = np.maximum(padded_elements(batches), total[:, 0])
-    columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
-    for k in range(2, top.shape[1]):
-        columns += [size * top[:, k], top[:, k]]
-    return np.column_stack([*columns, *_slower(total[:, 0], elements, top[:, 1], size * top[:, 1])])
+def _batch_design(size: Floats, real: Floats, elements: Floats, squares: Floats, sums: Floats, top: Floats) -> Floats:
+    """The design of batches.
+
+    :param real: elements of the members; ``elements`` those computed.
+    :param squares: sums of the squared lengths; ``sums`` ``(m, g)`` sums of the attributes, as far as computed.
+    :param top: ``(m, g)`` maximum of each attribute.
+    """
+    lengths, longest = sums[:, 1], top[:, 1]
+    features = np.stack([sums[:, 2:], top[:, 2:]], axis=2).reshape(len(size), 2 * (top.shape[1] - 2))
+    slower = [np.sqrt(real), np.sqrt(elements), np.sqrt(longest * lengths)]
+    return np.column_stack([np.ones(len(size)), size, real, elements, lengths, squares, longest, features, *slower])
 
 
 def padded_row(size: int, real: float, elements: float, top: Sequence[float]) -> list[float]:
@@ -194,41 +202,12 @@ def padded_row(size: int, real: float, elements: float, top: Sequence[float]) ->
     return [*columns, math.sqrt(real), math.sqrt(elements), longest * math.sqrt(size)]
 
 
-def _slower(real: Floats, padded: Floats, longest: Floats, lengths: Floats) -> list[Floats]:
-    """Columns that grow more slowly than the amount of work.
-
-    :param lengths: the sum of the computed lengths.
-    """
-    return [np.sqrt(real), np.sqrt(padded), np.sqrt(longest * lengths)]
-
-
-def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Floats) -> Floats:
-    squares = members.total(members.attributes[:, 1] ** 2)
-    columns = [np.ones(len(size)), size, total[:, 0], total[:, 0], total[:, 1], squares, largest[:, 1]]
-    for k in range(2, total.shape[1]):
-        columns += [total[:, k], largest[:, k]]
-    return np.column_stack([*columns, *_slower(total[:, 0], total[:, 0], largest[:, 1], total[:, 1])])
-
-
-def _alone_design(attributes: Floats) -> Floats:
-    one = np.ones(len(attributes))
-    elements, length = attributes[:, 0], attributes[:, 1]
-    columns = [one, one, elements, elements, length, length**2, length]
-    for k in range(2, attributes.shape[1]):
-        columns += [attributes[:, k], attributes[:, k]]
-    return np.column_stack([*columns, *_slower(elements, elements, length, length)])
-
-
 def _typical_design(members: Members, max_size: int) -> Floats:
     some = members.attributes[members.usable]
     typical = np.median(some, axis=0) if len(some) else np.zeros(members.attributes.shape[1])
     size = np.maximum(np.arange(max_size + 1, dtype=np.float64), 1.0)
-    elements, length = typical[0], typical[1]
-    columns = [np.ones(len(size)), size, size * elements, size * elements, size * length, size * length**2]
-    columns.append(np.full(len(size), length))
-    for value in typical[2:]:
-        columns += [size * value, np.full(len(size), value)]
-    return np.column_stack([*columns, *_slower(size * elements, size * elements, columns[6], size * length)])
+    sums = size[:, None] * typical
+    return _batch_design(size, sums[:, 0], sums[:, 0], size * typical[1] ** 2, sums, np.tile(typical, (len(size), 1)))
 
 
 def _ints(values: Floats) -> Ints:

@@ -21,7 +21,7 @@ from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expec
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
-from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
+from latfix.profilers.evidence.outside.outside_view import as_served, divided, presence, stage_values
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.run_baselines import Norms, whole_median
 from latfix.profilers.evidence.run_settings import Setup
@@ -166,6 +166,10 @@ class Evidence:
             return stage_values(self.rows)[stage]
         return np.asarray(self.rows[f"{stage}_ns"], dtype=np.int64)
 
+    def process_idle(self, name: str) -> Ints:
+        """Nanoseconds of each unit in which the process of a service behind an address was idle."""
+        return divided(self.samples, self.units[name].start, self.units[name].end)[1]
+
     def series(self, name: str) -> tuple[Ints, Floats]:
         """One sampled series: times and values."""
         keep = self.samples["series"] == name if len(self.samples["series"]) else np.zeros(0, bool)
@@ -285,8 +289,7 @@ def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standsti
     standstills = no_standstills(len(rows["index"]))
     if servers is None:
         return standstills, None
-    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
-    end = rows["arrival_ns"] + rows["latency_ns"]
+    at, end = presence(rows)
     if servers == 0:
         standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
     return standstills, find_lock_waits(record.samples, at, end, standstills.everyone)

@@ -278,23 +278,38 @@ class Forecast:
 
     def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
         """Waits and latencies of some requests that arrive at these times, each sent with its recorded delay."""
-        work = self._work
+        work, model = self._work, self._model
         prepare, pauses, slowed = work.met(serving.without)
-        prepare, pauses, slowed = prepare[some], np.roll(pauses, rotated)[some], np.roll(slowed, rotated)[some]
+        prepare = prepare[some]
         handed = arrival + work.handed[some] - work.arrival[some]
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
-        closed, ended = _batched(
-            serving,
-            self._model,
-            ready,
-            work.inputs[some],
-            pauses,
-            slowed,
-            work.finish[some],
-            work.priority[some],
-            work.length[some],
+        order = np.argsort(ready, kind="stable")
+        when, turn = ready[order], some[order]
+        time_of, finishing = model.timer(work.inputs[turn], serving.cost), work.finish[turn].tolist()
+        stopped: list[float] = np.roll(pauses, rotated)[turn].tolist()
+        slower: list[float] = np.roll(slowed, rotated)[turn].tolist()
+        closed, ended = [0.0] * len(order), [0.0] * len(order)
+
+        def finish_batch(members: Sequence[int], closing: float) -> float:
+            # The machine's slowdown is recorded by request: a new batch gets the mean of its members'.
+            pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
+            clock = closing + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
+            for member in members:
+                closed[member] = closing
+                ended[member] = clock = clock + finishing[member]
+            return clock
+
+        policy = Policy(
+            workers=serving.workers,
+            max_batch=serving.max_batch,
+            window=serving.window_ns,
+            by_length=serving.by_length,
         )
-        return closed - prepare - handed, ended - arrival
+        queue = discipline_of(policy, when, work.priority[turn], work.length[turn], finish_batch)
+        form_batches(when.tolist(), queue, serving.workers)
+        served = np.empty((2, len(order)))
+        served[:, order] = closed, ended
+        return served[0] - prepare - handed, served[1] - arrival
 
 
 def removable(causes: Collection[str]) -> frozenset[str]:
@@ -426,44 +441,3 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
         length=rows["bucket_length"][chosen],
         causes=causes,
     )
-
-
-def _batched(
-    serving: Serving,
-    model: _BatchTime,
-    ready: Floats,
-    inputs: Floats,
-    pauses: Floats,
-    slowed: Floats,
-    finish: Floats,
-    priority: Ints,
-    length: Ints,
-) -> tuple[Floats, Floats]:
-    """When each request's batch closed, and when the request finished."""
-    order = np.argsort(ready, kind="stable")
-    when, inputs, finishing = ready[order], inputs[order], finish[order].tolist()
-    time_of = model.timer(inputs, serving.cost)
-    stopped: list[float] = pauses[order].tolist()
-    slower: list[float] = slowed[order].tolist()
-    finished, shut = [0.0] * len(order), [0.0] * len(order)
-
-    def finish_batch(members: Sequence[int], closed: float) -> float:
-        # The machine's slowdown is recorded by request: a new batch gets the mean of its members'.
-        pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
-        clock = closed + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
-        for member in members:
-            shut[member] = closed
-            finished[member] = clock = clock + finishing[member]
-        return clock
-
-    policy = Policy(
-        workers=serving.workers,
-        max_batch=serving.max_batch,
-        window=serving.window_ns,
-        by_length=serving.by_length,
-    )
-    queue = discipline_of(policy, when, priority[order], length[order], finish_batch)
-    form_batches(when.tolist(), queue, serving.workers)
-    served = np.empty((2, len(order)))
-    served[:, order] = shut, finished
-    return served[0], served[1]

@@ -19,9 +19,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     return f"{100 * share:.0f} % of the computed elements were padding; {own_and_propagated(figures)}."
 
 
-CAUSE = Cause(
-    id="batching.padding",
-    fixes=("batch.bucket", "batch.size"),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="batching.padding", fixes=("batch.bucket", "batch.size"), claim=_claim, sentence=_sentence)

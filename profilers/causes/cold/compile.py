@@ -64,9 +64,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="cold.compile",
-    fixes=("warmup.shapes",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="cold.compile", fixes=("warmup.shapes",), claim=_claim, sentence=_sentence)

@@ -80,9 +80,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="gpu.clocks",
-    fixes=("host.routing",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="gpu.clocks", fixes=("host.routing",), claim=_claim, sentence=_sentence)

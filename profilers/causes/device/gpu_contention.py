@@ -43,9 +43,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="gpu.contention",
-    fixes=("host.routing",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="gpu.contention", fixes=("host.routing",), claim=_claim, sentence=_sentence)

@@ -35,9 +35,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="transfer.copy",
-    fixes=("transfer.pinned", "transfer.overlap"),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="transfer.copy", fixes=("transfer.pinned", "transfer.overlap"), claim=_claim, sentence=_sentence)

@@ -62,9 +62,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="host.steal",
-    fixes=("host.routing",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="host.steal", fixes=("host.routing",), claim=_claim, sentence=_sentence)

@@ -7,7 +7,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
-from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter, divided
+from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter
 from latfix.profilers.evidence.units import Evidence
 
 _SERIES = "cgroup.throttled_ns"
@@ -60,8 +60,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         grown = np.rint(np.minimum(throttled.grown(unit.start, unit.end), unit.end - unit.start)).astype(np.int64)
         delayed = np.minimum(grown, left.runq(name))
-        _, idle = divided(evidence.samples, unit.start, unit.end)
-        stopped = np.minimum(np.minimum(grown - delayed, idle), left.cpu_excess(name))
+        stopped = np.minimum(np.minimum(grown - delayed, evidence.process_idle(name)), left.cpu_excess(name))
         units[name] = Parts(runq=delayed, cpu=stopped)
     return Claim(units=units)
 

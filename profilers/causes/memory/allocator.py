@@ -48,9 +48,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="memory.allocator",
-    fixes=FIXES,
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="memory.allocator", fixes=FIXES, claim=_claim, sentence=_sentence)

@@ -221,7 +221,7 @@ def prices_of(evidence: Evidence) -> Prices | None:
 _PRICES = ("malloc", "malloc_mib", "free", "free_mib", "sync")
 
 
-def held_up(evidence: Evidence, left: Left, kind: Kind, taken: Mapping[str, Ints]) -> tuple[dict[str, Parts], Floats]:
+def held_up(evidence: Evidence, left: Left, kind: Kind, taken: Mapping[str, Ints]) -> tuple[dict[str, Ints], Floats]:
     """Stall time of such calls in each batch's units, and its standard error by request, in nanoseconds.
 
     :param taken: by unit, what the same cause already claims.
@@ -231,19 +231,15 @@ def held_up(evidence: Evidence, left: Left, kind: Kind, taken: Mapping[str, Ints
     owed, doubt = _owed(evidence, total, kind)
     parts = {}
     for name in UNITS:
-        part = np.minimum(excess[name], owed)
-        owed = owed - part
-        parts[name] = Parts(cpu=part)
+        parts[name] = np.minimum(excess[name], owed)
+        owed = owed - parts[name]
     return parts, np.asarray(evidence.of_batch(np.rint(doubt).astype(np.int64)), dtype=np.float64)
 
 
-def with_held(costs: Mapping[str, Ints], held: Mapping[str, Parts]) -> dict[str, Parts]:
+def with_held(costs: Mapping[str, Ints], held: Mapping[str, Ints]) -> dict[str, Parts]:
     """Claims on units' work plus the stalls of :func:`held_up`."""
-    units = dict(held)
-    for name, cost in costs.items():
-        more = held[name].cpu if name in held else None
-        units[name] = Parts(cpu=cost if more is None else cost + more)
-    return units
+    none = np.zeros((), np.int64)
+    return {name: Parts(cpu=costs.get(name, none) + held.get(name, none)) for name in {**held, **costs}}
 
 
 def _owed(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:

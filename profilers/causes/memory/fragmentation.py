@@ -49,9 +49,4 @@ def _largest_free(evidence: Evidence) -> str:
     return f", the largest block once only {float(sizes.min()) / MIB:.3g} MiB" if len(sizes) else ""
 
 
-CAUSE = Cause(
-    id="memory.fragmentation",
-    fixes=FIXES,
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="memory.fragmentation", fixes=FIXES, claim=_claim, sentence=_sentence)

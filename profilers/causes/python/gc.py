@@ -34,9 +34,4 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="python.gc",
-    fixes=("gc.freeze",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="python.gc", fixes=("gc.freeze",), claim=_claim, sentence=_sentence)

@@ -17,7 +17,7 @@ from latfix.profilers.causes.cause import (
     parts_and_largest,
 )
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
-from latfix.profilers.causes.service_lock import beyond_usual
+from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import PERIOD_S, USUAL_NS, WAIT_SERIES
 
@@ -89,10 +89,4 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(
-    id="python.gil",
-    claim=_claim,
-    sentence=_sentence,
-    outside=_outside,
-    outside_sentence=_outside_sentence,
-)
+CAUSE = Cause(id="python.gil", claim=_claim, sentence=_sentence, outside=_outside, outside_sentence=_outside_sentence)

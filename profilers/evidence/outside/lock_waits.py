@@ -25,6 +25,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     Counter,
     find_servers,
     in_line,
+    presence,
 )
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
@@ -117,8 +118,7 @@ def servers_of(record: RunRecord) -> int:
     """
     rows = record.requests
     usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
-    at = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[usable]
-    end = (rows["arrival_ns"] + rows["latency_ns"])[usable]
+    at, end = (times[usable] for times in presence(rows))
     servers = find_servers(at, end)
     if not servers:
         return 0

@@ -68,6 +68,11 @@ class Counter:
         return np.asarray(np.maximum(high - low, 0.0), dtype=np.float64)
 
 
+def presence(rows: Columns) -> tuple[Ints, Ints]:
+    """When each request reached the service, and its last byte; nanoseconds."""
+    return rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"], rows["arrival_ns"] + rows["latency_ns"]
+
+
 def divided(samples: Columns, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Run-queue delay and idle time of the service's process in each interval, nanoseconds.
 
@@ -96,7 +101,7 @@ def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:
         "to the first byte of": rows["queue_ns"] + rows["compute_ns"],
         "between the first byte and the last of": rows["finish_ns"],
     }
-    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
+    at, _ = presence(rows)
     for words, took in parts.items():
         late = ok & (took >= _DELAYED_ACK_NS) & (took < _DELAYED_ACK_NS + _DELAYED_ACK_TICK_NS)
         just_below = np.count_nonzero(
@@ -117,8 +122,7 @@ def as_served(record: RunRecord, servers: int) -> RunRecord:
     :param servers: behind one queue (:func:`latfix.profilers.evidence.outside.lock_waits.servers_of`).
     """
     rows = dict(record.requests)
-    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
-    end = rows["arrival_ns"] + rows["latency_ns"]
+    at, end = presence(rows)
     taken = np.asarray(rows["http_status"] > 0)
     start, lane = at.copy(), np.zeros(len(at), np.int64)
     if servers:

@@ -15,8 +15,8 @@ from latfix.profilers.causes.host.core_takers import (
     WORKERS,
     Taker,
     core_takers,
-    disturbance,
     describe_takers,
+    disturbance,
 )
 from latfix.profilers.diagnose import diagnose
 from latfix.run_record.run_record import RunRecord
@@ -94,8 +94,8 @@ def test_who_is_not_seen() -> None:
 
 def test_a_run_is_disturbed_where_others_computed_and_the_service_waited() -> None:
     assert disturbance(samples(HOG)) == (
-        "others used 0.30 cores (stress (process 77), 0.30 cores), and the service's threads waited for a core for 14 % "
-        "of the time that they could have run"
+        "others used 0.30 cores (stress (process 77), 0.30 cores), and the service's threads waited for a core for "
+        "14 % of the time that they could have run"
     )
     free = [row for row in HOG if row[1] != "thread.latfix-worker-0.runq_ns"]
     assert disturbance(samples(free)) == "", "it had a core all along"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.device_idle import DeviceProfile, issue_wait_ns, idle_ns
+from latfix.profilers.evidence.device_idle import DeviceProfile, idle_ns, issue_wait_ns
 from latfix.profilers.evidence.units import gather
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord

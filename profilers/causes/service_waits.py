@@ -1,4 +1,8 @@
-"""``service.lock``: requests to a service behind an address that waited for a lock that another request held."""
+"""Causes of a service behind an address, from waits of its threads.
+
+``service.lock``: requests waited for a lock that another request held.
+``service.loop``: a call blocked the event loop, and the service answered no request.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from latfix.arrays import Ints
+from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.outside.lock_waits import LockWaits
 from latfix.profilers.evidence.run_baselines import whole_median
@@ -23,7 +28,7 @@ def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Cla
     return Claim(units={"compute": Parts(cpu=np.minimum(at, left.cpu_excess("compute")))})
 
 
-def _outside(evidence: Evidence, left: Left) -> Claim:
+def _outside_lock(evidence: Evidence, left: Left) -> Claim:
     return beyond_usual(evidence, left, _waits(evidence).lock, "lock")
 
 
@@ -32,7 +37,7 @@ def _waits(evidence: Evidence) -> LockWaits:
     return evidence.locks or LockWaits(lock=none, python=none)
 
 
-def _sentence(evidence: Evidence, figures: TailFigures) -> str:
+def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
     waits = _waits(evidence)
     where = f", up to {waits.at_one} of them at one address" if waits.at_one > 1 else ""
     return (
@@ -41,4 +46,26 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(id="service.lock", sentence=_sentence, outside=_outside)
+def _outside_loop(evidence: Evidence, left: Left) -> Claim:
+    if evidence.locks is None:
+        return Claim()
+    units = {}
+    for name in ("compute", "finish"):
+        start, end = evidence.units[name].start, evidence.units[name].end
+        blocked = evidence.locks.held.covered(start, end) - evidence.standstills.prefill.covered(start, end)
+        units[name] = Parts(cpu=np.minimum(np.maximum(blocked, 0), left.cpu_excess(name)))
+    return Claim(units=units)
+
+
+def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    if evidence.locks is None or not len(held := evidence.locks.held):
+        return f"{own_and_propagated(figures)}."
+    longest = from_ns(int((held.end - held.start).max()))
+    return (
+        f"{len(held)} times the service answered no request, for up to {longest}, because its event loop did not "
+        f"return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
+    )
+
+
+LOCK = Cause(id="service.lock", sentence=_lock_sentence, outside=_outside_lock)
+LOOP = Cause(id="service.loop", sentence=_loop_sentence, outside=_outside_loop)
