@@ -1,4 +1,4 @@
-"""Records with little, broken or odd content give a diagnosis all the same, and its JSON is valid."""
+"""Records with little, broken or odd content still give a diagnosis with valid JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_all_errors(simulate: Simulate) -> None:
     assert diagnosis.to_json()["latency_ms"]["p99"] is None and diagnosis.to_json()["latency_ms_ok"]["p99"] is None
 
 
-def test_failures_are_counted_beside_and_noted(simulate: Simulate) -> None:
+def test_failures_are_counted_separately_and_noted(simulate: Simulate) -> None:
     diagnosis = diagnose(simulate(n=200, status=dict.fromkeys(range(0, 200, 10), 2)))
     check(diagnosis)
     assert len(diagnosis.ledger.latency_ns) == 180
@@ -129,7 +129,7 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     prepare_threads=st.integers(1, 3),
     scramble=st.booleans(),
 )
-# Work that is mostly nothing and grows with age: less the age, its median is below zero.
+# Mostly zero work that grows with age: without the growth, its median is negative.
 @example(seed=10_000, n=88, rate=295.0, max_batch=2, window=30.0, workers=3, prepare_threads=1, scramble=True)
 def test_any_record_is_conserved(
     simulate: Simulate,

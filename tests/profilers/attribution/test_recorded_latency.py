@@ -1,4 +1,4 @@
-"""Latencies of imported traffic stand beside those of the replay, and are evidence of nothing."""
+"""Latencies of imported traffic are shown next to those of the replay, but are not evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latfix.traffic.parsed_fields import RECORDED
 Simulate = Callable[..., RunRecord]
 
 
-def test_nothing_is_learned_from_what_was_recorded(simulate: Simulate) -> None:
+def test_recorded_latencies_change_no_cause(simulate: Simulate) -> None:
     # GIVEN a replay of imported traffic whose recorded latencies are those of the replay itself
     record = simulate(rate=20)
     recorded = np.full(len(record.traffic), np.nan)
@@ -25,7 +25,7 @@ def test_nothing_is_learned_from_what_was_recorded(simulate: Simulate) -> None:
     # WHEN
     traffic = replace(record.traffic, features={**record.traffic.features, RECORDED: recorded})
     found = diagnose(replace(record, traffic=traffic), bootstrap=20)
-    # THEN they stand beside its percentiles, and no cause has changed
+    # THEN they are shown with its percentiles, and no cause has changed
     assert [(each.cause, each.tail_ms) for each in found.causes] == [(c.cause, c.tail_ms) for c in plain.causes]
     assert found.recorded_ms["p50"] == pytest.approx(found.latency_ms["p50"], rel=0.01)
     assert not plain.recorded_ms

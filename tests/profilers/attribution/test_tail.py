@@ -1,4 +1,4 @@
-"""How far medians move where requests are drawn anew."""
+"""Shifts of medians in resamples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from latfix.profilers.attribution.tail import Median
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5, 777])
-def test_medians_of_resamples_are_those_of_what_was_drawn(size: int) -> None:
+def test_medians_of_resamples(size: int) -> None:
     rng = np.random.default_rng(size)
     values, chosen = rng.integers(0, 40, size), rng.random(size) < 0.7
     counts = rng.integers(0, 3, (6, size))

@@ -1,4 +1,4 @@
-"""Who had the cores, on samples made by hand."""
+"""Takers of cores, on samples made by hand."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def samples(rows: Rows) -> Columns:
 
 
 def spent(name: str, *seconds: float) -> Rows:
-    """A series of other processes: nothing at zero, then each second's."""
+    """A series of other processes: zero at the start, then one value per second."""
     first = [(0.0, name, 0.0)] if name == "other.all.spent_ns" else []
     return [*first, *((k + 1.0, name, value) for k, value in enumerate(seconds))]
 
 
 def counter(name: str, *seconds: float) -> Rows:
-    """A counter that grows by each second's."""
+    """A counter with this growth per second."""
     return [(float(k), name, float(sum(seconds[:k]))) for k in range(len(seconds) + 1)]
 
 
@@ -66,7 +66,7 @@ def by_name(found: tuple[Taker, ...]) -> dict[str, float]:
     return {taker.name: round(taker.cores, 3) for taker in found if taker.cores > 1e-6}
 
 
-def test_the_hog_counts_by_when_it_mattered() -> None:
+def test_takers_are_weighted_by_time() -> None:
     whole = by_name(core_takers(samples(HOG)))
     assert whole == {WORKERS: 0.5, "stress (process 77)": 0.3, OPERATORS: 0.1}
     at = np.array([int(2.5 * S)])
@@ -75,21 +75,21 @@ def test_the_hog_counts_by_when_it_mattered() -> None:
     assert describe_takers(then, but=(WORKERS,)) == "stress (process 77), 1.2 cores"
 
 
-def test_many_of_one_name_are_one() -> None:
+def test_processes_of_one_name_are_one_taker() -> None:
     rows = [*spent("other.all.spent_ns", 1.0), (1.0, "other.5.cc1.spent_ns", 0.5), (1.0, "other.6.cc1.spent_ns", 0.5)]
     assert by_name(core_takers(samples(rows))) == {"cc1 (2 processes)": 1.0}
 
 
-def test_who_is_not_seen() -> None:
+def test_invisible_takers() -> None:
     busy = [*spent("other.all.spent_ns", 0.1, 0.1), *counter("host.cpu_busy_ns", 1.5, 1.5)]
     assert by_name(core_takers(samples(busy)))[UNSEEN] == pytest.approx(1.4)
     stolen = [*busy, *counter("host.steal_ns", 1.0, 1.0)]
     assert by_name(core_takers(samples(stolen))) == {STOLEN: 1.0, UNSEEN: 0.4}
-    nobody = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("process.cpu_ns", 0.01, 0.01)]))
-    assert describe_takers(nobody) == ""
+    none = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("process.cpu_ns", 0.01, 0.01)]))
+    assert describe_takers(none) == ""
     little = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("thread.native.cpu_ns", 0.01, 0.01)]))
     assert describe_takers(little) == "no process that is visible from here"
-    assert core_takers(samples(counter("host.cpu_busy_ns", 2, 2))) == (), "nobody watched"
+    assert core_takers(samples(counter("host.cpu_busy_ns", 2, 2))) == (), "not watched"
 
 
 def test_a_run_is_disturbed_where_others_computed_and_the_service_waited() -> None:
@@ -98,7 +98,7 @@ def test_a_run_is_disturbed_where_others_computed_and_the_service_waited() -> No
         "14 % of the time that they could have run"
     )
     free = [row for row in HOG if row[1] != "thread.latfix-worker-0.runq_ns"]
-    assert disturbance(samples(free)) == "", "it had a core all along"
+    assert disturbance(samples(free)) == "", "it had a core all the time"
     alone = [row for row in HOG if not row[1].startswith(("other.77", "host."))]
     assert disturbance(samples(alone)) == "", "it was the service itself"
 
@@ -115,4 +115,4 @@ def test_the_culprit_is_named(simulate: Callable[..., RunRecord]) -> None:
     cause = next(each for each in found.causes if each.cause == "host.contention")
     assert cause.culprit == "stress (process 77), 2.0 cores"
     assert "meanwhile the cores went to stress (process 77), 2.0 cores" in cause.evidence
-    assert not any(each.culprit for each in diagnose(record, bootstrap=40).causes), "nobody watched"
+    assert not any(each.culprit for each in diagnose(record, bootstrap=40).causes), "not watched"

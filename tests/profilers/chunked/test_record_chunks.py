@@ -1,4 +1,4 @@
-"""Where a record is cut, what a chunk holds, and how a backlog is carried over."""
+"""Cuts of a record, contents of a chunk, and carried-over backlogs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from latfix.arrays import Ints
+from latfix.cause_catalogue import CATALOGUE
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, before_first_idle, joined
@@ -76,7 +77,7 @@ def test_a_stretch_holds_what_belongs_to_it(simulate: Callable[..., RunRecord]) 
     assert WholeRecord(record).event_totals()["gc"][0] == 2
 
 
-def test_joined_stretches_are_numbered_anew(simulate: Callable[..., RunRecord]) -> None:
+def test_joined_stretches_are_renumbered(simulate: Callable[..., RunRecord]) -> None:
     faults = dict.fromkeys((10, 60, 150), ("gc", 20.0))
     record = simulate(n=300, max_batch=4, rate=200.0, compute_faults=faults)
     record.events["request"][:] = sorted(faults)  # each names the request whose batch it struck
@@ -101,11 +102,11 @@ def _ledger(n: int) -> Ledger:
         causes=_IDS,
         own_ns=own,
         propagated_ns=propagated,
-        classes=("measured",) * len(CAUSES),
+        classes=tuple(CATALOGUE[cause].evidence_class for cause in _IDS),
     )
 
 
-def test_what_is_carried_over_leaves_unexplained_for_the_causes_of_the_backlog() -> None:
+def test_carried_over_waits_move_from_unexplained_to_the_backlogs_causes() -> None:
     ledger = _ledger(10)
     closure = np.arange(10) * 1_001 - 2_000
     early = np.arange(10) < 7

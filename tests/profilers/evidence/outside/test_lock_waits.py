@@ -1,4 +1,4 @@
-"""Locks in a service behind an address, on simulated time: what its threads wait for, and which request waits."""
+"""Locks in a service behind an address, on simulated time: waits of its threads, and which requests waited."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def locked(rate: float, hold: np.ndarray, seed: int = 3) -> tuple[np.ndarray, np
     """Threads of requests, half of which need a lock in the middle of their work: arrivals, waits, ends."""
     at = arrivals(rate, seed)
     needs = np.random.default_rng(seed + 1).random(N) < 0.5
-    asked, free, waited = at + BEFORE, 0, np.zeros(N, np.int64)
+    wanted, free, waited = at + BEFORE, 0, np.zeros(N, np.int64)
     for k in np.flatnonzero(needs).tolist():
-        waited[k] = max(free - int(asked[k]), 0)
-        free = int(asked[k]) + int(waited[k]) + int(hold[k])
-    return at, waited, asked + waited + np.where(needs, hold, 0) + AFTER
+        waited[k] = max(free - int(wanted[k]), 0)
+        free = int(wanted[k]) + int(waited[k]) + int(hold[k])
+    return at, waited, wanted + waited + np.where(needs, hold, 0) + AFTER
 
 
 def polled(at: np.ndarray, waited: np.ndarray, end: np.ndarray, idle: int = 0, **more: np.ndarray) -> Columns:
-    """What a watch reads every 5 ms: who waits for the lock, pool threads without work, and a busy process."""
+    """Readings every 5 ms: threads that wait for the lock, pool threads without work, and a busy process."""
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    asked = at + BEFORE
-    waiting = np.array([np.count_nonzero((asked <= t) & (t < asked + waited)) for t in times], dtype=np.float64)
+    wanted = at + BEFORE
+    waiting = np.array([np.count_nonzero((wanted <= t) & (t < wanted + waited)) for t in times], dtype=np.float64)
     there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
     series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     series |= {"futex.1a0": waiting, "futex_one": waiting}
@@ -50,7 +50,7 @@ def test_a_lock_among_threads_is_named_with_its_milliseconds(pool: int) -> None:
     assert "at one address" in lock.evidence and "computed" in lock.evidence
 
 
-def test_who_waits_is_who_ends_last() -> None:
+def test_requests_that_end_last_waited() -> None:
     at, waited, end = locked(50.0, np.full(N, 12 * MS))
     inferred = find_lock_waits(polled(at, waited, end), at, end, NO_INTERVALS).lock
     assert inferred.sum() == pytest.approx(waited.sum(), rel=0.1)
@@ -115,7 +115,7 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(awa
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_lock_around_a_whole_service_is_no_queue_where_its_threads_are_seen_to_wait(shown: bool) -> None:
-    """One request at a time is served, whether a lock or one worker sees to that: its threads tell which."""
+    """One request at a time is served, because of a lock or a single worker: waits of threads show which."""
     at = arrivals(60.0)
     end = served(at, services(), 1)
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
