@@ -50,11 +50,11 @@ def test_a_little_contention_is_normal(simulate: Simulate) -> None:
 def test_many_small_disturbances_are_noise_of_the_machine(simulate: Simulate, kind: str, cause: str) -> None:
     # GIVEN a busy service, two of five requests of which take a little longer, and one that is hit hard but rarely
     rng = np.random.default_rng(4)
-    little = {int(k): (kind, float(rng.uniform(1.0, 4.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
-    much = dict.fromkeys(range(30, 1500, 50), (kind, 40.0))
-    noisy = diagnose(simulate(n=1500, rate=55, compute_faults=little))
-    struck = diagnose(simulate(n=1500, rate=55, compute_faults=much))
-    both = diagnose(simulate(n=1500, rate=55, compute_faults={**little, **much}))
+    little = {int(k): (kind, float(rng.uniform(1.0, 4.0))) for k in np.flatnonzero(rng.random(1000) < 0.4)}
+    much = dict.fromkeys(range(30, 1000, 50), (kind, 40.0))
+    noisy = diagnose(simulate(n=1000, rate=55, compute_faults=little))
+    struck = diagnose(simulate(n=1000, rate=55, compute_faults=much))
+    both = diagnose(simulate(n=1000, rate=55, compute_faults={**little, **much}))
     of_noise = next(each for each in noisy.causes if each.cause == cause)
     # THEN the queue makes milliseconds of the little, which are booked and not named
     assert of_noise.tail_ms > 2.0 and not of_noise.named
