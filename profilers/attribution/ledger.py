@@ -13,7 +13,7 @@ from latfix.profilers.attribution.lock_attribution import HOLDERS, HOLDS_BLOCKED
 from latfix.profilers.attribution.tail import Doubt
 from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.causes.cause import Claim
+from latfix.profilers.causes.cause import Claim, Granted, Left
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
 from latfix.profilers.evidence.run_baselines import Reference, quiet_median
@@ -22,7 +22,6 @@ from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
 
-_COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
 _LOCK = [cause.id for cause in CAUSES].index("python.gil")
 #: The mean scatter of work around its model is the median over this many stretches of the run.
@@ -59,53 +58,6 @@ class Books:
     ok: Bools
     by_others: Ints
     doubt: Doubt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """Nanoseconds granted to a cause by row of one kind of unit; ``blocked`` is part of ``total``."""
-
-    total: Ints
-    blocked: Ints
-
-
-class _Remains:
-    """Unclaimed time of every unit; implements :class:`latfix.profilers.causes.cause.Left`."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._left: dict[tuple[str, str], Ints] = {
-            (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
-        }
-        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
-
-    def cpu(self, unit: str) -> Ints:
-        return self._left[unit, "cpu"]
-
-    def runq(self, unit: str) -> Ints:
-        return self._left[unit, "runq"]
-
-    def blocked(self, unit: str) -> Ints:
-        return self._left[unit, "blocked"]
-
-    def cpu_excess(self, unit: str) -> Ints:
-        excess = self._left[unit, "cpu"] - self._expected[unit]
-        return np.asarray(np.maximum(excess, 0), dtype=np.int64)
-
-    def take(self, claim: Claim) -> dict[str, Granted]:
-        """Grant a claim; returns the granted time by unit."""
-        granted: dict[str, Granted] = {}
-        for name, parts in claim.units.items():
-            got = {part: np.zeros(len(self._left[name, part]), np.int64) for part in _COMPONENTS}
-            for part in _COMPONENTS:
-                wanted = getattr(parts, part)
-                if wanted is not None:
-                    left = self._left[name, part]
-                    got[part] = np.clip(wanted, 0, left)
-                    self._left[name, part] = left - got[part]
-                    if claim.expected and part == "cpu":
-                        self._expected[name] = self._expected[name] - got[part]
-            granted[name] = Granted(total=np.sum(list(got.values()), axis=0), blocked=got["blocked"])
-        return granted
 
 
 class _Accounts:
@@ -194,14 +146,14 @@ def service_line(evidence: Evidence) -> Line:
 
 def _book_claims(accounts: _Accounts) -> None:
     evidence = accounts.evidence
-    remains = _Remains(evidence)
+    left = Left(evidence)
     taken = {name: np.zeros(len(unit.cpu), np.int64) for name, unit in evidence.units.items()}
     modelled = {"prepare": evidence.expected.prepare, "finish": evidence.expected.finish}
     modelled["compute"] = evidence.expected.padded
     claims, granted = [], []
     for cause in CAUSES:
-        claims.append((cause.outside if evidence.setup.outside else cause.claim)(evidence, remains))
-        granted.append(remains.take(claims[-1]))
+        claims.append((cause.outside if evidence.setup.outside else cause.claim)(evidence, left))
+        granted.append(left.take(claims[-1]))
     moved = _through_the_lock(accounts, granted, claims)
     for k, claim in enumerate(claims):
         for name, got in granted[k].items():

@@ -56,7 +56,7 @@ _WAITED_FOR = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The verdict on a run.
 
@@ -85,22 +85,22 @@ class Loss:
         return cls(every=every, cut=state in ("interrupted", "running"), hung=state == "failed" and bool(every))
 
     @property
-    def charged(self) -> tuple[Losses, ...]:
+    def attributed(self) -> tuple[Losses, ...]:
         """The losses that are the service's."""
         return tuple(one for one in self.every if not (self.cut and one.status == "unfinished"))
 
     def beyond(self, percentile: float) -> bool:
         """True if the service lost a larger share than the percentile leaves above it."""
-        return sum(one.share for one in self.charged) > 1.0 - percentile / 100
+        return sum(one.share for one in self.attributed) > 1.0 - percentile / 100
 
     @property
     def words(self) -> str:
         """``76 of 600 requests (12.7 %) did not end ok: 76 timed out after 12.0 ms, 60 of them in queue; …``."""
-        lost = sum(one.requests for one in self.charged)
-        share_lost = sum(one.share for one in self.charged)
+        lost = sum(one.requests for one in self.attributed)
+        share_lost = sum(one.share for one in self.attributed)
         return (
             f"{lost:,} of {round(lost / share_lost):,} requests ({share(share_lost)}) did not end ok: "
-            + "; ".join(map(_lost_words, self.charged))
+            + "; ".join(map(_lost_words, self.attributed))
         )
 
 
@@ -118,30 +118,30 @@ def judge(
     :param at_ms: latency at ``percentile`` of all requests that arrived.
     """
     name = f"p{percentile:g}"
-    if loss.charged and isinstance(at_ms, AtLeast) and (loss.beyond(percentile) or not loss.cut):
+    if loss.attributed and isinstance(at_ms, AtLeast) and (loss.beyond(percentile) or not loss.cut):
         about = (
             f"{name} is more than {milliseconds(at_ms.bound)}"
             if at_ms.bound > 0
             else f"{name} falls on lost requests"
         )
-        return Verdict(word=LOSING, sentence=f"{about}: losing, {loss.words}.")
+        return Verdict(LOSING, f"{about}: losing, {loss.words}.")
     if loss.hung and any(one.status == "unfinished" for one in loss.every):
         sentence = (
             f"{name} of the recorded requests is {milliseconds(at_ms)}, but the run failed: losing, {loss.words}."
         )
-        return Verdict(word=LOSING, sentence=sentence)
+        return Verdict(LOSING, sentence)
     if not tail.requests:
-        return Verdict(word=INCONCLUSIVE, sentence="No request ended ok, so there is no latency to explain.")
+        return Verdict(INCONCLUSIVE, "No request ended ok, so there is no latency to explain.")
     if isinstance(at_ms, AtLeast):
         return Verdict(
-            word=INCONCLUSIVE,
-            sentence=f"{name} is unknown, because it falls on requests that were in flight when the run was stopped; "
+            INCONCLUSIVE,
+            f"{name} is unknown, because it falls on requests that were in flight when the run was stopped; "
             f"of the requests that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}.",
         )
     verdict = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms)
-    if verdict.word == STEADY and loss.charged:
+    if verdict.word == STEADY and loss.attributed:
         sentence = f"{verdict.sentence.removesuffix('.')}, but {loss.words}."
-        return Verdict(word=INCONCLUSIVE, sentence=sentence.replace(": steady,", ":", 1))
+        return Verdict(INCONCLUSIVE, sentence.replace(": steady,", ":", 1))
     return verdict
 
 
@@ -173,18 +173,18 @@ def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, ab
         extra = f"; {milliseconds(top.tail_ms)} of all requests is {CATALOGUE[top.cause].happened}" if top else ""
         much = "hardly" if longer <= _HARDLY_ABOVE * median else f"{milliseconds(longer)}"
         sentence = f"{opening}: steady, slow requests take {much} longer than typical ones{extra}."
-        return Verdict(word=STEADY, sentence=sentence)
+        return Verdict(STEADY, sentence)
     unexplained = _tail_ms(causes, UNEXPLAINED)
     if abs(unexplained) > max(_MOST_UNEXPLAINED * tail.excess_ms, _NOISE_MS):
-        return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_doubt(unexplained, tail, top)}")
+        return Verdict(INCONCLUSIVE, f"{opening}; {_doubt(unexplained, tail, top)}")
     # Waits by chance belong to the requested load.
     if top is None and at_ms - max(_tail_ms(causes, _CHANCE), 0.0) <= _NEAR * median:
-        return Verdict(word=STEADY, sentence=f"{opening}: steady, {_noise(causes, tail)}.")
+        return Verdict(STEADY, f"{opening}: steady, {_noise(causes, tail)}.")
     if top is None:
-        return Verdict(word=INCONCLUSIVE, sentence=f"{opening}; {_noise(causes, tail)}.")
+        return Verdict(INCONCLUSIVE, f"{opening}; {_noise(causes, tail)}.")
     return Verdict(
-        word=top.cause,
-        sentence=f"{opening}: {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
+        top.cause,
+        f"{opening}: {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +11,8 @@ from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, EvidenceClass
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.evidence.units import Evidence
+
+_COMPONENTS = ("cpu", "runq", "blocked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +54,54 @@ class Claim:
     doubt: Floats | None = None
 
 
-class Left(Protocol):
-    """What earlier claims left of every unit's components."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Nanoseconds granted to a cause by row of one kind of unit; ``blocked`` is part of ``total``."""
+
+    total: Ints
+    blocked: Ints
+
+
+class Left:
+    """Unclaimed nanoseconds of every unit's components."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._left: dict[tuple[str, str], Ints] = {
+            (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
+        }
+        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
 
     def cpu(self, unit: str) -> Ints:
         """On-CPU nanoseconds left."""
+        return self._left[unit, "cpu"]
 
     def runq(self, unit: str) -> Ints:
         """Run-queue delay left."""
+        return self._left[unit, "runq"]
 
     def blocked(self, unit: str) -> Ints:
         """Blocked nanoseconds left."""
+        return self._left[unit, "blocked"]
 
     def cpu_excess(self, unit: str) -> Ints:
         """On-CPU nanoseconds left beyond the unit's expected time, never negative."""
+        return np.asarray(np.maximum(self._left[unit, "cpu"] - self._expected[unit], 0), dtype=np.int64)
+
+    def take(self, claim: Claim) -> dict[str, Granted]:
+        """Grant a claim; returns the granted time by unit."""
+        granted: dict[str, Granted] = {}
+        for name, parts in claim.units.items():
+            got = {part: np.zeros(len(self._left[name, part]), np.int64) for part in _COMPONENTS}
+            for part in _COMPONENTS:
+                wanted = getattr(parts, part)
+                if wanted is not None:
+                    left = self._left[name, part]
+                    got[part] = np.clip(wanted, 0, left)
+                    self._left[name, part] = left - got[part]
+                    if claim.expected and part == "cpu":
+                        self._expected[name] = self._expected[name] - got[part]
+            granted[name] = Granted(total=np.sum(list(got.values()), axis=0), blocked=got["blocked"])
+        return granted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

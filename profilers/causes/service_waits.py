@@ -13,7 +13,6 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
-from latfix.profilers.evidence.outside.lock_waits import LockWaits
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
@@ -29,16 +28,11 @@ def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Cla
 
 
 def _outside_lock(evidence: Evidence, left: Left) -> Claim:
-    return beyond_usual(evidence, left, _waits(evidence).lock, "lock")
-
-
-def _waits(evidence: Evidence) -> LockWaits:
-    none = np.zeros(len(evidence.ok), np.int64)
-    return evidence.locks or LockWaits(lock=none, python=none)
+    return beyond_usual(evidence, left, evidence.locks.lock, "lock")
 
 
 def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    waits = _waits(evidence)
+    waits = evidence.locks
     where = f", up to {waits.at_one} of them at one address" if waits.at_one > 1 else ""
     return (
         f"threads of the service waited for a lock while other requests were there{where}; {waits.holder}; a request "
@@ -47,8 +41,6 @@ def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def _outside_loop(evidence: Evidence, left: Left) -> Claim:
-    if evidence.locks is None:
-        return Claim()
     units = {}
     for name in ("compute", "finish"):
         start, end = evidence.units[name].start, evidence.units[name].end
@@ -58,7 +50,7 @@ def _outside_loop(evidence: Evidence, left: Left) -> Claim:
 
 
 def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    if evidence.locks is None or not len(held := evidence.locks.held):
+    if not len(held := evidence.locks.held):
         return f"{own_and_propagated(figures)}."
     longest = from_ns(int((held.end - held.start).max()))
     return (

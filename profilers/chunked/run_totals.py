@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -346,29 +346,24 @@ class BlockTotals:
 
 def rows_of(ledger: Ledger, rows: Ints) -> Ledger:
     """Some rows of a ledger."""
-    return Ledger(
+    return replace(
+        ledger,
         request=ledger.request[rows],
         latency_ns=ledger.latency_ns[rows],
-        reference_ns=ledger.reference_ns,
-        causes=ledger.causes,
         own_ns=ledger.own_ns[:, rows],
         propagated_ns=ledger.propagated_ns[:, rows],
-        classes=ledger.classes,
         ids=tuple(ledger.ids[k] for k in rows.tolist()) if ledger.ids else (),
     )
 
 
 def _stacked(ledgers: Sequence[Ledger], most: int) -> Ledger:
     """The slowest rows of several ledgers as one, at most ``most``, in order of the requests."""
-    first = ledgers[0]
-    whole = Ledger(
+    whole = replace(
+        ledgers[0],
         request=np.concatenate([ledger.request for ledger in ledgers]),
         latency_ns=np.concatenate([ledger.latency_ns for ledger in ledgers]),
-        reference_ns=first.reference_ns,
-        causes=first.causes,
         own_ns=np.concatenate([ledger.own_ns for ledger in ledgers], axis=1),
         propagated_ns=np.concatenate([ledger.propagated_ns for ledger in ledgers], axis=1),
-        classes=first.classes,
         ids=tuple(name for ledger in ledgers for name in ledger.ids),
     )
     slowest = np.argsort(whole.latency_ns, kind="stable")[-most:]

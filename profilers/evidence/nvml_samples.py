@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.units import Evidence
 
 #: Readings farther from a batch than this do not count for it.
@@ -30,15 +30,12 @@ def at_batches(evidence: Evidence, series: str) -> Floats | None:
     """
     if not evidence.setup.on_device:
         return None
-    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
-    found, read = np.full(len(numbers), np.nan), False
-    unit = evidence.units["compute"]
-    middle = (unit.start + unit.end) // 2
-    for number in np.unique(numbers).tolist() or [-1]:
+    found, read = np.full(len(evidence.batches["worker"]), np.nan), False
+    for number, here, middle in _by_device(evidence):
         times, values = evidence.series(series_of(series, number))
         if len(times):
-            here, read = numbers == number, True
-            found[here] = _between(times, values, middle[here])
+            read = True
+            found[here] = _between(times, values, middle)
     return found if read else None
 
 
@@ -52,22 +49,26 @@ def share_since(evidence: Evidence, names: Sequence[str]) -> Floats | None:
     """
     if not evidence.setup.on_device:
         return None
-    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
-    unit = evidence.units["compute"]
-    middle = (unit.start + unit.end) // 2
-    found, read = np.zeros(len(numbers)), False
-    for number in np.unique(numbers).tolist() or [-1]:
-        here = numbers == number
+    found, read = np.zeros(len(evidence.batches["worker"])), False
+    for number, here, middle in _by_device(evidence):
         for name in names:
             times, grown = evidence.series(series_of(name, number))
             if len(times) > 1:
                 read = True
                 share = np.clip(grown[1:] / np.maximum(np.diff(times), 1), 0.0, 1.0)
-                after = np.searchsorted(times, middle[here])
+                after = np.searchsorted(times, middle)
                 inside = (after > 0) & (after < len(times))
                 held = np.where(inside, share[np.clip(after - 1, 0, len(share) - 1)], 0.0)
                 found[here] = np.maximum(found[here], held)
     return found if read else None
+
+
+def _by_device(evidence: Evidence) -> Iterator[tuple[int, Bools, Ints]]:
+    """Each device's number, the mask of its batches, and the middle of their compute."""
+    numbers, unit = evidence.setup.device_numbers(evidence.batches["worker"]), evidence.units["compute"]
+    for number in np.unique(numbers).tolist() or [-1]:
+        here = numbers == number
+        yield number, here, ((unit.start + unit.end) // 2)[here]
 
 
 def _between(times: Ints, values: Floats, middle: Ints) -> Floats:

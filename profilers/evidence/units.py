@@ -82,7 +82,7 @@ class Evidence:
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
     :param norms: of the whole run.
     :param standstills: when a service behind an address answered no request; empty in other runs.
-    :param locks: waits for locks in a service behind an address; ``None`` in other runs.
+    :param locks: waits for locks in a service behind an address; zeros in other runs.
     :param begins: true if these requests are the run's first.
     """
 
@@ -107,7 +107,7 @@ class Evidence:
     norms: Norms
     begins: bool
     standstills: Standstills
-    locks: LockWaits | None
+    locks: LockWaits
 
     def usually_blocked(self, unit: str) -> int:
         """Median blocked nanoseconds of a unit: its usual wait."""
@@ -280,7 +280,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     )
 
 
-def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standstills, LockWaits | None]:
+def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standstills, LockWaits]:
     """Standstills and lock waits of a service behind an address.
 
     Standstills need a service that serves many requests at once: in a queue all requests wait anyway.
@@ -288,7 +288,8 @@ def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standsti
     rows = record.requests
     standstills = no_standstills(len(rows["index"]))
     if servers is None:
-        return standstills, None
+        none = np.zeros(len(rows["index"]), np.int64)
+        return standstills, LockWaits(lock=none, python=none)
     at, end = presence(rows)
     if servers == 0:
         standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)

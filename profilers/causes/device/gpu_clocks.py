@@ -27,17 +27,17 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     if lowered is None and held_down is None:
         return Claim()
     unit = evidence.units["compute"]
-    owed = np.zeros(len(unit.wall), np.int64)
+    claimed = np.zeros(len(unit.wall), np.int64)
     if lowered is not None:
         clock, usual = lowered
         # Work bound by memory takes no longer at a lower clock, so this is an upper bound.
         longer = np.where(clock < (1.0 - _LOWER) * usual, usual / np.maximum(clock, 1.0) - 1.0, 0.0)
-        owed = np.rint(unit.expected_cpu * np.nan_to_num(longer)).astype(np.int64)
+        claimed = np.rint(unit.expected_cpu * np.nan_to_num(longer)).astype(np.int64)
     if held_down is not None:
         # The counters cover the time between two readings of the clock, but not how low it was.
         counted = np.rint(unit.wall * np.where(held_down > _LEAST_HELD, held_down, 0.0)).astype(np.int64)
-        owed = np.maximum(owed, counted)
-    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+        claimed = np.maximum(claimed, counted)
+    return Claim(units={"compute": Parts(cpu=np.minimum(claimed, left.cpu_excess("compute")))})
 
 
 def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:

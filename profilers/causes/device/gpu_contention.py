@@ -19,8 +19,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     if taken is None:
         return Claim()
     unit = evidence.units["compute"]
-    owed = np.rint(unit.wall * taken).astype(np.int64)
-    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+    claimed = np.rint(unit.wall * taken).astype(np.int64)
+    return Claim(units={"compute": Parts(cpu=np.minimum(claimed, left.cpu_excess("compute")))})
 
 
 def _taken(evidence: Evidence) -> Floats | None:

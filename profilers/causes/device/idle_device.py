@@ -22,8 +22,8 @@ def _claim(share: Callable[[DeviceProfile], float], evidence: Evidence, left: Le
     profile, idle = evidence.setup.device_profile, unusual_idle_ns(evidence)
     if profile is None or idle is None or not share(profile):
         return Claim()
-    owed = np.rint(idle * share(profile)).astype(np.int64)
-    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+    claimed = np.rint(idle * share(profile)).astype(np.int64)
+    return Claim(units={"compute": Parts(cpu=np.minimum(claimed, left.cpu_excess("compute")))})
 
 
 def _sync_share(profile: DeviceProfile) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, parts_and_largest
-from latfix.profilers.causes.memory.device_allocator_stalls import held_up, price_clause, stretches_of, with_held
+from latfix.profilers.causes.memory.device_allocator_stalls import memory_claim, price_clause, stretches_of
 from latfix.profilers.causes.memory.heap_growth import (
     FIXES,
     MIB,
@@ -15,7 +15,7 @@ from latfix.profilers.causes.memory.heap_growth import (
     heap_faults,
     heap_growth,
 )
-from latfix.profilers.causes.memory.page_faults import fault_price_ns, price_doubt
+from latfix.profilers.causes.memory.page_faults import fault_price_ns
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -24,10 +24,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in UNITS:
         faults = heap_faults(evidence, name) - faults_despite_free(evidence, name)
         grown = np.rint(faults * fault_price_ns(evidence, name)).astype(np.int64)
-        costs[name] = np.minimum(grown + given_back_ns(evidence, name), left.cpu_excess(name))
-    doubt = price_doubt(evidence, costs)
-    held, unsure = held_up(evidence, left, "other", costs)
-    return Claim(units=with_held(costs, held), disturbance=False, doubt=np.hypot(doubt, unsure))
+        costs[name] = grown + given_back_ns(evidence, name)
+    return memory_claim(evidence, left, "other", costs)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -20,7 +20,8 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Left, Parts
+from latfix.profilers.causes.cause import Claim, Left, Parts
+from latfix.profilers.causes.memory.page_faults import price_doubt
 from latfix.profilers.evidence.nvml_samples import series_of
 from latfix.profilers.evidence.units import Evidence
 
@@ -192,19 +193,8 @@ def _positive(changes: Ints | Floats) -> Floats:
 
 
 def _none() -> Stretches:
-    no, none = np.zeros(0, np.int64), np.zeros(0)
-    return Stretches(
-        begin=no,
-        end=no,
-        retries=none,
-        allocs=none,
-        frees=none,
-        taken=none,
-        given=none,
-        pieces=none,
-        in_pieces=np.zeros(0, bool),
-        number=no,
-    )
+    kinds = {"begin": np.int64, "end": np.int64, "number": np.int64, "in_pieces": np.bool_}
+    return Stretches(**{field.name: np.zeros(0, kinds.get(field.name, np.float64)) for field in fields(Stretches)})
 
 
 def prices_of(evidence: Evidence) -> Prices | None:
@@ -221,49 +211,48 @@ def prices_of(evidence: Evidence) -> Prices | None:
 _PRICES = ("malloc", "malloc_mib", "free", "free_mib", "sync")
 
 
-def held_up(evidence: Evidence, left: Left, kind: Kind, taken: Mapping[str, Ints]) -> tuple[dict[str, Ints], Floats]:
-    """Stall time of such calls in each batch's units, and its standard error by request, in nanoseconds.
+def memory_claim(evidence: Evidence, left: Left, kind: Kind, costs: Mapping[str, Ints]) -> Claim:
+    """A claim of costs in the heap, and of the stalls by calls of a kind on a device.
 
-    :param taken: by unit, what the same cause already claims.
+    :param costs: by unit, nanoseconds in the heap.
     """
-    excess = {name: np.maximum(left.cpu_excess(name) - taken.get(name, 0), 0) for name in UNITS}
+    costs = {name: np.minimum(cost, left.cpu_excess(name)) for name, cost in costs.items()}
+    excess = {name: np.maximum(left.cpu_excess(name) - costs.get(name, 0), 0) for name in UNITS}
     total = sum(excess.values(), start=np.zeros(len(evidence.batches["size"]), np.int64))
-    owed, doubt = _owed(evidence, total, kind)
-    parts = {}
+    stalled, by_batch = _stalls(evidence, total, kind)
+    units = {}
     for name in UNITS:
-        parts[name] = np.minimum(excess[name], owed)
-        owed = owed - parts[name]
-    return parts, np.asarray(evidence.of_batch(np.rint(doubt).astype(np.int64)), dtype=np.float64)
+        part = np.minimum(excess[name], stalled)
+        stalled = stalled - part
+        units[name] = Parts(cpu=part + costs[name] if name in costs else part)
+    units |= {name: Parts(cpu=cost) for name, cost in costs.items() if name not in UNITS}
+    doubt = np.hypot(price_doubt(evidence, costs), evidence.of_batch(np.rint(by_batch).astype(np.int64)))
+    return Claim(units=units, disturbance=False, doubt=doubt)
 
 
-def with_held(costs: Mapping[str, Ints], held: Mapping[str, Ints]) -> dict[str, Parts]:
-    """Claims on units' work plus the stalls of :func:`held_up`."""
-    none = np.zeros((), np.int64)
-    return {name: Parts(cpu=costs.get(name, none) + held.get(name, none)) for name in {**held, **costs}}
-
-
-def _owed(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
+def _stalls(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
+    """Stall time of each batch by calls of a kind, and its standard error, nanoseconds."""
     stretches, prices = stretches_of(evidence), prices_of(evidence)
-    owed, doubt = np.zeros(len(excess), np.int64), np.zeros(len(excess))
+    stalled, doubt = np.zeros(len(excess), np.int64), np.zeros(len(excess))
     first, last = evidence.units["h2d"].start, evidence.batches["finish_end_ns"]
     calls = stretches.calls(kind)
     price = None if prices is None else prices.of(stretches)
     numbers = evidence.setup.device_numbers(evidence.batches["worker"])
     for k in np.flatnonzero(calls):
-        here = (numbers == stretches.number[k]) & (excess > owed)
+        here = (numbers == stretches.number[k]) & (excess > stalled)
         inside = np.flatnonzero(here & (last > stretches.begin[k]) & (first <= stretches.end[k]))
         longest = inside[np.argsort(-excess[inside], kind="stable")[: int(calls[k])]]
         if price is None or prices is None:
-            owed[longest] = excess[longest]
+            stalled[longest] = excess[longest]
             continue
         room, sure = _REACH * price[k], float(price[k])
         for batch in longest:
-            part = min(float(excess[batch] - owed[batch]), room)
+            part = min(float(excess[batch] - stalled[batch]), room)
             known = min(part, sure)
             room, sure = room - part, sure - known
-            owed[batch] += int(part)
+            stalled[batch] += int(part)
             doubt[batch] += prices.error * known + _BEYOND * (part - known)
-    return owed, doubt
+    return stalled, doubt
 
 
 def price_clause(evidence: Evidence, kind: Kind) -> str:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_propagated
-from latfix.profilers.causes.memory.device_allocator_stalls import held_up, price_clause, stretches_of, with_held
+from latfix.profilers.causes.memory.device_allocator_stalls import memory_claim, price_clause, stretches_of
 from latfix.profilers.causes.memory.heap_growth import FIXES, MIB, UNITS, column, faults_despite_free, grown_in_pieces
-from latfix.profilers.causes.memory.page_faults import fault_price_ns, price_doubt
+from latfix.profilers.causes.memory.page_faults import fault_price_ns
 from latfix.profilers.evidence.units import Evidence
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    costs = {}
-    for name in UNITS:
-        price = fault_price_ns(evidence, name)
-        cost = np.rint(faults_despite_free(evidence, name) * price).astype(np.int64)
-        costs[name] = np.minimum(cost, left.cpu_excess(name))
-    doubt = price_doubt(evidence, costs)
-    held, unsure = held_up(evidence, left, "fragmented", costs)
-    return Claim(units=with_held(costs, held), disturbance=False, doubt=np.hypot(doubt, unsure))
+    costs = {name: faults_despite_free(evidence, name) * fault_price_ns(evidence, name) for name in UNITS}
+    whole = {name: np.rint(cost).astype(np.int64) for name, cost in costs.items()}
+    return memory_claim(evidence, left, "fragmented", whole)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:

@@ -78,11 +78,11 @@ def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
     """Waits of the service's threads for the interpreter lock, divided among the requests there."""
-    return Claim() if evidence.locks is None else beyond_usual(evidence, left, evidence.locks.python, "python")
+    return beyond_usual(evidence, left, evidence.locks.python, "python")
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    waited = np.zeros(1, np.int64) if evidence.locks is None else evidence.locks.python[evidence.ok]
+    waited = evidence.locks.python[evidence.ok]
     return (
         f"threads of the service waited for the interpreter lock while others ran Python, {median_and_p99(waited)} "
         f"per request; {own_and_propagated(figures)}."

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.python.gil_waits import descheduled_ns, held_ns
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.units import Evidence, gather
+from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
@@ -245,26 +246,6 @@ def test_the_price_of_a_fault_has_its_interval(simulate: Simulate) -> None:
     assert "calibrated here: 480 to 620 ns)" in found(diagnose(record), "memory.page_faults").evidence
 
 
-class _Untouched:
-    """The remainder before any claim."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._units = evidence.units
-
-    def cpu(self, unit: str) -> Chosen:
-        return self._units[unit].cpu
-
-    def runq(self, unit: str) -> Chosen:
-        return self._units[unit].runq
-
-    def blocked(self, unit: str) -> Chosen:
-        return self._units[unit].blocked
-
-    def cpu_excess(self, unit: str) -> Chosen:
-        excess = self._units[unit].cpu - self._units[unit].expected_cpu
-        return np.asarray(np.maximum(excess, 0), dtype=np.int64)
-
-
 def test_a_lock_holder_without_a_core_is_an_indirect_wait_for_a_core(simulate: Simulate) -> None:
     record = simulate(prepare_faults=faults("blocked"))
     record = probe(waiting(record, "prepare", switches=8, others_ms=10.0), 5.0)
@@ -274,8 +255,8 @@ def test_a_lock_holder_without_a_core_is_an_indirect_wait_for_a_core(simulate: S
     ours = add_samples(record, {"thread.latfix-sampler.runq_ns": (times, np.arange(len(times)) * 200.0 * MS)})
     contended = gather(waits)
     rows = struck(record)
-    assert held_ns(contended, _Untouched(contended), "prepare")[rows] == pytest.approx(10.0 * MS, rel=0.05)
-    assert descheduled_ns(contended, _Untouched(contended), "prepare")[rows] == pytest.approx(15.0 * MS, rel=0.05)
-    assert not descheduled_ns(alone, _Untouched(alone), "prepare").any(), "no thread lacked a core"
+    assert held_ns(contended, Left(contended), "prepare")[rows] == pytest.approx(10.0 * MS, rel=0.05)
+    assert descheduled_ns(contended, Left(contended), "prepare")[rows] == pytest.approx(15.0 * MS, rel=0.05)
+    assert not descheduled_ns(alone, Left(alone), "prepare").any(), "no thread lacked a core"
     evidence = gather(ours)
-    assert not descheduled_ns(evidence, _Untouched(evidence), "prepare").any(), "latfix's own threads hold no lock"
+    assert not descheduled_ns(evidence, Left(evidence), "prepare").any(), "latfix's own threads hold no lock"
