@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.profilers.causes import (
-    connection_setup,
+    batching,
     denormals,
     external_dependency,
     input_size,
@@ -12,9 +12,6 @@ from latfix.profilers.causes import (
     traffic,
     unexplained,
 )
-from latfix.profilers.causes.batching import padding as batching_padding
-from latfix.profilers.causes.batching import size as batching_size
-from latfix.profilers.causes.batching import window as batching_window
 from latfix.profilers.causes.cause import Cause
 from latfix.profilers.causes.cold import compile as cold_compile
 from latfix.profilers.causes.cold import start as cold_start
@@ -40,7 +37,7 @@ CAUSES: tuple[Cause, ...] = (
     service_waits.LOOP,  # a service behind an address: waits of its threads
     service_waits.LOCK,
     external_dependency.CAUSE,
-    connection_setup.CAUSE,
+    service_waits.CONNECT,
     memory_fragmentation.CAUSE,  # faults on memory of a growing heap, then all other faults
     memory_allocator.CAUSE,
     page_faults.CAUSE,
@@ -52,10 +49,10 @@ CAUSES: tuple[Cause, ...] = (
     gpu_clocks.CAUSE,
     denormals.CAUSE,  # a flag of the processor
     host_steal.CAUSE,
-    batching_window.CAUSE,  # waits with an idle worker
+    batching.WINDOW,  # waits with an idle worker
     input_size.CAUSE,  # modelled work
-    batching_size.CAUSE,
-    batching_padding.CAUSE,
+    batching.SIZE,
+    batching.PADDING,
     drift_causes.MEMORY,  # a rise that stays is drift; an episode is left to slowdown
     drift_causes.CACHE,
     drift_causes.SESSIONS,

@@ -1,5 +1,6 @@
-"""Causes of a service behind an address, from waits of its threads.
+"""Causes of a service behind an address: connections, and waits of its threads.
 
+``network.connect``: a connection was opened for the request, including TCP and TLS handshakes.
 ``service.lock``: requests waited for a lock that another request held.
 ``service.loop``: a call blocked the event loop, and the service answered no request.
 """
@@ -15,6 +16,24 @@ from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
+
+
+def _connecting(evidence: Evidence) -> Ints:
+    rows = evidence.rows
+    return np.asarray(np.maximum(rows["prepare_ns"] - rows["send_ns"], 0), dtype=np.int64)
+
+
+def _outside_connect(evidence: Evidence, left: Left) -> Claim:
+    connecting = np.minimum(_connecting(evidence), left.blocked("prepare"))
+    return Claim(units={"prepare": Parts(blocked=connecting)}, disturbance=False)
+
+
+def _connect_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    fresh = evidence.ok & (evidence.rows["new_connection"] > 0)
+    took = median_and_p99(_connecting(evidence)[fresh]) if fresh.any() else "no time"
+    return (
+        f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}; {own_and_propagated(figures)}."
+    )
 
 
 def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Claim:
@@ -59,5 +78,6 @@ def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+CONNECT = Cause(id="network.connect", sentence=_connect_sentence, outside=_outside_connect)
 LOCK = Cause(id="service.lock", sentence=_lock_sentence, outside=_outside_lock)
 LOOP = Cause(id="service.loop", sentence=_loop_sentence, outside=_outside_loop)
