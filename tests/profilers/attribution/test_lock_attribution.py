@@ -13,7 +13,7 @@ from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.causes.test_memory_and_gil import add_samples
+from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
 Ints = npt.NDArray[np.int64]

@@ -21,6 +21,7 @@ from latfix.profilers.causes.host.core_takers import (
 from latfix.profilers.diagnose import diagnose
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
+from tests.profilers.samples import sample_columns
 
 S = 1_000_000_000
 Rows = list[tuple[float, str, float]]
@@ -28,14 +29,12 @@ Rows = list[tuple[float, str, float]]
 
 def samples(rows: Rows) -> Columns:
     """Columns of times in seconds, series, and seconds on a core."""
-    ordered = sorted(rows, key=lambda row: row[0])
-    names = np.empty(len(ordered), dtype=object)
-    names[:] = [name for _, name, _ in ordered]
-    return {
-        "t_ns": np.array([int(t * S) for t, _, _ in ordered], dtype=np.int64),
-        "series": names,
-        "value": np.array([value * S for _, _, value in ordered], dtype=np.float64),
-    }
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    for at, name, value in rows:
+        times, values = series.setdefault(name, ([], []))
+        times.append(at * S)
+        values.append(value * S)
+    return sample_columns({name: (np.array(times), np.array(values)) for name, (times, values) in series.items()})
 
 
 def spent(name: str, *seconds: float) -> Rows:

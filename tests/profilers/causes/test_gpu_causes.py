@@ -11,6 +11,7 @@ import pytest
 
 from latfix.run_record.run_record import RunRecord
 from tests.profilers.causes.diagnosed import causes_of, own_ms
+from tests.profilers.samples import add_samples, sample_columns
 
 Simulate = Callable[..., RunRecord]
 _MS = 1_000_000
@@ -28,15 +29,8 @@ def _with_readings(record: RunRecord, series: Mapping[str, Reading]) -> RunRecor
     inside = np.zeros(len(times), bool)
     for stretch in _STRETCHES:
         inside |= (times >= arrival[stretch[0]] - 500 * _MS) & (times <= arrival[stretch[-1]] + 500 * _MS)
-    names = list(series)
-    return replace(
-        record,
-        samples={
-            "t_ns": np.concatenate([times for _ in names]),
-            "series": np.array([name for name in names for _ in times], dtype=object),
-            "value": np.concatenate([np.asarray(series[name](inside), dtype=np.float64) for name in names]),
-        },
-    )
+    readings = {name: (times, np.asarray(reading(inside), dtype=np.float64)) for name, reading in series.items()}
+    return replace(record, samples=sample_columns(readings))
 
 
 @pytest.fixture(scope="module")
@@ -169,12 +163,8 @@ def _priced(record: RunRecord, malloc: float = 100_000.0) -> RunRecord:
     """With costs of calls on the idle device, nanoseconds."""
     prices = dict.fromkeys(("malloc_mib", "free", "free_mib", "sync"), 0.0)
     prices |= {"malloc": malloc, "malloc_low": 0.9 * malloc, "malloc_high": 1.1 * malloc}
-    more = {
-        "t_ns": np.zeros(len(prices), dtype=np.int64),
-        "series": np.array([f"cost.device_{name}_ns" for name in prices], dtype=object),
-        "value": np.array([*prices.values()]),
-    }
-    return replace(record, samples={name: np.concatenate([old, more[name]]) for name, old in record.samples.items()})
+    begin = np.zeros(1, np.int64)
+    return add_samples(record, {f"cost.device_{name}_ns": (begin, np.array([ns])) for name, ns in prices.items()})
 
 
 def _paged(record: RunRecord) -> RunRecord:

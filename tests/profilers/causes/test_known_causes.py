@@ -15,9 +15,10 @@ from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.causes.test_memory_and_gil import MS, add_samples
+from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
+MS = 1_000_000
 
 
 def some(kind: str, ms: float, n: int = 600, count: int = 12) -> dict[int, tuple[str, float]]:
@@ -277,9 +278,7 @@ def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
         total += 60e6
         times += [start, start + int(rows["prepare_ns"][index])]
         values += [values[-1], total]
-    series = np.full(len(times), "cgroup.throttled_ns", dtype=object)
-    samples = {"t_ns": np.array(times), "series": series, "value": np.array(values)}
-    throttled = diagnose(replace(record, samples=samples))
+    throttled = diagnose(add_samples(record, {"cgroup.throttled_ns": (np.array(times), np.array(values))}))
     assert throttled.verdict == "host.throttle"
     assert entry(throttled, "host.throttle")[0] > 10 * abs(entry(throttled, "external.dependency")[0])
 

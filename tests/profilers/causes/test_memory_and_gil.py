@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import Columns
+from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
 Chosen = npt.NDArray[np.int64]
@@ -34,18 +33,6 @@ def struck(record: RunRecord) -> Chosen:
 def faults(kind: str, n: int = 600) -> dict[int, tuple[str, float]]:
     chosen = np.random.default_rng(7).choice(np.arange(20, n), 12, replace=False)
     return {int(k): (kind, STRUCK_MS) for k in chosen}
-
-
-def add_samples(record: RunRecord, series: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> RunRecord:
-    """The record with more sampled series: name → times in nanoseconds, values."""
-    old = record.samples
-    times = np.concatenate([old["t_ns"], *(t for t, _ in series.values())])
-    values = np.concatenate([old["value"], *(v for _, v in series.values())])
-    names = np.empty(len(times), object)
-    names[:] = [*old["series"], *(name for name, (t, _) in series.items() for _ in range(len(t)))]
-    order = np.argsort(times, kind="stable")
-    columns: Columns = {"t_ns": times[order], "series": names[order], "value": values[order]}
-    return replace(record, samples=columns)
 
 
 def probe(record: RunRecord, wait_ms: float, *, holder: str = "") -> RunRecord:

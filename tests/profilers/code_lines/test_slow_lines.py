@@ -13,7 +13,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import Columns
+from tests.profilers.samples import sample_columns
 
 MS = 1_000_000
 PERIOD = int(PERIOD_S * 1e9)
@@ -28,24 +28,12 @@ STACKS = [
 def sampled(record: RunRecord, stack_of: Callable[[bool], int], hit: Mapping[int, object]) -> RunRecord:
     """The record with one stack sample per period within batches: ``stack_of`` whether the batch was hit."""
     compute = gather(record).units["compute"]
-    batches, last = set(hit), int(compute.end.max())
-    rows: list[tuple[int, str, float]] = []
-    for at in range(PERIOD, last, PERIOD):
-        rows.append((at, WAIT_SERIES, 0.0))
-        place = int(np.searchsorted(compute.start, at, side="right")) - 1
-        if place >= 0 and at < compute.end[place]:
-            rows.append((at, "stack.worker.0", float(stack_of(place in batches))))
-    return replace(record, samples=columns(rows))
-
-
-def columns(rows: list[tuple[int, str, float]]) -> Columns:
-    names = np.empty(len(rows), dtype=object)
-    names[:] = [name for _, name, _ in rows]
-    return {
-        "t_ns": np.array([at for at, _, _ in rows], dtype=np.int64),
-        "series": names,
-        "value": np.array([value for _, _, value in rows]),
-    }
+    ticks = np.arange(PERIOD, int(compute.end.max()), PERIOD)
+    place = np.searchsorted(compute.start, ticks, side="right") - 1
+    inside = (place >= 0) & (ticks < compute.end[np.maximum(place, 0)])
+    stacks = np.array([float(stack_of(batch in hit)) for batch in place[inside].tolist()])
+    series = {WAIT_SERIES: (ticks, np.zeros(len(ticks))), "stack.worker.0": (ticks[inside], stacks)}
+    return replace(record, samples=sample_columns(series))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.samples import sample_columns
 
 Simulate = Callable[..., RunRecord]
 Floats = npt.NDArray[np.float64]
@@ -33,11 +34,10 @@ def sampled(record: RunRecord, **mebibytes: Callable[[float], float]) -> RunReco
     names = {"rss": "process.rss_bytes", "heap": "malloc.used_bytes"}
     end = int(record.requests["arrival_ns"].max())
     times = np.linspace(0, end, 300).astype(np.int64)
-    series = np.repeat(np.array([names[key] for key in mebibytes], dtype=object), len(times))
-    values = np.concatenate([[size(t / end) * 2.0**20 for t in times] for size in mebibytes.values()])
-    samples = {"t_ns": np.tile(times, len(mebibytes)), "series": series, "value": values}
-    order = np.argsort(samples["t_ns"], kind="stable")
-    return replace(record, samples={key: column[order] for key, column in samples.items()})
+    series = {
+        names[key]: (times, np.array([size(t / end) * 2.0**20 for t in times])) for key, size in mebibytes.items()
+    }
+    return replace(record, samples=sample_columns(series))
 
 
 def with_sessions(record: RunRecord, names: Mapping[int, str] | list[str]) -> RunRecord:

@@ -14,6 +14,7 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE, Columns
 from latfix.traffic.schedule import Traffic
+from tests.profilers.samples import sample_columns
 from tests.records import build_record, zeros
 
 MS = 1_000_000
@@ -40,16 +41,8 @@ def services(n: int = N, seed: int = 2) -> np.ndarray:
 
 
 def samples(times: np.ndarray, **series: np.ndarray) -> Columns:
-    names = [f"server.{name}" for name in series]
-    label = np.empty(len(times) * len(names), dtype=object)
-    label[:] = np.repeat(np.array(names, dtype=object), len(times))
-    columns: Columns = {
-        "t_ns": np.tile(times, len(names)).astype(np.int64),
-        "series": label,
-        "value": np.concatenate([np.asarray(values, dtype=np.float64) for values in series.values()]),
-    }
-    order = np.argsort(columns["t_ns"], kind="stable")
-    return {name: values[order] for name, values in columns.items()}
+    """Series of the service, all with these times."""
+    return sample_columns({f"server.{name}": (times, np.asarray(values)) for name, values in series.items()})
 
 
 def recorded(at: np.ndarray, end: np.ndarray, *, features: Any = None, **parts: Any) -> RunRecord:
