@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.profilers.attribution.tail import Median
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
 from latfix.run_record.run_record import RunRecord
@@ -132,3 +133,14 @@ def test_two_causes_removed_together(simulate: Simulate) -> None:
     alone = min(cause.whatif_ms["p99"] for cause in faulty.causes[:2])
     assert joint.p99 < 0.7 * alone
     assert joint.p99 == pytest.approx(clean.latency_ms["p99"], rel=0.15)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5, 777])
+def test_medians_of_resamples(size: int) -> None:
+    rng = np.random.default_rng(size)
+    values, chosen = rng.integers(0, 40, size), rng.random(size) < 0.7
+    counts = rng.integers(0, 3, (6, size))
+    counts[:1] = 0
+    drawn = [np.repeat(values[chosen], row[chosen]) for row in counts]
+    wanted = [np.median(each) - np.median(values[chosen]) if len(each) else 0.0 for each in drawn]
+    assert Median(values, chosen).moved(counts).tolist() == wanted

@@ -195,12 +195,6 @@ def test_unlisted_slowdown_is_unexplained(simulate: Simulate, threads: int) -> N
     assert not next(c for c in diagnosis.causes if c.cause == "unexplained").named
 
 
-def test_quiet_run_is_steady(simulate: Simulate) -> None:
-    diagnosis = diagnose(simulate(n=500, arrivals_ms=np.arange(500) * 40.0, noise=0.02))
-    assert diagnosis.verdict == "steady"
-    assert not [c.cause for c in diagnosis.causes if c.named]
-
-
 def test_heavy_inputs_are_input_size_and_no_fault(simulate: Simulate) -> None:
     lengths = np.minimum(np.exp(np.random.default_rng(3).normal(4.0, 1.0, 800)), 3000).astype(np.int64)
     diagnosis = diagnose(simulate(n=800, rate=6, lengths=lengths))

@@ -50,22 +50,8 @@ def both(busy: RunRecord) -> tuple[Diagnosis, Diagnosis, list[Ledger]]:
     parts: list[Ledger] = []
     with pytest.MonkeyPatch.context() as patch:
         # The same number of steps for all: shorter records get finer steps, which moves entries by some percent.
-        patch.setattr("latfix.profilers.attribution.wait_attribution._LANE_STEPS", (24, 24))
+        patch.setattr("latfix.profilers.attribution.wait_attribution._LANE_STEPS", (16, 16))
         return diagnose(busy), diagnose(busy, scale=SMALL, sink=parts.append), parts
-
-
-@pytest.fixture(scope="module")
-def overloaded(simulate: Simulate) -> RunRecord:
-    """Arrivals above capacity: the service is never idle."""
-    rng = np.random.default_rng(6)
-    return simulate(n=9_000, rate=160.0, compute_faults=_faults(rng, 9_000), seed=4)
-
-
-@pytest.fixture(scope="module")
-def overloaded_pieces(overloaded: RunRecord) -> tuple[Diagnosis, list[Ledger]]:
-    """Its diagnosis, chunk by chunk, and each chunk's ledger."""
-    parts: list[Ledger] = []
-    return diagnose(overloaded, scale=SMALL, sink=parts.append), parts
 
 
 def _named(diagnosis: Diagnosis) -> dict[str, CauseSummary]:
@@ -210,11 +196,12 @@ def test_a_cause_that_all_requests_share_comes_in_no_bursts_of_the_traffic(simul
         assert active is not None and active.text == "throughout"
 
 
-def test_a_backlog_at_a_cut_belongs_to_what_made_it(
-    overloaded: RunRecord, overloaded_pieces: tuple[Diagnosis, list[Ledger]]
-) -> None:
+def test_a_backlog_at_a_cut_belongs_to_its_causes(simulate: Simulate) -> None:
     """A run that is never idle is cut anyway; without carry-over, later chunks would be unexplained."""
-    whole, (pieces, parts) = diagnose(overloaded), overloaded_pieces
+    faults = _faults(np.random.default_rng(6), 9_000)
+    record = simulate(n=9_000, rate=160.0, compute_faults=faults, seed=4)
+    parts: list[Ledger] = []
+    whole, pieces = diagnose(record), diagnose(record, scale=SMALL, sink=parts.append)
     assert len(parts) > 1
     assert whole.verdict == pieces.verdict == "traffic.overload"
     there = _named(pieces)
@@ -225,10 +212,11 @@ def test_a_backlog_at_a_cut_belongs_to_what_made_it(
     assert all(part.conservation_error_ns() == 0 for part in parts)
 
 
-def test_the_same_record_gives_the_same_diagnosis(
-    overloaded: RunRecord, overloaded_pieces: tuple[Diagnosis, list[Ledger]]
-) -> None:
-    assert diagnose(overloaded, scale=SMALL).to_json() == overloaded_pieces[0].to_json()
+def test_the_same_record_gives_the_same_diagnosis(simulate: Simulate) -> None:
+    record = simulate(n=1_500, rate=160.0)
+    first, second = (diagnose(record, scale=Scale(limit=0, chunk=400, stretches=3, stretch=300)) for _ in range(2))
+    assert first.pieces is not None and first.pieces > 1
+    assert first.to_json() == second.to_json()
 
 
 def test_causes_of_all_pieces_are_written(

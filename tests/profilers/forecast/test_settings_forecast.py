@@ -100,19 +100,14 @@ def test_a_removed_cause_is_predicted(simulate: Simulate, kind: str, cause: str)
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
-def test_halved_compute_is_predicted(simulate: Simulate) -> None:
-    plan = {**BUSY, "lengths": lengths()}
-    forecast = Forecast(simulate(**plan))
-    halved = simulate(**{**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025})
-    wrong = off(forecast, changed(forecast, cost=BatchCost(typical=0.5)), halved)
-    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
-
-
-def test_half_the_compute_waits_half_as_long_for_a_core(simulate: Simulate) -> None:
-    plan = {**BUSY, "rate": 50.0, "lengths": lengths()}
-    forecast = Forecast(simulate(**plan, compute_faults=faults("runq", every=10)))
+@pytest.mark.parametrize("waiting", [False, True], ids=["undisturbed", "with waits for a core"])
+def test_halved_compute_is_predicted(simulate: Simulate, waiting: bool) -> None:
+    """Half of the compute waits half as long for a core."""
+    plan = {**BUSY, "lengths": lengths(), **({"rate": 50.0} if waiting else {})}
+    waits, halved_waits = (faults("runq", every=10, ms=ms) if waiting else {} for ms in (60.0, 30.0))
+    forecast = Forecast(simulate(**plan, compute_faults=waits))
     less = {**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025}
-    halved = simulate(**less, compute_faults=faults("runq", every=10, ms=30.0))
+    halved = simulate(**less, compute_faults=halved_waits)
     wrong = off(forecast, changed(forecast, cost=BatchCost(typical=0.5)), halved)
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
