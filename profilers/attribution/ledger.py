@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import Claim, Granted, Left
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
-from latfix.profilers.evidence.run_baselines import Reference, quiet_median
+from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
@@ -66,7 +67,8 @@ class _Accounts:
     def __init__(self, evidence: Evidence) -> None:
         n, m = len(evidence.ok), len(evidence.batches["size"])
         self.evidence = evidence
-        self.reference = Reference()
+        #: Reference nanoseconds by stage: the sum of the quiet medians of its parts.
+        self.stages: dict[str, int] = defaultdict(int)
         #: Parts of the reference: a cause's row and the per-request values whose quiet median it is.
         self.usual: list[tuple[int, Ints]] = []
         self.spread = np.zeros((len(CAUSES), n))
@@ -78,17 +80,22 @@ class _Accounts:
         self.locked: Ints = np.zeros((len(CAUSES), n), np.int64)
         self.lock_closure: Ints = np.zeros(n, np.int64)
 
+    def refer(self, stage: str, ns: int) -> int:
+        """Add ``ns`` to a stage's reference, and return it."""
+        self.stages[stage] += ns
+        return ns
+
     def book_unit(self, k: int, name: str, amount: Ints, *, disturbance: bool = False) -> None:
         """Book a cause's time in a unit: all of it for a disturbance, otherwise the excess over its quiet median."""
         stage = STAGE_OF.get(name, name)
         if name in REQUEST_UNITS:
             usual = 0 if disturbance else self._usual(k, name, amount)
-            excess = amount - self.reference.add(stage, usual)
+            excess = amount - self.refer(stage, usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         else:
             at_member = self.evidence.of_batch(amount)
-            usual = self.reference.add(stage, 0 if disturbance else self._usual(k, name, at_member))
+            usual = self.refer(stage, 0 if disturbance else self._usual(k, name, at_member))
             self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
             if name != "d2h" or not self.evidence.setup.overlapped:
                 self.batch[k] += amount - usual
@@ -108,7 +115,7 @@ class _Accounts:
         """Book modelled work and waits on the request's own path."""
         for name, amount in claim.own.items():
             usual = claim.usual[name] if name in claim.usual else self._usual(k, name, amount)
-            excess = amount - self.reference.add(STAGE_OF.get(name, name), usual)
+            excess = amount - self.refer(STAGE_OF.get(name, name), usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         if claim.behind is not None:
@@ -211,7 +218,7 @@ def _line(accounts: _Accounts) -> Line:
     last = len(CAUSES) - 1
     prepared = np.asarray(rows["prepare_thread"] >= 0)
     work = evidence.units["prepare"].wall
-    usual = accounts.reference.stages["prepare"]
+    usual = accounts.stages["prepare"]
     prepare = accounts.prepare.copy()
     prepare[last] += work - usual - prepare.sum(axis=0)  # keeps the sum exact despite rounding
     usual += round(usual * _ordinary(accounts, "prepare", prepare, np.full(len(work), usual), prepared))
@@ -224,6 +231,8 @@ def _line(accounts: _Accounts) -> Line:
     typical = np.rint(reference[size]).astype(np.int64)
     batch[last] += service - typical - batch.sum(axis=0)
     reference = reference * (1.0 + _ordinary(accounts, "batch", batch, typical, evidence.batches["size"] > 0))
+    arrival = rows["arrival_ns"]
+    span = float(np.ptp(arrival)) if len(arrival) else 0.0
     headed = np.zeros((len(CAUSES), len(evidence.ok)), np.int64)
     known = evidence.head >= 0
     headed[:, evidence.head[known]] = batch[:, known]
@@ -249,7 +258,7 @@ def _line(accounts: _Accounts) -> Line:
         ended=evidence.of_batch(evidence.released_ns).astype(np.float64),
         length=rows["bucket_length"],
         # A minute, or a quarter of a run that is shorter than four.
-        lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
+        lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, span / 4)),
         recorded=_recorded(evidence) if setup.recorded else None,
     )
 
@@ -295,13 +304,9 @@ def _recorded(evidence: Evidence) -> Recorded:
     )
 
 
-def _span(times: Ints) -> float:
-    return float(np.ptp(times)) if len(times) else 0.0
-
-
 def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
     """How long each batch held its worker, and the reference duration by batch size."""
-    evidence, stages = accounts.evidence, accounts.reference.stages
+    evidence, stages = accounts.evidence, accounts.stages
     batches, lag = evidence.batches, evidence.units["lag"].wall
     service = evidence.released_ns - (batches["close_ns"] - lag)
     typical = evidence.expected.typical.astype(np.float64)
@@ -348,7 +353,7 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     # Waking a thread takes time even in a quiet run. More than that, on contended cores, is a wait for a core.
     usual = evidence.norms.of("waking", lambda: quiet_median(closure, evidence.quiet))
     waking = min(max(usual, 0), _LONGEST_WAKING_NS)
-    closure = closure - accounts.reference.add("prepare", waking)
+    closure = closure - accounts.refer("prepare", waking)
     late = late_wakings(evidence, np.maximum(closure, 0))
     own[_index("host.contention")] += late
     closure = closure - late
@@ -356,11 +361,11 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     locked = np.where(in_line > waking, np.minimum(np.maximum(closure, 0), locked), 0)
     own[_index("python.gil")] += locked
     closure = closure - locked
-    latency, total = rows["latency_ns"][ok].astype(np.int64), accounts.reference.total_ns
+    latency, total = rows["latency_ns"][ok].astype(np.int64), sum(accounts.stages.values())
     own, propagated = own[:, ok], propagated[:, ok]
     last = len(CAUSES) - 1
     own[last] = latency - total - own[:last].sum(axis=0) - propagated.sum(axis=0)
-    stages = dict(accounts.reference.stages)
+    stages = dict(accounts.stages)
     stages["prepare"] += stages.pop("intake", 0)  # separate so far, because intake holds no prepare thread
     ledger = Ledger(
         request=rows["index"][ok].astype(np.int64),

@@ -6,9 +6,7 @@ pieces' ledgers would have different references.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -48,24 +46,3 @@ def whole_median(values: Ints) -> int:
 def quiet_median(values: Ints, quiet: Bools) -> int:
     """Median over quiet requests in whole nanoseconds; zero without any."""
     return whole_median(values[quiet])
-
-
-@dataclass(slots=True)
-class Reference:
-    """Reference nanoseconds by stage, summed while the ledger is made.
-
-    A stage's reference is the sum of the quiet medians of its parts (claims and remainders), so that a request's
-    excess is exactly the sum of its parts' excesses.
-    """
-
-    stages: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    def add(self, stage: str, ns: int) -> int:
-        """Add ``ns`` to a stage and return it."""
-        self.stages[stage] += ns
-        return ns
-
-    @property
-    def total_ns(self) -> int:
-        """The latency of a quiet, typical request."""
-        return sum(self.stages.values())

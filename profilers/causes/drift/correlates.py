@@ -94,22 +94,19 @@ def _common_times(growths: list[Growth]) -> Floats:
 
 
 def _candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, Floats]]:
-    for series, name in (
-        ("process.rss_bytes", "resident memory"),
-        ("malloc.used_bytes", "memory in use on the heap"),
+    # Half of the normal growth, because the first and the last quarter are half to three quarters of the run apart.
+    objects = max(_LEAST_OBJECTS, _OBJECTS_A_REQUEST * int(np.count_nonzero(evidence.ok))) / 2
+    for cause, series, name, ratio, amount in (
+        ("drift.memory", "process.rss_bytes", "resident memory", 1.1, _LEAST_BYTES),
+        ("drift.memory", "malloc.used_bytes", "memory in use on the heap", 1.1, _LEAST_BYTES),
+        ("drift.cache", "python.blocks", "live Python objects", 1.0, objects),
     ):
         t_ns, sampled = evidence.series(series)
         if len(t_ns) >= _LEAST_SAMPLES:
             values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
-            if _grew(values, ratio=1.1, amount=_LEAST_BYTES):
-                yield "drift.memory", name, values
+            if _grew(values, ratio=ratio, amount=amount):
+                yield cause, name, values
     yield from _session_candidates(evidence, times)
-    t_ns, sampled = evidence.series("python.blocks")
-    if len(t_ns) >= _LEAST_SAMPLES:
-        values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
-        kept = max(_LEAST_OBJECTS, _OBJECTS_A_REQUEST * int(np.count_nonzero(evidence.ok)))
-        if _grew(values, ratio=1.0, amount=kept / 2):  # quarters lie half to three quarters of the run apart
-            yield "drift.cache", "live Python objects", values
     batches, compiled = evidence.batches, evidence.pauses["compile"].everywhere.start
     shapes = batches["open_ns"][batches["first_shape"] > 0]
     for name, moments in (("input shapes seen", shapes), ("compilations made", compiled)):
