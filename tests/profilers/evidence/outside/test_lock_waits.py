@@ -9,7 +9,16 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.intervals import NO_INTERVALS
 from latfix.profilers.evidence.outside.lock_waits import find_lock_waits
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, samples, served, services
+from tests.profilers.evidence.outside.test_outside_view import (
+    MS,
+    N,
+    arrivals,
+    present,
+    recorded,
+    samples,
+    served,
+    services,
+)
 
 BEFORE, AFTER = 4 * MS, 3 * MS
 
@@ -29,8 +38,7 @@ def polled(at: np.ndarray, waited: np.ndarray, end: np.ndarray, idle: int = 0, *
     """Readings every 5 ms: threads that wait for the lock, pool threads without work, and a busy process."""
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
     wanted = at + BEFORE
-    waiting = np.array([np.count_nonzero((wanted <= t) & (t < wanted + waited)) for t in times], dtype=np.float64)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    waiting, there = present(times, wanted, wanted + waited), present(times, at, end)
     series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     series |= {"futex.1a0": waiting, "futex_one": waiting}
     if idle:
@@ -62,7 +70,7 @@ def test_waits_for_work_and_for_helpers_are_no_locks() -> None:
     at, _, end = locked(60.0, np.full(N, 6 * MS))
     times = polled(at, np.zeros(N, np.int64), end)["t_ns"]
     times = np.unique(times)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    there = present(times, at, end)
     series = {"cpu_ns": np.zeros(len(times)), "futex.10": np.maximum(20 - there, 0), "futex.20": there}
     assert not find_lock_waits(samples(times, **series), at, end, NO_INTERVALS).lock.any()
 
@@ -88,7 +96,7 @@ def test_the_interpreter_s_lock_is_shared_by_all_that_are_there() -> None:
         if todo and now >= at[todo[0]]:
             active.append(todo.pop(0))
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    there = present(times, at, end)
     busy = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     watched = samples(times, futex_python=np.maximum(there - 1, 0), **busy)
     inferred = find_lock_waits(watched, at, end, NO_INTERVALS).python
@@ -106,7 +114,7 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(awa
         still = (end > moment) & (at < moment + 150 * MS)
         end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    held = np.array([np.any((stops <= t) & (t < stops + 150 * MS)) for t in times])
+    held = present(times, stops, stops + 150 * MS) > 0
     none = np.zeros(len(times))
     loop = np.where(held, 0.0, 1.0) if away else none + 1
     found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=none, runq_ns=none, epoll=loop)))
@@ -119,7 +127,7 @@ def test_a_lock_around_a_whole_service_is_no_queue_where_its_threads_are_seen_to
     at = arrivals(60.0)
     end = served(at, services(), 1)
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    there = present(times, at, end)
     series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     if shown:
         series |= {"futex.1a0": np.maximum(there - 1, 0), "futex_one": np.maximum(there - 1, 0)}

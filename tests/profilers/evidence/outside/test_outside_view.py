@@ -59,13 +59,26 @@ def recorded(at: np.ndarray, end: np.ndarray, *, features: Any = None, **parts: 
     return build_record(rows, traffic=traffic, source=HTTP, **parts)
 
 
+def present(times: np.ndarray, at: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Number of intervals that contain each time."""
+    begun, ended = (np.searchsorted(np.sort(moments), times, side="right") for moments in (at, end))
+    return (begun - ended).astype(np.float64)
+
+
+def spent(times: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Total length of intervals up to each time."""
+
+    def since(moments: np.ndarray) -> np.ndarray:
+        count = np.searchsorted(np.sort(moments), times, side="right")
+        return np.asarray(count * times - np.concatenate([[0], np.cumsum(np.sort(moments))])[count])
+
+    return since(start) - since(np.maximum(start, stop))
+
+
 def busy_while_serving(at: np.ndarray, end: np.ndarray, idle: np.ndarray) -> Columns:
     """Counters of a process that runs during each request, except for its last ``idle`` nanoseconds."""
     times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
-    working = np.zeros(len(times))
-    for start, stop in zip(at, end - idle, strict=True):
-        working += np.clip(np.minimum(times, stop) - start, 0, None)
-    return samples(times, cpu_ns=working, runq_ns=np.zeros(len(times)))
+    return samples(times, cpu_ns=spent(times, at, end - idle), runq_ns=np.zeros(len(times)))
 
 
 def largest(found: Diagnosis) -> str:
@@ -163,10 +176,7 @@ def test_a_neighbor_on_the_core_is_contention() -> None:
     hit = (at // (500 * MS)) % 4 == 0
     end = at + services() + np.where(hit, 60 * MS, 0)
     times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
-    runq, cpu = np.zeros(len(times)), np.zeros(len(times))
-    for start, stop, waits in zip(at, end, hit, strict=True):
-        grown = np.clip(np.minimum(times, stop) - start, 0, None)
-        runq, cpu = (runq + grown, cpu) if waits else (runq, cpu + grown)
+    runq, cpu = (spent(times, at[chosen], end[chosen]) for chosen in (hit, ~hit))
     found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=cpu, runq_ns=runq)))
     assert found.verdict == "host.contention"
 
