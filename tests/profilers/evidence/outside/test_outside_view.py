@@ -72,7 +72,7 @@ def spent(times: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         count = np.searchsorted(np.sort(moments), times, side="right")
         return np.asarray(count * times - np.concatenate([[0], np.cumsum(np.sort(moments))])[count])
 
-    return since(start) - since(np.maximum(start, stop))
+    return np.asarray(since(start) - since(np.maximum(start, stop)))
 
 
 def busy_while_serving(at: np.ndarray, end: np.ndarray, idle: np.ndarray) -> Columns:
