@@ -96,8 +96,8 @@ def most_correlated(run: Run) -> Answer:
 
     blocked = sum((evidence.units[part].blocked[evidence.ok] for part in parts[0]), start=np.zeros(len(latency)))
     metrics = {
-        "python.gc": evidence.pauses["gc"].seen(begin, end).astype(np.float64),
-        "cold.compile": evidence.pauses["compile"].seen(begin, end).astype(np.float64),
+        "python.gc": evidence.pauses["gc"].everywhere.covered(begin, end).astype(np.float64),
+        "cold.compile": evidence.pauses["compile"].everywhere.covered(begin, end).astype(np.float64),
         "host.contention": account("runq_ns"),
         "host.throttle": run.batches("throttled_ns"),
         "memory.page_faults": account("minflt"),

@@ -1,1 +1,1 @@
-"""The door: a record in, its diagnosis out, in memory or chunk by chunk."""
+"""The entry point: a record in, its diagnosis out, in memory or chunk by chunk."""

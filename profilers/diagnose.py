@@ -15,7 +15,7 @@ from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import in_unit
 from latfix.profilers.attribution.ledger_parquet import CausesFile
 from latfix.profilers.attribution.lost_requests import lost_requests
-from latfix.profilers.attribution.naming_rule import floors_ms, overhead_of, summarize_cause, worth_a_course
+from latfix.profilers.attribution.naming_rule import deserves_timeline, floors_ms, overhead_of, summarize_cause
 from latfix.profilers.attribution.noise_floors import above_noise, chance_wait_ns
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.verdict import Loss, judge, late_words, warnings
@@ -62,12 +62,12 @@ def diagnose(
 ) -> Diagnosis:
     """Attribute a run's tail to causes.
 
-    A record of at most ``scale.limit`` requests is laid out at once; a larger one chunk by chunk, in memory that does
-    not grow with it.
+    A record of at most ``scale.limit`` requests is laid out at once; a larger one chunk by chunk, in constant memory.
 
-    :param percentile: where the tail begins, 0 to 100; the run's objective, or 99, where ``None``.
-    :param seed: of the bootstrap; ``bootstrap`` the replicates for the causes' intervals.
-    :param sink: gets the ledger of each chunk, in order; the diagnosis of several chunks has the slowest rows only.
+    :param percentile: start of the tail, 0 to 100; by default the run's objective, or 99.
+    :param seed: of the bootstrap; ``bootstrap`` is its number of replicates.
+    :param sink: receives the ledger of each chunk, in order; a diagnosis of several chunks keeps the slowest rows
+        only.
     """
     q = record.meta.objective.percentile if percentile is None else float(percentile)
     scale = scale or Scale()
@@ -92,14 +92,14 @@ def diagnose(
 
 
 def write_causes(diagnosis: Diagnosis, path: Path) -> None:
-    """Write ``causes.parquet``: a row for each nonzero entry of the ledger, by the requests' ids."""
+    """Write ``causes.parquet``: one row per nonzero ledger entry, by request id."""
     with CausesFile(path) as file:
         file.add(diagnosis.ledger)
 
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """All that a diagnosis is made from."""
+    """The inputs of a diagnosis, and its assembly."""
 
     source: RecordSource
     percentile: float
@@ -127,9 +127,9 @@ class _Findings:
         ledger = totals.ledger()
         if not totals.exact:
             notes.append(
-                f"{totals.requests:,} requests were attributed in pieces: references, models and what the causes' "
-                f"sentences count are of stretches of the run, and only the {len(ledger.request):,} slowest requests "
-                "are shown one by one."
+                f"{totals.requests:,} requests were attributed in pieces: references, models and the counts in the "
+                f"causes' sentences come from sample stretches of the run, and only the {len(ledger.request):,} "
+                "slowest requests are shown individually."
             )
         return Diagnosis(
             workload=meta.workload,
@@ -153,7 +153,11 @@ class _Findings:
             lost=losses,
             partial=self.source.partial,
             trustworthy=late is None,
-            notes=(*_machine_note(disturbed), *([late] if late else []), *notes),
+            notes=(
+                *([f"The machine was disturbed: {disturbed}."] if disturbed else []),
+                *([late] if late else []),
+                *notes,
+            ),
             disturbed=disturbed,
             recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
             largest=Slowest.of(ledger),
@@ -184,7 +188,7 @@ class _Findings:
         return {key: (min(lo, latency_ms[key]), max(hi, latency_ms[key])) for key, (lo, hi) in found.items()}
 
     def _causes(self, p50_ms: float) -> tuple[CauseSummary, ...]:
-        """Every cause with a nonzero entry, the largest first; those of weight with when they were active."""
+        """Every cause with a nonzero entry, largest first; the important ones with their activity over time."""
         totals, floors = self.totals, self._floors_ms(p50_ms)
         causes = [
             summarize_cause(
@@ -206,13 +210,13 @@ class _Findings:
                 cause,
                 active=activity(*totals.strikes(_NUMBER[cause.cause]), start_s=start_s, end_s=end_s, seed=self.seed),
             )
-            if worth_a_course(cause)
+            if deserves_timeline(cause)
             else cause
             for cause in causes
         )
 
     def _floors_ms(self, p50_ms: float) -> dict[str, float]:
-        """What each cause's interval must exceed for the cause to be named, in milliseconds."""
+        """By cause, the milliseconds that its interval must exceed for the cause to be named."""
         books, handed = self.baselines.books, self.totals.handed
         chance = chance_wait_ns(
             books.line, self.percentile, arrivals=handed.count, span_ns=handed.span_ns, seed=self.seed
@@ -233,12 +237,12 @@ class _Findings:
             }
             for stage, known in totals.stages.items()
         }
-        if evidence.setup.servers == 0:  # who waited in line is not known
+        if evidence.setup.servers == 0:  # the queue is not visible
             stages["queue"] = dict.fromkeys(stages["queue"], math.nan)
         return stages
 
     def _outside(self) -> dict[str, Any]:
-        """Of a service behind an address: where, and what is known beside its requests' latency."""
+        """For a service behind an address: its address and its figures."""
         meta, servers = self.source.meta, self.baselines.evidence.setup.servers
         if servers is None:
             return {}
@@ -249,12 +253,12 @@ class _Findings:
         }
 
     def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:
-        """Figures that say how far the attribution can be trusted, and those over time and by worker."""
+        """Figures on the attribution's quality, over time, and by worker."""
         totals, evidence, books = self.totals, self.baselines.evidence, self.baselines.books
         rows = evidence.rows
         served = (rows["latency_ns"] - rows["queue_ns"] - rows["prepare_wait_ns"] - evidence.window)[evidence.quiet]
         gap = float(books.ledger.reference_ns) - float(np.median(served)) if len(served) else 0.0
-        weighty = {cause.cause for cause in causes if worth_a_course(cause)}
+        weighty = {cause.cause for cause in causes if deserves_timeline(cause)}
         numbers = {cause: k for cause, k in _NUMBER.items() if cause in weighty}
         windows = totals.windows.windows(numbers) if totals.windows is not None else ()
         stacks = stack_times(evidence, self.source.meta.stacks)
@@ -286,11 +290,6 @@ class _Findings:
         if kept is None:
             return None
         return incident_of(kept.evidence, kept.ledger, kept.books.line, self.totals.tail_ns, self.totals.span_s)
-
-
-def _machine_note(disturbed: str) -> tuple[str, ...]:
-    """What a reader must know before all else; nothing where nobody disturbed the run."""
-    return (f"The machine was disturbed: {disturbed}.",) if disturbed else ()
 
 
 def _percentiles_ms(values: Distribution, *percentiles: int) -> dict[str, float]:

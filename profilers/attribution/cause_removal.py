@@ -1,4 +1,4 @@
-"""What percentiles would be with causes removed or a worker added, predicted by replaying the queue so."""
+"""Predicted latencies with causes removed or a worker added, from a replay of the queue."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from latfix.arrays import Floats, Ints
 from latfix.profilers.attribution.ledger import Books
 from latfix.profilers.attribution.wait_attribution import waits_at
 
-#: Replayed requests at a time; bounds the memory of a prediction.
+#: Requests replayed at a time. Bounds the memory of a prediction.
 _AT_ONCE = 2_000_000
 
 
 def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iterator[Ints]:
-    """Latencies had the requests not met some causes: ``(n,)`` nanoseconds, one array a removal.
+    """Predicted latencies without some causes: ``(n,)`` nanoseconds, one array per removal.
 
-    What a removed cause owns of a request's own path is taken off, and both queues are replayed with the
-    service that is left, so that a wait that two causes share shrinks as it would. What traffic alone makes
-    wait (``traffic.*``) is taken off as it stands in the ledger: no service brings it about.
+    The removed causes' own time is subtracted, and both queues are replayed with the remaining service time, so a
+    wait that two causes share shrinks correctly. Waits that traffic alone causes (``traffic.*``) are subtracted as
+    the ledger has them, because no service time causes them.
     """
     ledger, line = books.ledger, books.line
     kept = np.ones((len(removals), len(ledger.causes)))
@@ -28,7 +28,7 @@ def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iter
         keep[[cause in removed for cause in ledger.causes]] = 0.0
     served = np.asarray(line.prepare_extra.any(axis=0) | line.batch_extra.any(axis=0), dtype=bool)
     served[line.window_column] |= line.workers.window > 0
-    # Where what is removed was in nobody's service, everyone waits as before.
+    # A removal that changes no service time leaves all waits unchanged.
     replayed = np.flatnonzero((kept[:, served] == 0).any(axis=1))
     now = _waits(books, np.ones((1, len(ledger.causes))))[0] if len(replayed) else np.zeros(len(ledger.latency_ns))
     group = max(1, _AT_ONCE // max(len(books.ok), 1))
@@ -44,16 +44,16 @@ def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iter
 
 
 def latencies_with_another_worker(books: Books) -> Ints | None:
-    """Latencies had one more worker, as fast as the others, taken batches from the queue: ``(n,)`` nanoseconds.
+    """Predicted latencies with one more worker, as fast as the others: ``(n,)`` nanoseconds.
 
-    :returns: ``None`` where the queue can only be replayed in the batches that were recorded.
+    :returns: ``None`` if the queue can only be replayed in the recorded batches.
     """
     line = books.line
     if line.recorded is not None:
         return None
-    as_it_was = np.ones((1, len(books.ledger.causes)))
+    unchanged = np.ones((1, len(books.ledger.causes)))
     more = replace(line, workers=replace(line.workers, workers=line.workers.workers + 1))
-    grown = waits_at(more, as_it_was)[0, books.ok] - _waits(books, as_it_was)[0]
+    grown = waits_at(more, unchanged)[0, books.ok] - _waits(books, unchanged)[0]
     return np.asarray(np.maximum(books.ledger.latency_ns + np.rint(grown).astype(np.int64), 0), dtype=np.int64)
 
 

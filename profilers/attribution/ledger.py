@@ -1,7 +1,8 @@
-"""The ledger: every cause's claims, made in order, counted once, sent through the queue, and summed exactly."""
+"""The ledger: causes claim in order, each nanosecond counts once, delays pass through the queue, sums are exact."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,42 +14,41 @@ from latfix.profilers.attribution.lock_attribution import HOLDERS, HOLDS_BLOCKED
 from latfix.profilers.attribution.tail import Doubt
 from latfix.profilers.attribution.wait_attribution import MINUTE_NS, Blame, Line, blame_waits
 from latfix.profilers.causes import CAUSES
-from latfix.profilers.causes.cause import Claim
+from latfix.profilers.causes.cause import Claim, Granted, Left
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
-from latfix.profilers.evidence.run_baselines import Reference, quiet_median
+from latfix.profilers.evidence.run_baselines import quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
 from latfix.results.diagnosis import Ledger
 
-_COMPONENTS = ("cpu", "runq", "blocked")
 _LONGEST_WAKING_NS = 1_000_000
 _LOCK = [cause.id for cause in CAUSES].index("python.gil")
-#: What work takes more or less than its inputs need, for no reason that is seen. What is usual of it is judged over
-#: so many stretches of the run.
+#: The mean scatter of work around its model is the median over this many stretches of the run.
 _STRETCHES = 20
-#: Less than this share of the reference is not told from none; from half on it is no scatter.
-_TOLD, _MOST = 0.01, 0.5
-#: Beyond three standard deviations of normal scatter, in median absolute ones.
+#: A mean scatter below this share of the reference counts as zero; from the upper bound on it is not scatter.
+_LEAST, _MOST = 0.01, 0.5
+#: Three standard deviations of normal scatter, in median absolute deviations.
 _FAR = 3 * 1.4826
+#: Causes that hold the scatter: work that takes more or less time than its inputs need, for no visible reason.
 _SCATTER = [k for k, cause in enumerate(CAUSES) if cause.id in ("host.slowdown", "unexplained")]
-#: The published stage that each part belongs to.
+#: The published stage of each part.
 STAGE_OF: Mapping[str, str] = {"lag": "batch", "collate": "batch", "window": "batch", "finish_wait": "finish"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """A ledger with what it was made from.
+    """A ledger and the data it was made from.
 
     :param stages: reference nanoseconds by published stage.
-    :param closure_ns: ``(n,)`` of the ledger's rows: waits that the queue's replay did not reproduce.
+    :param closure_ns: ``(n,)`` by ledger row, the wait that the queue's replay does not reproduce.
     :param line: the queues, with every request of the record; its columns are the ledger's causes.
-    :param ok: which requests of the line are the ledger's rows.
-    :param by_others: ``(K, n)`` of ``propagated``, what came by the finish of others in the batch and by whoever held
-        the interpreter lock.
-    :param lock_closure_ns: ``(n,)`` waits for the lock that nobody is known to have held.
-    :param doubt: what makes its figures uncertain.
+    :param ok: mask of the line's requests that are ledger rows.
+    :param by_others: ``(K, n)`` the part of ``propagated`` that came through the finish of other batch members or
+        through the interpreter lock.
+    :param lock_closure_ns: ``(n,)`` waits for the interpreter lock without a known holder.
+    :param doubt: what makes the figures uncertain.
     """
 
     ledger: Ledger
@@ -61,101 +61,61 @@ class Books:
     doubt: Doubt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """What a cause got of one kind of unit, nanoseconds by row; ``blocked`` is part of ``total``."""
-
-    total: Ints
-    blocked: Ints
-
-
-class _Remains:
-    """What claims have left so far; see :class:`latfix.profilers.causes.cause.Left`."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._left: dict[tuple[str, str], Ints] = {
-            (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
-        }
-        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
-
-    def cpu(self, unit: str) -> Ints:
-        return self._left[unit, "cpu"]
-
-    def runq(self, unit: str) -> Ints:
-        return self._left[unit, "runq"]
-
-    def blocked(self, unit: str) -> Ints:
-        return self._left[unit, "blocked"]
-
-    def cpu_excess(self, unit: str) -> Ints:
-        excess = self._left[unit, "cpu"] - self._expected[unit]
-        return np.asarray(np.maximum(excess, 0), dtype=np.int64)
-
-    def take(self, claim: Claim) -> dict[str, Granted]:
-        """Grant a claim: by unit, what it got."""
-        granted: dict[str, Granted] = {}
-        for name, parts in claim.units.items():
-            found = {part: np.zeros(len(self._left[name, part]), np.int64) for part in _COMPONENTS}
-            for part in _COMPONENTS:
-                wanted = getattr(parts, part)
-                if wanted is not None:
-                    left = self._left[name, part]
-                    found[part] = np.clip(wanted, 0, left)
-                    self._left[name, part] = left - found[part]
-                    if claim.expected and part == "cpu":
-                        self._expected[name] = self._expected[name] - found[part]
-            granted[name] = Granted(total=np.sum(list(found.values()), axis=0), blocked=found["blocked"])
-        return granted
-
-
 class _Accounts:
-    """Entries per cause while they are being booked; row ``k`` belongs to ``CAUSES[k]``."""
+    """Ledger entries during booking; row ``k`` belongs to ``CAUSES[k]``."""
 
     def __init__(self, evidence: Evidence) -> None:
         n, m = len(evidence.ok), len(evidence.batches["size"])
         self.evidence = evidence
-        self.reference = Reference()
-        #: Parts of the reference, each the median of a quantity of every request, by the cause that counts from it.
+        #: Reference nanoseconds by stage: the sum of the quiet medians of its parts.
+        self.stages: dict[str, int] = defaultdict(int)
+        #: Parts of the reference: a cause's row and the per-request values whose quiet median it is.
         self.usual: list[tuple[int, Ints]] = []
         self.spread = np.zeros((len(CAUSES), n))
         self.own: Ints = np.zeros((len(CAUSES), n), np.int64)
         self.prepare: Ints = np.zeros((len(CAUSES), n), np.int64)
         self.finish: Ints = np.zeros((len(CAUSES), n), np.int64)
         self.batch: Ints = np.zeros((len(CAUSES), m), np.int64)
-        #: Of ``own``, what holders of the interpreter lock owe; and waits for it that nobody is known to have caused.
+        #: The part of ``own`` that lock holders caused, and waits for the lock without a known holder.
         self.locked: Ints = np.zeros((len(CAUSES), n), np.int64)
         self.lock_closure: Ints = np.zeros(n, np.int64)
 
+    def refer(self, stage: str, ns: int) -> int:
+        """Add ``ns`` to a stage's reference, and return it."""
+        self.stages[stage] += ns
+        return ns
+
     def book_unit(self, k: int, name: str, amount: Ints, *, disturbance: bool = False) -> None:
-        """Book what a cause took of a unit: all of a disturbance, otherwise what exceeds its quiet median."""
+        """Book a cause's time in a unit: all of it for a disturbance, otherwise the excess over its quiet median."""
         stage = STAGE_OF.get(name, name)
         if name in REQUEST_UNITS:
             usual = 0 if disturbance else self._usual(k, name, amount)
-            excess = amount - self.reference.add(stage, usual)
+            excess = amount - self.refer(stage, usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         else:
             at_member = self.evidence.of_batch(amount)
-            usual = self.reference.add(stage, 0 if disturbance else self._usual(k, name, at_member))
+            usual = self.refer(stage, 0 if disturbance else self._usual(k, name, at_member))
             self.own[k] += np.where(self.evidence.batch_of >= 0, at_member - usual, 0)
             if name != "d2h" or not self.evidence.setup.overlapped:
                 self.batch[k] += amount - usual
 
     def book_locked(self, name: str, blame: LockBlame) -> None:
-        """Book what holders of the interpreter lock owe for a unit's waits: all of it, as of a disturbance."""
+        """Book a unit's waits for the interpreter lock to the causes of its holders, in full."""
         for k in np.flatnonzero(blame.owned.any(axis=1)).tolist():
             self.book_unit(k, name, blame.owned[k], disturbance=True)
-            self.locked[k] += self._at_requests(name, blame.owned[k])
-        self.lock_closure += self._at_requests(name, blame.unknown)
+            self.locked[k] += self.at_requests(name, blame.owned[k])
+        self.lock_closure += self.at_requests(name, blame.unknown)
 
-    def _at_requests(self, name: str, amount: Ints) -> Ints:
+    def at_requests(self, name: str, amount: Ints) -> Ints:
+        """A unit's amounts by request."""
         return amount if name in REQUEST_UNITS else self.evidence.of_batch(amount)
 
     def book_own(self, k: int, claim: Claim) -> None:
-        """Book modelled work and waits of the request's own path."""
+        """Book modelled work and waits on the request's own path."""
         for name, amount in claim.own.items():
             usual = claim.usual[name] if name in claim.usual else self._usual(k, name, amount)
-            excess = amount - self.reference.add(STAGE_OF.get(name, name), usual)
+            excess = amount - self.refer(STAGE_OF.get(name, name), usual)
             self.own[k] += excess
             self._carry(k, name, excess)
         if claim.behind is not None:
@@ -185,7 +145,7 @@ def make_books(evidence: Evidence) -> Books:
 
 
 def service_line(evidence: Evidence) -> Line:
-    """The two queues with what each cause adds to service in them, as :func:`make_books` has them."""
+    """The two queues of :func:`make_books`, with each cause's addition to service time."""
     accounts = _Accounts(evidence)
     _book_claims(accounts)
     return _line(accounts)
@@ -193,14 +153,14 @@ def service_line(evidence: Evidence) -> Line:
 
 def _book_claims(accounts: _Accounts) -> None:
     evidence = accounts.evidence
-    remains = _Remains(evidence)
+    left = Left(evidence)
     taken = {name: np.zeros(len(unit.cpu), np.int64) for name, unit in evidence.units.items()}
     modelled = {"prepare": evidence.expected.prepare, "finish": evidence.expected.finish}
     modelled["compute"] = evidence.expected.padded
     claims, granted = [], []
     for cause in CAUSES:
-        claims.append((cause.outside if evidence.setup.outside else cause.claim)(evidence, remains))
-        granted.append(remains.take(claims[-1]))
+        claims.append((cause.outside if evidence.setup.outside else cause.claim)(evidence, left))
+        granted.append(left.take(claims[-1]))
     moved = _through_the_lock(accounts, granted, claims)
     for k, claim in enumerate(claims):
         for name, got in granted[k].items():
@@ -219,7 +179,7 @@ def _book_claims(accounts: _Accounts) -> None:
 def _through_the_lock(
     accounts: _Accounts, granted: list[dict[str, Granted]], claims: list[Claim]
 ) -> dict[str, LockBlame]:
-    """By unit, what of its waits for the interpreter lock those who held it owe."""
+    """By unit, its waits for the interpreter lock divided among the holders' causes."""
     evidence = accounts.evidence
     waits = {name: got.total for name, got in granted[_LOCK].items() if got.total.any()}
     if not waits:
@@ -228,7 +188,7 @@ def _through_the_lock(
     def beyond(k: int, name: str, amount: Ints) -> Ints:
         if claims[k].disturbance:
             return amount
-        at_member = accounts._at_requests(name, amount)
+        at_member = accounts.at_requests(name, amount)
         learn = partial(quiet_median, at_member, evidence.quiet)
         return np.maximum(amount - evidence.norms.of(f"lock.usual.{CAUSES[k].id}.{name}", learn), 0)
 
@@ -241,7 +201,7 @@ def _through_the_lock(
             if got is None:
                 continue
             on = got.total if cause.id in HOLDS_BLOCKED else got.total - got.blocked
-            if cause.id == "python.gc":  # who waited for a collection is charged with it by its interval
+            if cause.id == "python.gc":  # waits for a collection are already attributed by its interval
                 paused[name] = on
             elif k != _LOCK and not claims[k].expected:
                 held[name][k] = beyond(k, name, on)
@@ -252,15 +212,15 @@ def _through_the_lock(
 
 
 def _line(accounts: _Accounts) -> Line:
-    """The two queues, with the reference service and what each cause adds to it."""
+    """The two queues, with the reference service time and each cause's addition to it."""
     evidence, setup = accounts.evidence, accounts.evidence.setup
     rows = evidence.rows
     last = len(CAUSES) - 1
     prepared = np.asarray(rows["prepare_thread"] >= 0)
     work = evidence.units["prepare"].wall
-    usual = accounts.reference.stages["prepare"]
+    usual = accounts.stages["prepare"]
     prepare = accounts.prepare.copy()
-    prepare[last] += work - usual - prepare.sum(axis=0)  # exact whatever rounding did
+    prepare[last] += work - usual - prepare.sum(axis=0)  # keeps the sum exact despite rounding
     usual += round(usual * _ordinary(accounts, "prepare", prepare, np.full(len(work), usual), prepared))
     service, reference = _batch_service(accounts)
     batch = accounts.batch.copy()
@@ -271,6 +231,8 @@ def _line(accounts: _Accounts) -> Line:
     typical = np.rint(reference[size]).astype(np.int64)
     batch[last] += service - typical - batch.sum(axis=0)
     reference = reference * (1.0 + _ordinary(accounts, "batch", batch, typical, evidence.batches["size"] > 0))
+    arrival = rows["arrival_ns"]
+    span = float(np.ptp(arrival)) if len(arrival) else 0.0
     headed = np.zeros((len(CAUSES), len(evidence.ok)), np.int64)
     known = evidence.head >= 0
     headed[:, evidence.head[known]] = batch[:, known]
@@ -296,20 +258,20 @@ def _line(accounts: _Accounts) -> Line:
         ended=evidence.of_batch(evidence.released_ns).astype(np.float64),
         length=rows["bucket_length"],
         # A minute, or a quarter of a run that is shorter than four.
-        lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, _span(rows["arrival_ns"]) / 4)),
+        lasting=evidence.norms.of("lasting", lambda: min(MINUTE_NS, span / 4)),
         recorded=_recorded(evidence) if setup.recorded else None,
     )
 
 
 def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, served: Bools) -> float:
-    """Move what work takes beyond its median as a rule, of the causes that are its scatter, to the reference.
+    """Move the mean of ordinary scatter around the median from the scatter's causes to the reference.
 
-    A queue is as long as the mean of what is served makes it, and scatter is skewed: with the median for a
-    reference, whoever waits in a service that ordinary work all but fills would be said to wait for the machine's
-    slowness. What is beyond the scatter counts as no more than its limit, and a slow stretch of the run is outvoted.
+    Queue length depends on the mean service time, and scatter is skewed. With the median as reference, waits in a
+    nearly saturated service would be attributed to a slow machine. Outliers count only up to the scatter's limit,
+    and the median over stretches ignores a slow stretch.
 
     :param extra: ``(K, n)`` nanoseconds beyond ``reference``, changed in place.
-    :returns: by what share of itself the reference grows.
+    :returns: the relative growth of the reference.
     """
     rows = np.flatnonzero(served)
     if not len(rows):
@@ -321,7 +283,7 @@ def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, serv
         limit = _FAR * float(np.median(np.abs(scatter - np.median(scatter))))
         own = np.clip(shares[_SCATTER.index(k)], -limit, limit)
         share = float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))
-        return share if _TOLD <= abs(share) < _MOST else 0.0
+        return share if _LEAST <= abs(share) < _MOST else 0.0
 
     grown = 0.0
     for k in _SCATTER:
@@ -342,17 +304,13 @@ def _recorded(evidence: Evidence) -> Recorded:
     )
 
 
-def _span(times: Ints) -> float:
-    return float(np.ptp(times)) if len(times) else 0.0
-
-
 def _batch_service(accounts: _Accounts) -> tuple[Ints, Floats]:
-    """How long each batch held its worker, and how long one of each size would at reference."""
-    evidence, stages = accounts.evidence, accounts.reference.stages
+    """How long each batch held its worker, and the reference duration by batch size."""
+    evidence, stages = accounts.evidence, accounts.stages
     batches, lag = evidence.batches, evidence.units["lag"].wall
     service = evidence.released_ns - (batches["close_ns"] - lag)
     typical = evidence.expected.typical.astype(np.float64)
-    # `compute`'s reference is a typical request's: what of it is not modelled work belongs to every batch.
+    # The reference of `compute` is a typical request's. Its part that is not modelled work occurs in every batch.
     norms, padded, quiet = evidence.norms, evidence.of_batch(evidence.expected.padded), evidence.quiet
     modelled = norms.of("typical_batch", lambda: quiet_median(padded, quiet))
     fixed = stages["batch"] + stages["h2d"] + stages["compute"] - modelled
@@ -374,7 +332,7 @@ def _index(cause: str) -> int:
 
 
 def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
-    """Put own and propagated together; the remainder of each request is ``unexplained``."""
+    """Combine own and propagated time; the remainder of each request is ``unexplained``."""
     evidence = accounts.evidence
     rows, ok = evidence.rows, evidence.ok
     own = accounts.own
@@ -392,10 +350,10 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     own[_index("traffic.overload")] += np.where(blame.overload, traffic, 0)
     own[_index("traffic.priority")] += overtaken
     closure = waited - traffic - overtaken - waits.sum(axis=0)
-    # Waking a thread takes a moment even in a quiet run; beyond that, on contended cores, it waited for one.
+    # Waking a thread takes time even in a quiet run. More than that, on contended cores, is a wait for a core.
     usual = evidence.norms.of("waking", lambda: quiet_median(closure, evidence.quiet))
     waking = min(max(usual, 0), _LONGEST_WAKING_NS)
-    closure = closure - accounts.reference.add("prepare", waking)
+    closure = closure - accounts.refer("prepare", waking)
     late = late_wakings(evidence, np.maximum(closure, 0))
     own[_index("host.contention")] += late
     closure = closure - late
@@ -403,12 +361,12 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
     locked = np.where(in_line > waking, np.minimum(np.maximum(closure, 0), locked), 0)
     own[_index("python.gil")] += locked
     closure = closure - locked
-    latency, total = rows["latency_ns"][ok].astype(np.int64), accounts.reference.total_ns
+    latency, total = rows["latency_ns"][ok].astype(np.int64), sum(accounts.stages.values())
     own, propagated = own[:, ok], propagated[:, ok]
     last = len(CAUSES) - 1
     own[last] = latency - total - own[:last].sum(axis=0) - propagated.sum(axis=0)
-    stages = dict(accounts.reference.stages)
-    stages["prepare"] += stages.pop("intake", 0)  # until here apart: it holds no prepare thread
+    stages = dict(accounts.stages)
+    stages["prepare"] += stages.pop("intake", 0)  # separate so far, because intake holds no prepare thread
     ledger = Ledger(
         request=rows["index"][ok].astype(np.int64),
         latency_ns=latency,
@@ -435,10 +393,10 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
 
 
 def _held_to(waited: Ints, blame: Blame) -> Floats:
-    """Per request, the factor that keeps the entries of its wait from exceeding what it waited.
+    """Per request, the factor (at most 1) that limits the entries of its wait to the measured wait.
 
-    A replay of batches turns on microseconds: who misses one in it may have been in time. Then there is no wait to
-    divide, and an entry that is taken back as ``unexplained`` would blame somebody for nothing.
+    A replay is sensitive to microseconds: a request that misses a batch in it may have made it in the run. Without a
+    measured wait there is nothing to divide, and no cause must get an entry that ``unexplained`` then takes back.
     """
     replayed = blame.traffic + blame.priority + blame.propagated.sum(axis=1)
     more = (replayed > waited) & (replayed > 0)
@@ -446,7 +404,7 @@ def _held_to(waited: Ints, blame: Blame) -> Floats:
 
 
 def _finished_before(accounts: _Accounts) -> Ints:
-    """What the finish of earlier members of the batch, beyond the reference, cost each request."""
+    """``(K, n)`` delay of each request by the finish of earlier batch members, beyond the reference."""
     evidence = accounts.evidence
     order = evidence.members.order
     result = np.zeros_like(accounts.finish)

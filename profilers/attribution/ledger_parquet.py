@@ -1,4 +1,4 @@
-"""``causes.parquet``: a row for each nonzero entry of a ledger, by the requests' ids, written piece by piece."""
+"""``causes.parquet``: one row per nonzero ledger entry, by request id, written chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from latfix.results.diagnosis import Ledger
 
 
 class CausesFile:
-    """The file while it is written; it is there whole, or not at all.
+    """A context manager that writes the file; it appears complete or not at all.
 
-    Use as a context manager; :meth:`add` each part of the run's ledger in order.
+    :meth:`add` takes the parts of the run's ledger in order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class CausesFile:
         self._file.__exit__(kind, error, trace)
 
     def add(self, ledger: Ledger) -> None:
-        """Write the entries of some requests."""
+        """Append the entries of some requests."""
         self._writer.write_table(_table(ledger), row_group_size=8 * ROW_GROUP)
 
 

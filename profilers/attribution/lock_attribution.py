@@ -1,14 +1,14 @@
-"""Blame through the interpreter lock: what whoever held it was doing while a unit waited for it.
+"""Waits for the interpreter lock, attributed to what the holder was doing.
 
-A thread that waits for the lock has no fault of its own, as a request in a queue has none: the milliseconds belong
-to what kept the holder. While a unit waited, the other threads' units say who can have held the lock: a unit that was
-on a core, or was runnable and had none, held it for as long as its kind does; one that was itself blocked did not. Of
-the wait each of them owns as much as it held, and of that each of its causes what it took of the unit. The holder's
-ordinary work keeps its part under ``python.gil``, and so does what no unit can have held: another thread of the
-process, or nobody that is known (the closure error).
+A thread that waits for the lock is not at fault, like a request in a queue: its wait belongs to whatever slowed the
+holder. The units that ran in other threads during the wait are the possible holders. A unit that was on a core, or
+runnable without one, held the lock for the share of time typical of its kind; a blocked unit did not. Each holder
+owns the part of the wait that it held the lock for, divided among its own causes. ``python.gil`` keeps the part of
+ordinary work, and the part that no unit can have held: another thread of the process, or an unknown holder (the
+closure error).
 
-How much of its time a kind of unit holds the lock for, operators that let go of it aside, the probe says: how often
-a thread that woke while such a unit alone was under way had to wait.
+The share of time for which a kind of unit holds the lock (operators may release it) comes from the probe: how often a
+thread that woke while only such a unit ran had to wait.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from latfix.profilers.probes.gil_probe import USUAL_NS, WAIT_SERIES
 
 #: Units in which a thread runs code of the service.
 HOLDERS: tuple[str, ...] = tuple(PROCESS_CPU)
-#: Causes whose blocked time is the holder's own: it had not let go of the lock to wait.
+#: Causes whose blocked time still holds the lock, because the thread did not release it to wait.
 HOLDS_BLOCKED = ("memory.page_faults", "host.throttle", "host.steal")
-#: Readings of the probe that are taken to have met a held lock, and all, before any was made.
+#: Prior of the probe's statistics: readings with a held lock, and all readings.
 _PRIOR = (1.0, 2.0)
 
 
@@ -36,8 +36,8 @@ _PRIOR = (1.0, 2.0)
 class LockBlame:
     """Waits of one kind of unit for the lock, divided. All nanoseconds.
 
-    :param owned: ``(K, rows)`` by cause of whoever held it, never negative; the rest is ``python.gil``.
-    :param unknown: ``(rows,)`` of the rest, what nobody can have held that is known.
+    :param owned: ``(K, rows)`` by the holder's cause, never negative; the rest is ``python.gil``.
+    :param unknown: ``(rows,)`` the part of the rest without a known holder.
     """
 
     owned: Ints
@@ -45,11 +45,10 @@ class LockBlame:
 
 
 class LockHolders:
-    """Who can have held the lock when, thread by thread.
+    """The possible lock holders over time, by thread.
 
-    :param held: by unit, ``(K, rows)`` nanoseconds of each cause beyond the usual, of the time in which the unit's
-        thread was not blocked.
-    :param paused: by unit, ``(rows,)`` of that time, what others' waits were charged with by its own intervals.
+    :param held: by unit, ``(K, rows)`` nanoseconds of each cause beyond the usual, while its thread was not blocked.
+    :param paused: by unit, ``(rows,)`` the part of that time that other units' waits are already attributed to.
     """
 
     def __init__(self, evidence: Evidence, held: Mapping[str, Ints], paused: Mapping[str, Ints]) -> None:
@@ -63,7 +62,7 @@ class LockHolders:
         }
 
     def blame(self, name: str, unit: Unit, waited: Ints) -> LockBlame:
-        """Divide what units of one kind waited for the lock.
+        """Divide the waits of one kind of unit.
 
         :param waited: ``(rows,)`` beyond the usual.
         """
@@ -77,7 +76,7 @@ class LockHolders:
         for place, timeline in self._threads.items():
             total += np.where(mine == place, 0.0, timeline.between(start, end))
         running, on_core, holding, *_ = total
-        # Other threads' time on a core that no unit accounts for: somebody's who serves no request.
+        # On-core time of other threads outside any unit: threads that serve no request.
         others = np.maximum(other_threads_ns(self._evidence, name)[rows] - on_core, 0.0)
         held = np.minimum(waited[rows], running + others)
         owned[np.ix_(self._named, rows)] = np.floor(total[3:] * held / np.maximum(holding + others, 1.0))
@@ -86,7 +85,7 @@ class LockHolders:
         return LockBlame(owned=owned, unknown=unknown)
 
     def _holding(self, name: str) -> float:
-        """For which part of its time a kind of unit holds the lock."""
+        """The share of its time for which a kind of unit holds the lock."""
 
         def learn() -> float:
             times, waits = self._evidence.series(WAIT_SERIES)
@@ -99,14 +98,14 @@ class LockHolders:
     def _timeline(
         self, place: int, held: Mapping[str, Ints], paused: Mapping[str, Ints], shares: Mapping[str, float]
     ) -> Timeline:
-        """One thread's units in order: what each held, was on a core for, and did for each cause."""
+        """One thread's units in order: busy time, on-core time, time holding the lock, and that time by cause."""
         begin, end, columns = [], [], []
         for name in HOLDERS:
             unit = self._evidence.units[name]
             rows = np.flatnonzero((unit.wall > 0) & (self._evidence.places(name) == place))
             busy = np.maximum((unit.cpu + unit.runq - paused[name])[rows], 0)
             entries = held[name][np.ix_(self._named, rows)]
-            # Granted blocked time that holds the lock, as a page that is read from a disk, comes on top.
+            # Granted blocked time that holds the lock (a page read from disk) comes on top.
             busy = np.maximum(busy, entries.sum(axis=0))
             begin.append(unit.start[rows])
             end.append(unit.start[rows] + unit.wall[rows])
@@ -115,7 +114,7 @@ class LockHolders:
 
 
 def _alone(evidence: Evidence, name: str, times: Ints) -> Bools:
-    """At which moments a unit of this kind was under way and no other."""
+    """True at the times when exactly one unit ran, and it was of this kind."""
     under_way = {}
     for kind in HOLDERS:
         unit = evidence.units[kind]

@@ -1,4 +1,4 @@
-"""What became of requests that did not end ok: the stage that they were lost in, and what they had waited for."""
+"""Requests that did not end ``ok``: the stage in which they were lost, and what they had waited for."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MESSAGES = 3
 
 
 def lost_requests(source: RecordSource, evidence: Evidence, books: Books, sample: RunRecord) -> tuple[Losses, ...]:
-    """Those of a run, by how they ended.
+    """The lost requests of a run, by status.
 
-    :param evidence: of the run, or of a sample of it, which then speaks for the rest; ``books`` its ledger.
-    :param sample: what both are of.
+    :param evidence: of the run or of a sample that stands for it; ``books`` its ledger.
+    :param sample: the record of both.
     """
     errors, rows, hung = sample.errors, sample.requests, np.flatnonzero(sample.events["kind"] == "hang")
     begun = sample.events["t_ns"][hung]
@@ -53,11 +53,11 @@ def lost_requests(source: RecordSource, evidence: Evidence, books: Books, sample
             found.append(
                 _losses(name, {key: values[some] for key, values in every.items()}, arrived, waited_for, errors)
             )
-    return tuple(map(_seen, found)) if evidence.setup.outside else tuple(found)
+    return tuple(map(_from_outside, found)) if evidence.setup.outside else tuple(found)
 
 
-def _seen(losses: Losses) -> Losses:
-    """The stages by the names that they have for whoever sees the service from outside."""
+def _from_outside(losses: Losses) -> Losses:
+    """Rename the stages to those that a client sees from outside the service."""
     stages = {stage_label(stage, outside=True): count for stage, count in losses.in_stage.items()}
     took = {stage_label(stage, outside=True): ms for stage, ms in losses.stages_ms.items()}
     return replace(losses, in_stage=stages, stages_ms=took)
@@ -68,7 +68,7 @@ def _losses(
 ) -> Losses:
     count, waited = len(rows["status"]), rows["latency_ns"] / 1e6
     stages = {stage: float(rows[f"{stage}_ns"].mean()) / 1e6 for stage in STAGES}
-    said = Counter(errors[k] for k in rows["index"].tolist() if k in errors)
+    messages = Counter(errors[k] for k in rows["index"].tolist() if k in errors)
     return Losses(
         status=name,
         requests=count,
@@ -77,14 +77,14 @@ def _losses(
         in_stage=dict(Counter(_stages_of(rows)).most_common()),
         stages_ms={stage: took for stage, took in stages.items() if took},
         waited_for_ms=waited_for,
-        errors=dict(said.most_common(_MESSAGES)),
+        errors=dict(messages.most_common(_MESSAGES)),
     )
 
 
 def _stages_of(rows: Columns) -> list[str]:
-    """The stage that each was in: the last that took time, for stages never reached have no length."""
+    """The stage in which each request was lost: the last with a duration."""
     lengths = np.stack([rows[name] for name in _STAGE_NS])
-    lengths[STAGES.index("prepare")] -= rows["intake_ns"]  # until then it was at the door
+    lengths[STAGES.index("prepare")] -= rows["intake_ns"]  # before intake the request was not yet in prepare
     took = lengths > 0
     last = len(STAGES) - 1 - np.argmax(took[::-1], axis=0)
     names = [STAGES[k] for k in last.tolist()]
@@ -94,7 +94,7 @@ def _stages_of(rows: Columns) -> list[str]:
 
 
 class _Waits:
-    """What threads spent their time on while requests waited for them: the queues of the ledger, unit by unit."""
+    """What threads worked on while requests waited for them, from the queues of the ledger."""
 
     def __init__(self, evidence: Evidence, books: Books, hangs: Ints) -> None:
         self._hangs, self._count = hangs, max(evidence.setup.workers, 1)
@@ -116,7 +116,7 @@ class _Waits:
         self._workers = _Spent(names, released, parts, batches["worker"][some], setup.workers)
 
     def mean_ms(self, rows: Columns) -> dict[str, float]:
-        """Of the mean wait in ``prepare`` and ``queue``, what each was, the largest first."""
+        """The mean wait in ``prepare`` and ``queue`` by what it was spent on, largest first."""
         handed = rows["arrival_ns"] + rows["dispatch_ns"]
         enqueued = handed + rows["prepare_ns"]
         total: dict[str, float] = {"unrecorded": 0.0}
@@ -137,12 +137,12 @@ class _Waits:
 
 
 def _overlap(begin: Ints, length: Ints, first: int, last: int) -> Ints:
-    """How long each stretch lies within one."""
+    """The overlap of each stretch with ``first`` to ``last``."""
     return np.asarray(np.maximum(np.minimum(begin + length, last) - np.maximum(begin, first), 0), dtype=np.int64)
 
 
 class _Spent:
-    """By what it was spent on, the time that threads of one kind were held."""
+    """Busy time of one kind of thread, by what it was spent on."""
 
     def __init__(self, names: tuple[str, ...], ended: Ints, parts: Floats, thread: Ints, threads: int) -> None:
         self._threads, self._names = max(threads, 1), names
@@ -157,7 +157,7 @@ class _Spent:
             self._lanes.append((np.stack([starts, ends], axis=1).reshape(-1), spent))
 
     def between(self, begin: Ints, end: Ints) -> dict[str, float]:
-        """What a thread spent from ``begin`` to ``end``, on average over all of them; nanoseconds of all waits."""
+        """Time from ``begin`` to ``end`` by what it was spent on: the mean over threads, summed over waits."""
         found = dict.fromkeys(self._names, 0.0)
         for times, spent in self._lanes:
             for name, running in zip(self._names, spent, strict=True):

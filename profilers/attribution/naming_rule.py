@@ -1,4 +1,4 @@
-"""What a diagnosis says of each cause, and from where on it names one."""
+"""The summary of each cause, and the rule by which a cause is named."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import CauseSummary
 from latfix.run_record.run_meta import RunMeta
 
-#: A cause is not named below this, this share of p50, or this share of what slow requests exceed normal ones by.
+#: A cause is not named below these limits: milliseconds, share of p50, share of the excess.
 _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
-#: Every machine and every traffic has some of these: what unperturbed runs show, as a share of p50, and of a machine
-#: also in milliseconds.
+#: Causes that every run shows a little of, and how much undisturbed runs show: a share of p50, and for causes of the
+#: machine also milliseconds.
 _ALWAYS_SOME = ("host.contention", "host.slowdown", "host.steal", "python.gil", "observer", "input.size")
-OF_THE_MACHINE = _ALWAYS_SOME[:-1]
+MACHINE_CAUSES = _ALWAYS_SOME[:-1]
 _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
-#: Beginnings of the fixes that need a GPU, or a CPU; of those that change layers or have torch compile them, which a
-#: file that another runtime executes does not have; that need several workers; and several threads of one operator.
+#: Prefixes of fixes by what they need: a GPU, a CPU, torch layers (which a file for another runtime does not have),
+#: several workers, several threads per operator.
 _NEEDS_GPU = (
     "quantize.fp8_dynamic",
     "fuse.tensorrt",
@@ -46,21 +46,21 @@ _NEEDS_CPU = (
 _NEEDS_LAYERS = ("quantize.", "fuse.", "cache.embeddings", "dispatch.inference_mode")
 _GRAPHS = ("ONNX", "TensorRT")
 _NEEDS_WORKERS, _NEEDS_THREADS = ("host.routing",), ("host.threads", "host.wait_policy")
-#: From this share of the tail on, a cause's course over the run is looked at though it is not named.
-_TOLD = 0.02
+#: A cause with a larger share of the tail gets its activity over time even if it is not named.
+_LEAST_SHARE = 0.02
 
 
 def floors_ms(p50_ms: float, excess_ms: float, chance_wait_ns: float) -> dict[str, float]:
-    """What each cause's interval must exceed for the cause to be named, in milliseconds.
+    """By cause, the milliseconds that the low end of its interval must exceed for the cause to be named.
 
-    :param excess_ms: by which the tail exceeds the reference.
-    :param chance_wait_ns: what chance alone makes the tail wait (:mod:`attribution.noise_floors`).
+    :param excess_ms: the tail's excess over the reference.
+    :param chance_wait_ns: the tail's wait by chance alone (:mod:`attribution.noise_floors`).
     """
     least = max(_LEAST_OF_P50 * p50_ms, _LEAST_MS, _LEAST_OF_EXCESS * excess_ms)
     floors = {cause.id: least for cause in CAUSES}
     for cause_id in _ALWAYS_SOME:
         floors[cause_id] = max(least, _USUAL_OF_P50 * p50_ms)
-    for cause_id in OF_THE_MACHINE:
+    for cause_id in MACHINE_CAUSES:
         floors[cause_id] = max(floors[cause_id], _USUAL_MS)
     floors["traffic.burst"] += chance_wait_ns / 1e6
     return floors
@@ -79,7 +79,7 @@ def summarize_cause(
 ) -> CauseSummary:
     """The entry of ``CAUSES[k]``.
 
-    :param requests: how many it touched on their own path; ``largest_ns`` the most of one.
+    :param requests: number of requests with a part of it on their own path; ``largest_ns`` the largest such part.
     """
     cause = CAUSES[k]
     own_ms, propagated_ms = float(tail.own_ms[k]), float(tail.propagated_ms[k])
@@ -98,7 +98,7 @@ def summarize_cause(
         named=cause.id != UNEXPLAINED and low > floor_ms,
         evidence_class=cause.class_in(evidence),
         requests=requests,
-        evidence=cause.told(evidence, figures),
+        evidence=cause.describe(evidence, figures),
         whatif_ms=whatif_ms,
         fixes=() if evidence.setup.outside else applicable(cause.fixes, meta),
         culprit=cause.culprit(evidence),
@@ -106,7 +106,7 @@ def summarize_cause(
 
 
 def applicable(fixes: tuple[str, ...], meta: RunMeta) -> tuple[str, ...]:
-    """Those of a cause's fixes that can apply where the run was made: to its device, its model and its settings."""
+    """The fixes that can apply to the run's device, model and settings."""
     barred: tuple[str, ...] = _NEEDS_GPU if meta.device == "cpu" else _NEEDS_CPU
     if KINDS.get(Path(meta.entry).suffix) in _GRAPHS:
         barred += _NEEDS_LAYERS
@@ -117,11 +117,11 @@ def applicable(fixes: tuple[str, ...], meta: RunMeta) -> tuple[str, ...]:
     return tuple(fix for fix in fixes if not fix.startswith(barred))
 
 
-def worth_a_course(cause: CauseSummary) -> bool:
-    """Whether it is worth telling when a cause was active."""
-    return cause.named or cause.tail_share > _TOLD
+def deserves_timeline(cause: CauseSummary) -> bool:
+    """True if the diagnosis shows when the cause was active."""
+    return cause.named or cause.tail_share > _LEAST_SHARE
 
 
 def overhead_of(meta: RunMeta) -> dict[str, float]:
-    """What latfix itself cost."""
+    """The cost of latfix itself."""
     return {key: float(meta.overhead.get(key, 0.0)) for key in ("per_request_us", "core_share")}

@@ -1,12 +1,11 @@
-"""What a quiet run shows anyway: waits that chance makes, and the unevenness of a shared machine.
+"""What even a healthy run shows: waits by chance, and the noise of a shared machine.
 
-A service at a third of its capacity still queues now and then, because independent callers sometimes arrive
-together: memoryless arrivals at the run's own rate and reference service say how much. That is no burst.
+A service at a third of its capacity queues now and then, because independent callers sometimes arrive together.
+Simulated memoryless arrivals at the run's rate and reference service time show how much. That is not a burst.
 
-On any machine with neighbors the same work takes a little longer at one time than at another: the other thread of
-the core is busy, an interrupt comes, a kernel thread runs for a moment. Each such disturbance is small beside the
-work that it meets; a queue adds them up. What the tail owes to disturbances that are small where they happen is no
-fault.
+On a machine with neighbors the same work sometimes takes a little longer: the sibling thread of the core is busy, an
+interrupt arrives, a kernel thread runs. Each such disturbance is small compared with the work that it delays, but a
+queue adds them up. The part of the tail from small disturbances is not a fault.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats
 from latfix.profilers.attribution.ledger import Books
-from latfix.profilers.attribution.naming_rule import OF_THE_MACHINE
+from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.wait_attribution import Line, capacity, waits_at
 from latfix.statistics.latency_summary import percentile_ns
 
-#: From this share of capacity on, waiting is what the load does, and is to be named whatever the arrivals' law.
+#: From this share of capacity on, waits are due to the load and are named for any arrival process.
 BUSY = 0.6
 _RUNS = 40
 _MOST_REQUESTS = 4_000
 _UPPER = 0.975
-#: Noise below this share of a cause's milliseconds is a small part of them.
+#: Noise below this share of a cause's milliseconds is a minor part of them.
 _MINOR = 0.25
-#: Up to this share of a typical service, a disturbance is one that any shared machine has.
+#: A disturbance up to this share of a typical service time is noise of a shared machine.
 SMALL = 0.6
 
 
 def chance_wait_ns(line: Line, percentile: float, *, arrivals: int, span_ns: float, seed: int) -> float:
-    """The mean wait of the requests at or above a percentile, under memoryless arrivals of the run's rate.
+    """The mean wait of the requests at or above a percentile, under memoryless arrivals at the run's rate.
 
-    :param arrivals: of the run, over ``span_ns`` from the first to the last.
-    :returns: nanoseconds: what 39 of 40 such runs stay below. Zero where the run is busier than :data:`BUSY`.
+    :param arrivals: number of arrivals over ``span_ns``, from the first to the last.
+    :returns: nanoseconds that 39 of 40 such runs stay below; 0 if the load exceeds :data:`BUSY`.
     """
     load = (arrivals - 1) / span_ns / capacity(line) if arrivals > 1 and span_ns > 0 else 0.0
     if not 0 < load < BUSY:
@@ -71,34 +70,34 @@ def _waits(line: Line, handed: Floats) -> Floats:
 
 
 def above_noise(floors: Mapping[str, float], tail: Tail, percentile: float, books: Books) -> dict[str, float]:
-    """Floors with the machine's own noise added, for those of its causes that would be named without it.
+    """Floors raised by the machine's noise, for the machine's causes that would be named otherwise.
 
-    :param floors: by cause, what its interval must exceed, in milliseconds.
-    :param books: of the requests that the tail was cut from, or of a sample of them.
+    :param floors: by cause, the milliseconds that its interval must exceed.
+    :param books: of the run, or of a sample of it.
     """
     order = list(books.ledger.causes)
-    wanted = [cause for cause in OF_THE_MACHINE if tail.ci95_ms[order.index(cause), 0] > floors[cause]]
+    wanted = [cause for cause in MACHINE_CAUSES if tail.ci95_ms[order.index(cause), 0] > floors[cause]]
     latency = books.ledger.latency_ns
     members = np.asarray(latency >= percentile_ns(latency, percentile))
     noise = noise_ms(books, members, wanted)
-    found = {cause: float((tail.own_ms + tail.propagated_ms)[order.index(cause)]) for cause in wanted}
-    return {cause: _raised(floor, noise.get(cause, 0.0), found.get(cause, 0.0)) for cause, floor in floors.items()}
+    total = {cause: float((tail.own_ms + tail.propagated_ms)[order.index(cause)]) for cause in wanted}
+    return {cause: _raised(floor, noise.get(cause, 0.0), total.get(cause, 0.0)) for cause, floor in floors.items()}
 
 
-def _raised(floor: float, noise: float, found: float) -> float:
-    """A floor above a machine's noise. Where that is a small part of what a cause owns, it shrinks with it.
+def _raised(floor: float, noise: float, total: float) -> float:
+    """The floor plus the noise; less if the noise is a minor part of the cause.
 
-    :param found: the cause's milliseconds, whose low end must exceed the floor; the noise is a part of them.
+    :param total: the cause's milliseconds, noise included.
     """
-    if noise < _MINOR * found:
-        return min(floor + noise, floor / (1.0 - noise / found))
+    if noise < _MINOR * total:
+        return min(floor + noise, floor / (1.0 - noise / total))
     return floor + noise
 
 
 def noise_ms(books: Books, members: Bools, causes: Sequence[str]) -> dict[str, float]:
-    """By cause, the mean over the tail's requests of what its small disturbances cost them, in milliseconds.
+    """By cause, the mean cost of its small disturbances to the tail's requests, in milliseconds.
 
-    On their own path, and through the queue: by how much their waits shrink where these disturbances are left out.
+    Counts time on their own path, and the reduction of their waits when the queue is replayed without them.
 
     :param members: ``(n,)`` the tail, as rows of the ledger.
     """
@@ -121,7 +120,7 @@ def noise_ms(books: Books, members: Bools, causes: Sequence[str]) -> dict[str, f
 
 
 def _apart(line: Line, chosen: list[int], limit: float) -> Line:
-    """The line with the small entries of some columns moved to columns of their own, at the end."""
+    """The line with the small entries of some columns moved to separate columns at the end."""
     batch, prepare = line.batch_extra.copy(), line.prepare_extra.copy()
     small: dict[str, list[Floats]] = {"batch": [], "prepare": []}
     for k in chosen:

@@ -1,4 +1,4 @@
-"""The tail: which requests it holds, what each cause owns of it, and how sure that is."""
+"""The tail: its requests, each cause's part of it, and the intervals of these parts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.results.diagnosis import Ledger
 from latfix.statistics.block_bootstrap import block_counts, block_length, iter_block_starts
 
-#: Causes that belong to a process's start, not to a moment drawn at random.
+#: Causes that occur once per process, at its start, and so are part of every resample.
 ONCE = ("cold.start", "cold.compile")
-#: Resampling stops at so many drawn requests in all; large records need fewer replicates anyway.
+#: Limit on drawn requests over all replicates; large records need fewer replicates.
 _MOST_DRAWN = 100_000_000
-#: Drawn requests whose medians are found at a time, which bounds the memory.
+#: Drawn requests whose medians are computed at a time. Bounds the memory.
 AT_ONCE = 200_000
-#: How much further an interval reaches away from zero than towards it, by requests in the tail: a resample holds
-#: no pause longer than the longest that was seen. Fitted to simulated runs; docs/causes.md has what it reaches.
+#: Extra reach of an interval on the side away from zero, divided by the root of the tail's size: a resample contains
+#: no pause longer than the longest observed one. Fitted to simulated runs; docs/causes.md has the resulting coverage.
 _UNSEEN = 3.0
-#: What one request is charged may be off by as much, in milliseconds and as a share: no interval is narrower.
+#: Error of what is attributed to one request, in milliseconds and as a share; no interval is narrower.
 _CHARGE_MS, _CHARGE_SHARE = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """What else than the choice of moments makes a cause's figure uncertain.
+    """Sources of uncertainty other than the choice of requests.
 
-    :param quiet: ``(n,)`` ledger rows that the references are medians over.
-    :param usual: for each part of the reference, the row of the ledger that counts from it and the ``(n,)``
-        values whose median it is, in nanoseconds.
-    :param spread: ``(K, n)`` standard errors of entries that rest on a fitted or calibrated figure, all rows of a
-        cause moving together; rows of zeros where there is none.
+    :param quiet: ``(n,)`` mask of the ledger rows that references are medians over.
+    :param usual: for each part of the reference, the cause's row and the ``(n,)`` nanoseconds whose median it is.
+    :param spread: ``(K, n)`` standard errors of entries that rest on a fit or a calibration; a cause's errors are
+        fully correlated. Zeros elsewhere.
     """
 
     quiet: Bools
@@ -44,10 +43,10 @@ class Doubt:
 class Tail:
     """Means over the requests at or above a percentile of latency, in milliseconds.
 
-    :param requests: of the ledger; ``inside`` how many of them are in the tail.
-    :param excess_ms: mean latency less the reference; the causes' ``own_ms + propagated_ms`` sum to it.
-    :param own_ms: ``(K,)``; ``propagated_ms`` the same.
-    :param ci95_ms: ``(K, 2)`` interval of own + propagated.
+    :param requests: number of ledger rows; ``inside`` those in the tail.
+    :param excess_ms: mean latency minus the reference; the sum of all ``own_ms + propagated_ms``.
+    :param own_ms: ``(K,)``, as ``propagated_ms``.
+    :param ci95_ms: ``(K, 2)`` intervals of own + propagated.
     """
 
     requests: int
@@ -62,9 +61,9 @@ class Tail:
 def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, replicates: int) -> Floats:
     """``(replicates, K)``: every cause's mean over the tail of a resample, in milliseconds.
 
-    A moving-block bootstrap: in each replicate the tail is cut anew, the references are medians anew, and figures
-    that rest on a model or a calibrated price move by their standard error. Requests that a cause of :data:`ONCE`
-    touched are in every replicate: a cold start happens once in every run.
+    A moving-block bootstrap. Each replicate cuts the tail again, recomputes the reference medians, and shifts figures
+    that rest on a model or a calibrated price by their standard error. Requests that a cause of :data:`ONCE` touched
+    are in every replicate, because a cold start happens in every run.
     """
     n = len(ledger.latency_ns)
     order = np.argsort(ledger.latency_ns, kind="stable")
@@ -98,7 +97,7 @@ def resampled_rows(ledger: Ledger, percentile: float, doubt: Doubt, seed: int, r
 
 
 def moved_ms(medians: Sequence[tuple[int, Median]], counts: Ints, columns: int) -> Floats:
-    """``(replicates, columns)``: by how much the medians that count to each column move, in milliseconds.
+    """``(replicates, columns)``: shift of the medians of each column, in milliseconds.
 
     :param counts: ``(replicates, n)`` how often each request was drawn.
     """
@@ -109,7 +108,7 @@ def moved_ms(medians: Sequence[tuple[int, Median]], counts: Ints, columns: int) 
 
 
 class Median:
-    """A median over some of the requests, and how it moves when they are drawn anew."""
+    """A median over some requests, and its shift in resamples."""
 
     def __init__(self, values: Ints, chosen: Bools) -> None:
         rows = np.flatnonzero(chosen)
@@ -118,7 +117,7 @@ class Median:
         self._usual = float(np.median(self._values)) if len(rows) else 0.0
 
     def moved(self, counts: Ints) -> Floats:
-        """The medians of resamples less that of the sample, in the values' unit.
+        """The medians of resamples minus that of the sample, in the values' unit.
 
         :param counts: ``(replicates, n)`` how often each request was drawn.
         """
@@ -127,7 +126,7 @@ class Median:
             return np.zeros(len(counts))
         half = running[:, -1].copy()
         last = running.shape[1] - 1
-        # One sorted row of all: each replicate begins above the end of the one before.
+        # One sorted row for all: each replicate starts above the end of the previous one.
         begin = (int(half.max()) + 2) * np.arange(len(half))
         running += begin[:, None]
         low, high = (
@@ -139,9 +138,9 @@ class Median:
 
 
 def reaching(value: Floats, ends: Floats, count: int) -> Floats:
-    """Percentile intervals, drawn out on the side away from zero; ``(K, 2)``.
+    """Percentile intervals, extended on the side away from zero; ``(K, 2)``.
 
-    The tail's mean is skewed: what a run has not seen can only make it larger.
+    The tail's mean is skewed: events that the run did not see can only make it larger.
     """
     off = np.where(value != 0, _CHARGE_MS + _CHARGE_SHARE * np.abs(value), 0.0)
     low, high = np.minimum(ends[0], value - off), np.maximum(ends[1], value + off)
@@ -149,7 +148,7 @@ def reaching(value: Floats, ends: Floats, count: int) -> Floats:
     up = value + reach * (value - low)
     down = value - reach * (high - value)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # As far up, as a factor, as down; at most thrice as far as that in milliseconds.
+        # The same factor up as down, but at most three times the distance in milliseconds.
         grown = np.where(low > 0, np.minimum(value**2 / low, value + 3 * reach * (value - low)), up)
         fallen = np.where(high < 0, np.maximum(value**2 / high, value - 3 * reach * (high - value)), down)
     positive = value >= 0

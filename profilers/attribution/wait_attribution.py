@@ -1,24 +1,21 @@
-"""Blame through the queue: how much of each request's wait each cause of those ahead of it owns.
+"""Queue waits attributed to the causes that slowed the requests ahead.
 
-With service ``S(α) = reference + α · excess``, the wait of a request grows from what traffic alone makes it
-wait (α = 0) to what it waited (α = 1). The growth is divided among causes as Aumann and Shapley do (Values of
-Non-Atomic Games, 1974): additive, and independent of the causes' order.
+With service ``S(α) = reference + α · excess``, a request's wait grows from the wait that traffic alone causes (α = 0)
+to the measured wait (α = 1). The growth is divided among causes by the Aumann–Shapley value (Values of Non-Atomic
+Games, 1974): additive, and independent of the causes' order.
 
-Behind one worker that serves one request at a time, in order, a wait is piecewise linear in α. It is integrated
-from its derivatives at both ends of cells of α, and exactly so where the derivative changes at most once within a
-cell. A run of some thousand requests is given hundreds of cells; what two changes in one cell then misplace between
-causes is microseconds where pauses are milliseconds.
+With one worker that serves one request at a time, in order, a wait is piecewise linear in α. It is integrated from
+its derivatives at both ends of cells of α, which is exact if the derivative changes at most once within a cell. A run
+of some thousand requests has hundreds of cells, so two changes in one cell misplace only microseconds between causes.
 
-A queue whose policy cannot be told afterwards is replayed as it was recorded
-(:mod:`latfix.queueing.recorded_batches`); that is piecewise linear too. What its order did to a wait is then in the
-part of traffic.
+A queue whose policy cannot be reconstructed is replayed as recorded (:mod:`latfix.queueing.recorded_batches`). That
+is piecewise linear too; the effect of its order on waits is part of traffic.
 
-With batches, several workers or priorities the wait also jumps, where membership or order changes, and no
-derivative tells whose doing that is. There the runner's policy is replayed with the stages scaled in small
-steps, one cause after the other in turn, and what each step adds is that cause's. More than the cause adds to the
-whole busy cycle is a jump, and goes to all causes of the cycle by how much each adds. The parts sum to the growth
-from α = 0 to 1. What the replay at α = 1 misses of the measured wait is the closure error, left to
-``unexplained``.
+With batches, several workers or priorities, a wait also jumps when membership or order changes, and no derivative
+attributes a jump. The runner's policy is then replayed with the causes scaled in small steps, one cause after
+another, and each step's growth belongs to its cause. Growth beyond what the cause adds to the whole busy cycle is a
+jump, which all causes of the cycle share in proportion to their additions. The parts sum to the growth from α = 0 to
+1. The difference between the replay at α = 1 and the measured wait is the closure error, part of ``unexplained``.
 """
 
 from __future__ import annotations
@@ -33,16 +30,16 @@ from latfix.queueing.two_stage_queue import MINUTE_NS, Line, has_classes, in_lan
 __all__ = ["MINUTE_NS", "Blame", "Line", "blame_waits", "capacity", "waits_at"]
 
 
-#: Cells of α at least and at most, and the requests times causes that integrating over them may cost.
+#: Bounds on the cells of α, and the budget of requests × causes × cells.
 _CELLS, _CELL_BUDGET = (16, 512), 6_000_000
-#: Requests times causes times cells at a time: as many as a core's cache holds.
+#: Requests × causes × cells at a time; fits a core's cache.
 _CELLS_AT_ONCE = 40_000
-#: Replayed requests at a time, which bounds the memory of a replay.
+#: Requests replayed at a time. Bounds the memory.
 _AT_ONCE = 2_000_000
-#: Replayed requests that a division by steps may cost, in lanes and one by one; steps at least and at most.
+#: Budget of replayed requests for a division by steps, vectorized in lanes and one by one; bounds on the steps.
 _LANE_BUDGET, _SINGLE_BUDGET = 4_000_000, 600_000
 _LANE_STEPS, _SINGLE_STEPS = (8, 48), (4, 48)
-#: A backlog grew until the end if it was largest within this part of the requests before it.
+#: A backlog counts as growing until the end if its peak is within the last 1/50 of the requests.
 _LAST = 50
 
 
@@ -50,10 +47,10 @@ _LAST = 50
 class Blame:
     """Waits in the prepare pool and the queue, divided. All nanoseconds.
 
-    :param traffic: ``(n,)`` what remains with everything at reference and in order of arrival.
-    :param priority: ``(n,)`` what priorities add to or take from that.
-    :param propagated: ``(n, k)`` by cause of what was ahead.
-    :param overload: ``(n,)`` whether the backlog that it met at reference was one that kept growing.
+    :param traffic: ``(n,)`` wait with all work at reference, in order of arrival.
+    :param priority: ``(n,)`` change of that wait by priorities.
+    :param propagated: ``(n, k)`` wait by the causes of the work ahead.
+    :param overload: ``(n,)`` true if the backlog at reference kept growing.
     """
 
     traffic: Floats
@@ -88,7 +85,7 @@ def _active(line: Line) -> Ints:
 
 
 def _held(line: Line) -> bool:
-    """Whether a timer held batches open."""
+    """True if a timer held batches open."""
     return line.workers.window > 0 if line.recorded is None else bool(line.recorded.hold.any())
 
 
@@ -103,14 +100,14 @@ def _only(line: Line, columns: Ints) -> Line:
 
 
 def _smooth(line: Line) -> bool:
-    """Whether waits are piecewise linear: one by one behind one worker, or in batches that stay as they were."""
+    """True if waits are piecewise linear: one worker without batches, or batches as recorded."""
     single = line.workers.workers == 1 and line.workers.max_batch == 1
     pool = line.prepare.workers == 1 or not line.prepare_extra.any()
     return pool and (line.recorded is not None or (single and in_lanes(line)))
 
 
 def _integrated(line: Line) -> Floats:
-    """By derivatives, cell by cell."""
+    """The division by derivatives, cell by cell."""
     divided = np.zeros(line.prepare_extra.shape)
     cells = int(np.clip(_CELL_BUDGET / max(divided.size, 1), *_CELLS))
     together = max(1, _CELLS_AT_ONCE // max(divided.size, 1))
@@ -126,7 +123,7 @@ def _integrated(line: Line) -> Floats:
 
 
 def _cells(grown: Floats, before: Floats, after: Floats, width: float) -> Floats:
-    """The integral of the derivative over each cell, mixing its two ends so that it meets the growth."""
+    """The integral of the derivative over each cell, its two ends mixed so that it equals the growth."""
     low, high = before.sum(axis=-1) * width, after.sum(axis=-1) * width
     gap = low - high
     share = np.where(np.abs(gap) > 1.0, (grown - high) / np.where(np.abs(gap) > 1.0, gap, 1.0), 0.5)
@@ -135,7 +132,7 @@ def _cells(grown: Floats, before: Floats, after: Floats, width: float) -> Floats
 
 
 def _stepped(line: Line, at_rest: Floats) -> Floats:
-    """By steps: one cause after the other is brought nearer to what it was, in an order that rotates and turns."""
+    """The division by steps: causes are scaled up one after another, in an order that rotates and reverses."""
     n, kinds = line.prepare_extra.shape
     divided = np.zeros((n, kinds))
     if not kinds or not n:
@@ -157,14 +154,14 @@ def _stepped(line: Line, at_rest: Floats) -> Floats:
             divided[:, turn] += smooth
             jumped += np.asarray(of_turn.sum(axis=0) - smooth.sum(axis=1), dtype=np.float64)
         wait = waits[-1]
-    # Whichever cause's turn it was: a jump is brought about by all that moves what comes before what.
+    # A jump is not due to the cause whose turn it was, but to all causes that shift the order of events.
     total = reach.sum(axis=1)
     divided += reach * (jumped / np.where(total > 0, total, 1.0))[:, None]
     return divided
 
 
 def _reach(line: Line, steps: int) -> Floats:
-    """``(n, k)``: how far one step of a cause can move a wait without a jump: by all that it adds to a busy cycle."""
+    """``(n, k)``: the largest change of a wait by one step of a cause without a jump: its total in the busy cycle."""
     n, kinds = line.prepare_extra.shape
     extra = np.abs(line.prepare_extra) + np.abs(line.batch_extra)
     cycle = np.zeros(n, np.int64)
@@ -187,7 +184,7 @@ def _turn(step: int, kinds: int) -> Ints:
 
 
 def _scales(step: int, steps: int, turn: Ints) -> Floats:
-    """``(k, k)``: the causes' factors, one cause after the other brought to the end of the step."""
+    """``(k, k)``: the causes' factors, with one more cause at the end of the step in each row."""
     kinds = len(turn)
     rows = np.full((kinds, kinds), step / steps)
     for place, k in enumerate(turn):
@@ -196,13 +193,12 @@ def _scales(step: int, steps: int, turn: Ints) -> Floats:
 
 
 def _overload(line: Line, wait: Floats) -> Bools:
-    """Whether the backlog in which each request waited at reference grew for good.
+    """True for requests that waited, at reference, in a backlog that kept growing.
 
-    A burst's backlog is there at once and is worked off. One that grows for as long as ``line.lasting`` is no
-    moment's: load was at or above what reference service can do all the while. Of one that still grows where the
-    record ends nobody saw the end: half as long tells.
+    A burst's backlog arises at once and is worked off. If a backlog grows for ``line.lasting``, the load was at or
+    above capacity all that time. Half as long suffices if the backlog still grows when the record ends.
 
-    :param wait: ``(n,)`` with everything at reference and in order of arrival.
+    :param wait: ``(n,)`` wait with all work at reference, in order of arrival.
     """
     n = len(line.handed)
     if n < 2:
@@ -215,15 +211,15 @@ def _overload(line: Line, wait: Floats) -> Bools:
     at_peak = np.flatnonzero(waited >= peak[cycle])
     last = np.zeros(len(starts), np.int64)
     last[cycle[at_peak]] = at_peak
-    tells = np.where(last >= n - 1 - n // _LAST, line.lasting / 2, line.lasting)
-    grew = (when[last] - when[starts] >= tells) & (peak > 0)
+    limit = np.where(last >= n - 1 - n // _LAST, line.lasting / 2, line.lasting)
+    grew = (when[last] - when[starts] >= limit) & (peak > 0)
     result = np.zeros(n, dtype=bool)
     result[order] = grew[cycle]
     return result
 
 
 def capacity(line: Line) -> float:
-    """Requests a nanosecond that prepare pool and workers can serve at reference."""
+    """Requests per nanosecond that prepare pool and workers can serve at reference."""
     size = np.arange(1, line.workers.max_batch + 1)
     rate = line.workers.workers * float(np.max(size / np.maximum(line.workers.reference[1:], 1.0)))
     return min(rate, line.prepare.workers / max(float(line.prepare.reference[1]), 1.0))

@@ -1,1 +1,1 @@
-"""What one fault, switch or driver call costs on this machine."""
+"""Costs of a page fault, of unmapping and of driver calls on this machine."""

@@ -1,9 +1,9 @@
-"""What a call of the device for memory costs here: taking a segment, giving it back, waiting for an idle device.
+"""Costs of a device's memory calls: allocate a segment, free it, synchronize with an idle device.
 
-Measured at the start of a run with the runtime's own calls (``cudaMalloc``, ``cudaFree``, ``cudaDeviceSynchronize``),
-so that the service's cached memory stays as it is; the device is idle meanwhile. With expandable segments torch maps
-pages instead, and the same is measured with the driver's calls for that. A call made while the device works, or while
-another process calls its driver, waits for that, too: the prices are the least that a call takes.
+Measured at the start of a run, on an idle device, with the runtime's own calls (``cudaMalloc``, ``cudaFree``,
+``cudaDeviceSynchronize``), so that the service's cached memory is unchanged. With expandable segments torch maps
+pages instead, and the driver's calls for that are measured. Calls take longer while the device or another process's
+driver call is busy, so the costs are lower bounds.
 """
 
 from __future__ import annotations
@@ -17,38 +17,37 @@ from typing import Protocol
 from latfix.profilers.calibration.microbenchmarks import UnitCost, flat
 
 _MIB = 1 << 20
-#: Sizes that are measured: a segment of the small pool, and a large one. A price for each call and one for each MiB
-#: lie between the two.
+#: Measured sizes: a segment of the small pool, and a large one. They determine a cost per call and one per MiB.
 SMALL_BYTES, LARGE_BYTES = 2 * _MIB, 120 * _MIB
-#: Pages of expandable segments, by the pool: the sizes that are measured are multiples of them.
+#: Page sizes of expandable segments by pool; the measured sizes are multiples of them.
 _SMALL_PAGE, _LARGE_PAGE = 2 * _MIB, 20 * _MIB
 _ROUNDS = 9
-#: Free memory, in large blocks, that a measurement needs beside what the service takes meanwhile.
+#: Free memory that a measurement requires, in large blocks, because the service may allocate at the same time.
 _ROOM = 8
 
 
 class DeviceCalls(Protocol):
-    """Calls of a device's runtime for memory."""
+    """A device runtime's calls for memory."""
 
     def free_bytes(self) -> int:
-        """Bytes that the device has left."""
+        """Free bytes on the device."""
 
     def malloc(self, size: int) -> int:
-        """The address of new memory; 0 where there is none."""
+        """The address of new memory; 0 if the device refuses."""
 
     def free(self, address: int) -> None:
-        """Give memory back."""
+        """Free memory."""
 
     def synchronize(self) -> None:
         """Wait for the device."""
 
 
 def device_costs(device: str, environment: str = "") -> dict[str, float]:
-    """Prices of ``device``'s calls as :func:`latfix.profilers.calibration.microbenchmarks.flat` has them.
+    """Costs of ``device``'s calls in the format of :func:`latfix.profilers.calibration.microbenchmarks.flat`.
 
-    :param environment: the settings of torch's allocator; with expandable segments it makes other calls.
+    :param environment: settings of torch's allocator, which makes other calls with expandable segments.
     :returns: ``device_malloc``, ``device_malloc_mib``, ``device_free``, ``device_free_mib``, ``device_sync``, each
-        with ``_ns``, ``_low_ns``, ``_high_ns``; empty where they cannot be measured.
+        with ``_ns``, ``_low_ns``, ``_high_ns``; empty if they cannot be measured.
     """
     calls = (CudaPages if expandable(environment) else CudaCalls).open(device)
     if calls is None:
@@ -58,19 +57,19 @@ def device_costs(device: str, environment: str = "") -> dict[str, float]:
 
 
 def expandable(environment: str) -> bool:
-    """Whether settings of torch's allocator ask for expandable segments."""
+    """True if settings of torch's allocator enable expandable segments."""
     return "expandable_segments:true" in environment.replace(" ", "").lower()
 
 
 def measure_calls(calls: DeviceCalls, clock: Callable[[], int] = time.perf_counter_ns) -> dict[str, UnitCost]:
-    """Prices by name; empty where the device has too little memory left, or refuses it."""
+    """Costs by name; empty if the device has too little free memory or refuses it."""
     if calls.free_bytes() < _ROOM * LARGE_BYTES:
         return {}
     calls.synchronize()
     rows = [(_pair(calls, SMALL_BYTES, clock), _pair(calls, LARGE_BYTES, clock)) for _ in range(_ROUNDS + 1)]
     found: dict[str, list[float]] = {name: [] for name in ("device_malloc", "device_free")}
     found |= {f"{name}_mib": [] for name in tuple(found)}
-    for small, large in rows[1:]:  # the first meets what the driver sets up once
+    for small, large in rows[1:]:  # the first includes the driver's one-time setup
         if small is None or large is None:
             return {}
         for name, at_small, at_large in zip(("device_malloc", "device_free"), small, large, strict=True):
@@ -86,7 +85,7 @@ def measure_calls(calls: DeviceCalls, clock: Callable[[], int] = time.perf_count
 
 
 def _pair(calls: DeviceCalls, size: int, clock: Callable[[], int]) -> tuple[int, int] | None:
-    """Nanoseconds of taking ``size`` bytes, and of giving them back; ``None`` where the device refused."""
+    """Nanoseconds to allocate and to free ``size`` bytes; ``None`` if the device refused."""
     start = clock()
     address = calls.malloc(size)
     took = clock() - start
@@ -98,9 +97,9 @@ def _pair(calls: DeviceCalls, size: int, clock: Callable[[], int]) -> tuple[int,
 
 
 class CudaCalls:
-    """The calls of CUDA's runtime, of the library that torch has loaded, on one device.
+    """The CUDA runtime's calls on one device, through the library that torch has loaded.
 
-    A context: within it the device is the thread's current one.
+    A context manager that makes the device the thread's current one.
     """
 
     def __init__(self, runtime: ctypes.CDLL, device: int) -> None:
@@ -110,7 +109,7 @@ class CudaCalls:
 
     @classmethod
     def open(cls, device: str) -> CudaCalls | None:
-        """For a torch device string; ``None`` where torch uses no CUDA device or the library is not to be found."""
+        """For a torch device string; ``None`` if torch uses no CUDA device or the library is not found."""
         torch = sys.modules.get("torch")
         if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
             return None
@@ -123,7 +122,7 @@ class CudaCalls:
             runtime.cudaGetDevice.argtypes = (ctypes.POINTER(ctypes.c_int),)
             runtime.cudaSetDevice.argtypes = (ctypes.c_int,)
             runtime.cudaDeviceSynchronize.argtypes = runtime.cudaGetLastError.argtypes = ()
-        except (OSError, AttributeError):  # linked statically, or of another name
+        except (OSError, AttributeError):  # linked statically, or under another name
             return None
         _, _, index = device.partition(":")
         return cls(runtime, int(index or 0))
@@ -137,14 +136,12 @@ class CudaCalls:
         self._runtime.cudaSetDevice(self._before.value)
 
     def free_bytes(self) -> int:
-        """:meth:`DeviceCalls.free_bytes`."""
         left, total = ctypes.c_size_t(), ctypes.c_size_t()
         if self._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(total)):
             return 0
         return left.value
 
     def malloc(self, size: int) -> int:
-        """:meth:`DeviceCalls.malloc`."""
         address = ctypes.c_void_p()
         if self._runtime.cudaMalloc(ctypes.byref(address), size):
             self._runtime.cudaGetLastError()  # otherwise torch's next call would raise it
@@ -152,11 +149,9 @@ class CudaCalls:
         return address.value or 0
 
     def free(self, address: int) -> None:
-        """:meth:`DeviceCalls.free`."""
         self._runtime.cudaFree(ctypes.c_void_p(address))
 
     def synchronize(self) -> None:
-        """:meth:`DeviceCalls.synchronize`."""
         self._runtime.cudaDeviceSynchronize()
 
 
@@ -192,16 +187,16 @@ _PAGE_CALLS = {
     "cuMemUnmap": (_NUMBER, _SIZE),
     "cuMemRelease": (_NUMBER,),
 }
-#: Of the driver's enumerations: pinned memory, on a device, that can be shared by a file descriptor as torch has it,
-#: to be read and written.
+#: Values of the driver's enumerations, as torch uses them: pinned memory, on a device, shareable by a file
+#: descriptor, readable and writable.
 _PINNED, _ON_DEVICE, _BY_DESCRIPTOR, _READ_WRITE = 1, 1, 1, 3
 
 
 class CudaPages(CudaCalls):
     """The driver's calls for pages of memory, as torch makes them for expandable segments.
 
-    Pages are created, mapped one behind the other and made accessible at once; to be given back each is unmapped and
-    released. One piece of memory at a time is held. The range of addresses is reserved once, as a segment's is.
+    Pages are created, mapped consecutively and made accessible with one call. To free memory, each page is unmapped
+    and released. The address range is reserved once, like a segment's, and holds one piece of memory at a time.
     """
 
     def __init__(self, runtime: ctypes.CDLL, device: int, driver: ctypes.CDLL) -> None:
@@ -212,7 +207,6 @@ class CudaPages(CudaCalls):
 
     @classmethod
     def open(cls, device: str) -> CudaPages | None:
-        """:meth:`CudaCalls.open`."""
         plain = CudaCalls.open(device)
         if plain is None:
             return None
@@ -220,13 +214,13 @@ class CudaPages(CudaCalls):
             driver = ctypes.CDLL("libcuda.so.1")
             for name, arguments in _PAGE_CALLS.items():
                 getattr(driver, name).argtypes = arguments
-        except (OSError, AttributeError):  # a driver without such calls
+        except (OSError, AttributeError):  # a driver without these calls
             return None
         return cls(plain._runtime, plain._device, driver)
 
     def __enter__(self) -> CudaPages:
         super().__enter__()
-        self.free_bytes()  # a call of the runtime's: from then on there is a context
+        self.free_bytes()  # a call of the runtime creates the context
         start = _NUMBER()
         if not self._driver.cuMemAddressReserve(ctypes.byref(start), LARGE_BYTES, 0, 0, 0):
             self._range = start.value
@@ -238,7 +232,6 @@ class CudaPages(CudaCalls):
         super().__exit__()
 
     def malloc(self, size: int) -> int:
-        """:meth:`DeviceCalls.malloc`."""
         if not self._range:
             return 0
         there = _Location(_ON_DEVICE, self._device)
@@ -266,6 +259,6 @@ class CudaPages(CudaCalls):
         self._pages.clear()
 
     def _refused(self) -> int:
-        """Nothing is held of what there was of it; unmapping what was not mapped does nothing."""
+        """Free all pages; unmapping unmapped pages does nothing."""
         self.free(self._range)
         return 0

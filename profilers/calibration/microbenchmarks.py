@@ -1,6 +1,6 @@
-"""Measures unit costs of this machine: what a page fault takes, and giving memory back.
+"""Unit costs of this machine: a page fault, and returning memory to the kernel.
 
-Each measurement is repeated in rounds. Its value is the rounds' median, its interval their central 80 %.
+Each measurement is repeated in rounds. Its value is their median, its interval their central 80 %.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCost:
-    """What one event costs, in nanoseconds: the median, and the interval that eight tenths of the rounds lie in."""
+    """The cost of one event in nanoseconds: median and central 80 % interval of the rounds."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class UnitCost:
 
     @classmethod
     def of(cls, rounds: list[float]) -> UnitCost:
-        """From the cost that each round found; zero where none found any."""
+        """From the cost of each round; zero without rounds."""
         if not rounds:
             return cls(value=0.0, low=0.0, high=0.0)
         low, value, high = (float(q) for q in np.quantile(rounds, (0.1, 0.5, 0.9)))
@@ -35,10 +35,10 @@ class UnitCost:
 
 
 def minor_fault(pages: int = 512, rounds: int = 9) -> UnitCost:
-    """One minor page fault on anonymous memory of the usual page size, in CPU time of this thread.
+    """One minor page fault on anonymous memory with the usual page size, in CPU time of this thread.
 
-    Touching fresh pages against touching them again. Dividing by the faults that the kernel counted keeps huge pages
-    and fault-around from reading as cheap faults.
+    The difference between touching fresh pages and touching them again, divided by the faults that the kernel
+    counted, so that huge pages and fault-around do not look like cheap faults.
     """
     touched = range(0, pages * _PAGE, _PAGE)
     costs = []
@@ -62,7 +62,7 @@ def minor_fault(pages: int = 512, rounds: int = 9) -> UnitCost:
 
 
 def unmapping(mebibytes: int = 4, rounds: int = 5) -> UnitCost:
-    """Giving a MiB of touched memory back to the kernel, in CPU time of this thread."""
+    """Returning one MiB of touched memory to the kernel, in CPU time of this thread."""
     costs = []
     content = bytes(mebibytes * _MIB)
     for _ in range(rounds):
@@ -76,7 +76,7 @@ def unmapping(mebibytes: int = 4, rounds: int = 5) -> UnitCost:
     return UnitCost.of(costs)
 
 
-#: What is measured, by name; each takes some ten milliseconds on a machine that is not busy.
+#: Measurements by name; each takes about ten milliseconds on an idle machine.
 MEASURES: dict[str, Callable[[], UnitCost]] = {
     "minor_fault": minor_fault,
     "unmapping_mib": unmapping,
@@ -84,12 +84,12 @@ MEASURES: dict[str, Callable[[], UnitCost]] = {
 
 
 def unit_costs() -> dict[str, float]:
-    """This machine's unit costs, now: :func:`flat`, and the bytes of a page."""
+    """This machine's unit costs as in :func:`flat`, and the page size in bytes."""
     return flat({name: take() for name, take in MEASURES.items()}) | {"page_bytes": mmap.PAGESIZE}
 
 
 def flat(costs: Mapping[str, UnitCost]) -> dict[str, float]:
-    """Costs as ``calibration`` of ``run.json``: ``<name>_ns``, ``<name>_low_ns``, ``<name>_high_ns``."""
+    """Costs as in ``calibration`` of ``run.json``: ``<name>_ns``, ``<name>_low_ns``, ``<name>_high_ns``."""
     values: dict[str, float] = {}
     for name, cost in costs.items():
         values |= {f"{name}_ns": cost.value, f"{name}_low_ns": cost.low, f"{name}_high_ns": cost.high}

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from latfix.profilers.causes import (
-    connection_setup,
+    batching,
     denormals,
     external_dependency,
     input_size,
     observer,
-    service_lock,
-    service_loop,
+    service_waits,
+    traffic,
     unexplained,
 )
-from latfix.profilers.causes.batching import padding as batching_padding
-from latfix.profilers.causes.batching import size as batching_size
-from latfix.profilers.causes.batching import window as batching_window
 from latfix.profilers.causes.cause import Cause
 from latfix.profilers.causes.cold import compile as cold_compile
 from latfix.profilers.causes.cold import start as cold_start
-from latfix.profilers.causes.device import dispatch_launch, gpu_clocks, gpu_contention, transfer_copy, transfer_sync
+from latfix.profilers.causes.device import gpu_clocks, gpu_contention, idle_device, transfer_copy
 from latfix.profilers.causes.drift import drift_causes
 from latfix.profilers.causes.host import contention as host_contention
 from latfix.profilers.causes.host import slowdown as host_slowdown
@@ -29,9 +26,6 @@ from latfix.profilers.causes.memory import fragmentation as memory_fragmentation
 from latfix.profilers.causes.memory import page_faults
 from latfix.profilers.causes.python import gc as python_gc
 from latfix.profilers.causes.python import gil as python_gil
-from latfix.profilers.causes.traffic import burst as traffic_burst
-from latfix.profilers.causes.traffic import overload as traffic_overload
-from latfix.profilers.causes.traffic import priority as traffic_priority
 
 CAUSES: tuple[Cause, ...] = (
     cold_compile.CAUSE,  # known intervals
@@ -39,34 +33,34 @@ CAUSES: tuple[Cause, ...] = (
     host_throttle.CAUSE,  # run-queue delay: throttling is contained in it, so it claims first
     host_contention.CAUSE,
     cold_start.CAUSE,
-    python_gil.CAUSE,  # counts times prices; blocked time that external.dependency would take for its own
-    service_loop.CAUSE,  # a service behind an address: what its threads waited for
-    service_lock.CAUSE,
+    python_gil.CAUSE,  # counts times prices; before external.dependency, which claims all other blocked time
+    service_waits.LOOP,  # a service behind an address: waits of its threads
+    service_waits.LOCK,
     external_dependency.CAUSE,
-    connection_setup.CAUSE,
-    memory_fragmentation.CAUSE,  # faults on memory that the heap grew by, then the rest of them
+    service_waits.CONNECT,
+    memory_fragmentation.CAUSE,  # faults on memory of a growing heap, then all other faults
     memory_allocator.CAUSE,
     page_faults.CAUSE,
-    observer.CAUSE,  # known intervals; before what a device waited for whatever its host did
+    observer.CAUSE,  # known intervals; before waits of the device for its host
     transfer_copy.CAUSE,  # on a device's own clock: copies, then waits of device and host for each other
-    transfer_sync.CAUSE,
-    dispatch_launch.CAUSE,
-    gpu_contention.CAUSE,  # what a device took longer by: whoever else was on it, then its clock
+    idle_device.SYNC,
+    idle_device.LAUNCH,
+    gpu_contention.CAUSE,  # slower on the device: other processes, then its clock
     gpu_clocks.CAUSE,
-    denormals.CAUSE,  # a flag that the processor sets
+    denormals.CAUSE,  # a flag of the processor
     host_steal.CAUSE,
-    batching_window.CAUSE,  # waits with an idle worker
+    batching.WINDOW,  # waits with an idle worker
     input_size.CAUSE,  # modelled work
-    batching_size.CAUSE,
-    batching_padding.CAUSE,
-    drift_causes.MEMORY,  # what of it rises and stays, so that a level is drift and an episode slowdown
+    batching.SIZE,
+    batching.PADDING,
+    drift_causes.MEMORY,  # a rise that stays is drift; an episode is left to slowdown
     drift_causes.CACHE,
     drift_causes.SESSIONS,
     drift_causes.UNKNOWN,
-    host_slowdown.CAUSE,  # what the model of work leaves of on-CPU time
-    traffic_burst.CAUSE,  # what the queue's replay leaves at reference service
-    traffic_overload.CAUSE,
-    traffic_priority.CAUSE,
+    host_slowdown.CAUSE,  # remaining on-CPU time beyond the model of work
+    traffic.BURST,  # waits in the queue's replay at reference service
+    traffic.OVERLOAD,
+    traffic.PRIORITY,
     unexplained.CAUSE,
 )
 

@@ -1,10 +1,9 @@
-"""The form of a cause: what it claims, how it is known, what treats it, and how it is put into words."""
+"""The form of a cause: its claim, its evidence class, its fixes, and its evidence sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -13,12 +12,14 @@ from latfix.cause_catalogue import CATALOGUE, EvidenceClass
 from latfix.formatting import from_ns, milliseconds
 from latfix.profilers.evidence.units import Evidence
 
+_COMPONENTS = ("cpu", "runq", "blocked")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Nanoseconds of one unit's three components that a cause asks for; ``None`` asks for nothing.
+    """Nanoseconds that a cause claims of one unit's three components; ``None`` claims nothing.
 
-    What it gets is capped at what earlier, more specific causes left of that component.
+    The grant is capped at what earlier, more specific causes left of that component.
     """
 
     cpu: Ints | None = None
@@ -30,18 +31,18 @@ class Parts:
 class Claim:
     """What one cause claims.
 
-    :param units: for a unit of work (``prepare``, ``lag``, ``collate``, ``h2d``, ``compute``, ``d2h``,
-        ``finish``) the components it asks for; per request for prepare and finish, per batch otherwise.
-    :param disturbance: what ``units`` holds is no part of a typical request, so that all of it counts; otherwise
-        what exceeds its quiet median does.
-    :param expected: the on-CPU time it asks for is among what its unit is expected to take (declared spans).
-    :param own: per request and stage, signed nanoseconds that are not taken from a component (modelled work,
-        waits); counted against the quiet median of the same figure.
-    :param usual: by stage of ``own``, the reference in nanoseconds where it is not that median; zero for waits
-        that a quiet request does not have.
-    :param behind: per batch, signed nanoseconds that ``own`` of its compute costs those who wait for it.
-    :param doubt: per request, the standard error in nanoseconds of what is claimed, where it rests on a fitted or
-        calibrated figure; one draw of it moves all requests alike.
+    :param units: claimed components by unit of work (``prepare``, ``lag``, ``collate``, ``h2d``, ``compute``,
+        ``d2h``, ``finish``), per request for prepare and finish, per batch otherwise.
+    :param disturbance: true if typical requests have none of this time, so that all of it counts; otherwise only
+        the excess over its quiet median counts.
+    :param expected: the claimed on-CPU time is part of the unit's expected time (declared spans).
+    :param own: per request and stage, signed nanoseconds that no component contains (modelled work, waits); counted
+        relative to their quiet median.
+    :param usual: by stage of ``own``, the reference in nanoseconds if it is not that median; zero for waits that
+        quiet requests do not have.
+    :param behind: per batch, signed nanoseconds by which ``own`` delays the requests behind the batch.
+    :param doubt: per request, the standard error of the claim in nanoseconds if it rests on a fit or a calibration;
+        errors of all requests are fully correlated.
     """
 
     units: Mapping[str, Parts] = field(default_factory=dict)
@@ -53,27 +54,61 @@ class Claim:
     doubt: Floats | None = None
 
 
-class Left(Protocol):
-    """What earlier claims left of every unit's components, for a cause to look at."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Nanoseconds granted to a cause by row of one kind of unit; ``blocked`` is part of ``total``."""
+
+    total: Ints
+    blocked: Ints
+
+
+class Left:
+    """Unclaimed nanoseconds of every unit's components."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._left: dict[tuple[str, str], Ints] = {
+            (name, part): getattr(unit, part).copy() for name, unit in evidence.units.items() for part in _COMPONENTS
+        }
+        self._expected = {name: unit.expected_cpu for name, unit in evidence.units.items()}
 
     def cpu(self, unit: str) -> Ints:
         """On-CPU nanoseconds left."""
+        return self._left[unit, "cpu"]
 
     def runq(self, unit: str) -> Ints:
         """Run-queue delay left."""
+        return self._left[unit, "runq"]
 
     def blocked(self, unit: str) -> Ints:
         """Blocked nanoseconds left."""
+        return self._left[unit, "blocked"]
 
     def cpu_excess(self, unit: str) -> Ints:
-        """On-CPU nanoseconds left above what the unit's inputs need, never negative."""
+        """On-CPU nanoseconds left beyond the unit's expected time, never negative."""
+        return np.asarray(np.maximum(self._left[unit, "cpu"] - self._expected[unit], 0), dtype=np.int64)
+
+    def take(self, claim: Claim) -> dict[str, Granted]:
+        """Grant a claim; returns the granted time by unit."""
+        granted: dict[str, Granted] = {}
+        for name, parts in claim.units.items():
+            got = {part: np.zeros(len(self._left[name, part]), np.int64) for part in _COMPONENTS}
+            for part in _COMPONENTS:
+                wanted = getattr(parts, part)
+                if wanted is not None:
+                    left = self._left[name, part]
+                    got[part] = np.clip(wanted, 0, left)
+                    self._left[name, part] = left - got[part]
+                    if claim.expected and part == "cpu":
+                        self._expected[name] = self._expected[name] - got[part]
+            granted[name] = Granted(total=np.sum(list(got.values()), axis=0), blocked=got["blocked"])
+        return granted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailFigures:
-    """Figures of one cause that its evidence sentence may use. Milliseconds are means over tail requests.
+    """Figures of one cause for its evidence sentence. ``own_ms`` and ``propagated_ms`` are means over the tail.
 
-    :param requests: measured ``ok`` requests with a part of it on their own path.
+    :param requests: number of measured ``ok`` requests with a part of it on their own path.
     :param largest_ms: the largest own part of one request.
     """
 
@@ -83,58 +118,47 @@ class TailFigures:
     largest_ms: float
 
 
-#: Of what a device's allocator did, calls are counted; what each cost is not.
+#: On a device, allocator calls are counted, but their costs are modelled.
 _MODELLED_ON_DEVICES = ("memory.allocator", "memory.fragmentation")
 
 
 def no_claim(_evidence: Evidence, _left: Left) -> Claim:
-    """The claim of a cause that is computed elsewhere: from the queue's replay, or as the remainder."""
+    """The empty claim of causes computed elsewhere: from the queue's replay, or as the remainder."""
     return Claim()
-
-
-def nobody(_evidence: Evidence) -> str:
-    """No culprit is known."""
-    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One cause of :data:`latfix.cause_catalogue.CATALOGUE`.
 
-    :param fixes: ids of fixes that treat it, the likeliest first.
-    :param claim: what it claims of a run.
     :param sentence: its evidence, one sentence with the figures.
-    :param outside: what it claims of a service behind an address, of which only its client and the kernel's counters
-        tell; nothing where that takes a look inside.
-    :param outside_sentence: its evidence there; ``sentence`` where that fits.
-    :param culprit: who had what it waited for, in words; empty where that is not known.
+    :param fixes: ids of the fixes that treat it, the likeliest first.
+    :param claim: its claim on a run.
+    :param outside: its claim on a service behind an address, known only from its client and the kernel's counters.
+    :param outside_sentence: its evidence there; ``sentence`` if ``None``.
+    :param culprit: which process or thread held what was waited for; empty if unknown.
     """
 
     id: str
-    fixes: tuple[str, ...]
-    claim: Callable[[Evidence, Left], Claim]
     sentence: Callable[[Evidence, TailFigures], str]
+    fixes: tuple[str, ...] = ()
+    claim: Callable[[Evidence, Left], Claim] = no_claim
     outside: Callable[[Evidence, Left], Claim] = no_claim
     outside_sentence: Callable[[Evidence, TailFigures], str] | None = None
-    culprit: Callable[[Evidence], str] = nobody
+    culprit: Callable[[Evidence], str] = lambda _evidence: ""
 
-    def told(self, evidence: Evidence, figures: TailFigures) -> str:
-        """The sentence for a run."""
+    def describe(self, evidence: Evidence, figures: TailFigures) -> str:
+        """The evidence sentence for a run."""
         outside = self.outside_sentence if evidence.setup.outside else None
         return (outside or self.sentence)(evidence, figures)
 
-    @property
-    def evidence_class(self) -> EvidenceClass:
-        """How its own part is known."""
-        return CATALOGUE[self.id].evidence_class
-
     def class_in(self, evidence: Evidence) -> EvidenceClass:
-        """How its own part is known in a run: of calls of a device's driver only the number is."""
+        """How its own part is known in a run."""
         modelled = evidence.setup.on_device and self.id in _MODELLED_ON_DEVICES
-        return "modelled" if modelled else self.evidence_class
+        return "modelled" if modelled else CATALOGUE[self.id].evidence_class
 
 
-#: Fixes by which the model itself computes faster.
+#: Fixes that make the model itself compute faster.
 FASTER_MODEL = (
     "quantize.int8_dynamic",
     "quantize.int8_weight_only",
@@ -148,12 +172,17 @@ FASTER_MODEL = (
 )
 
 
-def own_and_behind(figures: TailFigures) -> str:
-    """The two parts of a cause in the tail, in words."""
-    own, propagated = f"{milliseconds(figures.own_ms)}", f"{milliseconds(figures.propagated_ms)}"
-    return f"{own} of a slow request is its own and {propagated} reached it in a queue or at a lock"
+def own_and_propagated(figures: TailFigures) -> str:
+    """The clause on the two parts of a cause in the tail."""
+    own, propagated = milliseconds(figures.own_ms), milliseconds(figures.propagated_ms)
+    return f"in the average slow request, {own} is its own and {propagated} is waiting behind others (queue or lock)"
 
 
-def typical_and_p99(values_ns: Ints) -> str:
-    """Median and p99 of nanoseconds, in words."""
-    return f"{from_ns(np.median(values_ns))} in the median and {from_ns(np.quantile(values_ns, 0.99))} at p99"
+def parts_and_largest(figures: TailFigures) -> str:
+    """:func:`own_and_propagated`, and the largest own part of one request."""
+    return f"{own_and_propagated(figures)}; at most {milliseconds(figures.largest_ms)} in one request"
+
+
+def median_and_p99(values_ns: Ints) -> str:
+    """``1.20 ms (median) and 31.0 ms (p99)``."""
+    return f"{from_ns(np.median(values_ns))} (median) and {from_ns(np.quantile(values_ns, 0.99))} (p99)"

@@ -1,4 +1,4 @@
-"""``external.dependency``: waited for something outside, in a declared span or blocked in prepare or finish."""
+"""``external.dependency``: waits for something outside, in a declared span or blocked in prepare or finish."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from functools import partial
 
 import numpy as np
 
-from latfix.arrays import Ints
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside.outside_view import Counter, divided
+from latfix.profilers.evidence.outside.outside_view import Counter
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
 
-#: Waits that are looked at for what else happened then, and the share of them that something must have lasted.
+#: Least wait to look for a throttled neighbor, and the share of these waits that throttling must cover.
 _LONG_NS, _MOSTLY = 2_000_000, 0.5
 
 
@@ -23,8 +22,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
         waited = np.maximum(left.blocked(name) - evidence.stood_still(name), 0)
-        # Everything blocked in the adapter's own code is a wait for something outside it. Blocked time in
-        # compute is not: nothing there is known to wait, so it stays unexplained.
+        # Blocked time in the adapter's own code is a wait for something outside. Blocked time in compute is not:
+        # nothing there is known to wait, so it stays unexplained.
         units[name] = Parts(cpu=span_cpu(unit, evidence.rows[f"{name}_span_ns"]), blocked=waited)
     return Claim(units=units, disturbance=False, expected=True)
 
@@ -35,11 +34,11 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     waited = (evidence.units["prepare"].blocked + evidence.units["finish"].blocked)[ok]
     shown, name = (span, "declared spans") if span.any() else (waited, "blocked time in prepare and finish")
     sleeps = sleeps_in(evidence, "prepare", "finish")
-    return f"{name} took {typical_and_p99(shown)}{sleeps}{_neighbor(evidence)}; {own_and_behind(figures)}."
+    return f"{name} took {median_and_p99(shown)}{sleeps}{_neighbor(evidence)}; {own_and_propagated(figures)}."
 
 
 def _neighbor(evidence: Evidence) -> str:
-    """Which other control group was out of its quota for most of the time waited, if it is seen."""
+    """A clause on another control group that was throttled for most of the waits; empty without one."""
     starts, ends = [], []
     for name in ("prepare", "finish"):
         unit = evidence.units[name]
@@ -57,13 +56,13 @@ def _neighbor(evidence: Evidence) -> str:
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
-    """While the request was there, the service's process neither ran nor wanted to, for longer than it usually does.
+    """Idle time of the service's process beyond the usual, while the request was there.
 
-    A standstill is not among it: where all requests wait together, who waits for what cannot be told from outside.
+    Standstills are excluded: if all requests wait together, the cause is not visible from outside.
     """
     units = {}
     for name in ("compute", "finish"):
-        unit, idle = evidence.units[name], _idle(evidence, name)
+        unit, idle = evidence.units[name], evidence.process_idle(name)
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
         usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
         units[name] = Parts(cpu=np.minimum(np.maximum(idle - still - usual, 0), left.cpu_excess(name)))
@@ -71,21 +70,15 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    idle = (_idle(evidence, "finish") + evidence.of_batch(_idle(evidence, "compute")))[evidence.ok]
+    idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
-        f"while a request was at the service, its process was idle for {typical_and_p99(idle)}: it waited for "
-        f"something outside of it; {own_and_behind(figures)}."
+        f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it waited "
+        f"for something outside; {own_and_propagated(figures)}."
     )
-
-
-def _idle(evidence: Evidence, name: str) -> Ints:
-    unit = evidence.units[name]
-    return divided(evidence.samples, unit.start, unit.end)[1]
 
 
 CAUSE = Cause(
     id="external.dependency",
-    fixes=(),
     claim=_claim,
     sentence=_sentence,
     outside=_outside,

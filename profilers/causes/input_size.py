@@ -1,4 +1,4 @@
-"""``input.size``: this input needs more work than a typical one. Explained, not a fault."""
+"""``input.size``: the input needs more work than a typical one. Explained, not a fault."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from latfix.profilers.causes.cause import (
     Left,
     Parts,
     TailFigures,
-    own_and_behind,
-    typical_and_p99,
+    median_and_p99,
+    own_and_propagated,
 )
 from latfix.profilers.evidence.device_idle import UNIT_OF, needed_ns
 from latfix.profilers.evidence.expected_work import jackknife_error
@@ -32,7 +32,7 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
 
 
 def _copies(evidence: Evidence) -> dict[str, Parts]:
-    """To a device and back: what copies of so many bytes need."""
+    """Time that copies of the input and output bytes need on a device."""
     if not evidence.setup.on_device:
         return {}
     return {unit: Parts(cpu=needed_ns(evidence, direction)) for direction, unit in UNIT_OF.items()}
@@ -41,8 +41,8 @@ def _copies(evidence: Evidence) -> dict[str, Parts]:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     model, alone = evidence.expected.models["compute"], evidence.expected.alone[evidence.ok]
     return (
-        f"alone, inputs need {typical_and_p99(alone)} of compute (model: R² {model.r2:.2f}); "
-        f"{own_and_behind(figures)}."
+        f"without batching, inputs need {median_and_p99(alone)} of compute (model: R² {model.r2:.2f}); "
+        f"{own_and_propagated(figures)}."
     )
 
 

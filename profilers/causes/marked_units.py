@@ -1,4 +1,4 @@
-"""Units that carry a mark, which by itself costs nothing: from where on they are slow by it."""
+"""Units with a mark that may or may not cost time, and the threshold from which they are slow by it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from latfix.arrays import Bools, Ints
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.evidence.units import Evidence
 
-#: A unit is slow from so many of the model's deviations beyond others, and from this share of a typical one.
+#: A unit is slow from this many of the model's deviations beyond others, and this share of a typical unit.
 _DEVIATIONS, _LEAST_SHARE = 4.0, 0.1
-#: Marked units must be slow more often than others by this many standard errors.
+#: Marked units must be slow more often than unmarked ones by this many standard errors.
 _ERRORS = 4.0
 
 
 def slow_by_mark(evidence: Evidence, left: Left, unit: str, marked: Bools, name: str) -> Ints:
-    """On-CPU nanoseconds that marked units took beyond their inputs' need, where they are slow more often.
+    """On-CPU nanoseconds of marked units beyond their inputs' need, if they are slow more often than unmarked ones.
 
-    Where all units are marked nothing tells what that costs, and nothing is returned.
+    Zeros if all units are marked, because then the cost is unknown.
 
-    :param name: of the mark, under which the whole run's limit is kept.
+    :param name: of the mark, under which the run's threshold is stored.
     """
     excess = left.cpu_excess(unit)
     least = evidence.norms.of(f"{name}.{unit}", partial(_slow_from, evidence, unit, marked, excess))
@@ -29,7 +29,7 @@ def slow_by_mark(evidence: Evidence, left: Left, unit: str, marked: Bools, name:
 
 
 def _slow_from(evidence: Evidence, unit: str, marked: Bools, excess: Ints) -> float:
-    """Nanoseconds beyond the model from which a marked unit is slow by its mark; infinite where none is."""
+    """Nanoseconds beyond the model from which a marked unit is slow by its mark; infinite if none is."""
     model, worked = evidence.expected.models[unit], evidence.units[unit].wall > 0
     with_mark, without = excess[worked & marked], excess[worked & ~marked]
     if not len(without):

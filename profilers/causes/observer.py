@@ -1,10 +1,10 @@
-"""``observer``: latfix itself, by late dispatch and by probes that stalled what they measure."""
+"""``observer``: latfix itself: late dispatch, and probes that stalled what they measure."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -14,7 +14,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         read = evidence.spikes.covered(unit.start, unit.end)
         blocked = np.minimum(read, left.blocked(name))
-        # On a device a launch that waits for the driver's lock looks like work.
+        # On a device, a launch that waits for the driver's lock looks like work.
         waited = name == "compute" and evidence.setup.on_device
         launches = np.minimum(read - blocked, left.cpu_excess(name)) if waited else None
         units[name] = Parts(blocked=blocked, cpu=launches)
@@ -24,21 +24,14 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     lag = evidence.rows["dispatch_ns"][evidence.ok]
     return (
-        f"requests were handed over {typical_and_p99(lag)} late, {len(evidence.spikes)} probe readings took over "
-        f"1 ms; {own_and_behind(figures)}."
+        f"latfix sent requests {median_and_p99(lag)} late, and {len(evidence.spikes)} of its probe readings took "
+        f"over 1 ms; {own_and_propagated(figures)}."
     )
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     lag = evidence.rows["dispatch_ns"][evidence.ok]
-    return f"requests were sent {typical_and_p99(lag)} late; {own_and_behind(figures)}."
+    return f"latfix sent requests {median_and_p99(lag)} late; {own_and_propagated(figures)}."
 
 
-CAUSE = Cause(
-    id="observer",
-    fixes=(),
-    claim=_claim,
-    sentence=_sentence,
-    outside=_claim,
-    outside_sentence=_outside_sentence,
-)
+CAUSE = Cause(id="observer", claim=_claim, sentence=_sentence, outside=_claim, outside_sentence=_outside_sentence)

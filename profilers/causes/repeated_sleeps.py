@@ -1,4 +1,4 @@
-"""Waits that are whole multiples of one length: somebody sleeps between tries, or until a timeout."""
+"""Waits that are whole multiples of one length: sleeps between retries, or a timeout."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from latfix.arrays import Bools, Floats
 from latfix.formatting import from_ns, significant
 from latfix.profilers.evidence.units import Evidence
 
-#: Shorter sleeps are not told from the timers' own slack, and longer waits than so many of one sleep not from chance.
+#: Shorter sleeps are within the timers' slack; more multiples of one sleep are indistinguishable from chance.
 _LEAST_NS, _MOST_TIMES = 2_000_000, 12
-#: A wait is a multiple where it is off by at most this share of the sleep. By chance a tenth of all waits are.
+#: Tolerance of a multiple, as a share of the sleep. By chance a tenth of all waits are multiples.
 _OFF = 0.05
-#: Where all waits are one sleep each, only their likeness tells: work and networks vary by more.
+#: If all waits are one sleep each, they must be this close to each other: work and networks vary by more.
 _ALIKE = 0.01
-#: So many waits, and this share of them, must be multiples.
+#: Least number and share of waits that must be multiples.
 _FEWEST, _MOSTLY = 6, 0.8
-#: So many of them must be another multiple than the commonest.
+#: Least number of waits with another multiple than the most common one.
 _OTHERS = 2
-#: Waits from which the length is looked for.
+#: Number of waits from which candidate lengths are derived.
 _TRIED = 40
 
 
@@ -28,7 +28,7 @@ _TRIED = 40
 class Sleeps:
     """Waits of 1, 2, … times one length.
 
-    :param length_ns: of one sleep; ``most`` of them made the longest wait; ``waits`` are multiples, of ``seen``.
+    :param length_ns: of one sleep; ``most`` the largest multiple; ``waits`` of ``seen`` are multiples.
     """
 
     length_ns: float
@@ -38,28 +38,28 @@ class Sleeps:
 
     @property
     def words(self) -> str:
-        """``9 of 9 waits are 1 to 3 sleeps of 0.5 s each``."""
+        """``9 of 9 longer waits are up to 3 sleeps of 0.50 s, …``."""
         long = self.length_ns >= 1e8
         length = f"{significant(self.length_ns / 1e9, 2)} s" if long else from_ns(self.length_ns)
         if self.most == 1:
             return f"{self.waits} of {self.seen} longer waits are one sleep of {length}, or a timeout of that length"
         return (
-            f"{self.waits} of {self.seen} longer waits are up to {self.most} sleeps of {length}, as of a loop that "
-            "polls or tries again"
+            f"{self.waits} of {self.seen} longer waits are up to {self.most} sleeps of {length}, as in a loop that "
+            "polls or retries"
         )
 
 
 def find_sleeps(waits_ns: Floats) -> Sleeps | None:
-    """The longest length that most waits are whole multiples of; ``None`` where there is none.
+    """The longest length that most waits are whole multiples of, or ``None``.
 
-    Waits too short for one sleep are something else's. They may be many, but only a small part of the time.
+    Waits too short for one sleep have other reasons. They may be many, but must be a small part of the time.
 
-    :param waits_ns: ``(n,)``, without what is always waited for.
+    :param waits_ns: ``(n,)``, without the usual wait.
     """
     waits = np.sort(waits_ns[waits_ns >= _LEAST_NS].astype(np.float64))
     if len(waits) < _FEWEST:
         return None
-    # Longer ones make most of the time, so that one of them is a multiple if most are.
+    # The longest waits make most of the time, so one of them is a multiple if most are.
     tried = waits[-_TRIED:]
     lengths = np.unique(np.concatenate([tried / times for times in range(1, _MOST_TIMES + 1)]))
     for length in lengths[lengths >= _LEAST_NS][::-1]:
@@ -72,7 +72,7 @@ def find_sleeps(waits_ns: Floats) -> Sleeps | None:
 def _sleeps_of(waits: Floats, length: float, least_ns: float) -> Sleeps | None:
     """Waits as multiples of about ``length``, if most are.
 
-    :param least_ns: of all time waited, what they must make up together.
+    :param least_ns: the least total time of these waits.
     """
     near = waits[_multiples(waits, length)]
     if len(near) < max(_FEWEST, _MOSTLY * len(waits)) or near.sum() < least_ns:
@@ -86,13 +86,13 @@ def _sleeps_of(waits: Floats, length: float, least_ns: float) -> Sleeps | None:
 
 
 def _multiples(waits: Floats, length: float) -> Bools:
-    """Those that are near a multiple of ``length``."""
+    """True for waits near a multiple of ``length``."""
     times = np.rint(waits / length)
     return (times >= 1) & (times <= _MOST_TIMES) & (np.abs(waits - times * length) <= _OFF * length)
 
 
 def sleeps_in(evidence: Evidence, *units: str) -> str:
-    """What the waits of served requests in these units look like, to follow a figure; empty where like nothing."""
+    """A clause on sleeps among served requests' waits in these units; empty if there are none."""
     for name in units:
         usual = evidence.usually_blocked(name)
         beyond = evidence.units[name].blocked - usual

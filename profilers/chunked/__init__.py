@@ -1,1 +1,1 @@
-"""A run in chunks, one where it fits into memory: the ledger of each, and what a diagnosis needs of all."""
+"""A run in chunks (one if it fits into memory): the ledger of each, and the totals of a diagnosis."""

@@ -1,7 +1,7 @@
-"""Waits that come from before a cut: a record cut while its service was busy leaves a backlog behind.
+"""Waits for a backlog from before a cut, in a record that is cut while its service is busy.
 
-What is replayed of the second chunk begins with an empty queue. What its requests waited beyond that, they waited
-for the backlog, and that was there for the reasons for which the last requests before the cut waited.
+The replay of a chunk begins with an empty queue. Waits that it does not reproduce are waits for the backlog at the
+cut, which has the same causes as the waits of the last requests before the cut.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from latfix.results.diagnosis import Ledger
 
 #: Causes whose own part is a wait in the queue.
 _WAITS = ("traffic.burst", "traffic.overload", "traffic.priority")
-#: The last requests before a cut, whose waits stand for the backlog.
+#: Number of the last requests before a cut whose waits represent the backlog.
 _LAST = 256
 
 
 def wait_shares(ledger: Ledger) -> Floats:
-    """``(K,)``: which causes the last requests of a chunk waited for, as shares; zeros where none waited."""
+    """``(K,)``: shares of the causes in the waits of a chunk's last requests; zeros if none waited."""
     waits = ledger.propagated_ns[:, -_LAST:].sum(axis=1).astype(np.float64)
     for cause in _WAITS:
         k = ledger.causes.index(cause)
@@ -31,11 +31,11 @@ def wait_shares(ledger: Ledger) -> Floats:
 
 
 def carry_over(ledger: Ledger, closure_ns: Ints, before_idle: Bools, shares: Floats) -> Ledger:
-    """Divide what requests waited for the backlog at a cut; every sum stays exact.
+    """Divide waits for the backlog at a cut among its causes; every sum stays exact.
 
-    :param closure_ns: ``(n,)`` wait that the chunk's own replay does not reproduce, now in ``unexplained``.
-    :param before_idle: ``(n,)`` requests that the backlog can have kept waiting.
-    :param shares: ``(K,)`` of the backlog, by cause; nothing is divided where they are zero.
+    :param closure_ns: ``(n,)`` wait that the chunk's replay does not reproduce, so far in ``unexplained``.
+    :param before_idle: ``(n,)`` requests that the backlog can have delayed.
+    :param shares: ``(K,)`` of the backlog by cause; if all are zero, the ledger is unchanged.
     """
     if not before_idle.any() or not shares.any():
         return ledger
@@ -54,7 +54,7 @@ def carry_over(ledger: Ledger, closure_ns: Ints, before_idle: Bools, shares: Flo
 
 
 def rebased(ledger: Ledger, reference_ns: int) -> Ledger:
-    """A chunk's ledger counted from the run's reference; what that moves is ``unexplained``."""
+    """A chunk's ledger relative to the run's reference; the difference goes to ``unexplained``."""
     if ledger.reference_ns == reference_ns:
         return ledger
     own = ledger.own_ns.copy()

@@ -1,7 +1,7 @@
-"""What is usual in a run, and the ledger of each of its chunks, all counted from the same references.
+"""The baselines of a run, and the ledger of each of its chunks, all relative to the same references.
 
-A record that is laid out at once is its own sample. Of a larger one, what is usual is learned from stretches spread
-over it; then each chunk is attributed with that.
+A small record is its own sample. For a larger one, baselines are learned from stretches spread over it, and each
+chunk is attributed with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from latfix.arrays import Ints
 from latfix.profilers.attribution.ledger import Books, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
-from latfix.profilers.chunked.record_chunks import Chunk, not_idle, sample_of
+from latfix.profilers.chunked.record_chunks import Chunk, before_first_idle, sample_of
 from latfix.profilers.evidence.run_baselines import Norms
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.results.diagnosis import Ledger
@@ -30,10 +30,10 @@ Sink = Callable[[Ledger], None]
 class Scale:
     """How a run is divided.
 
-    :param limit: runs of at most so many requests are one chunk, laid out at once.
-    :param chunk: requests in a chunk at least, of a larger run.
-    :param stretches: learned from, each of ``stretch`` requests.
-    :param listed: slowest requests whose ledger is kept.
+    :param limit: largest run that is one chunk, laid out at once.
+    :param chunk: least requests per chunk of a larger run.
+    :param stretches: number of stretches to learn from, each of ``stretch`` requests.
+    :param listed: number of slowest requests whose ledger rows are kept.
     """
 
     limit: int = LARGE
@@ -45,9 +45,9 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baselines:
-    """What is usual in a run.
+    """The norms of a run.
 
-    :param sample: what it was learned from: stretches of the run, joined, or all of it.
+    :param sample: the record they were learned from: joined stretches of the run, or all of it.
     :param evidence: of the sample, for the causes' sentences.
     :param books: of the sample; their reference is the run's.
     :param ranking: causes of the sample's tail, the largest first.
@@ -61,7 +61,7 @@ class Baselines:
 
     @property
     def reference_ns(self) -> int:
-        """What a quiet, typical request of the run takes."""
+        """Latency of a quiet, typical request of the run."""
         return self.books.ledger.reference_ns
 
 
@@ -70,8 +70,8 @@ class ChunkLedger:
     """One chunk, attributed.
 
     :param first_row: of the chunk in the record.
-    :param books: from the chunk's own replay; ``ledger`` counts from the run's reference, and what the backlog at
-        the cut made wait is divided among its causes.
+    :param books: from the chunk's own replay.
+    :param ledger: relative to the run's reference, with waits for the backlog at the cut divided among its causes.
     :param closure_ns: ``(n,)`` waits that neither explains.
     """
 
@@ -84,24 +84,24 @@ class ChunkLedger:
 
     @property
     def begun_ns(self) -> Ints:
-        """``(n,)`` when the work on each request of the ledger began."""
+        """``(n,)`` when work on each request of the ledger began."""
         rows = self.evidence.rows
         begun = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"] + rows["queue_ns"]
         return np.asarray(begun[self.evidence.ok], dtype=np.int64)
 
 
 def learn_all(record: RunRecord, percentile: float) -> Baselines:
-    """What is usual in a run that is laid out at once."""
+    """Baselines of a run that is laid out at once."""
     norms = Norms()
     return _learned(record, gather(record, norms), norms, percentile)
 
 
 def learn(source: RecordSource, chunks: Sequence[Chunk], percentile: float, scale: Scale) -> Baselines:
-    """What is usual in a run, from stretches of it."""
+    """Baselines of a large run, from stretches of it."""
     norms = Norms()
     sample = sample_of(source, chunks, scale.stretches, scale.stretch)
     if any(chunk.busy for chunk in chunks):
-        # Stretches of a busy service begin with a backlog: what waking takes is learned from the run's beginning.
+        # Stretches of a busy service begin with a backlog, so the wake-up time is learned from the run's beginning.
         begun = Norms()
         make_books(gather(sample_of(source, chunks, 1, scale.stretch), begun))
         norms.of("waking", lambda: begun.of("waking", int))
@@ -144,14 +144,14 @@ def whole_ledger(baselines: Baselines) -> ChunkLedger:
 
 
 def chunk_ledgers(source: RecordSource, chunks: Sequence[Chunk], baselines: Baselines) -> Iterator[ChunkLedger]:
-    """Attribute chunks one after the other; a backlog at a cut is carried over to the next."""
+    """Attribute chunks in order; a backlog at a cut carries over to the next chunk."""
     shares = np.zeros(len(CAUSES))
     for chunk in chunks:
         record = source.stretch(chunk.first, chunk.last)
         evidence = _own_folds(gather(record, baselines.norms.copied(), begins=chunk.first == 0))
         books = make_books(evidence)
         ledger = rebased(replace(books.ledger, ids=_ids(record, books.ledger)), baselines.reference_ns)
-        early = not_idle(chunk, record)[evidence.ok]
+        early = before_first_idle(chunk, record)[evidence.ok]
         carried = carry_over(ledger, books.closure_ns, early, shares)
         closure = np.where(early & shares.any(), np.minimum(books.closure_ns, 0), books.closure_ns)
         shares = wait_shares(carried)
@@ -170,7 +170,7 @@ def _ids(record: RunRecord, ledger: Ledger) -> tuple[str, ...]:
 
 
 def _own_folds(evidence: Evidence) -> Evidence:
-    """The models' folds, as they are for the chunk's units."""
+    """The evidence with the models' folds for the chunk's units."""
     counts = {"prepare": len(evidence.ok), "finish": len(evidence.ok), "compute": len(evidence.batches["size"])}
     models = {
         unit: replace(model, fold=model.folds_of(counts[unit])) for unit, model in evidence.expected.models.items()

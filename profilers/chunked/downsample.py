@@ -1,4 +1,4 @@
-"""A large record thinned out for a report: every k-th request, and the slowest ones."""
+"""A large record downsampled for a report: every k-th request, and the slowest ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS, Columns
 from latfix.traffic.schedule import Traffic
 
-#: Requests that a report draws: more than it lays out anew to tell stories of.
+#: Requests that a report shows: more than it lays out for single-request explanations.
 SHOWN = 60_000
-#: The slowest among them, so few that percentiles of what is shown stay those of the run.
+#: The slowest requests added to them: few, so that percentiles of the shown requests stay those of the run.
 _SLOWEST = 50
 
 
 def thinned(source: RecordSource, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
-    """What a report shows of a large run, numbered anew from zero, and the diagnosis with the ledger to match.
+    """The part of a large run that a report shows, renumbered from zero, and the diagnosis with a matching ledger.
 
-    Counts are the whole run's (:attr:`RunRecord.totals`); a note says what is shown. Batches, events
-    and samples are left out.
+    Counts are the whole run's (:attr:`RunRecord.totals`); a note tells what is shown. Batches, events and samples are
+    omitted.
     """
     step = max(-(-len(source) // SHOWN), 1)
     slowest = np.sort(diagnosis.ledger.request[np.argsort(diagnosis.ledger.latency_ns)[-_SLOWEST:]])
@@ -43,12 +43,15 @@ def thinned(source: RecordSource, diagnosis: Diagnosis) -> tuple[RunRecord, Diag
         batches=_nothing(BATCH_DTYPE.names or ()),
         events=_nothing(EVENT_FIELDS),
         samples=_nothing(SAMPLE_FIELDS),
-        traffic=_traffic(requests, [ids.get(index, f"#{index}") for index in requests["index"][measured].tolist()]),
+        traffic=Traffic.plain(
+            requests["arrival_ns"][measured],
+            ids=[ids.get(index, f"#{index}") for index in requests["index"][measured].tolist()],
+        ),
         partial=source.partial,
         totals=diagnosis.counts,
     )
     note = (
-        f"Charts and tables show one request in {step:,} and the {len(slowest)} slowest; figures are of all of them."
+        f"Charts and tables show one request in {step:,} and the {len(slowest)} slowest; figures cover all requests."
     )
     shown = replace(diagnosis, ledger=replace(ledger, request=where.astype(np.int64)), notes=(*diagnosis.notes, note))
     return record, shown
@@ -67,8 +70,3 @@ def _chosen(source: RecordSource, step: int, slowest: Ints) -> Columns:
 
 def _nothing(names: tuple[str, ...]) -> Columns:
     return {name: np.zeros(0, object if name in ("kind", "series", "detail") else np.int64) for name in names}
-
-
-def _traffic(requests: Columns, ids: list[str]) -> Traffic:
-    arrival = requests["arrival_ns"][requests["index"] >= 0]
-    return Traffic.plain(arrival, ids=ids)

@@ -1,7 +1,7 @@
-"""A large record taken in chunks: where it is cut, and what a chunk holds.
+"""Chunks of a large record: where it is cut, and the contents of a chunk.
 
-A queue that has run empty forgets what was before, so a record is cut where the service was idle. Where it never
-is, it is cut all the same, and what was waiting then is carried over (:mod:`chunked.backlog_carryover`).
+An empty queue has no memory, so a record is cut where the service was idle. A service that is never idle is cut
+anyway, and the backlog carries over (:mod:`chunked.backlog_carryover`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ _NEVER = -(2**62)
 class Chunk:
     """Rows ``first`` up to ``last`` of a record.
 
-    :param reach_ns: when the last of all earlier requests had ended; later than the first arrival of the chunk
-        where the service was busy at the cut.
-    :param busy: it was.
+    :param reach_ns: when the last of all earlier requests ended; after the chunk's first arrival if ``busy``.
+    :param busy: the service was busy at the cut.
     """
 
     first: int
@@ -50,9 +49,9 @@ class Chunk:
 
 
 class Cutter:
-    """Cuts a record into chunks while its rows pass by.
+    """Cuts a stream of rows into chunks.
 
-    :param size: requests in a chunk at least; where the service is not idle, twice as many at most.
+    :param size: least requests per chunk; at most twice as many if the service is not idle.
     """
 
     def __init__(self, size: int) -> None:
@@ -63,7 +62,7 @@ class Cutter:
         self._border: tuple[int, int] | None = None
 
     def add(self, arrival: Ints, end: Ints, batch_id: Ints) -> None:
-        """Look at the next rows: when each arrived and ended, and its batch."""
+        """Take the next rows: arrival, end and batch of each request."""
         if not len(arrival):
             return
         reach = np.maximum.accumulate(np.concatenate([[self._reach], end]))
@@ -83,7 +82,7 @@ class Cutter:
         self._row, self._reach, self._largest = done, int(reach[-1]), int(largest[-1])
 
     def chunks(self) -> list[Chunk]:
-        """All chunks; the last holds what was left."""
+        """All chunks; the last has the remaining rows."""
         if self._row == self._first:
             return self._chunks
         return [*self._chunks, Chunk(first=self._first, last=self._row, reach_ns=self._reach_then, busy=self._busy)]
@@ -104,7 +103,7 @@ class Cutter:
 
 
 class WholeRecord:
-    """A record in memory, of which stretches are taken; see :class:`chunked_record.RecordSource`."""
+    """A record in memory as a :class:`chunked_record.RecordSource`."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
@@ -129,7 +128,7 @@ class WholeRecord:
         yield {name: self._record.requests[name] for name in names}
 
     def stretch(self, first: int, last: int) -> RunRecord:
-        """Rows ``first`` up to ``last`` with what belongs to them; the record itself where those are all."""
+        """Rows ``first`` up to ``last`` with their batches, events and samples; the record itself for all rows."""
         whole = self._record
         if first == 0 and last == len(self):
             return whole
@@ -145,7 +144,7 @@ class WholeRecord:
             batches=kept(whole.batches, np.isin(whole.batches["batch_id"], requests["batch_id"])),
             events=kept(whole.events, inside),
             samples=with_opening(kept(whole.samples, near), self._opening),
-            traffic=part_of(whole.traffic, low, high),
+            traffic=_part_of(whole.traffic, low, high),
             first_index=low + whole.first_index,
         )
 
@@ -160,7 +159,7 @@ class WholeRecord:
         return notes_of(self._record.events)
 
 
-def part_of(traffic: Traffic, first: int, last: int) -> Traffic:
+def _part_of(traffic: Traffic, first: int, last: int) -> Traffic:
     """Requests ``first`` up to ``last`` of a schedule, without payloads."""
     return replace(
         traffic,
@@ -175,20 +174,17 @@ def part_of(traffic: Traffic, first: int, last: int) -> Traffic:
 
 
 def sample_of(source: RecordSource, chunks: Sequence[Chunk], stretches: int, rows: int) -> RunRecord:
-    """Stretches spread evenly over a record, joined into one, to learn from what is usual in the run.
+    """Stretches spread evenly over a record, joined into one, to learn baselines from.
 
-    Every stretch begins where a chunk does; the first is the run's beginning. Requests are numbered anew.
+    Every stretch begins where a chunk does; the first is the run's beginning. Requests are renumbered.
     """
     chosen = np.unique(np.linspace(0, len(chunks) - 1, min(stretches, len(chunks))).round().astype(np.int64))
-    parts = []
-    for k in chosen.tolist():
-        chunk = chunks[k]
-        parts.append(source.stretch(chunk.first, min(chunk.first + rows, chunk.last)))
-    return joined(parts)
+    starts = [chunks[k] for k in chosen.tolist()]
+    return joined([source.stretch(chunk.first, min(chunk.first + rows, chunk.last)) for chunk in starts])
 
 
 def joined(parts: Sequence[RunRecord]) -> RunRecord:
-    """Parts of one record, in order of time, as a record of their own whose requests are numbered from zero."""
+    """Parts of one record, in order of time, as one record whose requests are numbered from zero."""
     index, scheduled = [], 0
     for part in parts:
         own = part.requests["index"]
@@ -222,7 +218,7 @@ def joined(parts: Sequence[RunRecord]) -> RunRecord:
 
 
 def _renumbered(index: Ints, parts: Sequence[RunRecord]) -> Ints:
-    """Schedule indices as joined parts have them; -1 for what is in none."""
+    """Schedule indices in the joined record; -1 for those in no part."""
     first, count = (
         np.array(of) for of in zip(*((part.first_index, len(part.traffic)) for part in parts), strict=True)
     )
@@ -241,7 +237,7 @@ def _once(columns: Columns, key: str) -> Columns:
 
 
 def _distinct(columns: Columns, keys: tuple[str, ...]) -> Columns:
-    """Rows in order of time, those that two parts share once."""
+    """Rows in order of time, without those that two parts share."""
     seen: set[tuple[Any, ...]] = set()
     keep = np.zeros(len(columns["t_ns"]), dtype=bool)
     for k, row in enumerate(zip(*(columns[key].tolist() for key in keys), strict=True)):
@@ -252,8 +248,8 @@ def _distinct(columns: Columns, keys: tuple[str, ...]) -> Columns:
     return kept(columns, np.argsort(columns["t_ns"], kind="stable"))
 
 
-def not_idle(chunk: Chunk, record: RunRecord) -> Bools:
-    """Requests of a chunk before its first idle moment: what waited at the cut may still keep them waiting."""
+def before_first_idle(chunk: Chunk, record: RunRecord) -> Bools:
+    """True for requests of a chunk before its first idle time: the backlog at the cut may still delay them."""
     arrival = record.requests["arrival_ns"]
     if not chunk.busy:
         return np.zeros(len(arrival), dtype=bool)

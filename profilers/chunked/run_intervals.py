@@ -1,7 +1,7 @@
 """The tail of a run and the intervals of its figures.
 
-Resamples draw stretches of neighboring requests. Of a run in one chunk they draw single requests; of a larger one
-blocks, and the tail is cut anew between bands of latency.
+Resamples draw stretches of neighboring requests: single requests of a run in one chunk, blocks of a larger run, whose
+tail is cut again between bands of latency.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from latfix.statistics.quantile_sketch import LogHistogram
 
 
 def cut_tail(totals: RunTotals, baselines: Baselines, percentile: float, *, seed: int, replicates: int) -> Tail:
-    """The tail of a run, with 95 % intervals of what each cause has of it."""
+    """The tail of a run, with 95 % intervals of each cause's part."""
     count = max(totals.tail, 1)
     own, propagated = totals.tail_own / count / 1e6, totals.tail_propagated / count / 1e6
     intervals = np.zeros((len(own), 2))
@@ -52,7 +52,7 @@ def _drawn(totals: RunTotals, baselines: Baselines, percentile: float, seed: int
 
 
 def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replicates: int) -> Floats:
-    """As :func:`resampled_rows`, from sums over blocks, with the references left as they are."""
+    """As :func:`resampled_rows`, from sums over blocks, with fixed references."""
     rng = np.random.default_rng(seed)
     blocks = np.flatnonzero(totals.requests > 0)
     many, length = len(blocks), max(1, min(totals.layout.together, len(blocks)))
@@ -72,14 +72,14 @@ def _resampled_blocks(totals: BlockTotals, percentile: float, seed: int, replica
 
 
 def _held(counts: Floats, share: float) -> Floats:
-    """``(replicates, bands)``: what part of each band is in the tail of its resample."""
+    """``(replicates, bands)``: the part of each band in the tail of its resample."""
     wanted = np.maximum(counts.sum(axis=1, keepdims=True) * share, 1.0)
     above = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1] - counts
     return np.asarray(np.clip((wanted - above) / np.maximum(counts, 1), 0.0, 1.0), dtype=np.float64)
 
 
 def _moved_references(books: Books, kinds: int, seed: int, replicates: int) -> Floats:
-    """``(replicates, kinds)``: how references move when the sample they were learned from is drawn anew, in ms."""
+    """``(replicates, kinds)``: shift of the references when their sample is resampled, in milliseconds."""
     latency, doubt = books.ledger.latency_ns, books.doubt
     n = len(latency)
     moved = np.zeros((replicates, kinds))
@@ -96,9 +96,9 @@ def _moved_references(books: Books, kinds: int, seed: int, replicates: int) -> F
 
 
 def latency_intervals_ms(totals: RunTotals, latency: LogHistogram | None) -> dict[str, tuple[float, float]]:
-    """Intervals of the summary of ``ok`` latencies of a run in several chunks, by :data:`LATENCY_KEYS`, milliseconds.
+    """Intervals of the latency summary of a run in several chunks, by :data:`LATENCY_KEYS`, in milliseconds.
 
-    :param latency: of the run.
+    :param latency: of the run's ``ok`` requests.
     """
     if not totals.requests or totals.blocks is None or latency is None:
         return dict.fromkeys(LATENCY_KEYS, (math.nan, math.nan))
@@ -108,12 +108,12 @@ def latency_intervals_ms(totals: RunTotals, latency: LogHistogram | None) -> dic
     starts = np.arange(0, np.count_nonzero(some), together)
     largest = np.sort(np.maximum.reduceat(blocks.largest[some], starts))[::-1]
     low, high = _mean_interval(block_sums(blocks.latency[some], together), size)
-    # No request was faster; the histogram knows the fastest to a bin.
+    # The mean is not below the fastest request, which the histogram has to within a bin.
     intervals = {"mean": (min(max(low, latency.value_at(0) / 1e6), totals.latency.total / len(latency) / 1e6), high)}
     for key, beyond in zip(QUANTILES, blocks.beyond, strict=True):
         sums = block_sums(beyond[some].astype(np.float64), together)
         intervals[key] = _percentile_interval(sums, size, 1 - QUANTILES[key], latency)
-    # Blocks that hold the maximum are missing in a resample with a chance of (1 - j / B)^B.
+    # The j largest of B blocks are all missing in a resample with probability (1 - j / B)^B.
     rank = min(math.ceil(len(size) * (1 - 0.025 ** (1 / len(size)))), len(size)) - 1
     intervals["max"] = (float(largest[max(rank, 0)]) / 1e6, float(largest[0]) / 1e6)
     return {key: intervals[key] for key in LATENCY_KEYS}

@@ -1,14 +1,14 @@
-"""What a diagnosis needs of a run, summed over the ledgers of its chunks.
+"""The figures of a diagnosis, summed over the ledgers of a run's chunks.
 
-A run in one chunk keeps its ledger and every value, so that its figures are exact. A run in several keeps
-histograms and sums over blocks of neighboring requests, in memory that does not grow with the run.
+A run in one chunk keeps its ledger and every value, so its figures are exact. A run in several chunks keeps
+histograms and sums over blocks of neighboring requests, in constant memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,14 +27,14 @@ from latfix.statistics.block_bootstrap import block_length
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.quantile_sketch import Distribution, LogHistogram
 
-#: A cause touched a request where its own part exceeds this.
-OWN_FLOOR_NS = 1_000
-#: Where waiting for a worker is this share of the tail's excess, it is worth knowing what another worker would give.
+#: A cause touched a request if its own part exceeds this.
+_OWN_FLOOR_NS = 1_000
+#: From this share of the tail's excess on, waits for a worker justify a prediction with one more worker.
 _WAITS = 0.5
 _ENTRIES = len(CAUSES)
 _BLOCKS = 2_000
 _MOMENTS = 4_096
-#: Shares of requests above the bounds of bands, as parts of the tail's own share.
+#: Shares of requests above the bands' bounds, relative to the tail's share.
 _BOUNDS = (
     *(100.0, 70.0, 50.0, 35.0, 25.0, 17.0, 12.0, 8.0, 6.0, 4.0),
     *(3.0, 2.5, 2.0, 1.75, 1.5, 1.35, 1.25, 1.18, 1.12, 1.08, 1.05, 1.03, 1.015, 1.0),
@@ -44,14 +44,14 @@ _BOUNDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """How the requests of a run in several chunks are summed up.
+    """How the requests of a run in several chunks are grouped into sums.
 
-    :param rows: rows of the record in a block, of which there are ``blocks``; the bootstrap draws as many neighbors
-        ``together`` as depend on each other.
-    :param bands_ns: ascending bounds of latency around the tail's, between which sums are kept apart.
-    :param listed_ns: requests from this latency on are kept one by one; at most ``listed`` of them in the end.
+    :param rows: rows per block; ``blocks`` their number; ``together`` the neighboring blocks that depend on each
+        other and that the bootstrap draws as one.
+    :param bands_ns: ascending bounds of latency bands around the start of the tail.
+    :param listed_ns: requests from this latency on are kept individually, at most ``listed`` in the end.
     :param limits_ns: latencies whose exceedances are counted by block, in the order of ``QUANTILES``.
-    :param moments_ns: bounds of the slots of time that say when a cause struck.
+    :param moments_ns: bounds of the time slots for a cause's activity.
     """
 
     rows: int
@@ -65,20 +65,20 @@ class BlockLayout:
 
     @classmethod
     def of(cls, seen: Survey, latency: LogHistogram, learned: Ledger, percentile: float, scale: Scale) -> BlockLayout:
-        """A layout for a surveyed run.
+        """The layout for a surveyed run.
 
-        :param learned: ledger of the sample, which says how far neighbors depend on each other.
+        :param learned: ledger of the sample, from which the dependence of neighbors is estimated.
         """
         n, rows = seen.requests, max(-(-seen.rows // _BLOCKS), 1)
-        # Neighbors depend on more of each other in longer series, as the rule for the block's length has it.
+        # The rule for the block length: dependence reaches further in longer series.
         dependent = block_length(learned.latency_ns) * math.cbrt(n / max(len(learned.latency_ns), 1))
         end = max(seen.last_ns, seen.first_ns + 1_000_000, seen.ended_ns)
         return cls(
             rows=rows,
             blocks=-(-seen.rows // rows),
             together=max(math.ceil(min(dependent, seen.rows / 8) / rows), 1),
-            bands_ns=bands_of(latency, percentile, seen.percentiles_ns[percentile]),
-            # A few more than are kept: the histogram tells a rank to a twentieth of a percent of its latency.
+            bands_ns=_bands_of(latency, percentile, seen.percentiles_ns[percentile]),
+            # Slightly more than are kept: the histogram's latency of a rank is exact to a twentieth of a percent.
             listed_ns=0.998 * latency.value_at(n - scale.listed) if n > scale.listed else 0.0,
             listed=scale.listed,
             limits_ns=np.array([seen.percentiles_ns[100 * q] for q in QUANTILES.values()]),
@@ -86,7 +86,7 @@ class BlockLayout:
         )
 
 
-def bands_of(latency: LogHistogram, percentile: float, at_ns: float) -> Floats:
+def _bands_of(latency: LogHistogram, percentile: float, at_ns: float) -> Floats:
     """Bounds of latency around a percentile, nanoseconds, ascending; ``at_ns``, the percentile, is one of them."""
     n, share = len(latency), 1 - percentile / 100
     below = [latency.value_at((n - 1) * max(1 - share * part, 0.0)) if part != 1.0 else at_ns for part in _BOUNDS]
@@ -103,14 +103,14 @@ class StageTotals:
 
 @dataclass(slots=True)
 class Arrivals:
-    """Requests that were handed over, warm-up included, and the time from the first to the last, nanoseconds."""
+    """Number of requests sent, warm-up included, and the times of the first and the last, nanoseconds."""
 
     count: int = 0
     first_ns: int = 2**62
     last_ns: int = -(2**62)
 
     def add(self, handed_ns: Ints) -> None:
-        """Count requests by when they were handed over."""
+        """Add requests by the time they were sent."""
         self.count += len(handed_ns)
         self.first_ns = min(self.first_ns, int(handed_ns.min(initial=self.first_ns)))
         self.last_ns = max(self.last_ns, int(handed_ns.max(initial=self.last_ns)))
@@ -124,11 +124,11 @@ class Arrivals:
 class RunTotals:
     """The sums. Row ``k`` of an array belongs to ``CAUSES[k]``; times in nanoseconds.
 
-    :ivar tail: of ``requests``, how many are at or above the tail's percentile.
-    :ivar without: latencies predicted without each set of causes of ``removals``.
-    :ivar another_worker: latencies predicted with one more worker, where slow requests mostly wait for one and the
-        queue can be replayed; ``None`` elsewhere.
-    :ivar kept: the run's ledger where it is one chunk; ``blocks`` the sums otherwise.
+    :ivar tail: number of requests at or above the tail's percentile.
+    :ivar without: predicted latencies without each set of causes of ``removals``.
+    :ivar another_worker: predicted latencies with one more worker; ``None`` unless slow requests mostly wait for a
+        worker and the queue can be replayed.
+    :ivar kept: the run's ledger if it is one chunk; ``blocks`` the sums otherwise.
     """
 
     def __init__(self, seen: Survey, baselines: Baselines, percentile: float, scale: Scale) -> None:
@@ -162,11 +162,11 @@ class RunTotals:
 
     @property
     def requests(self) -> int:
-        """How many the ledgers are about: measured, ended ``ok``, served in a batch."""
+        """Number of ledger rows: requests that were measured, ended ``ok`` and were served in a batch."""
         return len(self.latency)
 
     def add(self, chunk: ChunkLedger) -> None:
-        """Count the next chunk."""
+        """Add the next chunk."""
         self._add_rows(chunk)
         self.workers.add(chunk.record)
         if self.exact:
@@ -178,7 +178,7 @@ class RunTotals:
         present = np.flatnonzero(ledger.own_ns.any(axis=1) | ledger.propagated_ns.any(axis=1))
         self.present[present] = True
         own = ledger.own_ns[present]
-        self.touched[present] += np.count_nonzero(own > OWN_FLOOR_NS, axis=1)
+        self.touched[present] += np.count_nonzero(own > _OWN_FLOOR_NS, axis=1)
         self.largest[present] = np.maximum(self.largest[present], own.max(axis=1))
         self._add_latency(chunk)
         if self.windows is not None:
@@ -189,14 +189,16 @@ class RunTotals:
         self._predict(chunk)
 
     def strikes(self, cause: int) -> tuple[Ints, Ints]:
-        """What a cause cost requests on their own path, and when work began: by request, or means of time slots."""
+        """A cause's own nanoseconds and the start of work, by request, or means of time slots."""
         if self.kept is not None:
             return self.kept.ledger.own_ns[cause], self.kept.begun_ns
         assert self.blocks is not None
         served, edges = self.blocks.moment_requests, self.blocks.layout.moments_ns
         some = served > 0
         middle = ((edges[:-1] + edges[1:]) / 2)[some]
-        each = self.blocks.moment_own[cause][some] / served[some]  # a busy slot is no strong strike
+        each = (
+            self.blocks.moment_own[cause][some] / served[some]
+        )  # the mean, so that a busy slot is not a strong strike
         return each.astype(np.int64), middle.astype(np.int64)
 
     def ledger(self) -> Ledger:
@@ -204,7 +206,7 @@ class RunTotals:
         if self.kept is not None:
             return self.kept.ledger
         assert self.blocks is not None
-        return stacked(self.blocks.listed or [self._learned], self.blocks.layout.listed)
+        return _stacked(self.blocks.listed or [self._learned], self.blocks.layout.listed)
 
     def _add_rows(self, chunk: ChunkLedger) -> None:
         rows = chunk.evidence.rows
@@ -235,7 +237,7 @@ class RunTotals:
             totals.tail_ns += int(values[tail].sum())
 
     def _predict(self, chunk: ChunkLedger) -> None:
-        """Count the latencies without each of the sets of causes."""
+        """Add the predicted latencies without each set of causes."""
         ledger, books = chunk.ledger, chunk.books
         there = {cause for k, cause in enumerate(ledger.causes) if self._acts(chunk, k)}
         changed = [k for k, removed in enumerate(self.removals) if there.intersection(removed)]
@@ -252,7 +254,7 @@ class RunTotals:
                 latency = np.maximum(latency - carried[gone].sum(axis=0), 0)
             self.without[k].add(latency)
         if self.another_worker is not None:
-            # What a backlog at the cut would be is not known: it began before this chunk.
+            # The size of a backlog from before this chunk is unknown with another worker.
             faster = None if backlog else latencies_with_another_worker(books)
             if faster is None:
                 self.another_worker = None
@@ -266,7 +268,7 @@ class RunTotals:
 
 
 def _mostly_waits(baselines: Baselines, tail_ns: float) -> bool:
-    """Whether waiting for a worker is most of what slow requests take beyond the reference."""
+    """True if waits for a worker are at least half of the tail's excess."""
     ledger, evidence = baselines.books.ledger, baselines.evidence
     slow = ledger.latency_ns >= tail_ns
     if evidence.setup.outside or not slow.any():
@@ -275,37 +277,28 @@ def _mostly_waits(baselines: Baselines, tail_ns: float) -> bool:
     return bool(evidence.stage_ns("queue")[evidence.ok][slow].mean() >= _WAITS * excess_ns)
 
 
-@dataclass(slots=True)
 class BlockTotals:
     """Sums over blocks of neighboring requests, bands of latency and slots of time.
 
-    The last block holds the requests that a cause of :data:`ONCE` touched: they are in every resample.
+    The last block has the requests that a cause of :data:`ONCE` touched, which are in every resample.
     """
 
-    layout: BlockLayout
-    listed: list[Ledger] = field(default_factory=list)
-    band_counts: Ints = field(init=False)
-    band_entries: Floats = field(init=False)
-    band_spread: Floats = field(init=False)
-    latency: Floats = field(init=False)
-    requests: Ints = field(init=False)
-    largest: Ints = field(init=False)
-    beyond: Ints = field(init=False)
-    moment_own: Floats = field(init=False)
-    moment_requests: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        bands, blocks, moments = len(self.layout.bands_ns) + 1, self.layout.blocks, len(self.layout.moments_ns) - 1
-        self.band_counts = np.zeros((blocks + 1, bands), np.int64)
-        self.band_entries = np.zeros((_ENTRIES, blocks + 1, bands))
-        self.band_spread = np.zeros((_ENTRIES, bands))
-        self.latency = np.zeros(blocks)
-        self.requests, self.largest = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
-        self.beyond = np.zeros((len(self.layout.limits_ns), blocks), np.int64)
-        self.moment_own, self.moment_requests = np.zeros((_ENTRIES, moments)), np.zeros(moments, np.int64)
+    def __init__(self, layout: BlockLayout) -> None:
+        bands, blocks, moments = len(layout.bands_ns) + 1, layout.blocks, len(layout.moments_ns) - 1
+        self.layout = layout
+        self.listed: list[Ledger] = []
+        self.band_counts: Ints = np.zeros((blocks + 1, bands), np.int64)
+        self.band_entries: Floats = np.zeros((_ENTRIES, blocks + 1, bands))
+        self.band_spread: Floats = np.zeros((_ENTRIES, bands))
+        self.latency: Floats = np.zeros(blocks)
+        self.requests: Ints = np.zeros(blocks, np.int64)
+        self.largest: Ints = np.zeros(blocks, np.int64)
+        self.beyond: Ints = np.zeros((len(layout.limits_ns), blocks), np.int64)
+        self.moment_own: Floats = np.zeros((_ENTRIES, moments))
+        self.moment_requests: Ints = np.zeros(moments, np.int64)
 
     def add(self, chunk: ChunkLedger, entries: Ints, present: Ints) -> None:
-        """Count a chunk's requests.
+        """Add a chunk's requests.
 
         :param entries: ``(K, n)`` own and propagated; ``present`` the causes that have any.
         """
@@ -353,29 +346,24 @@ class BlockTotals:
 
 def rows_of(ledger: Ledger, rows: Ints) -> Ledger:
     """Some rows of a ledger."""
-    return Ledger(
+    return replace(
+        ledger,
         request=ledger.request[rows],
         latency_ns=ledger.latency_ns[rows],
-        reference_ns=ledger.reference_ns,
-        causes=ledger.causes,
         own_ns=ledger.own_ns[:, rows],
         propagated_ns=ledger.propagated_ns[:, rows],
-        classes=ledger.classes,
         ids=tuple(ledger.ids[k] for k in rows.tolist()) if ledger.ids else (),
     )
 
 
-def stacked(ledgers: Sequence[Ledger], most: int) -> Ledger:
-    """One ledger of several, in order of the requests: the slowest of them, at most so many."""
-    first = ledgers[0]
-    whole = Ledger(
+def _stacked(ledgers: Sequence[Ledger], most: int) -> Ledger:
+    """The slowest rows of several ledgers as one, at most ``most``, in order of the requests."""
+    whole = replace(
+        ledgers[0],
         request=np.concatenate([ledger.request for ledger in ledgers]),
         latency_ns=np.concatenate([ledger.latency_ns for ledger in ledgers]),
-        reference_ns=first.reference_ns,
-        causes=first.causes,
         own_ns=np.concatenate([ledger.own_ns for ledger in ledgers], axis=1),
         propagated_ns=np.concatenate([ledger.propagated_ns for ledger in ledgers], axis=1),
-        classes=first.classes,
         ids=tuple(name for ledger in ledgers for name in ledger.ids),
     )
     slowest = np.argsort(whole.latency_ns, kind="stable")[-most:]

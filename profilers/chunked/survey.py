@@ -1,14 +1,14 @@
-"""A first look at a record: where to cut it, its latencies, and when it began and ended."""
+"""A first pass over a record: its cuts, its latencies, its begin and end."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Ints
+from latfix.arrays import Bools
 from latfix.lower_bound import AtLeast
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter
 from latfix.profilers.evidence.units import Evidence
@@ -22,15 +22,15 @@ from latfix.statistics.quantile_sketch import ExactPercentiles, LogHistogram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is known of a record before any cause is looked at.
+    """Figures of a record that need no causes.
 
     :param rows: of the record, warm-up included.
-    :param requests: measured, ended ``ok`` and served in a batch; what follows is about these.
-    :param percentiles_ns: exact latencies, by percentile (0..100); zeros where there are no requests.
-    :param arrived_ns: the same of all that arrived (:mod:`latfix.statistics.censored`), and at 100 the longest.
-    :param outcomes: what became of all that arrived; ``None`` where the record is cut into several chunks.
-    :param histogram: of their latencies; ``None`` where the record is one chunk, whose rows are kept.
-    :param first_ns: the first arrival of all, ``last_ns`` the last one; ``ended_ns`` when the last ``ok`` had ended.
+    :param requests: number of requests that were measured, ended ``ok`` and were served in a batch.
+    :param percentiles_ns: their exact latencies by percentile (0 to 100); zeros without requests.
+    :param arrived_ns: the same for all that arrived (:mod:`latfix.statistics.censored`), and the longest at 100.
+    :param outcomes: of all that arrived; ``None`` for a record in several chunks.
+    :param histogram: of the ``ok`` latencies; ``None`` for a record in one chunk, whose rows are kept.
+    :param first_ns: first arrival of all; ``last_ns`` the last; ``ended_ns`` the end of the last ``ok`` request.
     """
 
     rows: int
@@ -66,8 +66,8 @@ def survey_rows(evidence: Evidence, percentiles: Sequence[float]) -> Survey:
 def survey_record(source: RecordSource, percentiles: Sequence[float], size: int) -> tuple[list[Chunk], Survey]:
     """Cut a record into chunks and survey it, in two passes over its rows.
 
-    :param percentiles: to be computed exactly, 0 to 100.
-    :param size: requests in a chunk at least.
+    :param percentiles: percentiles to compute exactly, 0 to 100.
+    :param size: least requests per chunk.
     """
     cutter, latency, every, censored = Cutter(size), LogHistogram(), LogHistogram(), LogHistogram()
     first, last, ended = 2**62, -(2**62), -(2**62)
@@ -81,12 +81,12 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
         censored.add(rows["latency_ns"][lost & (rows["status"] == Status.UNFINISHED)])
         latency.add(rows["latency_ns"][counted])
         ended = max(ended, int((rows["arrival_ns"] + rows["latency_ns"])[counted].max(initial=ended)))
-    requests, asked = len(latency), (*percentiles, 100.0)
-    ranks = answered_ranks(latency.counts, censored.counts, len(every), asked)
+    requests, wanted = len(latency), (*percentiles, 100.0)
+    ranks = answered_ranks(latency.counts, censored.counts, len(every), wanted)
     places = [rank if math.isnan(rank) else 100 * rank / max(requests - 1, 1) for rank in ranks]
     exact = ExactPercentiles(latency, [*percentiles, *(place for place in places if not math.isnan(place))])
-    for values in _latencies(source):
-        exact.add(values)
+    for rows in source.scan(("latency_ns", "status", "warmup", "batch_id")):
+        exact.add(rows["latency_ns"][_counted(rows)])
     found = exact.values()
     return cutter.chunks(), Survey(
         rows=len(source),
@@ -94,7 +94,7 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
         percentiles_ns={q: found.get(q, 0.0) for q in percentiles},
         arrived_ns={
             q: AtLeast(every.percentile(q)) if math.isnan(place) else found[place]
-            for q, place in zip(asked, places, strict=True)
+            for q, place in zip(wanted, places, strict=True)
         },
         outcomes=None,
         histogram=latency,
@@ -104,10 +104,5 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
     )
 
 
-def _latencies(source: RecordSource) -> Iterator[Ints]:
-    for rows in source.scan(("latency_ns", "status", "warmup", "batch_id")):
-        yield rows["latency_ns"][_counted(rows)]
-
-
-def _counted(rows: Columns) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+def _counted(rows: Columns) -> Bools:
     return np.asarray((rows["warmup"] == 0) & (rows["status"] == Status.OK) & (rows["batch_id"] >= 0))

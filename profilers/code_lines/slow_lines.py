@@ -1,4 +1,4 @@
-"""Lines of the user's code in slow units of work against typical ones, from sampled stacks."""
+"""Lines of the user's code in slow units of work compared with typical ones, from sampled stacks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from latfix.profilers.evidence.units import Evidence, Unit
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
 from latfix.results.diagnosis import CodeLine, StackTime
 
-#: Units that run the user's Python, by the role of the thread that they are on.
+#: Units that run the user's Python, by the role of their thread.
 _UNITS = {"prepare": ("prepare",), "worker": ("collate", "compute", "finish")}
-#: Slow: the slowest twentieth of a unit's kind; typical: its quicker half.
+#: Slow: the slowest twentieth of a kind of unit; typical: its faster half.
 _SLOW, _TYPICAL = 0.95, 0.5
-#: Fewer looks into slow units, or less time, say nothing.
+#: Least samples in slow units, and least difference, of a line.
 _FEWEST, _LEAST_MS = 3, 0.05
 _LINES = 12
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
@@ -26,7 +26,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """Looks at one kind of unit, each with the row of the unit that it fell into and the time that it stands for."""
+    """Stack samples in one kind of unit: the unit's row, the stack, and the time that the sample represents."""
 
     row: Ints
     stack: Ints
@@ -36,7 +36,7 @@ class _Looks:
 def stack_times(evidence: Evidence, stacks: Sequence[Sequence[str]]) -> tuple[StackTime, ...]:
     """Time in each sampled stack, of slow and of typical units.
 
-    :param stacks: of ``run.json``, the innermost frame first.
+    :param stacks: of ``run.json``, innermost frame first.
     """
     if not stacks:
         return ()
@@ -71,9 +71,9 @@ def _of_unit(evidence: Evidence, role: str, name: str, stacks: Sequence[Sequence
 
 
 def slow_lines(times: Sequence[StackTime], workload_folder: str) -> tuple[CodeLine, ...]:
-    """The lines that slow units spend longer on than typical ones, the largest difference first.
+    """The lines on which slow units spend more time than typical ones, the largest difference first.
 
-    :param workload_folder: whose files are the user's own.
+    :param workload_folder: the folder with the user's own files.
     """
     lines: dict[tuple[str, tuple[str, int, str, str]], list[StackTime]] = {}
     for time in times:
@@ -97,7 +97,7 @@ def slow_lines(times: Sequence[StackTime], workload_folder: str) -> tuple[CodeLi
 
 
 def _looks(evidence: Evidence, role: str, unit: Unit) -> _Looks:
-    """Each stands for the time since the look before, as far as that lies in its unit."""
+    """Each sample represents the time since the previous one, as far as that is in its unit."""
     ticks = evidence.series(WAIT_SERIES)[0]
     found = [(np.zeros(0, np.int64),) * 3]
     for thread in np.unique(unit.thread[unit.thread >= 0]).tolist():
@@ -116,7 +116,7 @@ def _looks(evidence: Evidence, role: str, unit: Unit) -> _Looks:
 
 
 def _own_line(stack: Sequence[str], workload_folder: str) -> tuple[str, int, str, str]:
-    """File, line and function of the innermost frame of the user's own, and what it was in, if not itself."""
+    """File, line and function of the user's innermost frame, and the frame that it called into, if any."""
     frames = [_frame(text) for text in stack] or [("?", 0, "?")]
     home = workload_folder.rstrip("/") + "/"
     own = next((k for k, (file, _, _) in enumerate(frames) if workload_folder and file.startswith(home)), None)

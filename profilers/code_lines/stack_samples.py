@@ -1,7 +1,7 @@
-"""Where the service's threads are in the user's Python, looked at each time the lock probe has the interpreter lock.
+"""Stack samples of the service's threads, taken each time the lock probe has the interpreter lock.
 
-It takes the lock no more often than that probe does anyway. A look is possible only where a thread has let go of the
-lock: one that C code held is seen on the next line that Python gets to, so that such time is charged there.
+Sampling does not take the lock more often than the probe does. A thread is sampled only when it has released the
+lock: if C code held it, the sample shows the next line of Python, so such time is attributed there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import latfix
 from latfix.profilers.probes.stage_recorder import SampleLog
 
 SERIES = "stack."
-#: Threads that are looked at, by the beginning of their name; its end is their number.
+#: Sampled threads by prefix of their name, which is followed by their number.
 _ROLES = {"latfix-worker-": f"{SERIES}worker.", "latfix-prepare-": f"{SERIES}prepare."}
 _PACKAGE = str(Path(latfix.__file__).parent)
 _SAMPLES = str(Path(latfix.__file__).parent / "sample_workloads")
-#: Frames of a stack that are kept, the innermost, and stacks of a run.
+#: Number of innermost frames kept per stack, and of distinct stacks per run.
 _DEEPEST, _MOST_STACKS = 24, 2000
 _LONGEST = 300
 
@@ -30,9 +30,9 @@ Key = tuple[tuple[CodeType, int], ...]
 
 
 class StackLog:
-    """Logs ``stack.<role>.<number>``: which of :attr:`stacks` a thread was in.
+    """Logs ``stack.<role>.<number>``: the index in :attr:`stacks` of a thread's stack.
 
-    :ivar stacks: frames as ``file:line function``, the innermost first; only those of the user's code and libraries.
+    :ivar stacks: frames as ``file:line function``, innermost first; only those of the user's code and libraries.
     """
 
     def __init__(self, samples: SampleLog) -> None:
@@ -43,14 +43,14 @@ class StackLog:
         self.stacks: list[tuple[str, ...]] = []
 
     def watch(self) -> None:
-        """Look at the service's threads that are running now."""
+        """Select the service's threads that are running now."""
         for thread in threading.enumerate():
             for start, series in _ROLES.items():
                 if thread.name.startswith(start) and thread.ident is not None:
                     self._series[thread.ident] = series + thread.name.removeprefix(start)
 
     def look(self, now_ns: int) -> None:
-        """Log where each thread is; nothing of one that is in no code but latfix's."""
+        """Log the stack of each thread, except of threads that run only latfix's code."""
         with running_frames() as frames:
             for ident, series in self._series.items():
                 key = self._key(frames.get(ident))
@@ -81,11 +81,11 @@ class StackLog:
 
 @contextmanager
 def running_frames() -> Iterator[dict[int, FrameType]]:
-    """What each thread runs, by its identifier; frames are to be walked within.
+    """The current frame of each thread by its identifier; walk frames only within the context.
 
-    CPython 3.11 makes the objects of frames only when they are asked for, and a collection that this sets off may let
-    another thread go on: it leaves the frame whose object is being made, which then refers to freed memory
-    (python/cpython#106883). So nothing is collected meanwhile.
+    CPython 3.11 creates frame objects on demand. A collection triggered by that may let another thread run and leave
+    the frame whose object is being created, which then refers to freed memory (python/cpython#106883). So collection
+    is disabled in the context.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -97,7 +97,7 @@ def running_frames() -> Iterator[dict[int, FrameType]]:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is neither latfix's nor the module of threads, which is at the root of all stacks."""
+    """True if a file is neither latfix's nor ``threading``, which is at the root of all stacks."""
     if file == threading.__file__:
         return False
     return not file.startswith(_PACKAGE) or file.startswith(_SAMPLES)

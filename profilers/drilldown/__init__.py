@@ -1,1 +1,1 @@
-"""One request explained: timeline, whom it waited behind, its ledger."""
+"""One request explained: its timeline, the work it waited behind, its ledger."""

@@ -1,6 +1,6 @@
-"""The story of one request: its timeline, what it waited behind and why that was slow, entry by entry to zero.
+"""The explanation of one request: its timeline, the work it waited behind, and its ledger entries.
 
-Pure: the same record and ledger tell the same stories.
+Pure: the same record and ledger give the same explanations.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from latfix.results.request_explanation import BatchFacts, Entry, Story, Wait
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STATUS_NAMES, Status
 
-_MEMBERS_TOLD = 32
-#: Stories on the page of a run, and requests of a record beyond which laying it out takes longer than its page.
+_MOST_MEMBERS = 32
+#: Explanations on a run's page, and the largest record that has them: a larger one takes too long to lay out.
 _ON_PAGE, _LARGE = 10, 50_000
 
 
 def tell(record: RunRecord, ledger: Ledger, chosen: Sequence[Chosen]) -> tuple[Story, ...]:
-    """The stories of some requests, in the order given.
+    """Explain the chosen requests, in the given order.
 
-    :param ledger: of the same record; requests that are not in it are told without entries.
+    :param ledger: of the same record; requests that are not in it have no entries.
     """
     if not chosen:
         return ()
-    teller = _Teller(record, ledger)
-    return tuple(teller.story(one) for one in chosen)
+    explainer = _Explainer(record, ledger)
+    return tuple(explainer.story(one) for one in chosen)
 
 
 def tell_slowest(record: RunRecord, ledger: Ledger) -> tuple[Story, ...]:
-    """The stories of the slowest requests that a run's page has; none of a large record, which takes too long."""
+    """Explain the slowest requests for a run's page; nothing for a large record, which takes too long."""
     if len(record.requests["index"]) > _LARGE:
         return ()
     return tell(record, ledger, choose_slowest(record, _ON_PAGE))
 
 
-class _Teller:
-    """What all stories of a record need, laid out once."""
+class _Explainer:
+    """The record laid out once for all explanations."""
 
     def __init__(self, record: RunRecord, ledger: Ledger) -> None:
         self.record, self.ledger = record, ledger
@@ -63,7 +63,7 @@ class _Teller:
         self.pool = Lanes.of(prepare_costs(evidence, line), handed)
 
     def story(self, chosen: Chosen) -> Story:
-        """One request's."""
+        """The explanation of one request."""
         traffic, row = self.record.traffic, chosen.row
         request = traffic.request(chosen.index if chosen.index >= 0 else (-chosen.index - 1) % len(traffic))
         rows = self.evidence.rows
@@ -134,7 +134,7 @@ class _Teller:
             batch_id=int(batches["batch_id"][batch]),
             worker=int(self.evidence.units["compute"].thread[batch]),
             size=int(batches["size"][batch]),
-            members=tuple(self._id(int(member)) for member in self._members(batch)[:_MEMBERS_TOLD]),
+            members=tuple(self._id(int(member)) for member in self._members(batch)[:_MOST_MEMBERS]),
             padding_share=max(padded - real, 0) / padded if padded > 0 and real > 0 else None,
             first_shape=bool(batches["first_shape"][batch]),
             retried=bool(batches["retried"][batch]),
@@ -165,7 +165,7 @@ class _Teller:
         facts = []
         if batches["retried"][batch]:
             alone = int(batches["size"][batch]) == 1
-            # Its members were then given to batches of their own: only the moment tells who was in it.
+            # Its members were then served in batches of their own: only the time shows which were in it.
             here = not alone and int(batches["open_ns"][batch]) <= taken <= int(batches["close_ns"][batch])
             whole = "failed as a whole, with this request in it" if here else "failed as a whole"
             facts.append("alone, after its batch failed" if alone else whole)

@@ -1,4 +1,4 @@
-"""Whether a run's whole tail is one moment, and which batch made it."""
+"""Detection of a tail that is a single incident, and the batch that caused it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.queueing.two_stage_queue import Line
 from latfix.results.diagnosis import Incident, Ledger
 
-#: Fewer requests are together by chance; a moment is at most this share of the run.
-_LEAST, _MOMENT = 3, 0.1
-#: The part of the tail's mean excess from which a batch that held a worker too long is what made it.
-_MADE_IT = 0.5
+#: Least requests of an incident, and its longest span of arrivals as a share of the run.
+_LEAST, _LONGEST = 3, 0.1
+#: A batch caused the incident if its delay is at least this share of the tail's mean excess.
+_CAUSED_IT = 0.5
 
 
 def incident_of(
     evidence: Evidence, ledger: Ledger, line: Line, tail_ns: float, span_s: tuple[float, float]
 ) -> Incident | None:
-    """The moment that all requests of the tail share; ``None`` where they do not.
+    """The incident that all requests of the tail share, or ``None``.
 
-    They share one if their lives, from arrival to end, leave no gap, and they all arrived within a tenth of the run.
+    They share one if their intervals from arrival to end leave no gap, and they arrived within a tenth of the run.
 
-    :param ledger: of all requests that ``evidence`` has as ok, in its order.
-    :param line: the queues in which it divides waits.
-    :param tail_ns: the latency from which a request is in the tail.
+    :param ledger: of the ``ok`` requests of ``evidence``.
+    :param line: the queues of the ledger.
+    :param tail_ns: the least latency of the tail.
     :param span_s: begin and end of the run.
     """
     slow = ledger.latency_ns >= tail_ns
@@ -37,20 +37,20 @@ def incident_of(
     arrival = arrival[order]
     end = np.maximum.accumulate(arrival + ledger.latency_ns[slow][order])
     together = bool((arrival[1:] <= end[:-1]).all())
-    if not together or arrival[-1] - arrival[0] > _MOMENT * 1e9 * (span_s[1] - span_s[0]):
+    if not together or arrival[-1] - arrival[0] > _LONGEST * 1e9 * (span_s[1] - span_s[0]):
         return None
     excess_ns = float(ledger.latency_ns[slow].mean() - ledger.reference_ns)
-    moment = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=len(arrival))
+    incident = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=len(arrival))
     costs = batch_costs(evidence, line)
     held = costs.end - costs.start
     meets = (costs.start < end[-1]) & (costs.end > arrival[0])
     if not meets.any():
-        return moment
+        return incident
     worst = int(np.argmax(np.where(meets, held - costs.typical, np.iinfo(np.int64).min)))
-    if held[worst] - costs.typical[worst] < _MADE_IT * excess_ns:
-        return moment
+    if held[worst] - costs.typical[worst] < _CAUSED_IT * excess_ns:
+        return incident
     return replace(
-        moment,
+        incident,
         batch=int(evidence.batches["batch_id"][worst]),
         worker=int(evidence.units["compute"].thread[worst]),
         held_ms=float(held[worst]) / 1e6,

@@ -1,4 +1,4 @@
-"""Which requests are to be told of: by id, or the slowest."""
+"""Selection of requests to explain: by id, or the slowest."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SCANNED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A request to tell of.
+    """A request to explain.
 
-    :param index: its place in the schedule.
-    :param row: its row in the record; ``None`` where it has none.
-    :param matches: how many requests of the schedule bear its id.
+    :param index: its position in the schedule.
+    :param row: its row in the record, or ``None``.
+    :param matches: number of requests in the schedule with its id.
     """
 
     index: int
@@ -37,7 +37,7 @@ class Chosen:
 def check_ids(wanted: Sequence[str], ids: Sequence[str]) -> None:
     """Refuse ids that the traffic does not have.
 
-    :raises InputError: naming the nearest ones.
+    :raises InputError: names the nearest ids.
     """
     if not wanted:
         return
@@ -46,13 +46,13 @@ def check_ids(wanted: Sequence[str], ids: Sequence[str]) -> None:
         if name in unknown:
             near = ", ".join(shown(found) for found in nearest(name, ids))
             raise InputError(
-                f"--request: found {shown(name)}, which is none of the traffic's {len(ids):,} requests; expected an "
-                f"id{f', e.g. {near}' if near else ''}"
+                f"--request: found {shown(name)}, which is not among the traffic's {len(ids):,} requests; expected "
+                f"an id{f', e.g. {near}' if near else ''}"
             )
 
 
 def nearest(name: str, ids: Sequence[str]) -> list[str]:
-    """Ids that someone who typed ``name`` may have meant, the likeliest first."""
+    """Ids similar to ``name``, the likeliest first."""
     if not ids:
         return []
     name = name[:200]
@@ -63,7 +63,7 @@ def nearest(name: str, ids: Sequence[str]) -> list[str]:
         at = bisect_left(ordered, name)
         candidates = [*holding, *ordered[max(at - 100, 0) : at + 100]]
     folded = name.casefold()
-    # What was typed without the traffic's prefix or its leading zeros comes before what only looks alike.
+    # Ids that contain the name (typed without prefix or leading zeros) come before ids that only look similar.
     parts = [found for found in candidates if folded and folded in found.casefold()]
     likely = nsmallest(_SUGGESTED, parts, key=len)
     likely += get_close_matches(name, candidates, n=_SUGGESTED, cutoff=0.5)
@@ -71,11 +71,11 @@ def nearest(name: str, ids: Sequence[str]) -> list[str]:
 
 
 def choose_ids(record: RunRecord, wanted: Sequence[str]) -> tuple[Chosen, ...]:
-    """Every request of the schedule with one of these ids, in the order asked for, each once.
+    """Every request of the schedule with one of these ids, in the requested order, each once.
 
-    The measured row is meant; a warm-up one only where the run recorded no other.
+    With its measured row, or its warm-up row if the run recorded no other.
 
-    :raises InputError: an id is none of the schedule's.
+    :raises InputError: an id is not in the schedule.
     """
     ids = record.traffic.ids
     check_ids(wanted, ids)
@@ -100,7 +100,7 @@ def choose_slowest(record: RunRecord, count: int) -> tuple[Chosen, ...]:
 
 
 def check_slowest(count: int | None) -> None:
-    """Refuse a count that is none.
+    """Refuse an invalid count.
 
     :raises InputError: it is not from 1 to 1000.
     """
@@ -114,7 +114,7 @@ def _row_of(index: Ints, wanted: int) -> int | None:
 
 
 def _warmup_row(index: Ints, wanted: int, scheduled: int) -> int | None:
-    """The first warm-up row that replayed a request of the schedule; warm-up repeats the schedule in turns."""
+    """The last warm-up row of a scheduled request; warm-up repeats the schedule."""
     early = np.flatnonzero(index < 0)
     same = early[(-index[early] - 1) % max(scheduled, 1) == wanted]
     return int(same[-1]) if len(same) else None

@@ -1,6 +1,6 @@
-"""What batches and prepares cost those who wait for them: how long each held its thread, and why longer than usual.
+"""How long each batch and prepare held its thread, and by which causes it took longer than usual.
 
-The figures are those of the queues in which the ledger divides waits, so that both name the same causes.
+The figures are those of the ledger's queues, so that both name the same causes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from latfix.queueing.two_stage_queue import Line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Work that held threads, a column each; all nanoseconds.
+    """Work that held threads, one column per piece of work; all nanoseconds.
 
-    :param start: ``(m,)`` when it began to hold its thread; ``end`` when it let it go.
+    :param start: ``(m,)`` when it took its thread; ``end`` when it released it.
     :param thread: ``(m,)`` worker or prepare thread.
-    :param typical: ``(m,)`` what a typical one of that size takes.
-    :param causes: names of the rows of ``parts``; ``unexplained`` is last and makes them sum.
-    :param parts: ``(k, m)`` of ``end - start - typical``.
+    :param typical: ``(m,)`` typical duration for its size.
+    :param causes: names of the rows of ``parts``; the last, ``unexplained``, is the remainder.
+    :param parts: ``(k, m)`` parts of ``end - start - typical``.
     """
 
     start: Ints
@@ -35,14 +35,14 @@ class Costs:
     parts: Ints
 
     def named(self, rows: Ints) -> tuple[tuple[str, int], ...]:
-        """The nonzero parts of some of them together, the largest first."""
+        """The nonzero parts of some rows together, the largest first."""
         total = self.parts[:, rows].sum(axis=1)
         order = np.argsort(-np.abs(total), kind="stable").tolist()
         return tuple((self.causes[k], int(total[k])) for k in order if total[k])
 
 
 def batch_costs(evidence: Evidence, line: Line) -> Costs:
-    """Every batch: it holds its worker from its opening until the next one could begin.
+    """Costs of every batch: it holds its worker from its opening until the next batch could begin.
 
     :param line: the queues of the ledger (:class:`latfix.profilers.attribution.ledger.Books`).
     """
@@ -59,7 +59,7 @@ def batch_costs(evidence: Evidence, line: Line) -> Costs:
 
 
 def prepare_costs(evidence: Evidence, line: Line) -> Costs:
-    """Every request's ``prepare``, a row a request; those that were never prepared hold nothing."""
+    """Costs of every request's ``prepare``; zero for requests that were never prepared."""
     unit, prepared = evidence.units["prepare"], evidence.rows["prepare_thread"] >= 0
     typical = np.where(prepared, np.rint(line.prepare.reference[1]).astype(np.int64), 0)
     work = np.where(prepared, unit.wall, 0)

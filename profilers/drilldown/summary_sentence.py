@@ -1,4 +1,4 @@
-"""The end of a request's story: why it was slow, in plain words."""
+"""The summary of a request's explanation: why it was slow, in one or two sentences."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
 from latfix.formatting import count, from_ns
 from latfix.results.request_explanation import Entry, Holder, Story
 
-#: An excess below this share of the reference makes no request slow.
+#: A request is not slow if its excess is below this share of the reference.
 _SLOW = 0.15
 _MINOR_NS = 10_000
-_TOLD = 2
-#: The part of the excess that the causes told of should reach, and from which what is unexplained is told.
+_MOST_REASONS = 2
+#: Reasons are listed until they reach this share of the excess; unexplained time is mentioned from the second share
+#: on.
 _ENOUGH, _WORTH = 0.75, 0.2
 
 
 def closing_sentence(story: Story) -> str:
     """Why the request was slow, or how it ended."""
     if story.row is None:
-        return "It has no row: it was in flight, or not yet sent, when the run stopped."
+        return "It was not recorded: it was in flight, or not yet sent, when the run stopped."
     if story.status != "ok":
         return _failed(story)
     if story.reference_ns is None:
@@ -57,9 +58,9 @@ def _failed(story: Story) -> str:
 
 
 def _reasons(entries: tuple[Entry, ...], excess: int) -> list[str]:
-    """The largest entries that are told, until most of the excess is."""
+    """The largest entries as clauses, until they make up most of the excess."""
     reasons: list[str] = []
-    told = 0
+    listed = 0
     sides = [
         (ns, waits, entry.cause)
         for entry in entries
@@ -67,7 +68,7 @@ def _reasons(entries: tuple[Entry, ...], excess: int) -> list[str]:
         if entry.cause != UNEXPLAINED
     ]
     for ns, waits, cause in sorted(sides, key=lambda side: -side[0]):
-        if len(reasons) == _TOLD or told >= _ENOUGH * excess or ns < 0.1 * excess:
+        if len(reasons) == _MOST_REASONS or listed >= _ENOUGH * excess or ns < 0.1 * excess:
             break
         known = CATALOGUE.get(cause)
         if waits:
@@ -75,7 +76,7 @@ def _reasons(entries: tuple[Entry, ...], excess: int) -> list[str]:
         else:
             words = known.happened if known else cause
         reasons.append(f"{from_ns(ns)} is {words}")
-        told += ns
+        listed += ns
     return reasons
 
 
@@ -84,12 +85,12 @@ def _unexplained(story: Story, excess: int) -> str:
     if abs(rest) < _WORTH * excess:
         return ""
     if rest < 0:
-        return f" The causes above claim {from_ns(-rest)} more than it took: take them with care."
+        return f" The causes above claim {from_ns(-rest)} more than it took, so they are uncertain."
     return f" No probe accounts for {from_ns(rest)} of it."
 
 
 def _culprit(story: Story) -> str:
-    """The one piece of work that it waited behind and that took far longer than usual, if there is one."""
+    """A sentence on the work ahead of it that took much longer than usual, if there is any."""
     wait = max(story.waits, key=lambda wait: wait.duration_ns, default=None)
     if wait is None or wait.duration_ns < _WORTH * story.latency_ns:
         return ""
@@ -100,14 +101,14 @@ def _culprit(story: Story) -> str:
         return ""
     requests = f"{count(worst.size)} request{'s' if worst.size != 1 else ''}"
     name = f"batch {worst.label} ({requests})" if what == "batch" else f"the prepare of {worst.label}"
-    many = f" Ahead of it ran {count(ahead)} {what}{'es' if what == 'batch' else 's'}"
+    many = f" {count(ahead)} {what}{'es' if what == 'batch' else 's'} ran ahead of it"
     if worst.excess_ns < 0.2 * worst.typical_ns:
         return f"{many}, none of which took much longer than usual." if ahead > 1 else ""
     why = next((cause for cause, ns in worst.causes if ns > 0.3 * worst.excess_ns), "")
-    reason = f", mostly {why}" if why else ""
-    opening = f"{many}; {name}" if ahead > 1 else f" Ahead of it ran {name}, which"
+    reason = f", mostly because of {why}" if why else ""
+    opening = f"{many}; {name}" if ahead > 1 else f" Ahead of it, {name}"
     return (
-        f"{opening} held the {'worker' if what == 'batch' else 'thread'} {from_ns(worst.held_ns)} where "
+        f"{opening} held the {'worker' if what == 'batch' else 'thread'} for {from_ns(worst.held_ns)}, where "
         f"{from_ns(worst.typical_ns)} is typical{reason}."
     )
 

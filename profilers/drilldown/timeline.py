@@ -1,4 +1,4 @@
-"""A request's timeline: its stages, what the thread did in each, and the known events inside."""
+"""A request's timeline: its stages, the thread's activity in each, and the known events within."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from latfix.results.request_explanation import Account, Happening, StageTime
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, stage_label
 
-#: Kinds of events that belong to a thread and a moment, and those that name their request.
+#: Kinds of events that have a thread and a time, and those that name their request.
 _TIMED, _NAMED = ("gc", "compile", "spike"), ("span", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventIndex:
-    """Events, to be looked up by time or by request."""
+    """Events, indexed by time and by request."""
 
     kind: Any
     start: Ints
@@ -64,7 +64,7 @@ class EventIndex:
         return [int(k) for k in near[self.start[near] + self.duration[near] > begin]]
 
     def of_request(self, index: int, stage: str, *, ends: bool) -> list[int]:
-        """A request's own events: spans of a stage, and its error in the stage in which it ended."""
+        """A request's own events: spans of a stage, and its error in the stage where it ended."""
         found = []
         for k in self.by_request.get(index, ()):
             detail = self.detail[k] if isinstance(self.detail[k], Mapping) else {}
@@ -135,7 +135,7 @@ def _parts(
 
 
 def _account(evidence: Evidence, row: int, batch: int, stage: str) -> Account | None:
-    """What the thread that worked on the request in a stage did meanwhile; ``None`` where none was watched."""
+    """The account of the thread that worked on the request in a stage; ``None`` if there is none."""
     if stage in ("prepare", "finish"):
         number = int(evidence.units[stage].thread[row])
         if number < 0 or (stage == "finish" and batch < 0):
@@ -163,7 +163,7 @@ def _read(unit: Unit, columns: Mapping[str, Any], prefix: str, at: int, role: st
 def _happenings(
     events: EventIndex, found: list[int], own: str, begin: int, end: int, arrival: int
 ) -> tuple[Happening, ...]:
-    """Events of a stage, those alike together, the longest first."""
+    """Events of a stage, grouped if alike, the longest first."""
     together: dict[tuple[str, str, str], Happening] = {}
     for k in found:
         kind = str(events.kind[k])

@@ -1,4 +1,4 @@
-"""Who had the worker: the work that held threads while a request waited, back to when they were last idle."""
+"""The work that held threads while a request waited, back to when they were last idle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from latfix.profilers.drilldown.service_costs import Costs
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.results.request_explanation import Holder, Others, Wait
 
-#: Holders that are told one by one.
-TOLD = 8
+#: Most holders that are listed individually.
+MOST_LISTED = 8
 _UNRECORDED_NS = 1_000_000
 
 Describe = Callable[[int, int], tuple[str, int, int, tuple[str, ...]]]
@@ -44,8 +44,8 @@ class Lanes:
     def of(cls, costs: Costs, ready: Ints, free: Ints | None = None) -> Lanes:
         """Sort work by thread.
 
-        :param ready: ``(m,)`` since when it could have been taken up.
-        :param free: ``(m,)`` when its thread became free for it; the end of the work before it where ``None``.
+        :param ready: ``(m,)`` when it could have started.
+        :param free: ``(m,)`` when its thread became free; the end of the previous work if ``None``.
         """
         lanes = []
         for thread in np.unique(costs.thread[costs.thread >= 0]):
@@ -54,18 +54,18 @@ class Lanes:
             if not len(rows):
                 continue
             ended = np.concatenate([costs.start[rows[:1]], costs.end[rows[:-1]]])
-            let_go = ended if free is None else free[rows]
-            # Free long after the last recorded work: what ran between was not recorded.
-            fresh = (ready[rows] > let_go) | (let_go > ended + _UNRECORDED_NS)
+            released = ended if free is None else free[rows]
+            # If the thread became free long after the last recorded work, unrecorded work ran between.
+            fresh = (ready[rows] > released) | (released > ended + _UNRECORDED_NS)
             fresh[0] = True
             begun = np.maximum.accumulate(np.where(fresh, np.arange(len(rows)), 0))
             lanes.append(_Lane(rows=rows, start=costs.start[rows], end=costs.end[rows], begun=begun))
         return cls(costs=costs, lanes=tuple(lanes))
 
     def wait(self, resource: str, arrival: int, begin: int, end: int, describe: Describe) -> Wait | None:
-        """Tell of a wait from ``begin`` to ``end``.
+        """The wait from ``begin`` to ``end`` with its holders; ``None`` if it is empty.
 
-        :param describe: of a row and of ``begin``: label, size, how many overtook, facts.
+        :param describe: by row and ``begin``: label, size, number of requests that overtook, facts.
         """
         if end <= begin:
             return None
@@ -85,8 +85,8 @@ class Lanes:
         covered = Intervals.merged(low, within).covered(np.array([begin]), np.array([end]))
         excess = costs.end[rows] - costs.start[rows] - costs.typical[rows]
         weight = within + np.maximum(excess, 0)
-        told = np.sort(np.argsort(-weight, kind="stable")[:TOLD])
-        rest = np.setdiff1d(np.arange(len(rows)), told)
+        listed = np.sort(np.argsort(-weight, kind="stable")[:MOST_LISTED])
+        rest = np.setdiff1d(np.arange(len(rows)), listed)
         others = None
         if len(rest):
             others = Others(
@@ -102,7 +102,7 @@ class Lanes:
             duration_ns=end - begin,
             busy_since_ns=since - arrival,
             idle_ns=end - begin - int(covered[0]),
-            holders=tuple(self._holder(int(rows[k]), int(within[k]), arrival, begin, describe) for k in told),
+            holders=tuple(self._holder(int(rows[k]), int(within[k]), arrival, begin, describe) for k in listed),
             others=others,
         )
 

@@ -1,1 +1,1 @@
-"""A record laid out as units of work, with what each should have taken."""
+"""A record laid out as units of work, with the expected time of each."""

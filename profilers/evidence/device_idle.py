@@ -1,8 +1,8 @@
-"""How long a device was idle within a batch's compute, and whose time a copy took: from the device's own clock.
+"""Idle time of a device within a batch's compute, and times of copies, from the device's own clock.
 
-How long the device works for a batch is known from a profile of a few batches (``device_profile`` of ``run.json``,
-made beside the run); what a batch took longer than that, the device waited. It can only have waited until the host
-had issued the last operator: what was then still to be done ran without a gap.
+A profile of a few batches (``device_profile`` of ``run.json``, made outside the run) gives the device's busy time per
+batch; the rest of a batch's time the device waited. It can only have waited until the host had issued the last
+operator: the remaining work then ran without a gap.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 Direction = Literal["in", "out"]
 #: The unit that holds each copy.
 UNIT_OF: Mapping[Direction, str] = {"in": "h2d", "out": "d2h"}
-#: Copies of about the same size, by powers of two; from so many on, their own time says what one needs.
+#: Least number of copies of about the same size (by powers of two) whose median is what such a copy needs.
 _ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """What profiled batches did on the device.
+    """Device activity of profiled batches.
 
-    :param elements: ``(k,)`` of their inputs, rising; ``busy`` ``(k,)`` nanoseconds in which something ran.
-    :param sync_share: of the time in which nothing did, the part because the host had waited for the device.
-    :param waits: how often it did at most, in a batch; ``launches`` operators in one, in the median.
+    :param elements: ``(k,)`` input elements, ascending; ``busy`` ``(k,)`` busy nanoseconds.
+    :param sync_share: share of the idle time that followed a wait of the host for the device.
+    :param waits: largest number of such waits in a batch; ``launches`` the median number of operators.
     """
 
     elements: Floats
@@ -45,13 +45,13 @@ class DeviceProfile:
 
     @classmethod
     def of(cls, profiled: Sequence[DeviceWork]) -> DeviceProfile | None:
-        """Of some batches; ``None`` where there is none."""
+        """The profile of some batches; ``None`` without any."""
         if not profiled:
             return None
         names = ("elements", "busy_ns", "launch_ns", "sync_ns", "waits", "launches")
         table = {name: np.array([float(getattr(work, name)) for work in profiled]) for name in names}
         elements = np.unique(table["elements"])
-        # Of batches alike, one may have been slow for a fault that is to be found: what is usual counts.
+        # One of several like batches may have been slow because of a fault, so the median counts.
         usual = [np.median(table["busy_ns"][table["elements"] == size]) for size in elements]
         busy = np.maximum.accumulate(np.array(usual))
         idle = float((table["launch_ns"] + table["sync_ns"]).sum())
@@ -64,7 +64,7 @@ class DeviceProfile:
         )
 
     def busy_ns(self, elements: Ints) -> Floats:
-        """``(m,)`` how long the device works for batches of so many elements; beyond the largest, in proportion."""
+        """``(m,)`` busy nanoseconds for batches of so many elements; proportional beyond the largest."""
         wanted = elements.astype(np.float64)
         known = np.interp(wanted, self.elements, self.busy)
         return np.asarray(known * np.maximum(wanted / max(self.elements[-1], 1.0), 1.0), dtype=np.float64)
@@ -73,28 +73,28 @@ class DeviceProfile:
 def idle_ns(evidence: Evidence) -> Ints | None:
     """``(m,)`` nanoseconds of each batch's compute in which the device waited for the host.
 
-    :returns: ``None`` where the run was on no device, or nothing was profiled.
+    :returns: ``None`` for a run on the CPU, or without a profile.
     """
     profile, batches = evidence.setup.device_profile, evidence.batches
     if profile is None or not evidence.setup.on_device:
         return None
     took, lead = batches["device_ns"].astype(np.float64), batches["lead_ns"].astype(np.float64)
-    busy = profile.busy_ns(batches["padded_elements"]) * _beyond_elements(evidence, profile)
-    # Beside another worker's batch the same work takes longer: that is not waiting for the host.
-    waited = np.maximum(took - busy - _beside_ns(evidence), 0.0)
-    # While the host issued: what of the work was not left for after it has been done in that time.
+    busy = profile.busy_ns(batches["padded_elements"]) * _relative_work(evidence, profile)
+    # Next to another worker's batch the same work takes longer, which is not a wait for the host.
+    waited = np.maximum(took - busy - _shared_ns(evidence), 0.0)
+    # Busy time while the host was issuing is all work except the part done after it.
     issuing = np.maximum(took - lead, 0.0)
     most = np.maximum(issuing - np.maximum(busy - np.maximum(lead, 0.0), 0.0), 0.0)
     # A captured graph is issued at once.
-    found = np.where((took > 0) & (batches["graph"] <= 0), np.minimum(waited, most), 0.0)
-    return np.asarray(np.rint(found), dtype=np.int64)
+    idle = np.where((took > 0) & (batches["graph"] <= 0), np.minimum(waited, most), 0.0)
+    return np.asarray(np.rint(idle), dtype=np.int64)
 
 
-def _beyond_elements(evidence: Evidence, profile: DeviceProfile) -> Floats:
-    """``(m,)`` how many times the work of a typical batch with as many elements each batch is expected to be.
+def _relative_work(evidence: Evidence, profile: DeviceProfile) -> Floats:
+    """``(m,)`` each batch's expected work relative to a typical batch with as many elements.
 
-    Elements do not tell the work where a feature does, as the tokens to be written of an answer. What was profiled
-    is of typical batches.
+    The work may depend on a feature rather than on elements, such as the tokens of an answer. The profile is of
+    typical batches.
     """
     elements, expected = evidence.batches["padded_elements"], evidence.expected.padded.astype(np.float64)
     if not evidence.expected.models["compute"].accepted:
@@ -112,18 +112,18 @@ def _beyond_elements(evidence: Evidence, profile: DeviceProfile) -> Floats:
     return np.asarray(expected / np.maximum(np.interp(elements, at, usual), 1.0), dtype=np.float64)
 
 
-def _beside_ns(evidence: Evidence) -> Ints:
-    """``(m,)`` for how long of each batch's compute another worker's ran on the same device."""
+def _shared_ns(evidence: Evidence) -> Ints:
+    """``(m,)`` nanoseconds of each batch's compute while another worker's ran on the same device."""
     batches = evidence.batches
     begin, end, worker = (batches[name] for name in ("h2d_end_ns", "compute_end_ns", "worker"))
     device = evidence.setup.device_numbers(worker)
-    beside = np.zeros(len(begin), np.int64)
+    shared = np.zeros(len(begin), np.int64)
     for one in np.unique(worker):
         own = worker == one
         others = (device == device[own][0]) & ~own
         busy = Intervals.merged(begin[others], (end - begin)[others])
-        beside[own] = busy.covered(begin[own], end[own])
-    return beside
+        shared[own] = busy.covered(begin[own], end[own])
+    return shared
 
 
 def unusual_idle_ns(evidence: Evidence) -> Ints | None:
@@ -137,16 +137,16 @@ def unusual_idle_ns(evidence: Evidence) -> Ints | None:
 
 
 def copy_ns(evidence: Evidence, direction: Direction) -> Ints:
-    """``(m,)`` how long each batch's copy took on the device, as far as it is part of its stage."""
+    """``(m,)`` duration of each batch's copy on the device, limited to its stage."""
     wall = evidence.units[UNIT_OF[direction]].wall
     return np.asarray(np.minimum(evidence.batches[f"copy_{direction}_ns"], wall), dtype=np.int64)
 
 
 def needed_ns(evidence: Evidence, direction: Direction) -> Ints:
-    """``(m,)`` how long a copy of as many bytes takes where nothing is in its way.
+    """``(m,)`` undisturbed duration of a copy of as many bytes.
 
-    By what was measured of pinned memory at the start of the run; where that is missing, by the run's own copies of
-    about that size.
+    From the calibration of pinned memory at the start of the run; without it, from the run's own copies of about that
+    size.
     """
     size = evidence.batches[f"copy_{direction}_bytes"]
     curve = evidence.setup.copy_costs.get(direction)
@@ -158,21 +158,21 @@ def needed_ns(evidence: Evidence, direction: Direction) -> Ints:
     return np.asarray(np.minimum(np.rint(needed), copy_ns(evidence, direction)), dtype=np.int64)
 
 
-def asking_ns(evidence: Evidence, direction: Direction) -> Ints:
-    """``(m,)`` what of each batch's copy the device may have waited for the host to ask for its next piece.
+def issue_wait_ns(evidence: Evidence, direction: Direction) -> Ints:
+    """``(m,)`` time of each batch's copy in which the device may have waited for the host to issue the next part.
 
-    Beyond what the bytes need. From pageable memory the host takes part in the copy: none of that is waiting.
+    Beyond the bytes' need. With pageable memory the host takes part in the copy, so none of it is waiting.
     """
     batches = evidence.batches
-    asking = batches[f"copy_{direction}_issue_ns"]
+    issuing = batches[f"copy_{direction}_issue_ns"]
     if direction == "out":  # while the device still computed, the host was ahead
-        asking = asking - np.maximum(batches["lead_ns"], 0)
-    beyond = np.maximum(np.where(batches["pageable_bytes"] > 0, 0, asking) - needed_ns(evidence, direction), 0)
+        issuing = issuing - np.maximum(batches["lead_ns"], 0)
+    beyond = np.maximum(np.where(batches["pageable_bytes"] > 0, 0, issuing) - needed_ns(evidence, direction), 0)
     return np.asarray(beyond, dtype=np.int64)
 
 
 def _usual(evidence: Evidence, direction: Direction, size: Ints) -> Floats:
-    """The median of quiet copies of about each size; a copy of a size that is rare needs what it took."""
+    """The median of quiet copies of about each size; a copy of a rare size needs what it took."""
     took = evidence.batches[f"copy_{direction}_ns"].astype(np.float64)
     group = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1))), -1).astype(np.int64)
     needed = took.copy()

@@ -1,4 +1,4 @@
-"""What each request's and each batch's work should take for its inputs: designs, fits and counterfactuals."""
+"""Expected work of each request and batch for its inputs: design matrices, fits and counterfactuals."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from latfix.queueing.length_buckets import padded_elements
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """What is known of the inputs.
+    """Input attributes of requests, and the members of batches.
 
     :param attributes: ``(n, g)`` per request: elements, length, then numeric features; nonnegative.
     :param order: requests that were in a batch, grouped by batch.
-    :param first: ``(m,)`` where each batch's group starts in ``order``; ``count`` how long it is.
-    :param usable: ``(n,)`` requests whose attributes are typical material: measured, ended ``ok``.
+    :param first: ``(m,)`` start of each batch's group in ``order``; ``count`` its length.
+    :param usable: ``(n,)`` requests that define the typical input: measured, ended ``ok``.
     """
 
     attributes: Floats
@@ -40,7 +40,7 @@ class Members:
         return np.asarray(running[self.first + self.count] - running[self.first])
 
     def largest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Per batch, the largest over its members; zero for a batch without recorded members."""
+        """Per batch, the maximum over its members; zero without recorded members."""
         result = np.zeros((len(self.first), *values.shape[1:]), values.dtype)
         some = self.count > 0
         if some.any():
@@ -52,14 +52,14 @@ class Members:
 class ExpectedWork:
     """Predicted nanoseconds of work, all ``int64``.
 
-    :param prepare: ``(n,)`` for the request's own input; ``finish`` the same.
-    :param alone: ``(n,)`` compute, had the request been alone in its batch.
-    :param unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it was.
-    :param typical: ``(max_size + 1,)`` compute of a batch of that many typical inputs, by batch size.
+    :param prepare: ``(n,)`` for the request's own input, as ``finish``.
+    :param alone: ``(n,)`` compute of the request alone in a batch.
+    :param unpadded: ``(m,)`` compute of the batch without padding; ``padded`` as it ran.
+    :param typical: ``(max_size + 1,)`` compute of a batch of typical inputs, by batch size.
     :param models: by unit, for the report.
-    :param alone_of: ``(folds, n)`` what the fit without each fold says of ``alone``, ``typical_of`` ``(folds,)`` of
-        a typical input alone, ``unpadded_of`` and ``padded_of`` ``(folds, m)`` the same of batches. Their spread
-        is the jackknife's error.
+    :param alone_of: ``(folds, n)`` prediction of ``alone`` by the fit without each fold; ``typical_of`` ``(folds,)``
+        of a typical input alone; ``unpadded_of`` and ``padded_of`` ``(folds, m)`` of batches. Their spread is the
+        jackknife's error.
     """
 
     prepare: Ints
@@ -75,7 +75,7 @@ class ExpectedWork:
     padded_of: Floats
 
     def quality(self) -> dict[str, Any]:
-        """How good each model is, for ``diagnosis.json``."""
+        """The quality of each model, for ``diagnosis.json``."""
         return {
             unit: {
                 "accepted": model.accepted,
@@ -95,10 +95,10 @@ def expect_work(
     max_size: int,
     norms: Norms,
 ) -> ExpectedWork:
-    """Fit the models, or take those that the run has, and predict.
+    """Fit the models, or reuse those in ``norms``, and predict.
 
     :param times: nanoseconds of work by unit: ``prepare`` and ``finish`` per request, ``compute`` per batch.
-    :param clean: which of them show no known disturbance.
+    :param clean: mask of the times without a known disturbance.
     """
     designs, real = work_designs(members, batches, norms)
     padded = designs["compute"]
@@ -108,9 +108,10 @@ def expect_work(
         lambda: {unit: fit_work_model(design, times[unit], clean[unit]) for unit, design in designs.items()},
     )
     model = models["compute"]
-    by_itself = _alone_design(members.attributes)
+    one, attributes = np.ones(len(members.attributes)), members.attributes
+    by_itself = _batch_design(one, attributes[:, 0], attributes[:, 0], attributes[:, 1] ** 2, attributes, attributes)
     typical = norms.of("typical_input", lambda: _typical_design(members, max_size))
-    if fitted_here:  # each by the fit that did not see it
+    if fitted_here:  # each row by the fit that did not see it
         folds = {unit: models[unit].fold for unit in designs}
     else:
         folds = {unit: models[unit].folds_of(len(design)) for unit, design in designs.items()}
@@ -136,16 +137,18 @@ def expect_work(
 def work_designs(
     members: Members, batches: Mapping[str, npt.NDArray[Any]], norms: Norms
 ) -> tuple[dict[str, Floats], Floats]:
-    """Designs of the units of work as they were, and of batches without padding."""
+    """Design matrices of the units of work as they ran, and of batches without padding."""
     size = np.maximum(batches["size"].astype(np.float64), 1.0)
     total, largest = members.total(members.attributes), members.largest(members.attributes)
     padded_top = largest.copy()
     longest, collated = largest[:, 1], batches["padded_length"].astype(np.float64)
-    if norms.of("padded_length_tells", lambda: _tells_length(longest, collated)):
+    if norms.of("padded_length_tells", lambda: _is_padded_length(longest, collated)):
         padded_top[:, 1] = np.maximum(longest, collated)
     request = _request_design(members.attributes)
-    padded = _padded_design(batches, size, total, padded_top)
-    real = _unpadded_design(members, size, total, largest)
+    elements, lengths = np.maximum(padded_elements(batches), total[:, 0]), padded_top[:, 1]
+    padded = _batch_design(size, total[:, 0], elements, size * lengths**2, size[:, None] * padded_top, padded_top)
+    squares = members.total(members.attributes[:, 1] ** 2)
+    real = _batch_design(size, total[:, 0], total[:, 0], squares, total, largest)
     return {"prepare": request, "finish": request, "compute": padded}, real
 
 
@@ -156,16 +159,16 @@ def jackknife_error(of_folds: Floats) -> Floats:
     return np.asarray(np.sqrt((folds - 1) / folds * (gap**2).sum(axis=0)), dtype=np.float64)
 
 
-def _tells_length(longest: Floats, collated: Floats) -> bool:
-    """Whether dimension 1 of collated batches behaves like the length that they were padded to."""
+def _is_padded_length(longest: Floats, collated: Floats) -> bool:
+    """True if dimension 1 of collated batches behaves like the length to which they were padded."""
     return bool(len(collated) and len(np.unique(collated)) > 1 and np.mean(collated >= longest) >= 0.95)
 
 
-# Columns of the compute design, for g attributes (elements, length, features):
-# 1, B, real elements, padded elements, sum of lengths padded, of their squares, longest, and for each feature
-# its sum as padded and its largest. Without padding a sum runs over the members; with it, B times the largest.
-# Then what grows more slowly than its amount, as work does that fills the machine's units better the more there is of
-# it: roots of the elements, real and padded, and the longest times the root of how many run beside it.
+# Columns of the compute design, for g attributes (elements, length, features): 1, B, real elements, padded elements,
+# sum of padded lengths, sum of their squares, longest length, and for each feature its padded sum and its maximum.
+# Without padding, a sum is over the members; with it, B times the maximum. Then columns that grow more slowly than
+# the amount of work, because larger work uses the machine's units better: the roots of real and padded elements, and
+# the longest length times the root of the batch size.
 
 
 def _request_design(attributes: Floats) -> Floats:
@@ -173,19 +176,24 @@ def _request_design(attributes: Floats) -> Floats:
     return np.column_stack([one, attributes, attributes[:, 1] ** 2, np.sqrt(attributes[:, 0])])
 
 
-def _padded_design(batches: Mapping[str, npt.NDArray[Any]], size: Floats, total: Floats, top: Floats) -> Floats:
-    elements = np.maximum(padded_elements(batches), total[:, 0])
-    columns = [np.ones(len(size)), size, total[:, 0], elements, size * top[:, 1], size * top[:, 1] ** 2, top[:, 1]]
-    for k in range(2, top.shape[1]):
-        columns += [size * top[:, k], top[:, k]]
-    return np.column_stack([*columns, *_slower(total[:, 0], elements, top[:, 1], size * top[:, 1])])
+def _batch_design(size: Floats, real: Floats, elements: Floats, squares: Floats, sums: Floats, top: Floats) -> Floats:
+    """The design of batches.
+
+    :param real: elements of the members; ``elements`` those computed.
+    :param squares: sums of the squared lengths; ``sums`` ``(m, g)`` sums of the attributes, as far as computed.
+    :param top: ``(m, g)`` maximum of each attribute.
+    """
+    lengths, longest = sums[:, 1], top[:, 1]
+    features = np.stack([sums[:, 2:], top[:, 2:]], axis=2).reshape(len(size), 2 * (top.shape[1] - 2))
+    slower = [np.sqrt(real), np.sqrt(elements), np.sqrt(longest * lengths)]
+    return np.column_stack([np.ones(len(size)), size, real, elements, lengths, squares, longest, features, *slower])
 
 
 def padded_row(size: int, real: float, elements: float, top: Sequence[float]) -> list[float]:
-    """The columns of one batch as it is computed on, for who forms batches one by one.
+    """The columns of one batch as computed, for callers that form batches one by one.
 
-    :param real: elements that its members bring; ``elements`` those with padding.
-    :param top: the largest of each attribute of its members.
+    :param real: elements of its members; ``elements`` includes padding.
+    :param top: the maximum of each attribute over its members.
     """
     longest = top[1]
     columns = [1.0, float(size), real, elements, size * longest, size * longest * longest, longest]
@@ -194,41 +202,12 @@ def padded_row(size: int, real: float, elements: float, top: Sequence[float]) ->
     return [*columns, math.sqrt(real), math.sqrt(elements), longest * math.sqrt(size)]
 
 
-def _slower(real: Floats, padded: Floats, longest: Floats, lengths: Floats) -> list[Floats]:
-    """Columns of what grows more slowly than its amount.
-
-    :param lengths: the sum of the lengths that were computed on.
-    """
-    return [np.sqrt(real), np.sqrt(padded), np.sqrt(longest * lengths)]
-
-
-def _unpadded_design(members: Members, size: Floats, total: Floats, largest: Floats) -> Floats:
-    squares = members.total(members.attributes[:, 1] ** 2)
-    columns = [np.ones(len(size)), size, total[:, 0], total[:, 0], total[:, 1], squares, largest[:, 1]]
-    for k in range(2, total.shape[1]):
-        columns += [total[:, k], largest[:, k]]
-    return np.column_stack([*columns, *_slower(total[:, 0], total[:, 0], largest[:, 1], total[:, 1])])
-
-
-def _alone_design(attributes: Floats) -> Floats:
-    one = np.ones(len(attributes))
-    elements, length = attributes[:, 0], attributes[:, 1]
-    columns = [one, one, elements, elements, length, length**2, length]
-    for k in range(2, attributes.shape[1]):
-        columns += [attributes[:, k], attributes[:, k]]
-    return np.column_stack([*columns, *_slower(elements, elements, length, length)])
-
-
 def _typical_design(members: Members, max_size: int) -> Floats:
     some = members.attributes[members.usable]
     typical = np.median(some, axis=0) if len(some) else np.zeros(members.attributes.shape[1])
     size = np.maximum(np.arange(max_size + 1, dtype=np.float64), 1.0)
-    elements, length = typical[0], typical[1]
-    columns = [np.ones(len(size)), size, size * elements, size * elements, size * length, size * length**2]
-    columns.append(np.full(len(size), length))
-    for value in typical[2:]:
-        columns += [size * value, np.full(len(size), value)]
-    return np.column_stack([*columns, *_slower(size * elements, size * elements, columns[6], size * length)])
+    sums = size[:, None] * typical
+    return _batch_design(size, sums[:, 0], sums[:, 0], size * typical[1] ** 2, sums, np.tile(typical, (len(size), 1)))
 
 
 def _ints(values: Floats) -> Ints:

@@ -1,4 +1,4 @@
-"""Sets of time intervals: how much of each of many spans they cover; and what grew evenly within intervals."""
+"""Sets of time intervals and their overlap with spans; quantities that grow evenly within intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Intervals:
         return len(self.start)
 
     def covered(self, start: Ints, end: Ints) -> Ints:
-        """Nanoseconds of ``[start, end)`` that lie in the set, for each of many spans."""
+        """Nanoseconds of each span ``[start, end)`` that lie in the set."""
         if not len(self.start):
             return np.zeros(len(start), np.int64)
         return np.asarray(np.maximum(self._until(end) - self._until(start), 0), dtype=np.int64)
@@ -55,9 +55,9 @@ NO_INTERVALS = Intervals(start=np.empty(0, np.int64), end=np.empty(0, np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Quantities that grow evenly within each of a thread's units, which follow one another.
+    """Quantities that grow evenly within each of a thread's consecutive units.
 
-    :param start: ``(u,)``; ``end`` likewise; ``so_far`` ``(q, u + 1)`` sums of each quantity before each unit.
+    :param start: ``(u,)``, as ``end``; ``so_far`` ``(q, u + 1)`` sums of each quantity before each unit.
     """
 
     start: Ints
@@ -72,7 +72,7 @@ class Timeline:
         return cls(start[order], end[order], so_far)
 
     def between(self, start: Ints, end: Ints) -> Floats:
-        """``(q, n)``: by how much each quantity grew between two moments."""
+        """``(q, n)``: growth of each quantity between two times."""
         return self._until(end) - self._until(start)
 
     def _until(self, t: Ints) -> Floats:

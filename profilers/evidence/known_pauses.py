@@ -1,4 +1,4 @@
-"""Pauses whose intervals are known: collections and compilations, by the thread that they ran in."""
+"""Pauses with known intervals: collections and compilations, by thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from latfix.run_record.run_record import RunRecord
 class Pauses:
     """Intervals of one kind of pause.
 
-    :param everywhere: in whatever thread.
-    :param worker: those known to have run in a worker's thread, by worker; ``prepare`` by prepare thread.
-    :param unplaced: those whose thread is not known.
-    :param count: how many there were, ``longest_ns`` the longest.
+    :param everywhere: in any thread.
+    :param worker: in a worker's thread, by worker; ``prepare`` by prepare thread.
+    :param unplaced: in an unknown thread.
+    :param count: number of pauses; ``longest_ns`` the longest one.
     """
 
     everywhere: Intervals
@@ -29,12 +29,8 @@ class Pauses:
     count: int
     longest_ns: int
 
-    def seen(self, start: Ints, end: Ints) -> Ints:
-        """Nanoseconds of each span during which a pause was under way anywhere."""
-        return self.everywhere.covered(start, end)
-
     def inside(self, start: Ints, end: Ints, thread: Ints, *, worker: bool) -> Ints:
-        """Nanoseconds of each span during which its own thread was in a pause."""
+        """Nanoseconds of each span in which its own thread paused."""
         total = np.zeros(len(start), np.int64)
         for number, intervals in (self.worker if worker else self.prepare).items():
             mine = thread == number
@@ -43,17 +39,16 @@ class Pauses:
 
 
 def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
-    """Collections (``gc``) and compilations (``compile``) of a run, placed in the runner's threads.
+    """Collections (``gc``) and compilations (``compile``) of a run, by thread of the runner.
 
-    ``threads`` in ``run.json`` names the native ids. Where it is missing no pause has a place: that its
-    interval lies within a worker's batch does not say that it ran there, since any thread's can.
+    ``threads`` in ``run.json`` has the native ids. Without it no pause has a known thread: a pause within a worker's
+    batch may have run in any thread.
     """
     events = record.events
     named = named_threads(record)
-    kinds = events["kind"]
     result: dict[str, Pauses] = {}
     for kind in ("gc", "compile"):
-        keep = kinds == kind if len(kinds) else np.zeros(0, bool)
+        keep = np.asarray(events["kind"], dtype=object) == kind
         start, duration = events["t_ns"][keep].astype(np.int64), events["duration_ns"][keep].astype(np.int64)
         thread = events["thread"][keep].astype(np.int64)
         placed: dict[tuple[str, int], Intervals] = {}
@@ -63,7 +58,7 @@ def collect_pauses(record: RunRecord) -> dict[str, Pauses]:
             place = named.get(int(native))
             if place is not None:
                 placed[place] = Intervals.merged(start[mine], duration[mine])
-            if named:  # a thread without a role is then known to be neither a worker's nor a prepare thread
+            if named:  # then a thread without a role is neither a worker nor a prepare thread
                 known |= mine
         result[kind] = Pauses(
             everywhere=Intervals.merged(start, duration),

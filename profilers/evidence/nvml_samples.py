@@ -1,20 +1,20 @@
-"""What NVML said about a GPU while each batch computed there: one or two readings a second, between them a line."""
+"""NVML readings of a GPU at each batch: one or two readings per second, interpolated linearly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.units import Evidence
 
-#: A reading that lies farther from a batch says nothing about it.
+#: Readings farther from a batch than this do not count for it.
 _FARTHEST_NS = 1_500_000_000
 
 
 def series_of(series: str, number: int) -> str:
-    """A series of one of several devices: that of the first as it is, ``nvml.2.sm_clock_mhz`` of another.
+    """The name of a device's series: unchanged for the first, ``nvml.2.sm_clock_mhz`` for another.
 
     :param number: of the device, as in ``cuda:2``; -1 for the first worker's.
     """
@@ -23,55 +23,56 @@ def series_of(series: str, number: int) -> str:
 
 
 def at_batches(evidence: Evidence, series: str) -> Floats | None:
-    """A sampled series of its device at the middle of each batch's compute, ``(m,)``; NaN where no reading is near.
+    """``(m,)`` a sampled series of each batch's device at the middle of its compute; NaN without a reading nearby.
 
-    :param series: as of the first device.
-    :returns: ``None`` where the run did not compute on a device, or the series was read of none.
+    :param series: name for the first device.
+    :returns: ``None`` for a run on the CPU, or if the series was not read.
     """
     if not evidence.setup.on_device:
         return None
-    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
-    found, read = np.full(len(numbers), np.nan), False
-    unit = evidence.units["compute"]
-    middle = (unit.start + unit.end) // 2
-    for number in np.unique(numbers).tolist() or [-1]:
+    found, read = np.full(len(evidence.batches["worker"]), np.nan), False
+    for number, here, middle in _by_device(evidence):
         times, values = evidence.series(series_of(series, number))
         if len(times):
-            here, read = numbers == number, True
-            found[here] = _between(times, values, middle[here])
+            read = True
+            found[here] = _between(times, values, middle)
     return found if read else None
 
 
 def share_since(evidence: Evidence, names: Sequence[str]) -> Floats | None:
-    """Of the time between two polls, what the largest of some counters of nanoseconds grew by, ``(m,)`` by batch.
+    """``(m,)`` by batch, the growth of nanosecond counters as a share of the time between two polls.
 
-    At each batch by the poll that came after it, which counts what happened since the one before.
+    The largest of the counters, at the poll after the batch, which covers the time since the previous poll.
 
-    :param names: of series as of the first device, each what a counter grew by since the poll before.
-    :returns: ``None`` where the run did not compute on a device, or none was read.
+    :param names: names for the first device of series with a counter's growth since the previous poll.
+    :returns: ``None`` for a run on the CPU, or if none was read.
     """
     if not evidence.setup.on_device:
         return None
-    numbers = evidence.setup.device_numbers(evidence.batches["worker"])
-    unit = evidence.units["compute"]
-    middle = (unit.start + unit.end) // 2
-    found, read = np.zeros(len(numbers)), False
-    for number in np.unique(numbers).tolist() or [-1]:
-        here = numbers == number
+    found, read = np.zeros(len(evidence.batches["worker"])), False
+    for number, here, middle in _by_device(evidence):
         for name in names:
             times, grown = evidence.series(series_of(name, number))
             if len(times) > 1:
                 read = True
                 share = np.clip(grown[1:] / np.maximum(np.diff(times), 1), 0.0, 1.0)
-                after = np.searchsorted(times, middle[here])
+                after = np.searchsorted(times, middle)
                 inside = (after > 0) & (after < len(times))
                 held = np.where(inside, share[np.clip(after - 1, 0, len(share) - 1)], 0.0)
                 found[here] = np.maximum(found[here], held)
     return found if read else None
 
 
+def _by_device(evidence: Evidence) -> Iterator[tuple[int, Bools, Ints]]:
+    """Each device's number, the mask of its batches, and the middle of their compute."""
+    numbers, unit = evidence.setup.device_numbers(evidence.batches["worker"]), evidence.units["compute"]
+    for number in np.unique(numbers).tolist() or [-1]:
+        here = numbers == number
+        yield number, here, ((unit.start + unit.end) // 2)[here]
+
+
 def _between(times: Ints, values: Floats, middle: Ints) -> Floats:
-    """A series at other times, along the line between readings; NaN where none is near."""
+    """A series at other times, interpolated linearly; NaN without a reading nearby."""
     order = np.argsort(times, kind="stable")
     times, values = times[order], values[order]
     after = np.minimum(np.searchsorted(times, middle), len(times) - 1)

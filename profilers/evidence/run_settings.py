@@ -1,4 +1,4 @@
-"""How a runner was set, and what was calibrated on its machine: what attribution needs to know beside the record."""
+"""The runner's settings and its machine's calibration, as attribution needs them."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from latfix.settings import RunnerSettings
 from latfix.statistics.distributions import normal_quantile
 
 DEFAULT_MINOR_FAULT_NS = 500.0
-#: Milliseconds that a step of a model takes at most.
+#: Largest duration of a model's step.
 _LONGEST_STEP_MS = 60_000.0
 #: Standard error of a price that was not calibrated, as a share of it.
 _UNKNOWN_PRICE = 0.5
-#: Of a run that was killed before it told its own.
+#: Cores of a run that was killed before it reported them.
 _CORES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How the runner was set, and what was calibrated on its machine.
+    """The runner's settings and its machine's calibration.
 
-    :param window_most_ns: above ``window_ns`` where a controller moved the window between the two.
-    :param ageing_ns: in which a waiting request gained a class; 0 for never.
-    :param worker_devices: each worker's device, where the run told; the first one's series have no number.
-    :param places: that a worker of the batches' column has, where requests join between steps.
-    :param recorded: the queue's policy cannot be told afterwards, so that it is replayed as it was recorded.
+    :param window_most_ns: above ``window_ns`` if a controller moved the window between the two.
+    :param ageing_ns: time in which a waiting request gains a class; 0 for never.
+    :param worker_devices: each worker's device, if recorded; series of the first device have no number.
+    :param places: slots per worker with continuous batching; the batches' ``worker`` column counts slots.
+    :param recorded: the queue's policy cannot be reconstructed, so the queue is replayed as recorded.
     :param overlapped: batches were taken, and copied to the device, while others computed.
-    :param device_profile: what a few batches did on the device, kernel by kernel; ``None`` where that is not known.
-    :param device_waits: where in the model's code the host waits for the device.
-    :param servers: of a service seen from outside, that one queue was seen to feed; 0 where that cannot be told, and
-        ``None`` of latfix's own runner.
-    :param expandable: torch's allocator maps pages on the device, where others take segments.
-    :param copy_costs: by direction (``in``, ``out``), nanoseconds of a pinned copy, and for each of its bytes.
+    :param device_profile: device activity of a few profiled batches; ``None`` if unknown.
+    :param device_waits: lines of the model's code at which the host waits for the device.
+    :param servers: of a service seen from outside, the servers behind its one queue; 0 if unknown, ``None`` for
+        latfix's own runner.
+    :param expandable: torch's allocator maps pages on the device (expandable segments).
+    :param copy_costs: by direction (``in``, ``out``), nanoseconds per pinned copy and per byte.
     """
 
     max_batch: int
@@ -65,13 +65,13 @@ class Setup:
 
     @property
     def outside(self) -> bool:
-        """Whether the service is seen from outside only."""
+        """True if the service is seen from outside only."""
         return self.servers is not None
 
     @classmethod
     def of(cls, meta: RunMeta, batches: Columns, rows: Columns, servers: int | None = None) -> Setup:
         settings, calibration = meta.settings, meta.calibration
-        # Zero is the framework's default, a pool of as many threads as there are cores.
+        # Zero is the framework's default: one thread per core.
         threads = meta.torch_threads or settings.intra_op_threads or meta.cores or _CORES
         largest = int(batches["size"].max()) if len(batches["size"]) else 1
         workers = servers or max(settings.workers, len(np.unique(batches["worker"])), 1)
@@ -81,7 +81,7 @@ class Setup:
         continuous = settings.batching == "continuous"
         overlapped = settings.overlap and meta.device != "cpu"
         return cls(
-            # Batched continuously, every place of a worker is a server of its own that takes one at a time.
+            # With continuous batching, every slot of a worker is a server that takes one request at a time.
             max_batch=1 if continuous or servers is not None else max(settings.max_batch_size, largest),
             window_ns=int(window * 1e6) if servers is None else 0,
             window_most_ns=int(most * 1e6) if servers is None else 0,
@@ -89,7 +89,7 @@ class Setup:
             recorded=settings.batching != "fixed"
             or settings.schedule != "arrival"
             or overlapped
-            # Who was left what depends on how fast each worker was thought to be then.
+            # Routing depended on the estimated speed of each worker at the time.
             or (settings.routing != "pull" and workers > 1)
             or settings.memory_limit_mb > 0,
             workers=workers,
@@ -111,15 +111,15 @@ class Setup:
         )
 
     @property
-    def crew(self) -> str:
-        """Who serves: ``2 workers, batches of up to 8``, or the servers that one queue is seen to feed."""
+    def capacity_text(self) -> str:
+        """``2 workers, batches of up to 8``, or for a service seen from outside ``2 servers``."""
         if self.servers is not None:
             return f"{self.servers} server{'s' * (self.servers != 1)}"
         workers = max(self.workers // self.places, 1)
         return f"{workers} worker{'s' * (workers != 1)}, batches of up to {max(self.max_batch, self.places)}"
 
     def device_numbers(self, worker: Ints) -> Ints:
-        """``(m,)`` by batch, the number of its worker's device; -1 for the first worker's, or where none is told.
+        """``(m,)`` the number of each batch's device; -1 for the first worker's device, or if unknown.
 
         :param worker: the batches' column.
         """
@@ -147,7 +147,7 @@ def _copy_costs(calibration: Mapping[str, float]) -> dict[str, tuple[float, floa
 
 
 def _window_ms(settings: RunnerSettings) -> tuple[float, float]:
-    """Between what the window lay; a request that joins others waits until the step that they are in ends."""
+    """Bounds of the batch window. With continuous batching, a request waits for the end of the current step."""
     if settings.batching == "continuous":
         return 0.0, _LONGEST_STEP_MS
     if settings.batching == "adaptive":
@@ -156,9 +156,9 @@ def _window_ms(settings: RunnerSettings) -> tuple[float, float]:
 
 
 def _relative_error(calibration: Mapping[str, float], name: str) -> float:
-    """Standard error of a calibrated price as a share of it; 0 where no interval was recorded.
+    """Relative standard error of a calibrated price; 0 without a recorded interval.
 
-    The interval holds eight tenths of what the rounds of a calibration found; what a run pays is one more of them.
+    The interval holds 80 % of the calibration's rounds, and a run's price is one more round.
     """
     value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
     return max(high - low, 0.0) / (2 * normal_quantile(0.8) * value) if value > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Which of the traffic's numeric features say how much work a request is: those that explain time out of fold."""
+"""Selection of the traffic's numeric features that predict the work of a request, by out-of-fold error."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from latfix.profilers.evidence.work_model import error_out_of_fold
 from latfix.statistics.block_bootstrap import ranks
 
 _MOST_FEATURES = 3
-#: Features that are tried one by one; of more, those that go best with what sizes leave.
+#: Most features that are tried one by one: those with the strongest correlation with time.
 _MOST_TRIED = 8
-#: A feature is taken where it makes the error out of fold smaller by this share.
+#: A feature is selected if it reduces the out-of-fold error by this share.
 _LEAST_GAIN = 0.05
-#: A number that follows the order of arrival this closely, and is another for this share of requests, is a running
-#: number: it cannot be told from the service's age, and is no size.
+#: Least rank correlation with the order of arrival, and least share of distinct values, of a running number. It
+#: cannot be separated from the service's age, and is not a size.
 _RUNNING, _MOSTLY_DISTINCT = 0.9, 0.5
 
 
 def with_features(members: Members, columns: Sequence[Floats]) -> Members:
-    """The members with more attributes, one a column."""
+    """The members with more attributes, one per column."""
     extended = np.column_stack([members.attributes, *columns]) if columns else members.attributes
     return replace(members, attributes=np.maximum(extended, 0.0))
 
 
 def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
-    """A feature of each request as a finite number; zero where it has none."""
+    """A feature of each request as a finite number; zero if missing."""
     return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -42,12 +42,12 @@ def telling_features(
     times: Sequence[Floats],
     error: Callable[[Sequence[Floats]], float],
 ) -> tuple[str, ...]:
-    """Names of at most three numeric, nonnegative, varying features of the requests that are no running numbers.
+    """Names of at most three numeric, nonnegative, varying features that are not running numbers.
 
-    Where there are more, they are added one after the other, each the one that makes ``error`` smallest.
+    If there are more, they are selected greedily, each the one with the smallest ``error``.
 
-    :param times: what parts of each request took, each ``(n,)``, zero where that is not known.
-    :param error: how far models of work with these columns, ``(n,)`` each, are from times that they have not seen.
+    :param times: durations of parts of each request, each ``(n,)``, zero if unknown.
+    :param error: the out-of-fold error of models of work with these columns, ``(n,)`` each.
     """
     found: dict[str, Floats] = {}
     for name, column in features.items():
@@ -57,7 +57,7 @@ def telling_features(
                 found[name] = values
     if len(found) <= _MOST_FEATURES:
         return tuple(found)
-    return _added_one_by_one(_likeliest(found, times), lambda names: error([found[name] for name in names]))
+    return _greedy(_likeliest(found, times), lambda names: error([found[name] for name in names]))
 
 
 def error_of_work(
@@ -67,15 +67,15 @@ def error_of_work(
     clean: Mapping[str, Bools],
     columns: Sequence[Floats],
 ) -> float:
-    """How far the models of all units are from times that they have not seen, with more columns beside the sizes.
+    """The out-of-fold error of the models of all units, with more columns in addition to the sizes.
 
-    :param members: with sizes alone; ``times`` and ``clean`` as for ``expect_work``.
+    :param members: with sizes only; ``times`` and ``clean`` as for ``expect_work``.
     """
     designs, _ = work_designs(with_features(members, columns), batches, Norms())
     return sum(error_out_of_fold(design, times[unit], clean[unit]) for unit, design in designs.items())
 
 
-def _added_one_by_one(names: Sequence[str], error: Callable[[Sequence[str]], float]) -> tuple[str, ...]:
+def _greedy(names: Sequence[str], error: Callable[[Sequence[str]], float]) -> tuple[str, ...]:
     chosen: list[str] = []
     left, rest = error(()), list(names)
     while rest and len(chosen) < _MOST_FEATURES:
@@ -84,14 +84,14 @@ def _added_one_by_one(names: Sequence[str], error: Callable[[Sequence[str]], flo
         if errors[best] > (1 - _LEAST_GAIN) * left:
             break
         chosen.append(best)
-        # What alone brings nothing now will hardly do so beside the one that was taken.
+        # A feature that does not help now will hardly help in addition to the selected one.
         rest = [name for name in rest if name != best and errors[name] < left]
         left = errors[best]
     return tuple(chosen)
 
 
 def is_running_number(values: Floats) -> bool:
-    """Whether values in order of arrival are an index, a sequence number or a time.
+    """True if values in order of arrival are an index, a sequence number or a time.
 
     :param values: ``(n,)``.
     """
@@ -101,7 +101,7 @@ def is_running_number(values: Floats) -> bool:
 
 
 def _likeliest(found: Mapping[str, Floats], times: Sequence[Floats]) -> list[str]:
-    """The features that go best with a time that something took."""
+    """The features with the strongest rank correlation with a time."""
     if len(found) <= _MOST_TRIED:
         return list(found)
 
@@ -112,7 +112,7 @@ def _likeliest(found: Mapping[str, Floats], times: Sequence[Floats]) -> list[str
 
 
 def _rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
-    """Spearman's; ties take the mean rank. Zero where one of them is constant."""
+    """Spearman's correlation, with mean ranks for ties; zero if one is constant."""
     if len(first) < 3:
         return 0.0
     a, b = ranks(first), ranks(second)

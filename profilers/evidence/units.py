@@ -1,9 +1,9 @@
 """A record laid out for attribution: units of work with their components, batches, members, known intervals.
 
-A unit is what one thread did over an interval: ``dispatch`` (the replayer was late), ``intake`` (what had arrived was
-not yet taken up), ``prepare`` and ``finish`` of a request; ``lag`` (a worker that should have started and had not),
-``collate``, ``h2d``, ``compute`` and ``d2h`` of a batch. Its wall time splits into on-CPU, run-queue delay and
-blocked; the split sums exactly.
+A unit is the work of one thread over an interval. Units of a request: ``dispatch`` (the replayer was late),
+``intake`` (arrived but not yet accepted), ``prepare`` and ``finish``. Units of a batch: ``lag`` (the worker started
+late), ``collate``, ``h2d``, ``compute`` and ``d2h``. Its wall time is split exactly into on-CPU, run-queue delay and
+blocked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expec
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
-from latfix.profilers.evidence.outside.outside_view import as_served, stage_values
+from latfix.profilers.evidence.outside.outside_view import as_served, divided, presence, stage_values
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.run_baselines import Norms, whole_median
 from latfix.profilers.evidence.run_settings import Setup
@@ -35,20 +35,19 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 BATCH_UNITS: tuple[str, ...] = ("lag", "collate", "h2d", "compute", "d2h")
 REQUEST_UNITS: tuple[str, ...] = ("dispatch", "intake", "prepare", "finish")
-#: Blocked time up to this may be a matter of where the stamps lie.
+#: Blocked time up to this may be an artifact of the stamps' positions.
 _STILL_NS = 1_000_000
-#: In place of a thread's number.
+#: Thread number of latfix's own threads.
 _LATFIX = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One kind of work, a row a request or a batch. All times in nanoseconds.
+    """One kind of unit, a row per request or batch. All times in nanoseconds.
 
-    :param start: when it began; ``end`` when it ended.
-    :param cpu: on-CPU; ``runq`` runnable but not running; ``blocked`` the rest of the wall time.
-    :param expected_cpu: on-CPU time that its inputs need.
-    :param thread: number of the worker or prepare thread that did it; -1 for nobody.
+    :param cpu: on-CPU; ``runq`` runnable without a core; ``blocked`` the rest of the wall time.
+    :param expected_cpu: on-CPU time that the inputs need.
+    :param thread: number of the worker or prepare thread; -1 for none.
     """
 
     start: Ints
@@ -69,22 +68,22 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything the causes look at.
+    """The data that causes are computed from.
 
-    :param rows: the record's requests, warm-up included; ``batches`` its batches.
-    :param ok: ``(n,)`` measured requests that ended ``ok``: those the ledger is about.
-    :param batch_of: ``(n,)`` row of the request's batch, -1 where it has none.
-    :param head: ``(m,)`` row of the batch's first member, -1 where none is recorded.
+    :param rows: the record's requests, warm-up included.
+    :param ok: ``(n,)`` measured requests that ended ``ok``: the rows of the ledger.
+    :param batch_of: ``(n,)`` row of the request's batch, -1 without one.
+    :param head: ``(m,)`` row of the batch's first member, -1 if none is recorded.
     :param window: ``(n,)`` nanoseconds that the request waited in an open batch with an idle worker.
-    :param ahead_in_batch: ``(n,)`` how many members of its batch were finished before it.
+    :param ahead_in_batch: ``(n,)`` number of members of its batch that finished before it.
     :param priority: ``(n,)`` class of service, 0 the highest.
-    :param sessions: ``(n,)`` a number for each session of the traffic, -1 where the request has none.
+    :param sessions: ``(n,)`` number of the request's session, -1 without one.
     :param quiet: ``(n,)`` undisturbed requests, from which references are taken.
     :param quiet_batch: ``(m,)`` the batches of quiet requests.
-    :param norms: what is usual in the run that these requests are of.
-    :param standstills: when a service behind an address answered nobody; none in other runs.
-    :param locks: waits for locks in a service behind an address; ``None`` in other runs.
-    :param begins: these requests are the run's first, or all of it.
+    :param norms: of the whole run.
+    :param standstills: when a service behind an address answered no request; empty in other runs.
+    :param locks: waits for locks in a service behind an address; zeros in other runs.
+    :param begins: true if these requests are the run's first.
     """
 
     setup: Setup
@@ -108,26 +107,25 @@ class Evidence:
     norms: Norms
     begins: bool
     standstills: Standstills
-    locks: LockWaits | None
+    locks: LockWaits
 
     def usually_blocked(self, unit: str) -> int:
-        """Nanoseconds that a unit is blocked for in the median: what it always waits for."""
+        """Median blocked nanoseconds of a unit: its usual wait."""
         return self.norms.of(f"blocked.{unit}", partial(whole_median, self.units[unit].blocked))
 
     def account(self, name: str) -> Columns:
-        """The columns that the account of a unit is in: the batches', or the requests'."""
+        """The columns that hold a unit's account: those of batches or of requests."""
         return self.batches if name in BATCH_UNITS else self.rows
 
     def beyond_usual(self, name: str, blocked: Ints) -> Ints:
-        """Of each unit's blocked time, what is beyond what it always waits for and beyond its declared spans."""
+        """The part of each unit's blocked time beyond its usual wait and its declared spans."""
         span = self.rows[f"{name}_span_ns"] if name in ("prepare", "finish") else 0
         return np.maximum(blocked - np.maximum(self.usually_blocked(name), span), 0)
 
     def stood_still(self, name: str) -> Ints:
-        """Nanoseconds of each unit's blocked time in which its thread had never let go of its core by itself.
+        """Blocked nanoseconds of units whose thread made no voluntary switch: the machine stopped under them.
 
-        Who waits for anything is switched away from of its own will. Where a thread never was, the machine stopped
-        under it. Zero where switches were not counted.
+        A thread that waits for anything makes a voluntary switch. Zero if switches were not counted.
         """
         unit, switches = self.units[name], self.account(name).get(f"{name}_vcsw")
         if switches is None or not switches.any():
@@ -135,9 +133,9 @@ class Evidence:
         return np.where((switches == 0) & (unit.blocked > _STILL_NS), unit.blocked, 0)
 
     def places(self, name: str) -> Ints:
-        """Who did each unit: prepare threads from zero up, workers from minus one down; latfix's own are none.
+        """The thread of each unit: prepare threads from 0 up, workers from -1 down, latfix's own threads apart.
 
-        Whoever does several at a time, as a worker that requests join between steps, counts as several.
+        Each slot of a worker with continuous batching counts as a thread.
         """
         if name in ("dispatch", "intake"):
             return np.full(len(self.ok), _LATFIX, np.int64)
@@ -147,26 +145,30 @@ class Evidence:
         return -1 - (worker if name in BATCH_UNITS else self.of_batch(worker))
 
     def met_denormals(self, name: str) -> Bools:
-        """Units whose own thread, a pool's aside, computed with denormal numbers by the processor's flag."""
+        """True for units whose own thread (not a pool's) met denormal numbers, by the processor's flag."""
         return np.asarray(
             self.account(name).get(f"{name}_denormals", np.zeros(len(self.units[name].cpu), np.int64)) > 0
         )
 
     @property
     def released_ns(self) -> Ints:
-        """``(m,)`` when the next batch could begin: where batches overlap, answers are handed out beside it."""
+        """``(m,)`` when the next batch could begin. With overlap, that is before answers are handed out."""
         name = "compute_end_ns" if self.setup.overlapped else "finish_end_ns"
         return np.asarray(self.batches[name], dtype=np.int64)
 
     def of_batch(self, per_batch: Ints) -> Ints:
-        """A batch's figure, at each of its members; zero for requests without a batch."""
+        """A batch's figure at each of its members; zero for requests without a batch."""
         return spread(per_batch, self.batch_of)
 
     def stage_ns(self, stage: str) -> Ints:
-        """``(n,)`` how long each request was in a stage, of the runner's or of those that a client sees."""
+        """``(n,)`` duration of a stage of the runner, or of a stage as a client sees it."""
         if self.setup.outside:
             return stage_values(self.rows)[stage]
         return np.asarray(self.rows[f"{stage}_ns"], dtype=np.int64)
+
+    def process_idle(self, name: str) -> Ints:
+        """Nanoseconds of each unit in which the process of a service behind an address was idle."""
+        return divided(self.samples, self.units[name].start, self.units[name].end)[1]
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """One sampled series: times and values."""
@@ -177,19 +179,19 @@ class Evidence:
         )
 
     def latest(self, name: str, default: float = 0.0) -> float:
-        """A sampled series' last value; ``default`` where it was not read, or is not above zero."""
+        """A sampled series' last value; ``default`` if it was not read or is not positive."""
         _, values = self.series(name)
         return float(values[-1]) if len(values) and values[-1] > 0 else default
 
     def before(self, name: str, at: Ints) -> Floats:
-        """A sampled series' last value before each moment; its first where there is none, 0 where it was not read."""
+        """A sampled series' last value before each time, else its first; 0 if it was not read."""
         times, values = self.series(name)
         if not len(times):
             return np.zeros(len(at))
         return values[np.maximum(np.searchsorted(times, at, side="right") - 1, 0)]
 
     def grown_around(self, name: str, start: Ints, end: Ints) -> Floats:
-        """By how much a counter grew from the reading before each span to the one after; 0 where it was not read."""
+        """Growth of a counter from the reading before each span to the one after; 0 if it was not read."""
         times, values = self.series(name)
         if len(times) < 2:
             return np.zeros(len(start))
@@ -207,8 +209,8 @@ def spread(per_batch: npt.NDArray[Number], batch_of: Ints) -> npt.NDArray[Number
 def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True) -> Evidence:
     """Lay out a record, or a piece of one, for attribution.
 
-    :param norms: what was learned of the run from other pieces; what is missing is learned here.
-    :param begins: the piece holds the run's first requests.
+    :param norms: figures learned from other pieces of the run; missing ones are learned here.
+    :param begins: the piece has the run's first requests.
     """
     norms = Norms() if norms is None else norms
     servers = None
@@ -251,7 +253,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
-    standstills = _standstills(record, ok, servers)
+    standstills, locks = _seen_from_outside(record, servers)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -274,24 +276,24 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         norms=norms,
         begins=begins,
         standstills=standstills,
-        locks=None if servers is None else _locks(record, standstills),
+        locks=locks,
     )
 
 
-def _locks(record: RunRecord, standstills: Standstills) -> LockWaits:
-    rows = record.requests
-    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
-    return find_lock_waits(record.samples, at, rows["arrival_ns"] + rows["latency_ns"], standstills.everyone)
+def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standstills, LockWaits]:
+    """Standstills and lock waits of a service behind an address.
 
-
-def _standstills(record: RunRecord, ok: Bools, servers: int | None) -> Standstills:
-    """Looked for where many are served at once: of those that wait in line behind one, all wait whoever is slow."""
-    if servers is None or servers > 0:
-        return no_standstills(len(ok))
+    Standstills need a service that serves many requests at once: in a queue all requests wait anyway.
+    """
     rows = record.requests
-    at = rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"]
-    end = rows["arrival_ns"] + rows["latency_ns"]
-    return find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
+    standstills = no_standstills(len(rows["index"]))
+    if servers is None:
+        none = np.zeros(len(rows["index"]), np.int64)
+        return standstills, LockWaits(lock=none, python=none)
+    at, end = presence(rows)
+    if servers == 0:
+        standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
+    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone)
 
 
 def _batch_rows(wanted: Ints, ids: Ints) -> Ints:
@@ -333,7 +335,7 @@ def _heads(batch_of: Ints, enqueue: Ints, priority: Ints, m: int) -> Ints:
 
 
 def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, setup: Setup) -> Ints:
-    """When a batch had to close: full, or the window past; at most when it did close."""
+    """When a batch was due to close, full or at the end of the window; at most its actual close."""
     opened = batches["open_ns"]
     last = np.maximum(opened, members.largest(enqueue - enqueue.min(initial=0)) + enqueue.min(initial=0))
     if setup.window_most_ns > setup.window_ns:
@@ -347,10 +349,10 @@ def _ideal_close(batches: Columns, members: Members, enqueue: Ints, head: Ints, 
 
 
 def _moved_close(batches: Columns, members: Members, enqueue: Ints, last: Ints, setup: Setup) -> Ints:
-    """When a batch had to close under a window that a controller moved: what that was is not in the record.
+    """When a batch was due to close under an adaptive window, whose length is not in the record.
 
-    One that closed before the least window was past was full by then. Otherwise it is taken to have been held until
-    it closed, as long as that is within the largest window: a worker that was late is then counted to the window.
+    A batch that closed before the least window was full. Any other counts as held open until it closed, up to the
+    largest window, so that a late worker counts as window.
     """
     opened, close = batches["open_ns"], batches["close_ns"]
     latest = enqueue.max(initial=0)
@@ -370,10 +372,10 @@ def _split(wall: Ints, cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _split_on_device(batches: Columns, setup: Setup) -> tuple[Ints, Ints, Ints]:
-    """Compute on a device: its wall time is the device's work, but for what its launching thread had to wait for.
+    """Compute on a device: its wall time is the device's work, except for waits of the launching thread.
 
-    In the call that issues the work, that thread was neither on a core nor in want of one: it waited for a lock, most
-    likely the interpreter's. Where the model itself waits for the device, or that is not known, it may be that.
+    If that thread was neither on a core nor runnable during the issuing call, it waited for a lock, most likely the
+    interpreter's. This does not hold if the model itself waits for the device, or if that is unknown.
     """
     wall = np.maximum(batches["compute_end_ns"] - batches["h2d_end_ns"], 0)
     runq = np.clip(batches["compute_runq_ns"], 0, wall)
@@ -384,9 +386,9 @@ def _split_on_device(batches: Columns, setup: Setup) -> tuple[Ints, Ints, Ints]:
 
 
 def _less_hidden(unit: Unit, expected: Ints) -> Unit:
-    """A device's batch with those delays of its host that the device did not hide: what it took too long.
+    """A device's batch with only those delays of its host that the device did not hide.
 
-    While the device computes what it has, the thread that launches may wait for a core or a lock and delay nothing.
+    While the device computes queued work, the launching thread can wait without delaying the batch.
     """
     late = np.maximum(unit.wall - expected, 0)
     runq = np.minimum(unit.runq, late)
@@ -395,9 +397,9 @@ def _less_hidden(unit: Unit, expected: Ints) -> Unit:
 
 
 def _split_pooled(wall: Ints, process_cpu: Ints, runq: Ints) -> tuple[Ints, Ints, Ints]:
-    """Where a pool of threads works while the thread waits for it.
+    """The split if a pool of threads works while the unit's thread waits for it.
 
-    :param process_cpu: of the whole process: what it did not use of the wall time, nobody worked in.
+    :param process_cpu: CPU time of the whole process; wall time beyond it is blocked.
     """
     wall = np.maximum(wall, 0)
     delayed = np.clip(runq, 0, wall)
@@ -433,10 +435,10 @@ def _request_units(rows: Columns, batches: Columns, batch_of: Ints, setup: Setup
     lag = np.maximum(rows["dispatch_ns"], 0)
     until = np.clip(rows["intake_ns"], 0, np.maximum(rows["prepare_wait_ns"], 0))
     intake = _split(until, zero, rows["intake_runq_ns"])
-    nobody = np.full(len(handed), -1, np.int64)
+    no_thread = np.full(len(handed), -1, np.int64)
     return {
-        "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), nobody),
-        "intake": _unit(handed, handed + until, intake, (zero, zero), nobody),
+        "dispatch": _unit(rows["arrival_ns"], handed, (zero, zero, lag), (zero, zero), no_thread),
+        "intake": _unit(handed, handed + until, intake, (zero, zero), no_thread),
         "prepare": _unit(
             end - sum(prepare), end, prepare, (rows["prepare_minflt"], rows["prepare_majflt"]), rows["prepare_thread"]
         ),
@@ -459,7 +461,7 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
     return {
         "lag": _unit(close - lag, close, (zero, zero, lag), none, worker),
         "collate": _unit(close, collated, collate, (batches["collate_minflt"], batches["collate_majflt"]), worker),
-        # No account is taken over the copies: their wall time is work of unknown kind.
+        # Copies have no account: their wall time counts as work.
         "h2d": _unit(collated, begin, (np.maximum(begin - collated, 0), zero, zero), none, worker),
         "compute": _unit(begin, end, compute, (batches["compute_minflt"], batches["compute_majflt"]), worker),
         "d2h": _unit(end, out, (np.maximum(out - end, 0), zero, zero), none, worker),
@@ -467,11 +469,11 @@ def _batch_units(batches: Columns, lag: Ints, setup: Setup) -> dict[str, Unit]:
 
 
 def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Columns, rows: Columns) -> dict[str, Bools]:
-    """Units without a known disturbance of their on-CPU time, for the models to learn from."""
+    """Units without a known disturbance of their on-CPU time; the models learn from these."""
     clean: dict[str, Bools] = {}
     for name in ("prepare", "finish", "compute"):
         unit = units[name]
-        known = sum((p.seen(unit.start, unit.end) for p in pauses.values()), start=np.zeros(len(unit.cpu), np.int64))
+        known = _paused(unit, pauses)
         clean[name] = np.asarray((unit.wall > 0) & (known <= 0.02 * unit.wall) & (unit.majflt == 0))
         if np.count_nonzero(clean[name]) < 0.3 * len(unit.cpu):
             clean[name] = np.asarray(unit.wall > 0)
@@ -488,8 +490,14 @@ def _clean(units: dict[str, Unit], pauses: Mapping[str, Pauses], batches: Column
     return clean
 
 
+def _paused(unit: Unit, pauses: Mapping[str, Pauses]) -> Ints:
+    """Nanoseconds of each unit during which a known pause was in progress in any thread."""
+    known = [pause.everywhere.covered(unit.start, unit.end) for pause in pauses.values()]
+    return np.asarray(np.sum(known, axis=0), dtype=np.int64)
+
+
 def _work_times(units: dict[str, Unit], setup: Setup, spans: Mapping[str, Ints]) -> dict[str, Floats]:
-    """Nanoseconds of work by unit: on a core, less declared spans and page faults."""
+    """On-CPU nanoseconds by unit, without declared spans and page faults."""
     times: dict[str, Floats] = {}
     for name in ("prepare", "finish", "compute"):
         work = (units[name].cpu - spans.get(name, 0)).astype(np.float64)
@@ -498,7 +506,7 @@ def _work_times(units: dict[str, Unit], setup: Setup, spans: Mapping[str, Ints])
 
 
 def span_cpu(unit: Unit, span: Ints) -> Ints:
-    """The on-CPU part of declared spans: what of them the unit's blocked time cannot hold."""
+    """The on-CPU part of declared spans: their length beyond the unit's blocked time."""
     return np.asarray(np.clip(span - unit.blocked, 0, unit.cpu), dtype=np.int64)
 
 
@@ -526,10 +534,10 @@ def _quiet(
     batches: Columns,
     norms: Norms,
 ) -> tuple[Bools, Bools]:
-    """Requests whose known disturbances are small beside a typical service time.
+    """Quiet requests and batches: known disturbances are small compared with a typical service time.
 
-    Waiting in a queue is not among them: it has no part in a reference, and under load the few that did not
-    wait are no sample of the traffic. Where few are (a run disturbed throughout), the least disturbed quarter serves.
+    Queue waits do not count: references do not include them, and under load the few requests that did not wait are
+    not a sample of the traffic. In a run disturbed throughout, the least disturbed quarter is used.
     """
     quiet_batch = np.zeros(len(batches["size"]), dtype=bool)
     if not ok.any():
@@ -537,7 +545,7 @@ def _quiet(
     disturbed = np.zeros(len(ok), np.float64)
     service = np.zeros(len(ok), np.float64)
     for name, unit in units.items():
-        known = unit.runq + sum(p.seen(unit.start, unit.end) for p in pauses.values())
+        known = unit.runq + _paused(unit, pauses)
         disturbed += known if name in REQUEST_UNITS else spread(known, batch_of)
         service += unit.wall if name in REQUEST_UNITS else spread(unit.wall, batch_of)
     if len(batches["size"]):
@@ -555,7 +563,7 @@ def _quiet(
 
 
 def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:
-    """How many members of the request's batch were finished before it."""
+    """Number of members of the request's batch that finished before it."""
     order = members.order
     ahead = np.zeros(len(batch_of), np.int64)
     if len(order):
@@ -565,6 +573,5 @@ def _ahead(rows: Columns, batch_of: Ints, members: Members) -> Ints:
 
 
 def _spikes(record: RunRecord) -> Intervals:
-    kind = record.events["kind"]
-    keep = kind == "spike" if len(kind) else np.zeros(0, bool)
+    keep = np.asarray(record.events["kind"], dtype=object) == "spike"
     return Intervals.merged(record.events["t_ns"][keep], record.events["duration_ns"][keep])

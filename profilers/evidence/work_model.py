@@ -1,8 +1,8 @@
-"""How long work takes for its inputs: a monotone model fitted out of fold on the run itself.
+"""Duration of work by its inputs: a monotone model fitted out of fold on the run itself.
 
-Time is a nonnegative combination of columns that grow with the input (batch size, elements, lengths and
-their squares), so it can only grow with them. Faults are outliers to it: it is fitted by reweighting with
-Tukey's biweight on relative residuals, and each block of time is predicted by a fit that did not see it.
+Time is a nonnegative combination of columns that grow with the input (batch size, elements, lengths and their
+squares), so it can only grow with them. Faults are outliers: the fit reweights relative residuals with Tukey's
+biweight, and each block of time is predicted by a fit that did not see it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 
 MIN_SAMPLES = 12
-#: Below this share of explained spread, features tell nothing and the model answers with a constant.
+#: Below this share of explained spread the model is a constant.
 MIN_R2 = 0.1
-#: Fewer samples than this must explain more: a fit of so few may look good by chance.
+#: With fewer samples than this the fit must explain more, because it may look good by chance.
 _MANY, _FEW_R2 = 40, 0.5
 _FOLDS = 4
 _BLOCKS = 12
 _ROUNDS = 8
 _MAX_FIT, _MAX_COMPARED = 20_000, 2_000
-#: A level that rises with age is fitted beside the inputs, in steps, where it rises by this share of the typical.
+#: Steps of a level that rises with age, fitted together with the inputs; least rise, as a share of typical time.
 _AGE_STEPS = 5
 _AGED = 0.1
 
@@ -31,13 +31,13 @@ _AGED = 0.1
 class WorkModel:
     """A fitted model of work.
 
-    :param coefficients: ``(folds, columns)`` nonnegative, nanoseconds a unit of column.
-    :param fold: ``(n,)`` the fold that must predict each sample.
-    :param accepted: false where there was too little to fit; then it predicts ``typical`` everywhere.
-    :param r2: share of the spread explained out of fold, outliers down-weighted.
+    :param coefficients: ``(folds, columns)`` nonnegative, nanoseconds per unit of a column.
+    :param fold: ``(n,)`` the fold that predicts each sample.
+    :param accepted: false if the fit explains too little; then the model predicts ``typical`` everywhere.
+    :param r2: share of the spread explained out of fold, with outliers down-weighted.
     :param residual_mad: median absolute out-of-fold residual of undisturbed samples, in nanoseconds.
-    :param typical: median of the samples it was fitted on, in nanoseconds.
-    :param samples: how many samples were fitted.
+    :param typical: median of the fitted samples, in nanoseconds.
+    :param samples: number of fitted samples.
     """
 
     coefficients: Floats
@@ -49,17 +49,17 @@ class WorkModel:
     samples: int
 
     def predict(self, design: Floats, fold: Ints) -> Floats:
-        """Nanoseconds for rows of a design matrix, each by the fold given for it."""
+        """Nanoseconds for rows of a design matrix, each by its given fold."""
         if not self.accepted:
             return np.full(len(design), self.typical)
         return np.asarray(np.einsum("ij,ij->i", design, self.coefficients[fold]), dtype=np.float64)
 
     def folds_of(self, n: int) -> Ints:
-        """Folds for ``n`` samples of a later piece of the run, which no fit has seen."""
+        """Folds for ``n`` samples of another piece of the run, which no fit has seen."""
         return _folds(n)
 
     def predict_mean(self, design: Floats) -> Floats:
-        """Nanoseconds for rows of a design matrix that belong to no moment of the run."""
+        """Nanoseconds for rows of a design matrix that belong to no time of the run, by the mean fit."""
         if not self.accepted:
             return np.full(len(design), self.typical)
         return np.asarray(design @ self.coefficients.mean(axis=0), dtype=np.float64)
@@ -75,22 +75,22 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     """Fit time on nonnegative columns.
 
     :param design: ``(n, columns)``, rows in order of time, all entries nonnegative and growing with the input.
-    :param time_ns: ``(n,)`` what the work took.
+    :param time_ns: ``(n,)`` duration of the work.
     :param usable: ``(n,)`` samples without a known disturbance.
     """
     n = len(time_ns)
     fold = _folds(n)
     rows = np.flatnonzero(usable)
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
-    refused = _constant(design, time_ns, rows, fold)
+    constant = _constant(design, time_ns, rows, fold)
     if len(rows) < MIN_SAMPLES or typical <= 0:
-        return refused
+        return constant
     fitted = rows[:: max(1, len(rows) // _MAX_FIT)]
     aged = _aging(design, time_ns, fitted, fold, typical)
     young = None if aged is None else time_ns - aged
     if young is not None and (left := float(np.median(young[rows]))) > 0:
-        time_ns, typical = young, left  # what a service takes longer with age is no property of its inputs
-        refused = _constant(design, time_ns, rows, fold)
+        time_ns, typical = young, left  # slowdown with age is not a property of the inputs
+        constant = _constant(design, time_ns, rows, fold)
     coefficients = np.stack([_fit(design, time_ns, fitted[fold[fitted] != k], typical) for k in range(_FOLDS)])
     predicted = np.einsum("ij,ij->i", design[rows], coefficients[fold[rows]])
     residual = time_ns[rows] - predicted
@@ -99,7 +99,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
     spread = float((weight * (time_ns[rows] - center) ** 2).sum())
     r2 = 1.0 - float((weight * residual**2).sum()) / spread if spread > 0 else 0.0
     if r2 < (MIN_R2 if len(rows) >= _MANY else _FEW_R2):
-        return refused
+        return constant
     return WorkModel(
         coefficients=coefficients,
         fold=fold,
@@ -112,7 +112,7 @@ def fit_work_model(design: Floats, time_ns: Floats, usable: Bools) -> WorkModel:
 
 
 def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
-    """Median distance of usable samples from a fit that did not see them, in nanoseconds; of at most two thousand."""
+    """Median absolute out-of-fold residual of at most two thousand usable samples, in nanoseconds."""
     rows = np.flatnonzero(usable & (time_ns > 0))
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
     if len(rows) < MIN_SAMPLES or typical <= 0:
@@ -128,7 +128,7 @@ def error_out_of_fold(design: Floats, time_ns: Floats, usable: Bools) -> float:
 
 
 def _constant(design: Floats, time_ns: Floats, rows: Ints, fold: Ints) -> WorkModel:
-    """The model that knows nothing of inputs."""
+    """The model that ignores inputs."""
     typical = float(np.median(time_ns[rows])) if len(rows) else 0.0
     return WorkModel(
         coefficients=np.zeros((_FOLDS, design.shape[1])),
@@ -142,7 +142,7 @@ def _constant(design: Floats, time_ns: Floats, rows: Ints, fold: Ints) -> WorkMo
 
 
 def _aging(design: Floats, time_ns: Floats, fitted: Ints, fold: Ints, typical: float) -> Floats | None:
-    """``(n,)`` by how much work took longer than at the run's start, in steps; ``None`` where it hardly did."""
+    """``(n,)`` slowdown since the run's start, in steps; ``None`` if it is small."""
     n = len(time_ns)
     age = np.arange(n) / max(n, 1)
     steps = (age[:, None] >= np.arange(1, _AGE_STEPS + 1) / (_AGE_STEPS + 1)) * typical
@@ -153,7 +153,7 @@ def _aging(design: Floats, time_ns: Floats, fitted: Ints, fold: Ints, typical: f
 
 
 def _folds(n: int) -> Ints:
-    """Blocks of time, dealt out to the folds in turn."""
+    """Blocks of time, assigned to folds in turn."""
     return (np.arange(n) * _BLOCKS // max(n, 1) % _FOLDS).astype(np.int64)
 
 
@@ -178,7 +178,7 @@ def _fit(design: Floats, time_ns: Floats, rows: Ints, typical: float) -> Floats:
 
 
 def _biweight(residual: Floats, predicted: Floats, typical: float) -> Floats:
-    """Tukey's biweight on residuals relative to the level, floored where time is short."""
+    """Tukey's biweight on residuals relative to the predicted time, which is floored."""
     relative = residual / np.maximum(predicted, 0.1 * typical)
     z = relative / (4.685 * max(1.4826 * _mad(relative), 0.005))
     return np.where(np.abs(z) < 1, (1 - z**2) ** 2, 0.0)

@@ -1,1 +1,1 @@
-"""Latency of the recorded requests under other settings, simulated."""
+"""Predicted latency of the recorded requests under other settings."""

@@ -1,8 +1,8 @@
-"""How the time of a batch changes when the model runs another way, from the same few batches computed both ways.
+"""The change of a batch's time when the model runs another way, from a few batches computed both ways.
 
-The ratio of the two times depends on what is in a batch: bfloat16 pays for long inputs and costs for short ones, a
-compiled model saves most where operators are small, another backend may batch worse than the one before. So both are
-fitted over the same simple columns, and their ratio is asked for each batch that a simulation forms.
+The ratio of the two times depends on the batch: bfloat16 helps long inputs and slows short ones, a compiled model
+saves most where operators are small, another backend may batch worse. So both times are fitted over the same simple
+columns, and the simulation evaluates their ratio for each batch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.files.json_documents import Document
 
-#: Fewer batches give one ratio for all.
+#: With fewer batches, all batches have one ratio.
 _LEAST = 3
-#: How far beyond the ratios that were seen one may be foretold.
+#: Factor by which a predicted ratio may exceed the observed range.
 _BEYOND = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCost(Document):
-    """A batch's compute over what it was.
+    """The ratio of a batch's compute to its compute before the change.
 
-    :param before: nonnegative coefficients over :func:`columns`, nanoseconds; ``after`` likewise. Empty: one ratio.
-    :param least: the smallest ratio that was seen, ``most`` the largest, ``typical`` the median.
+    :param before: nonnegative coefficients over :func:`columns`, nanoseconds, as ``after``. Empty: one ratio.
+    :param least: smallest observed ratio; ``most`` the largest; ``typical`` the median.
     """
 
     before: tuple[float, ...] = ()
@@ -37,12 +37,12 @@ class BatchCost(Document):
     typical: float = 1.0
 
     def scaled(self, factor: float) -> BatchCost:
-        """So many times as dear, for whatever batch; not held to what was seen."""
+        """The ratio times a factor, without the limits of the observed range."""
         after = tuple(factor * each for each in self.after)
         return replace(self, after=after, least=0.0, most=math.inf, typical=factor * self.typical)
 
     def ratio(self, columns: Sequence[float]) -> float:
-        """Of a batch with these :func:`columns`."""
+        """The ratio of a batch with these :func:`columns`."""
         if not self.before:
             return self.typical
         was = sum(map(float.__mul__, self.before, columns))
@@ -51,20 +51,20 @@ class BatchCost(Document):
 
 
 def columns(size: int, elements: float, longest: float, others: Sequence[float]) -> list[float]:
-    """What the time of a batch is made of.
+    """The columns that a batch's time depends on.
 
-    :param elements: of all its inputs, those of padding included.
-    :param longest: length of its longest input.
-    :param others: by numeric feature, the largest of its members.
+    :param elements: of all inputs, padding included.
+    :param longest: length of the longest input.
+    :param others: maximum over the members, by numeric feature.
     """
     return [1.0, float(size), elements, size * longest * longest, *(size * each for each in others)]
 
 
 def fit_cost(batches: Sequence[Sequence[float]], before: Sequence[float], after: Sequence[float]) -> BatchCost | None:
-    """The cost of batches that were computed both ways; ``None`` where none was.
+    """The cost fitted to batches that were computed both ways; ``None`` without any.
 
-    :param batches: :func:`columns` of each.
-    :param before: nanoseconds of each as it was, ``after`` the other way; NaN where it failed.
+    :param batches: :func:`columns` of each batch.
+    :param before: nanoseconds of each batch; ``after`` the other way. NaN if it failed.
     """
     was, now = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     known = np.isfinite(was) & np.isfinite(now) & (was > 0) & (now > 0)
@@ -85,7 +85,7 @@ def fit_cost(batches: Sequence[Sequence[float]], before: Sequence[float], after:
 
 
 def _coefficients(batches: Floats, took: Floats) -> tuple[float, ...]:
-    """Nonnegative least squares on relative errors: no batch is foretold to take less for holding more."""
+    """Nonnegative least squares on relative errors: a larger batch is never predicted to take less time."""
     from scipy.optimize import nnls
 
     scale = np.maximum(batches.max(axis=0), 1e-12)

@@ -1,10 +1,9 @@
-"""What latency the recorded traffic would have met under other settings: a replay of the service without running it.
+"""Predicted latency of the recorded traffic under other settings: a simulation of the service.
 
-Each request brings what was measured of it: when it was handed over, its own ``prepare`` and ``finish``, the inputs
-that its batch's compute depends on, and what its batch took beyond that (pauses, faults, waits for a core). The
-service's policy is then run over them on simulated time, with batches formed anew and their compute taken from the
-run's own model of work. A forecast is a prediction: it is calibrated by what the same simulation says of the settings
-that ran, and :attr:`Forecast.error` says how far that is from what was measured.
+Each request has its measured properties: when it was sent, its own ``prepare`` and ``finish``, its inputs, and what
+its batch took beyond its inputs' need (pauses, faults, waits for a core). The service's policy runs over them on
+simulated time, with new batches whose compute comes from the run's model of work. Predictions are calibrated by the
+simulation of the settings that ran; :attr:`Forecast.error` is its distance from the measured latency.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
 
-#: More requests than this are not simulated: their first so many stand for the run.
-MOST = 20_000
-#: What the machine does is another thing in each replay, and goes with how long a batch computes.
+#: At most the first so many requests are simulated; they represent the run.
+_MOST = 20_000
+#: Effects of the machine differ in each replay, and are proportional to a batch's compute.
 _OF_THE_MACHINE = "host."
-#: Causes that the simulation brings about by itself: removing one of them is a matter of settings.
+#: Causes that the simulation reproduces by itself; removing them requires other settings.
 _OF_THE_POLICY = ("traffic.", "batching.", "input.")
-#: What a simulation of what ran may miss after something was learnt, however little it missed before.
-_WORSE = 0.1
+#: Error up to which a learned batch time is accepted, even if the error was smaller before.
+_TOLERATED = 0.1
 #: Single requests among :meth:`Forecast.probes`.
 _SINGLES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How requests are served, as far as a forecast knows of it. The fields are those of the runner's settings.
+    """How requests are served. The first fields are those of the runner's settings.
 
-    :param window_ns: how long the oldest request waits for company.
-    :param by_length: a batch takes those like its head.
-    :param cost: how the time of batches changes; ``None`` for what was recorded.
-    :param pace: how much longer batches take than foretold, from replays (:meth:`Forecast.pace_of`).
-    :param without: ids of causes whose time is taken out of requests and batches.
+    :param window_ns: how long the oldest request waits for more requests to fill the batch.
+    :param by_length: a batch takes requests of similar length as its first.
+    :param cost: change of the batches' time; ``None`` for the recorded time.
+    :param pace: factor of batch times relative to the prediction, from replays (:meth:`Forecast.pace_of`).
+    :param without: ids of causes whose time is removed from requests and batches.
     """
 
     max_batch: int
@@ -62,15 +61,15 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What requests bring. Nanoseconds, ``(n,)`` in order of being handed over.
+    """Measured properties of requests. Nanoseconds, ``(n,)`` in the order in which they were sent.
 
     :param index: position in the schedule.
     :param inputs: ``(n, g)`` elements, length, features.
-    :param pauses: ``(k, n)`` what stopped a request's batch, by cause, at the batch's head. ``prepare_extra`` the
-        same of ``prepare``.
-    :param slowed: ``(k + 1, n)`` how much longer its batch took, by cause, as a share of its undisturbed time, for
-        each of its members; the last row is what no cause stands for, of either sign.
-    :param length: what batches by length go by.
+    :param pauses: ``(k, n)`` pauses of the request's batch by cause, at the batch's head; ``prepare_extra`` the same
+        for ``prepare``.
+    :param slowed: ``(k + 1, n)`` slowdown of its batch by cause, as a share of its undisturbed time, at each member;
+        the last row has no cause and either sign.
+    :param length: the key of batches by length.
     """
 
     index: Ints
@@ -87,7 +86,7 @@ class _Work:
     causes: tuple[str, ...]
 
     def met(self, without: Collection[str]) -> tuple[Floats, Floats, Floats]:
-        """What requests meet without some causes: ``prepare``, pauses, and how much longer batches take."""
+        """Without some causes: ``prepare``, pauses, and the slowdown factor of batches."""
         kept = np.array([cause not in without for cause in self.causes], dtype=np.float64)
         prepare = np.maximum(self.prepare - (1.0 - kept) @ self.prepare_extra, 0.0)
         return prepare, kept @ self.pauses, 1.0 + np.append(kept, 1.0) @ self.slowed
@@ -96,7 +95,7 @@ class _Work:
 class Forecast:
     """Latencies of a run's requests under other settings.
 
-    :param books: of the run, where they are at hand.
+    :param books: of the run, if already made.
     """
 
     def __init__(self, record: RunRecord, *, evidence: Evidence | None = None, books: Books | None = None) -> None:
@@ -113,51 +112,51 @@ class Forecast:
         self._evidence, self._books = evidence, books
         self._schedule = record.traffic.arrival_ns
         self.measured = summarize_ms(record.latencies_ns())
-        self._take(_BatchTime.of(evidence))
+        self._use(_BatchTime.of(evidence))
 
-    def _take(self, model: _BatchTime) -> None:
+    def _use(self, model: _BatchTime) -> None:
         self._model, self._work = model, _work(self._evidence, self._books, model)
         self.simulated = summarize_ms(self.latencies(self.serving))
 
     def learn(self, batches: Sequence[Sequence[int]], took: Sequence[float]) -> None:
-        """Take how the time of a batch goes with what is in it from batches that the service computed for that.
+        """Learn how a batch's time depends on its contents, from batches that the service computed for that purpose.
 
-        A run shows the batches that it formed: where all were full, it does not tell what one request takes alone.
-        All of them together still take as long as they did: beside the traffic, the service computes as recorded.
+        A run has only the batches that it formed: if all were full, the time of a single request is unknown. The
+        total time of the recorded batches stays the same, because under traffic the service computes as recorded.
 
-        :param batches: positions in the schedule, as :meth:`cost` takes them; ``took`` nanoseconds of each.
+        :param batches: positions in the schedule, as for :meth:`cost`; ``took`` nanoseconds of each.
         """
-        as_it_was, place = self._model, self._place()
+        original, place = self._model, self._place()
         usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
-        time_of = as_it_was.timer(self._work.inputs, None)
-        told = [time_of([place[position] for position in batches[k]]) for k in usable]
-        found = self.cost([batches[k] for k in usable], told, [took[k] for k in usable])
+        time_of = original.timer(self._work.inputs, None)
+        predicted = [time_of([place[position] for position in batches[k]]) for k in usable]
+        shape = self.cost([batches[k] for k in usable], predicted, [took[k] for k in usable])
         quiet, padded = self._evidence.quiet_batch, self._evidence.expected.padded
-        if found is None or not quiet.any():
+        if shape is None or not quiet.any():
             return
-        ratios = replace(as_it_was, shape=found.scaled(1.0)).shaped(self._evidence)[quiet]
+        ratios = replace(original, shape=shape.scaled(1.0)).shaped(self._evidence)[quiet]
         level = float((padded[quiet] * ratios).sum() / max(padded[quiet].sum(), 1))
         if level > 0:
-            was = self.error
-            self._take(replace(as_it_was, shape=found.scaled(1 / level)))
-            if self.error > max(was, _WORSE):
-                self._take(as_it_was)
+            before = self.error
+            self._use(replace(original, shape=shape.scaled(1 / level)))
+            if self.error > max(before, _TOLERATED):
+                self._use(original)
 
     @property
     def error(self) -> float:
-        """How far the simulation of what ran is from what was measured: the larger error of mean and p99, a share."""
+        """Relative error of the simulation of the settings that ran: the larger of mean and p99."""
         return max(map(self.error_of, ("mean", "p99")))
 
     def error_of(self, key: str) -> float:
-        """The same of one statistic."""
-        was = self.measured[key]
-        return abs(self.simulated[key] / was - 1.0) if was > 0 else 0.0
+        """Relative error of one statistic."""
+        measured = self.measured[key]
+        return abs(self.simulated[key] / measured - 1.0) if measured > 0 else 0.0
 
     def latencies(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> Floats:
-        """Nanoseconds by request, in the order of their arrival.
+        """Nanoseconds by request, in order of arrival.
 
-        :param within: stretches of the schedule in nanoseconds, each served on its own from an empty queue; the whole
-            where there are none.
+        :param within: stretches of the schedule in nanoseconds, each simulated from an empty queue; by default the
+            whole schedule.
         """
         work = self._work
         if not within:
@@ -166,9 +165,9 @@ class Forecast:
         return np.concatenate([self._serve(serving, part, work.arrival[part])[1] for part in parts])
 
     def repeated(self) -> Floats:
-        """Nanoseconds that requests take by what comes again in each replay, by position in the schedule.
+        """The repeatable latency of requests by position in the schedule, nanoseconds.
 
-        That is what ran, without what the machine did to it (``host.*``); 0 for a request that is not known.
+        The settings that ran, without effects of the machine (``host.*``); 0 for unknown requests.
         """
         machine = frozenset(cause for cause in self._work.causes if cause.startswith(_OF_THE_MACHINE))
         found = np.zeros(len(self._schedule))
@@ -176,13 +175,13 @@ class Forecast:
         return found
 
     def at_times(self, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
-        """Waits and latencies in nanoseconds where requests come at other times, under what ran.
+        """Waits and latencies in nanoseconds if requests arrive at other times, with the settings that ran.
 
         A wait is the time before ``prepare`` and from its end until the request's batch closes.
 
-        :param arrival: of each position of the schedule, which begins again where there are more; those that have no
-            latency in the record are taken for others of it.
-        :param rotated: what disturbed batches comes so many requests later: as likely a run as it was.
+        :param arrival: of each position of the schedule, which repeats if there are more; positions without a latency
+            in the record use other requests' properties.
+        :param rotated: number of requests by which disturbances are shifted, for another equally likely run.
         """
         index, n = self._work.index, len(self._work.index)
         if not n:
@@ -192,11 +191,11 @@ class Forecast:
         return self._serve(self.serving, row[np.arange(len(arrival)) % len(row)], arrival, rotated)
 
     def statistics(self, serving: Serving, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
-        """Of :meth:`latencies`, in milliseconds."""
+        """Summary of :meth:`latencies`, in milliseconds."""
         return summarize_ms(self.latencies(serving, within))
 
     def alone(self, cost: BatchCost | None, within: Sequence[tuple[float, float]] = ()) -> dict[str, float]:
-        """Statistics in milliseconds of requests that meet an empty queue and share no batch: the least there is."""
+        """Summary in milliseconds of requests without queue and without batching: the lower bound."""
         work = self._work
         some = np.arange(len(work.index))
         if within:
@@ -209,9 +208,9 @@ class Forecast:
     def cost(
         self, batches: Sequence[Sequence[int]], before: Sequence[float], after: Sequence[float]
     ) -> BatchCost | None:
-        """How the time of batches changes, from some that were computed both ways; ``None`` where none was.
+        """The change of batch times, from batches that were computed both ways; ``None`` without any.
 
-        :param batches: positions in the schedule; ``before`` and ``after`` nanoseconds of each, NaN where it failed.
+        :param batches: positions in the schedule; ``before`` and ``after`` nanoseconds of each, NaN if it failed.
         """
         place = self._place()
         usable = [k for k, batch in enumerate(batches) if all(position in place for position in batch)]
@@ -221,11 +220,11 @@ class Forecast:
         return fit_cost(what, [before[k] for k in usable], [after[k] for k in usable])
 
     def probes(self, sizes: Sequence[int], most_s: float, *, seed: int = 0) -> list[list[int]]:
-        """Batches that tell how the model computes, as positions in the schedule.
+        """Batches to compute in order to learn batch times, as positions in the schedule.
 
-        Single requests from the quickest to the slowest, and two batches of each size, the smaller sizes first, as
-        long as all together computed within ``most_s`` seconds; where that is short, two requests, two together, and
-        one batch as large as they were.
+        Single requests from the fastest to the slowest, and two batches of each size, smaller sizes first, as long as
+        all take at most ``most_s`` seconds. At least two single requests, one batch of two, and one of the largest
+        size that ran.
         """
         work, draw = self._work, np.random.default_rng(seed)
         time_of = self._model.timer(work.inputs, None)
@@ -245,7 +244,7 @@ class Forecast:
         return [work.index[batch].tolist() for batch in batches]
 
     def seconds(self, batches: Sequence[Sequence[int]]) -> float:
-        """About how long the service computed on such batches, one after another."""
+        """Predicted compute time of these batches, one after another."""
         place = self._place()
         time_of = self._model.timer(self._work.inputs, None)
         return sum(time_of([place[position] for position in batch]) for batch in batches) / 1e9
@@ -255,10 +254,10 @@ class Forecast:
         return {position: row for row, position in enumerate(self._work.index.tolist())}
 
     def pace_of(self, record: RunRecord, serving: Serving, begin_ns: float = 0.0) -> float:
-        """How much longer the batches of a replay took than is foretold of the same batches; NaN where none is known.
+        """Ratio of the batch times of a replay to their prediction; NaN if no batch is known.
 
         :param record: of this traffic, or of a slice of it that begins at ``begin_ns`` of its schedule.
-        :param serving: what it ran with.
+        :param serving: the replay's settings.
         """
         work, rows, batches = self._work, record.requests, record.batches
         first = int(np.searchsorted(self._schedule, begin_ns))
@@ -268,51 +267,66 @@ class Forecast:
             members.setdefault(batch, []).append(place.get(position, -1))
         time_of, (_, pauses, slowed) = self._model.timer(work.inputs, serving.cost), work.met(serving.without)
         took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
-        shown = told = 0.0
+        measured = predicted = 0.0
         usable = (batches["warmup"] == 0) & (batches["retried"] == 0)
         for batch, held in zip(batches["batch_id"][usable].tolist(), took[usable].tolist(), strict=True):
             some = members.get(batch, [-1])
             if min(some) >= 0:
-                shown += held - float(pauses[some].sum())
-                told += (self._model.fixed + time_of(some)) * float(slowed[some].mean())
-        return shown / told if told > 0 and shown > 0 else float("nan")
+                measured += held - float(pauses[some].sum())
+                predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean())
+        return measured / predicted if predicted > 0 and measured > 0 else float("nan")
 
     def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
-        """Waits and latencies of some requests that come at these times, each handed over as long after them."""
-        work = self._work
+        """Waits and latencies of some requests that arrive at these times, each sent with its recorded delay."""
+        work, model = self._work, self._model
         prepare, pauses, slowed = work.met(serving.without)
-        prepare, pauses, slowed = prepare[some], np.roll(pauses, rotated)[some], np.roll(slowed, rotated)[some]
+        prepare = prepare[some]
         handed = arrival + work.handed[some] - work.arrival[some]
         ready = begun_in_order(handed, prepare, serving.prepare_threads) + prepare
-        closed, ended = _batched(
-            serving,
-            self._model,
-            ready,
-            work.inputs[some],
-            pauses,
-            slowed,
-            work.finish[some],
-            work.priority[some],
-            work.length[some],
+        order = np.argsort(ready, kind="stable")
+        when, turn = ready[order], some[order]
+        time_of, finishing = model.timer(work.inputs[turn], serving.cost), work.finish[turn].tolist()
+        stopped: list[float] = np.roll(pauses, rotated)[turn].tolist()
+        slower: list[float] = np.roll(slowed, rotated)[turn].tolist()
+        closed, ended = [0.0] * len(order), [0.0] * len(order)
+
+        def finish_batch(members: Sequence[int], closing: float) -> float:
+            # The machine's slowdown is recorded by request: a new batch gets the mean of its members'.
+            pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
+            clock = closing + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
+            for member in members:
+                closed[member] = closing
+                ended[member] = clock = clock + finishing[member]
+            return clock
+
+        policy = Policy(
+            workers=serving.workers,
+            max_batch=serving.max_batch,
+            window=serving.window_ns,
+            by_length=serving.by_length,
         )
-        return closed - prepare - handed, ended - arrival
+        queue = discipline_of(policy, when, work.priority[turn], work.length[turn], finish_batch)
+        form_batches(when.tolist(), queue, serving.workers)
+        served = np.empty((2, len(order)))
+        served[:, order] = closed, ended
+        return served[0] - prepare - handed, served[1] - arrival
 
 
 def removable(causes: Collection[str]) -> frozenset[str]:
-    """Of some causes, those whose time a forecast can take out; the others are the policy's and the traffic's."""
+    """The causes whose time a forecast can remove; the others depend on policy and traffic."""
     return frozenset(cause for cause in causes if not cause.startswith(_OF_THE_POLICY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchTime:
-    """How long a batch computes for its members' inputs.
+    """The duration of a batch by its members' inputs.
 
-    :param fixed: nanoseconds that every batch takes beside its compute: collate, copies.
-    :param bias: nanoseconds that computing takes beyond what the model of work says, where nothing disturbed it.
-    :param coefficients: of the run's model of compute; empty where inputs tell nothing, then ``typical`` counts.
+    :param fixed: nanoseconds of every batch in addition to compute: collate, copies.
+    :param bias: nanoseconds of undisturbed compute beyond the model of work.
+    :param coefficients: of the run's model of compute; empty if inputs do not explain it, then ``typical`` is used.
     :param typical: ``(max_size + 1,)`` by batch size.
-    :param padded: the share of what padding to the largest member would add that was added.
-    :param shape: what batches that were computed on purpose showed to be otherwise (:meth:`Forecast.learn`).
+    :param padded: padding in the run, as a share of padding to the largest member.
+    :param shape: correction learned from batches computed on purpose (:meth:`Forecast.learn`).
     """
 
     fixed: float
@@ -333,10 +347,10 @@ class _BatchTime:
         held = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
         computed = (batches["compute_end_ns"] - batches["h2d_end_ns"]).astype(np.float64)
         quiet = evidence.quiet_batch
-        beside, beyond = (held - computed)[quiet], (computed - expected.padded)[quiet]
+        other, beyond = (held - computed)[quiet], (computed - expected.padded)[quiet]
         model: WorkModel = expected.models["compute"]
         return cls(
-            fixed=max(float(np.median(beside)), 0.0) if len(beside) else 0.0,
+            fixed=max(float(np.median(other)), 0.0) if len(other) else 0.0,
             bias=max(float(np.median(beyond)), 0.0) if len(beyond) else 0.0,
             coefficients=tuple(model.coefficients.mean(axis=0).tolist()) if model.accepted else (),
             typical=tuple(expected.typical.astype(float).tolist()),
@@ -344,9 +358,9 @@ class _BatchTime:
         )
 
     def timer(self, inputs: Floats, cost: BatchCost | None) -> Callable[[Sequence[int]], float]:
-        """Nanoseconds that a batch of some of these inputs computes, undisturbed.
+        """A function from rows of ``inputs`` to the undisturbed compute time of a batch of them, nanoseconds.
 
-        :param inputs: ``(n, g)``; the result takes rows of it.
+        :param inputs: ``(n, g)``.
         """
         rows, known, shape = inputs.tolist(), self.coefficients, self.shape
 
@@ -365,7 +379,7 @@ class _BatchTime:
         return time_of
 
     def shaped(self, evidence: Evidence) -> Floats:
-        """``(m,)`` by recorded batch, what its shape makes of the model's time."""
+        """``(m,)`` by recorded batch, the ratio of ``shape``."""
         if self.shape is None:
             return np.ones(len(evidence.batches["size"]))
         sizes, elements = evidence.batches["size"].tolist(), padded_elements(evidence.batches).tolist()
@@ -379,7 +393,7 @@ class _BatchTime:
         return columns(len(members), elements, top[1], top[2:])
 
     def _held(self, rows: list[list[float]], members: Sequence[int]) -> tuple[float, float, list[float]]:
-        """Elements that a batch was brought, those that it computes on, and the largest of each attribute."""
+        """Real and padded elements of a batch, and the maximum of each attribute."""
         if len(members) == 1:
             only = rows[members[0]]
             return only[0], only[0], only
@@ -391,12 +405,12 @@ class _BatchTime:
 def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     rows, line = evidence.rows, books.line
     chosen = np.flatnonzero((rows["warmup"] == 0) & (evidence.batch_of >= 0) & (rows["status"] == Status.OK))
-    chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:MOST]
+    chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]
     batches = evidence.batches
     held = (batches["d2h_end_ns"] - batches["close_ns"] + evidence.units["lag"].wall).astype(np.float64)
     undisturbed = np.maximum(model.fixed + (model.bias + evidence.expected.padded) * model.shaped(evidence), 1.0)
     beyond = held - undisturbed
-    # What the causes own of it; the rest is nobody's and stays.
+    # The part owned by removable causes; the rest stays.
     causes = tuple(cause.id for cause in CAUSES)
     known = np.flatnonzero(evidence.head >= 0)
     heads = evidence.head[known]
@@ -406,7 +420,7 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
     total = owned.sum(axis=0)
     owned *= np.where(total > 0, np.minimum(np.maximum(beyond, 0.0) / np.where(total > 0, total, 1.0), 1.0), 1.0)
     rest = beyond - owned.sum(axis=0)
-    # A pause is as long for whomever it stops.
+    # A pause has the same length for any batch; the machine slows a batch in proportion to its compute.
     machine = np.array([cause.startswith(_OF_THE_MACHINE) for cause in causes])[:, None]
     pauses = np.zeros((len(causes), len(evidence.ok)))
     pauses[:, heads] = np.where(machine, 0.0, owned)[:, known]
@@ -427,44 +441,3 @@ def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
         length=rows["bucket_length"][chosen],
         causes=causes,
     )
-
-
-def _batched(
-    serving: Serving,
-    model: _BatchTime,
-    ready: Floats,
-    inputs: Floats,
-    pauses: Floats,
-    slowed: Floats,
-    finish: Floats,
-    priority: Ints,
-    length: Ints,
-) -> tuple[Floats, Floats]:
-    """When the batch of each request was closed, and when it was finished."""
-    order = np.argsort(ready, kind="stable")
-    when, inputs, finishing = ready[order], inputs[order], finish[order].tolist()
-    time_of = model.timer(inputs, serving.cost)
-    stopped: list[float] = pauses[order].tolist()
-    slower: list[float] = slowed[order].tolist()
-    finished, shut = [0.0] * len(order), [0.0] * len(order)
-
-    def finish_batch(members: Sequence[int], closed: float) -> float:
-        # Its members met the machine as it was then: a batch of others meets the mean of what they did.
-        pace = serving.pace * sum(map(slower.__getitem__, members)) / len(members)
-        clock = closed + (model.fixed + time_of(members)) * pace + sum(map(stopped.__getitem__, members))
-        for member in members:
-            shut[member] = closed
-            finished[member] = clock = clock + finishing[member]
-        return clock
-
-    policy = Policy(
-        workers=serving.workers,
-        max_batch=serving.max_batch,
-        window=serving.window_ns,
-        by_length=serving.by_length,
-    )
-    queue = discipline_of(policy, when, priority[order], length[order], finish_batch)
-    form_batches(when.tolist(), queue, serving.workers)
-    served = np.empty((2, len(order)))
-    served[:, order] = shut, finished
-    return served[0], served[1]

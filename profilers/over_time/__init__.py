@@ -1,1 +1,1 @@
-"""When in the run something happened: windows, active intervals."""
+"""Figures over the time of a run: windows, active intervals, level shifts."""

@@ -12,17 +12,17 @@ from latfix.traffic.periodicity import find_period
 
 Spans = tuple[tuple[float, float], ...]
 
-#: A cause that struck at most this often is told moment by moment.
+#: A cause that struck at most this often is listed moment by moment.
 _MOMENTS = 3
-#: More stretches than these are no episodes; the cause comes and goes.
+#: With more stretches than this, the cause comes and goes instead of having episodes.
 _STRETCHES = 8
-#: A stretch counts as active from this part of the strongest rate on; together they hold this part of the cause.
+#: Least rate of an active stretch, relative to the typical strong one; least share of the cause in active stretches.
 _ACTIVE = 0.3
 _HELD = 0.75
-#: Stretches that cover this much of the run are most of it, or all of it.
+#: Shares of the run that count as most of it, and as all of it.
 _MOSTLY = 0.6
 _WHOLE = 0.96
-#: A strike counts from this part of a full one on.
+#: Least size of a strike, relative to a full one.
 _STRIKE = 0.25
 _PHASES = 20
 _MOST_TIMED = 20_000
@@ -30,38 +30,38 @@ _LEAST_OFF = 0.15
 
 
 def activity(own_ns: Ints, moment_ns: Ints, *, start_s: float, end_s: float, seed: int = 0) -> Activity:
-    """When a cause was active, from what it cost each request on its own path.
+    """When a cause was active, from its own part of each request.
 
-    What reached a request in a queue has no part in it: it comes after the fact.
+    Propagated parts do not count, because they follow later.
 
-    :param own_ns: ``(n,)`` nanoseconds; what is negative counts as nothing.
-    :param moment_ns: ``(n,)`` when each request's work began. Requests of one moment (a batch) are one strike.
-    :param start_s: the run's bounds in seconds; ``end_s`` after it.
+    :param own_ns: ``(n,)`` nanoseconds; negative values count as zero.
+    :param moment_ns: ``(n,)`` when each request's work began. Requests with the same moment (a batch) are one strike.
+    :param start_s: begin of the run in seconds; ``end_s`` its end.
     """
     times, struck, cost_ns = _strikes(own_ns, moment_ns)
     if not struck.any():
         return Activity(throughout=False, intervals_s=(), text="never")
-    few = _few_moments(times, cost_ns, start_s, end_s)
-    if few is not None:
-        return few
+    moments = _few_moments(times, cost_ns, start_s, end_s)
+    if moments is not None:
+        return moments
     edges, levels, sums = _stretches(struck, seed)
     active = _active(levels, sums)
     intervals = _intervals(times, edges, active, start_s, end_s)
     length = end_s - start_s
     covered = sum(b - a for a, b in intervals) / length if length > 0 else 1.0
     held = float(sums[active].sum() / sums.sum())
-    told = len(intervals) <= _STRETCHES
-    rhythm = None if told and covered < _MOSTLY else _rhythm(times, struck >= _STRIKE)
-    if rhythm is None and told and covered < _WHOLE and held >= _HELD:
+    few_stretches = len(intervals) <= _STRETCHES
+    rhythm = None if few_stretches and covered < _MOSTLY else _rhythm(times, struck >= _STRIKE)
+    if rhythm is None and few_stretches and covered < _WHOLE and held >= _HELD:
         text = f"active {_listed(intervals, length)} s of {_seconds(end_s, length)} s ({share(covered)} of the time)"
         return Activity(throughout=False, intervals_s=intervals, text=text)
     whole, period, duty = ((start_s, end_s),), None, None
     if rhythm is not None:
         period, duty = rhythm
         text = f"on and off every {significant(period)} s throughout ({share(duty)} of the time)"
-    elif not told and covered < _WHOLE:
+    elif not few_stretches and covered < _WHOLE:
         text = f"throughout, on and off: {len(intervals)} stretches ({share(covered)} of the time)"
-    elif told and covered < _MOSTLY:
+    elif few_stretches and covered < _MOSTLY:
         text = f"throughout, strongest {_listed(intervals, length)} s"
     else:
         text = "throughout"
@@ -69,9 +69,9 @@ def activity(own_ns: Ints, moment_ns: Ints, *, start_s: float, end_s: float, see
 
 
 def _strikes(own_ns: Ints, moment_ns: Ints) -> tuple[Floats, Floats, Floats]:
-    """Per moment of work: its time in seconds, how full a strike it met (0 to 1), and nanoseconds.
+    """Per moment of work: time in seconds, size of the strike (0 to 1), and nanoseconds.
 
-    A full strike is one of those that hold half of the cause between them: the largest do not drown the rest.
+    Full strikes are the largest ones that together make up half of the cause, so that outliers do not dominate.
     """
     if not len(own_ns):
         return np.zeros(0), np.zeros(0), np.zeros(0)
@@ -106,7 +106,7 @@ def _stretches(struck: Floats, seed: int) -> tuple[Ints, Floats, Floats]:
 
 
 def _active(levels: Floats, sums: Floats) -> Bools:
-    """Stretches at a material part of the rate at which half of the cause struck."""
+    """True for stretches with a material share of the rate at which half of the cause struck."""
     order = np.argsort(levels, kind="stable")[::-1]
     running = np.cumsum(sums[order])
     typical = float(levels[order][int(np.searchsorted(running, running[-1] / 2))])
@@ -115,7 +115,7 @@ def _active(levels: Floats, sums: Floats) -> Bools:
 
 def _intervals(times: Floats, edges: Ints, active: Bools, start_s: float, end_s: float) -> Spans:
     """Active stretches in seconds, neighbors joined."""
-    # What waits in a queue when arrivals end is served after `end_s`.
+    # Requests in the queue at the last arrival are served after `end_s`.
     begins = np.concatenate([[start_s], np.minimum(times[edges[1:-1]], end_s), [end_s]])
     intervals: list[tuple[float, float]] = []
     for k in np.flatnonzero(active):
@@ -128,7 +128,7 @@ def _intervals(times: Floats, edges: Ints, active: Bools, start_s: float, end_s:
 
 
 def _rhythm(times: Floats, struck: Bools) -> tuple[float, float] | None:
-    """Period in seconds and share of it during which the cause strikes, where there is a clear rhythm."""
+    """Period in seconds and the share of it with strikes, or ``None`` without a clear rhythm."""
     hits = times[struck]
     hits = hits[:: max(1, len(hits) // _MOST_TIMED)]
     period = find_period(hits)
@@ -136,7 +136,7 @@ def _rhythm(times: Floats, struck: Bools) -> tuple[float, float] | None:
         return None
     phase = np.floor((times - hits[0]) / period.seconds * _PHASES).astype(np.int64) % _PHASES
     chances = np.bincount(phase, minlength=_PHASES)
-    # Phases in which hardly anything ran tell nothing: a rhythm of the traffic alone is none of the cause.
+    # Phases with hardly any work do not count: a rhythm of the traffic alone is not the cause's.
     seen = chances >= 0.2 * chances.mean()
     rate = np.bincount(phase[struck], minlength=_PHASES) / np.maximum(chances, 1)
     on, off = seen & (rate >= 0.5 * rate[seen].max()), seen & (rate < 0.5 * rate[seen].max())

@@ -1,7 +1,7 @@
-"""Whether a series has a stretch of time in which it was higher than in the rest, and where.
+"""Detection of a stretch of time in which a series was higher than in the rest.
 
-Nothing is assumed of the distribution: what is asked is how often a value inside exceeds one outside (Mann and
-Whitney, 1947), so that a series that is always uneven shows no stretch, however long its tail.
+Makes no assumption on the distribution: it tests how often a value inside exceeds one outside (Mann and Whitney,
+1947), so a series that is always uneven has no such stretch, even with a long tail.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.statistics.block_bootstrap import ranks
 
-#: Windows that a stretch is put together from; the values, and the share of all, that inside and outside must hold.
+#: Number of windows that stretches consist of; least number and share of values inside and outside.
 _WINDOWS, _LEAST, _LEAST_SHARE = 24, 4, 0.1
-#: How often a value inside must exceed one outside, and how many standard errors that must lie above one half.
+#: Least probability that a value inside exceeds one outside, and its least distance from one half in standard errors.
 _SUPERIOR, _SIGNIFICANT = 0.85, 3.2
-#: By what factor the mean inside must exceed the mean outside.
+#: Least ratio of the mean inside to the mean outside.
 _HIGHER = 1.5
 
 
@@ -25,7 +25,7 @@ _HIGHER = 1.5
 class Stretch:
     """A stretch of a series.
 
-    :param first: its first value; ``last`` belongs to what follows.
+    :param first: index of its first value; ``last`` is exclusive.
     :param inside: mean of its values; ``outside`` of the others.
     """
 
@@ -36,7 +36,7 @@ class Stretch:
 
 
 def raised_stretch(values: Floats) -> Stretch | None:
-    """The clearest stretch in which a series in order of time was higher; ``None`` without one."""
+    """The clearest stretch in which a series was higher, or ``None``."""
     n = len(values)
     if n < 2 * _LEAST:
         return None

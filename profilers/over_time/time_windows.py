@@ -1,4 +1,4 @@
-"""The run cut into windows of equal length: percentiles and causes of each."""
+"""Windows of equal length over the run: percentiles and causes of each."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.lower_bound import AtLeast
 from latfix.results.diagnosis import Window
 from latfix.statistics.quantile_sketch import Distribution
 
-#: Windows hold about so many requests, as far as their number stays within bounds.
+#: Target number of requests per window, and the bounds of the number of windows.
 _REQUESTS = 150
 _FEWEST, _MOST = 6, 24
 _LEAST_REQUESTS = 50
-#: Requests that a window's percentile must rest on.
+#: Least number of requests for each percentile of a window.
 _REST: Mapping[int, int] = {50: 5, 95: 40, 99: 100}
 
 
 def window_edges(requests: int, first_ns: int, last_ns: int) -> Floats:
-    """Bounds of the windows in seconds: six to 24 of equal length, fewer where they would hold under 50 requests.
+    """Bounds of the windows in seconds: 6 to 24 of equal length, fewer if they would have under 50 requests.
 
-    :param requests: that ended ``ok``, at least one.
-    :param first_ns: the first arrival of all, ``last_ns`` the last.
+    :param requests: number of requests that ended ``ok``, at least one.
+    :param first_ns: the first arrival of all; ``last_ns`` the last.
     """
     number = int(np.clip(requests // _REQUESTS, _FEWEST, _MOST))
     number = max(min(number, requests // _LEAST_REQUESTS), 1)
@@ -32,11 +32,11 @@ def window_edges(requests: int, first_ns: int, last_ns: int) -> Floats:
 
 
 class WindowTally:
-    """What falls into each window, counted chunk by chunk.
+    """Sums over each window, collected chunk by chunk.
 
     :param edges_s: from :func:`window_edges`.
-    :param kinds: how many causes there are.
-    :param exact: latencies are kept, which makes percentiles exact.
+    :param kinds: number of causes.
+    :param exact: keep all latencies, for exact percentiles.
     """
 
     def __init__(self, edges_s: Floats, kinds: int, *, exact: bool) -> None:
@@ -47,21 +47,18 @@ class WindowTally:
         self._entries = np.zeros((kinds, number))
 
     def offer(self, arrival_ns: Ints) -> None:
-        """Count arrivals of scheduled requests, whatever became of them; those outside all windows are left out."""
-        arrival_s = arrival_ns / 1e9
-        inside = (arrival_s >= self._edges[0]) & (arrival_s <= self._edges[-1])
-        self._offered += np.bincount(self._slots(arrival_ns[inside]), minlength=len(self._offered))
+        """Add arrivals of scheduled requests with any status; those outside all windows are ignored."""
+        self._offered += np.bincount(self._slots(arrival_ns[self._inside(arrival_ns)]), minlength=len(self._offered))
 
     def lose(self, arrival_ns: Ints, waited_ns: Ints) -> None:
-        """Count requests that did not end ``ok``, by how long they had waited; those outside all windows not."""
-        arrival_s = arrival_ns / 1e9
-        inside = (arrival_s >= self._edges[0]) & (arrival_s <= self._edges[-1])
+        """Add requests that did not end ``ok``, by their waits; those outside all windows are ignored."""
+        inside = self._inside(arrival_ns)
         slot = self._slots(arrival_ns[inside])
         for k in np.unique(slot).tolist():
             self._lost[k].add(waited_ns[inside][slot == k])
 
     def add(self, arrival_ns: Ints, latency_ns: Ints, entries: Mapping[int, Ints]) -> None:
-        """Count requests that ended ``ok``.
+        """Add requests that ended ``ok``.
 
         :param entries: by cause's number, ``(n,)`` nanoseconds.
         """
@@ -91,13 +88,17 @@ class WindowTally:
             for k, latency in enumerate(self._latency)
         )
 
+    def _inside(self, arrival_ns: Ints) -> Bools:
+        arrival_s = arrival_ns / 1e9
+        return np.asarray((arrival_s >= self._edges[0]) & (arrival_s <= self._edges[-1]))
+
     def _slots(self, at_ns: Ints) -> Ints:
         slot = np.searchsorted(self._edges, at_ns / 1e9, side="right") - 1
         return np.asarray(np.clip(slot, 0, len(self._edges) - 2), dtype=np.int64)
 
 
 def _percentiles_ms(latency: Distribution, lost: Distribution) -> dict[str, float | None]:
-    """Percentiles that enough requests rest on; the lost are slower than any answer, and than they had waited."""
+    """Percentiles with enough requests. Lost requests count as slower than any answer and than their waits."""
     every = Distribution(exact=latency.histogram is None)
     every += latency
     every += lost

@@ -1,4 +1,4 @@
-"""``cold.compile``: compilation, recompilation or graph capture in a request's path, or compilation given up."""
+"""``cold.compile``: compilation or graph capture in a request's path, or batches that torch stopped compiling."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in ("prepare", "lag", "collate", "compute", "finish"):
         unit = evidence.units[name]
         own = pauses.inside(unit.start, unit.end, unit.thread, worker=name != "prepare")
-        # Where the thread is not known, a compilation is taken for this one's: it is on-CPU beyond what the
-        # inputs need, or it held the lock that this thread waited for.
+        # A compilation in an unknown thread counts as this unit's: as on-CPU time beyond its inputs' need, or as a
+        # wait for the lock that it held.
         seen = pauses.unplaced.covered(unit.start, unit.end)
         given_up = slow_by_mark(evidence, left, name, _uncompiled(evidence), "uncompiled") if name == "compute" else 0
         units[name] = Parts(
@@ -32,7 +32,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 
 def _given_up_ns(evidence: Evidence) -> int | None:
-    """When torch gave up compiling a function anew; ``None`` where it did not."""
+    """When torch stopped recompiling a function; ``None`` if it did not."""
     times, hits = evidence.series(LIMIT_SERIES)
     if not hits.any():
         return None
@@ -41,7 +41,7 @@ def _given_up_ns(evidence: Evidence) -> int | None:
 
 
 def _uncompiled(evidence: Evidence) -> Bools:
-    """Batches since then of shapes that came after it, which no compiled version fits."""
+    """Batches after that of shapes that are new since then: no compiled version fits them."""
     batches, since = evidence.batches, evidence.norms.of("compile.given_up", partial(_given_up_ns, evidence))
     if since is None:
         return np.zeros(len(batches["size"]), dtype=bool)
@@ -55,18 +55,13 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     pauses = evidence.pauses["compile"]
     later = int(np.count_nonzero(_uncompiled(evidence)))
     gave_up = (
-        f"; torch gave up compiling anew (torch._dynamo.config.recompile_limit), and {later} batches of shapes that "
-        "came later ran uncompiled"
+        f"; torch reached torch._dynamo.config.recompile_limit, and {later} batches of shapes that came later ran "
+        "uncompiled"
     )
     return (
-        f"{pauses.count} compilations ran between requests' stamps, the longest {from_ns(pauses.longest_ns)}; "
-        f"{figures.requests} requests paid for one, or their batch did{gave_up if later else ''}."
+        f"{pauses.count} compilations ran while requests were served, the longest {from_ns(pauses.longest_ns)}; they "
+        f"delayed {figures.requests} requests directly or through their batch{gave_up if later else ''}."
     )
 
 
-CAUSE = Cause(
-    id="cold.compile",
-    fixes=("warmup.shapes",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="cold.compile", fixes=("warmup.shapes",), claim=_claim, sentence=_sentence)

@@ -1,4 +1,4 @@
-"""``cold.start``: first use, such as lazy initialization, weights paged in, first growth of the heap."""
+"""``cold.start``: first use: lazy initialization, weights paged in, first growth of the heap."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from latfix.arrays import Bools
 from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
-#: First uses of a shape count as cold where half of them exceed the model by more than this many deviations.
+#: First uses of a shape count as cold if half of them exceed the model by more than this many deviations.
 _DEVIATIONS = 4.0
-#: More new shapes in the second half of a run are no warm-up.
+#: More new shapes than this in the second half of a run are worth a mention.
 _FEW = 4
 
 
@@ -30,7 +30,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 
 def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
-    """Batches of a shape not seen before, if first uses as such are slow; with free shapes they need not be."""
+    """Batches of a new shape, if first uses of shapes are slow in this run."""
     fresh = evidence.batches["first_shape"] > 0
     model = evidence.expected.models["compute"]
     excess = left.cpu_excess("compute") + left.blocked("compute")
@@ -44,7 +44,7 @@ def _cold_shapes(evidence: Evidence, left: Left) -> Bools:
 
 
 def _firsts(evidence: Evidence, name: str) -> Bools:
-    """What each worker or prepare thread did first; nothing where others came before."""
+    """The first unit of each worker or prepare thread; none in a later piece of the run."""
     unit = evidence.units[name]
     first = np.zeros(len(unit.thread), dtype=bool)
     if evidence.begins:
@@ -61,8 +61,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     coming = f"new shapes kept coming, {late} of {every} in the second half; " if late > _FEW else ""
     warm = int(np.count_nonzero(evidence.rows["warmup"]))
     return (
-        f"{figures.requests} requests met first use after {warm} warm-up requests, at most "
-        f"{milliseconds(figures.largest_ms)} beyond what their inputs need; {coming}{own_and_behind(figures)}."
+        f"{figures.requests} requests met a first use after {warm} warm-up requests and took up to "
+        f"{milliseconds(figures.largest_ms)} longer than their inputs need; {coming}{own_and_propagated(figures)}."
     )
 
 

@@ -1,4 +1,4 @@
-"""``gpu.clocks``: the device computed at a lower clock than it does in most of the run: heat, power, idleness."""
+"""``gpu.clocks``: the device computed at a lower clock than in most of the run: heat, power, idleness."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from functools import partial
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.formatting import milliseconds, share
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.formatting import share
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
 from latfix.profilers.evidence.nvml_samples import at_batches, series_of, share_since
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.gpu.nvml import CLOCK_REASONS, VIOLATIONS
 
 _SERIES = "nvml.sm_clock_mhz"
-#: Clocks move in steps of a per cent or so all the time.
+#: Clocks vary by about a percent all the time.
 _LOWER = 0.03
-#: Counters of the time for which a policy lowered the clocks; an idle device's low clock is none of them.
+#: Counters of the time for which a policy lowered the clocks. Idleness is no policy.
 _VIOLATIONS = tuple(f"nvml.violation_{name}_ns" for name in VIOLATIONS if name != "low_utilization")
-#: A smaller share of the time between two polls is a matter of when they were made.
+#: A smaller share of the time between two polls is within their timing error.
 _LEAST_HELD = 0.05
 
 
@@ -27,21 +27,21 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     if lowered is None and held_down is None:
         return Claim()
     unit = evidence.units["compute"]
-    owed = np.zeros(len(unit.wall), np.int64)
+    claimed = np.zeros(len(unit.wall), np.int64)
     if lowered is not None:
         clock, usual = lowered
-        # Work that waits for memory takes no longer at a lower clock: this is the most that the clock can owe.
+        # Work bound by memory takes no longer at a lower clock, so this is an upper bound.
         longer = np.where(clock < (1.0 - _LOWER) * usual, usual / np.maximum(clock, 1.0) - 1.0, 0.0)
-        owed = np.rint(unit.expected_cpu * np.nan_to_num(longer)).astype(np.int64)
+        claimed = np.rint(unit.expected_cpu * np.nan_to_num(longer)).astype(np.int64)
     if held_down is not None:
-        # What happened between two readings of the clock, the counters have seen; how low it was they do not say.
+        # The counters cover the time between two readings of the clock, but not how low it was.
         counted = np.rint(unit.wall * np.where(held_down > _LEAST_HELD, held_down, 0.0)).astype(np.int64)
-        owed = np.maximum(owed, counted)
-    return Claim(units={"compute": Parts(cpu=np.minimum(owed, left.cpu_excess("compute")))})
+        claimed = np.maximum(claimed, counted)
+    return Claim(units={"compute": Parts(cpu=np.minimum(claimed, left.cpu_excess("compute")))})
 
 
 def _lowered(evidence: Evidence) -> tuple[Floats, Floats] | None:
-    """The clock at each batch, and what it is at a typical one there; ``None`` where it was not read."""
+    """The clock at each batch, and that of a typical batch on the same device; ``None`` if it was not read."""
     clock = at_batches(evidence, _SERIES)
     if clock is None:
         return None
@@ -70,19 +70,14 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     for number in np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist():
         _, values = evidence.series(series_of("nvml.clock_event_reasons", number))
         bits |= int(np.bitwise_or.reduce(values.astype(np.int64), initial=0))
-    said = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
-    counted = "" if held_down is None else f"; by NVML's counters for up to {share(held_down.max())} of a second"
+    reasons = ", ".join(text for bit, text in CLOCK_REASONS.items() if bits & bit)
+    counted = "" if held_down is None else f", for up to {share(held_down.max())} of a second by NVML's counters"
     return (
         fell
-        + (f" (NVML's reasons in the run: {said})" if said else "")
+        + (f" (NVML's reasons in the run: {reasons})" if reasons else "")
         + (counted if held_down is not None and held_down.max(initial=0.0) > _LEAST_HELD else "")
-        + f"; at most {milliseconds(figures.largest_ms)} of one request, and {own_and_behind(figures)}."
+        + f"; {parts_and_largest(figures)}."
     )
 
 
-CAUSE = Cause(
-    id="gpu.clocks",
-    fixes=("host.routing",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="gpu.clocks", fixes=("host.routing",), claim=_claim, sentence=_sentence)

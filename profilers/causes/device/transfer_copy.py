@@ -1,12 +1,12 @@
-"""``transfer.copy``: a copy between host and device took longer than its bytes need, such as from pageable memory."""
+"""``transfer.copy``: a copy between host and device took longer than its bytes need, e.g. from pageable memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from latfix.formatting import share
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.evidence.device_idle import UNIT_OF, Direction, asking_ns, copy_ns, needed_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.evidence.device_idle import UNIT_OF, Direction, copy_ns, issue_wait_ns, needed_ns
 from latfix.profilers.evidence.units import Evidence
 
 _DIRECTIONS: tuple[Direction, ...] = ("in", "out")
@@ -17,7 +17,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         return Claim()
     units = {}
     for direction in _DIRECTIONS:
-        slower = copy_ns(evidence, direction) - needed_ns(evidence, direction) - asking_ns(evidence, direction)
+        slower = copy_ns(evidence, direction) - needed_ns(evidence, direction) - issue_wait_ns(evidence, direction)
         units[UNIT_OF[direction]] = Parts(cpu=np.minimum(np.maximum(slower, 0), left.cpu(UNIT_OF[direction])))
     return Claim(units=units, disturbance=False)
 
@@ -28,16 +28,11 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     pageable = int(batches["pageable_bytes"].sum())
     time = copy_ns(evidence, "in") + copy_ns(evidence, "out")
     needed = needed_ns(evidence, "in") + needed_ns(evidence, "out")
-    memory = f"{share(pageable / max(total, 1))} of the bytes in memory that is not pinned"
+    memory = f"{share(pageable / max(total, 1))} of the bytes are in memory that is not pinned"
     return (
-        f"copies of a batch took {typical_and_p99(time)}, where their bytes need {typical_and_p99(needed)}; "
-        f"{memory}; {own_and_behind(figures)}."
+        f"a batch's copies took {median_and_p99(time)}, their bytes need {median_and_p99(needed)}; {memory}; "
+        f"{own_and_propagated(figures)}."
     )
 
 
-CAUSE = Cause(
-    id="transfer.copy",
-    fixes=("transfer.pinned", "transfer.overlap"),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="transfer.copy", fixes=("transfer.pinned", "transfer.overlap"), claim=_claim, sentence=_sentence)

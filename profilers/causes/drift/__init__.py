@@ -1,1 +1,1 @@
-"""Slower with age, and what grew alongside."""
+"""Work that slows down with age, and what grew at the same time."""

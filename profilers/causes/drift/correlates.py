@@ -1,4 +1,4 @@
-"""What grew alongside a drift: resident memory, sessions, kept objects, shapes, compilations; and what it follows."""
+"""Series that grew during a drift (memory, sessions, objects, shapes, compilations), and which one it follows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from latfix.statistics.change_points import rising_level
 _POINTS = 48
 _LEAST_SAMPLES = 8
 _LEAST_BYTES = 16 * 2**20
-#: A service that serves leaves some objects behind with each request, latfix's own records among them.
+#: Growth of Python objects below these limits is normal: each request leaves some, latfix's records among them.
 _LEAST_OBJECTS, _OBJECTS_A_REQUEST = 10_000, 25
-#: Of what a rising level explains, the share that a line on the series must explain too.
+#: A line on the series must explain this share of the squares that a rising level explains.
 _FOLLOWS = 0.85
-#: A series is preferred where it leaves at most this part of what the next best leaves.
+#: A series is preferred if its residual is at most this share of the next best one's.
 _PREFERRED = 0.5
 
 
@@ -28,10 +28,10 @@ _PREFERRED = 0.5
 class Companion:
     """A series that grew while work slowed down.
 
-    :param cause: the drift that it would be.
-    :param name: what it counts, in words.
+    :param cause: the drift that it indicates.
+    :param name: what it counts.
     :param first: its mean over the first quarter of the run; ``last`` over the last.
-    :param rest: squares of the drift's level that a straight line on it leaves.
+    :param rest: residual squares of the drift's level after a straight line on the series.
     """
 
     cause: str
@@ -49,10 +49,10 @@ class Companion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which drift it is.
+    """The kind of a drift.
 
-    :param cause: its id; ``drift.unknown`` where nothing follows it, or several things do equally well.
-    :param companions: what it follows, the best first.
+    :param cause: its id; ``drift.unknown`` if no series fits, or several fit equally well.
+    :param companions: the series that it follows, the best first.
     """
 
     cause: str
@@ -60,11 +60,11 @@ class Origin:
 
 
 def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
-    """Which series the growth follows.
+    """The series that the growth follows.
 
-    A series must have grown materially and explain, by a straight line, nearly all that a rising level does:
-    its shape in time must be the drift's. Where two kinds do, the better one is told only if it leaves half as
-    much as the other; things that all grow evenly cannot be told apart.
+    A series must have grown materially and explain, by a straight line, nearly all that a rising level explains: it
+    must have the drift's shape in time. If two kinds fit, the better one counts only if its residual is half of the
+    other's; series that all grow evenly cannot be told apart.
     """
     times = _common_times(growths)
     level = sum((np.interp(times, growth.times_s, growth.values) for growth in growths), np.zeros(len(times)))
@@ -94,22 +94,19 @@ def _common_times(growths: list[Growth]) -> Floats:
 
 
 def _candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, Floats]]:
-    for series, name in (
-        ("process.rss_bytes", "resident memory"),
-        ("malloc.used_bytes", "memory in use on the heap"),
+    # Half of the normal growth, because the first and the last quarter are half to three quarters of the run apart.
+    objects = max(_LEAST_OBJECTS, _OBJECTS_A_REQUEST * int(np.count_nonzero(evidence.ok))) / 2
+    for cause, series, name, ratio, amount in (
+        ("drift.memory", "process.rss_bytes", "resident memory", 1.1, _LEAST_BYTES),
+        ("drift.memory", "malloc.used_bytes", "memory in use on the heap", 1.1, _LEAST_BYTES),
+        ("drift.cache", "python.blocks", "live Python objects", 1.0, objects),
     ):
         t_ns, sampled = evidence.series(series)
         if len(t_ns) >= _LEAST_SAMPLES:
             values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
-            if _grew(values, ratio=1.1, amount=_LEAST_BYTES):
-                yield "drift.memory", name, values
+            if _grew(values, ratio=ratio, amount=amount):
+                yield cause, name, values
     yield from _session_candidates(evidence, times)
-    t_ns, sampled = evidence.series("python.blocks")
-    if len(t_ns) >= _LEAST_SAMPLES:
-        values = np.asarray(np.interp(times, t_ns / 1e9, sampled), dtype=np.float64)
-        kept = max(_LEAST_OBJECTS, _OBJECTS_A_REQUEST * int(np.count_nonzero(evidence.ok)))
-        if _grew(values, ratio=1.0, amount=kept / 2):  # quarters lie half to three quarters of the run apart
-            yield "drift.cache", "objects that Python keeps", values
     batches, compiled = evidence.batches, evidence.pauses["compile"].everywhere.start
     shapes = batches["open_ns"][batches["first_shape"] > 0]
     for name, moments in (("input shapes seen", shapes), ("compilations made", compiled)):
@@ -135,7 +132,7 @@ def _session_candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str
 
 
 def _so_far(moments_s: Floats, times: Floats) -> Floats:
-    """How many of the moments had passed at each time."""
+    """The number of moments that had passed at each time."""
     return np.searchsorted(np.sort(moments_s), times, side="right").astype(np.float64)
 
 

@@ -1,11 +1,11 @@
-"""``drift.*``: slower with age. One claim, granted to the drift whose companion the growth follows."""
+"""``drift.*``: slower with age. One claim, made by the drift whose series the growth follows."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from latfix.formatting import from_ns, significant
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.causes.drift.correlates import Origin, origin_of
 from latfix.profilers.causes.drift.growth import Growth, find_growths
 from latfix.profilers.evidence.units import Evidence
@@ -29,10 +29,10 @@ def _claim(cause_id: str, evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     growths = find_growths(evidence)
     if not growths:
-        return f"work took longer with age, beyond what its inputs need; {own_and_behind(figures)}."
+        return f"the same inputs took longer as the service aged; {own_and_propagated(figures)}."
     largest = max(growths, key=lambda growth: float(growth.level[-1]))
     rise = _rise_words(largest, outside=evidence.setup.outside)
-    return f"{rise}; {_companion_words(origin_of(evidence, growths))}; {own_and_behind(figures)}."
+    return f"{rise}; {_companion_words(origin_of(evidence, growths))}; {own_and_propagated(figures)}."
 
 
 def _rise_words(growth: Growth, *, outside: bool) -> str:
@@ -54,16 +54,16 @@ def _rise_words(growth: Growth, *, outside: bool) -> str:
 
 def _companion_words(origin: Origin) -> str:
     if not origin.companions:
-        return "nothing recorded grew alongside"
+        return "no recorded series grew with it"
     words = " and ".join(companion.words() for companion in origin.companions)
     if origin.cause == "drift.unknown":
-        return f"{words} alongside, and which of them it follows cannot be told"
-    return f"{words} alongside"
+        return f"{words} at the same time; which of these it follows is unclear"
+    return f"{words} at the same time"
 
 
 def _drift(cause_id: str) -> Cause:
     claim = partial(_claim, cause_id)
-    return Cause(id=cause_id, fixes=(), claim=claim, sentence=_sentence, outside=claim)
+    return Cause(id=cause_id, claim=claim, sentence=_sentence, outside=claim)
 
 
 MEMORY = _drift("drift.memory")

@@ -1,8 +1,7 @@
-"""Drift: units of work that take longer with age for the same inputs, and what grew alongside.
+"""Drift: units of work that take longer with age for the same inputs.
 
-A level is fitted to medians over windows of the run, of what each unit took beyond what its inputs need. It may
-only rise, must be there at the end, and must be clear against windows put in another order. Episodes that end
-are not drift, nor is a start that is slower than the rest.
+A level that never falls is fitted to window medians of the time beyond the inputs' need. It must last to the end of
+the run and be significant against permuted windows. Episodes that end are not drift, nor is a slow start.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from latfix.profilers.causes.drift.trend_tests import (
 from latfix.profilers.evidence.units import Evidence
 from latfix.statistics.change_points import rising_level
 
-#: A rise counts from this share of a typical service time on.
-LEAST_SHARE = 0.1
+#: Least rise, as a share of a typical service time.
+_LEAST_SHARE = 0.1
 _LEAST_UNITS = 64
 _WINDOWS = (8, 48)
 _PER_WINDOW = 12
 _MOST_FITTED = 20_000
 _STRATA = 12
 _SIGNIFICANT = 0.05
-#: Of the windows' spread, what a level that never falls must explain; and the part of the rise left at the end.
+#: Share of the windows' squares that the level must explain; share of the rise that must remain at the end.
 _EXPLAINED = 0.6
 _LASTING = 0.6
 
@@ -44,12 +43,12 @@ class Growth:
     """One component of one unit that rises over the run. Nanoseconds; seconds from the run's start.
 
     :param unit: ``prepare``, ``compute`` or ``finish``; ``part`` is ``cpu`` or ``blocked``.
-    :param times_s: ``(w,)`` middle of each window; ``values`` their medians above ``start``, as measured.
+    :param times_s: ``(w,)`` middle of each window; ``values`` its median above the start.
     :param level: ``(w,)`` the fitted rise above the start, never falling.
-    :param step_s: when it rose, where it did so at once; otherwise ``None``.
-    :param slope: nanoseconds a second.
-    :param took: what a typical unit took in the first and in the last quarter of the windows.
-    :param claim: per unit, its part of the rise: what of the level it shows itself.
+    :param step_s: when it rose, if it rose in one step; otherwise ``None``.
+    :param slope: nanoseconds per second.
+    :param took: duration of a typical unit in the first and in the last quarter of the windows.
+    :param claim: per unit, the part of the rise that its own duration shows.
     """
 
     unit: str
@@ -65,11 +64,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """One component to look at, a row a unit.
+    """One component of one kind of unit, a row per unit.
 
-    :param at_s: when each began.
-    :param spent: nanoseconds of the component; ``need`` what its inputs need, zero where that is not known.
-    :param key: elements, by which larger and smaller inputs are told apart; no prediction, whose folds know time.
+    :param at_s: start of each unit.
+    :param spent: nanoseconds of the component; ``need`` what its inputs need, zero if unknown.
+    :param key: elements, to group like inputs. Not the prediction, because its folds depend on time.
     :param usable: rows to learn from.
     """
 
@@ -96,16 +95,16 @@ class _Fit:
     took: float
 
     def scale(self, need: Floats) -> Floats:
-        """By what the level is multiplied for each unit: one, or its need over a typical one."""
+        """The factor of the level for each unit: one, or its need over a typical one."""
         return np.ones(len(need)) if self.typical is None else np.maximum(need / self.typical, 0.05)
 
     def usual(self, work: _Work) -> Floats:
-        """Nanoseconds that each unit would have taken at the run's start."""
+        """The duration of each unit at the age of the run's start, nanoseconds."""
         group = np.searchsorted(self.bounds, work.key, side="right")
         return np.asarray(work.need + self.scale(work.need) * (self.offset[group] + self.start), dtype=np.float64)
 
     def rise(self, at_s: Floats) -> Floats:
-        """Nanoseconds above the start, at any moment, for a unit of scale one."""
+        """Nanoseconds above the start at any time, for a unit of scale one."""
         if self.step_s is not None:
             return np.where(at_s >= self.step_s, self.level[-1], 0.0)
         return np.asarray(np.interp(at_s, self.times_s, self.level), dtype=np.float64)
@@ -114,24 +113,20 @@ class _Fit:
 def find_growths(evidence: Evidence, left: Left | None = None) -> list[Growth]:
     """Every component that drifts.
 
-    :param left: what other causes have left; without it, what was measured less the price of page faults.
+    :param left: what earlier claims left; without it, the measured time minus the price of page faults.
     """
     norms, stage = evidence.norms, "drift" if left is None else "drift.left"
-    least = norms.of("drift.least", lambda: LEAST_SHARE * _typical_service(evidence))
+    least = norms.of("drift.least", lambda: _LEAST_SHARE * _typical_service(evidence))
+
+    def fitted(name: str, part: str) -> _Fit | None:
+        return _fit(_work(evidence, left, name, part), least)
+
     found = []
     for name, part in (("compute", "cpu"), ("compute", "blocked"), ("prepare", "cpu"), ("finish", "cpu")):
-        known = f"{stage}.{name}.{part}"
-        if known in norms and norms.of(known, _nothing) is None:
-            continue
-        work = _work(evidence, left, name, part)
-        fit = norms.of(known, partial(_fit, work, least))
+        fit = norms.of(f"{stage}.{name}.{part}", partial(fitted, name, part))
         if fit is not None:
-            found.append(_growth(work, fit))
+            found.append(_growth(_work(evidence, left, name, part), fit))
     return found
-
-
-def _nothing() -> _Fit | None:
-    return None
 
 
 def _typical_service(evidence: Evidence) -> float:
@@ -167,7 +162,7 @@ def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
 
 
 def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:
-    """What each fit predicts over what all do: those that saw more of a slow end predict more for the same inputs."""
+    """Each fold's prediction relative to all: a fit that saw more of a slow end predicts more for the same inputs."""
     rows, folds = np.flatnonzero(need > 0), int(fold.max(initial=0)) + 1
     if not len(rows):
         return np.ones(folds)
@@ -189,7 +184,7 @@ def _spent(evidence: Evidence, left: Left | None, name: str, *, cpu: bool) -> In
 
 
 def _fit(work: _Work, least: float) -> _Fit | None:
-    """The rising level of a component, if there is one; added to every unit, or in proportion to its need."""
+    """The rising level of a component, or ``None``; the same for every unit or in proportion to its need."""
     rows = np.flatnonzero(work.usable)
     if len(rows) < _LEAST_UNITS:
         return None
@@ -211,8 +206,8 @@ def _fit_scaled(work: _Work, rows: Ints, typical: float | None, least: float) ->
     times = np.array([at_s[a:b].mean() for a, b in pairwise(edges)])
     if np.any(np.diff(times) <= 0):
         return None
-    # Units of like inputs are compared among themselves, so that inputs which grow with time are not an age.
-    # Means first: where half of the run is slower, a median would fall on either side of it by chance.
+    # Units are compared with units of like inputs, so that inputs that grow with time are not drift.
+    # Means first: if half of the run is slower, a median falls on either side by chance.
     offset = _by_stratum(np.clip(beyond, *np.quantile(beyond, [0.01, 0.95])), stratum, np.mean)
     level = np.interp(at_s, times, rising_level(_medians(beyond - offset[stratum], edges)))
     offset = _by_stratum(beyond - level, stratum, np.median)
@@ -256,12 +251,12 @@ def _strata(key: Floats, rows: Ints) -> tuple[Floats, Ints]:
     return bounds, np.searchsorted(bounds, key[rows], side="right").astype(np.int64)
 
 
-def _by_stratum(values: Floats, stratum: Ints, middle: Callable[[Floats], float]) -> Floats:
-    """Each group's middle less the middle of all."""
-    everywhere = float(middle(values))
+def _by_stratum(values: Floats, stratum: Ints, center: Callable[[Floats], float]) -> Floats:
+    """Each group's center minus the center of all."""
+    everywhere = float(center(values))
     offsets = np.zeros(_STRATA + 1)
     for k in np.unique(stratum):
-        offsets[k] = float(middle(values[stratum == k])) - everywhere
+        offsets[k] = float(center(values[stratum == k])) - everywhere
     return offsets
 
 
@@ -270,7 +265,7 @@ def _medians(values: Floats, edges: Ints) -> Floats:
 
 
 def _rises(values: Floats, least: float) -> bool:
-    """The windows rise by a material amount, clearly, and stay up to the end."""
+    """True if the windows rise materially and significantly, and stay up to the end."""
     quarter = max(len(values) // 4, 1)
     before, after = float(np.mean(values[:quarter])), float(np.mean(values[-quarter:]))
     if after - before <= max(least, 0.0) or least <= 0:

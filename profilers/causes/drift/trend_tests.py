@@ -1,6 +1,6 @@
-"""Trends of a few dozen window medians: slope, significance, and the step that fits them best.
+"""Trends of a few dozen window medians: slope, significance, and the best-fitting step.
 
-Everything here works on at most a few hundred values; quadratic cost does not matter.
+Quadratic cost is fine: inputs have at most a few hundred values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from latfix.arrays import Floats, Ints
 from latfix.statistics.distributions import normal_quantile
 
-#: Neighboring windows are tied together in so many blocks; their order is what the test permutes.
+#: Neighboring windows form this many blocks, whose order the test permutes.
 BLOCKS = 8
 
 
@@ -32,7 +32,7 @@ def theil_sen(times: Floats, values: Floats) -> Slope:
     """The median of all pairwise slopes, with Sen's interval (JASA 63, 1968).
 
     The variance behind the interval is widened for autocorrelation of the ranks about the trend (Hamed and Rao,
-    Journal of Hydrology 204, 1998), so that a slow wave is not taken for many independent readings.
+    Journal of Hydrology 204, 1998), so that a slow wave does not count as many independent readings.
 
     :param times: ``(w,)``, strictly rising; with fewer than three the slope is zero and its interval infinite.
     """
@@ -50,7 +50,7 @@ def theil_sen(times: Floats, values: Floats) -> Slope:
 
 
 def _dependence(residual: Floats) -> float:
-    """By how much autocorrelation of ranks widens the variance of Kendall's sum; at least one."""
+    """The factor by which autocorrelation of ranks widens the variance of Kendall's sum; at least one."""
     w = len(residual)
     ranks = np.argsort(np.argsort(residual, kind="stable"), kind="stable") - (w - 1) / 2
     power = float(ranks @ ranks)
@@ -63,13 +63,13 @@ def _dependence(residual: Floats) -> float:
 
 
 def rise_probability(values: Floats) -> float:
-    """How often chance alone would order the windows into as clear a rise as they show.
+    """The probability that chance orders the windows into as clear a rise.
 
-    The means of :data:`BLOCKS` runs of neighboring windows are put into every order. Clarity is what the better
-    of a straight line and of one step upwards explains. Windows that move together within an eighth of the run
-    are one draw, so that one slow wave is not significant.
+    A permutation test over the means of :data:`BLOCKS` runs of neighboring windows. Clarity is the sum of squares
+    that a straight line or one upward step explains, whichever is more. Windows within an eighth of the run are one
+    draw, so that one slow wave is not significant.
 
-    :param values: ``(w,)``; with fewer than :data:`BLOCKS` the answer is 1.
+    :param values: ``(w,)``; with fewer than :data:`BLOCKS` the result is 1.
     """
     if len(values) < BLOCKS:
         return 1.0
@@ -95,7 +95,7 @@ def _clarity(centered: Floats) -> Floats:
 
 
 def best_step(values: Floats) -> tuple[int, float]:
-    """Where one step explains most: the first window after it, and the squares that it leaves."""
+    """The step that explains most: the first window after it, and the residual squares."""
     w = len(values)
     total = float(((values - values.mean()) ** 2).sum()) if w else 0.0
     if w < 2:
@@ -109,7 +109,7 @@ def best_step(values: Floats) -> tuple[int, float]:
 
 
 def squares_left(values: Floats, by: Floats) -> float:
-    """What a straight line on ``by`` leaves of the values' squares about their mean."""
+    """Residual squares of the values after a straight line on ``by``."""
     centered, other = values - values.mean(), by - by.mean()
     power = float(other @ other)
     along = float(other @ centered)

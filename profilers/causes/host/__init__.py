@@ -1,1 +1,1 @@
-"""Cores, and who else has them."""
+"""CPU cores, and what else runs on them."""

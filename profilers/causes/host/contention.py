@@ -1,23 +1,23 @@
-"""``host.contention``: runnable, but another thread or process had the core."""
+"""``host.contention``: runnable without a core, because another thread or process had it."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
-from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, takers_words
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.host.core_takers import OPERATORS, WORKERS, core_takers, describe_takers
 from latfix.profilers.causes.python.gil_waits import descheduled_ns
 from latfix.profilers.evidence.units import Evidence
 
-#: In records without the delays of wake-ups: a thread that starts late was waiting for a core, where its work then
-#: waited for one this much of its time.
+#: In records without wake-up delays, a late start is a wait for a core if the work itself then waited for a core for
+#: this share of its time.
 _CONTENDED = 0.05
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {
-        # Blocked on the interpreter lock while its holder waited for a core: at second hand the same.
+        # Blocked on the interpreter lock while its holder waited for a core: an indirect wait for a core.
         name: Parts(runq=left.runq(name), blocked=descheduled_ns(evidence, left, name))
         for name in ("prepare", "finish", "collate", "compute")
     }
@@ -29,9 +29,9 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 
 def _with_pool(evidence: Evidence, left: Left) -> Parts:
-    """Compute on a pool of threads: its own wait for a core, and its waits for a pool thread that had none.
+    """Compute on a thread pool: its own waits for a core, and its waits for a pool thread without a core.
 
-    Whether it spins or sleeps until the pool is done is the framework's affair.
+    The framework may spin (on-CPU) or sleep (blocked) until the pool is done.
     """
     waiting = evidence.batches["pool_runq_ns"]
     spun = np.minimum(waiting, left.cpu_excess("compute"))
@@ -39,7 +39,7 @@ def _with_pool(evidence: Evidence, left: Left) -> Parts:
 
 
 def _worker_wakings(evidence: Evidence, left: Left) -> Ints:
-    """Per batch, how long its worker was runnable before it took the batch up."""
+    """Per batch, how long its worker was runnable before it took the batch."""
     delay = evidence.batches["wake_runq_ns"]
     if delay.any():
         return np.asarray(delay, dtype=np.int64)
@@ -49,7 +49,7 @@ def _worker_wakings(evidence: Evidence, left: Left) -> Ints:
 
 
 def late_wakings(evidence: Evidence, late: Ints) -> Ints:
-    """Of the time by which each request's prepare began late, what its thread was runnable without a core.
+    """The part of each late start of prepare in which its thread was runnable without a core.
 
     :param late: ``(n,)`` nanoseconds, never negative.
     """
@@ -64,12 +64,19 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     units, ok = evidence.units, evidence.ok
     delay = units["prepare"].runq + units["finish"].runq
     delay = (delay + evidence.of_batch(units["collate"].runq + units["compute"].runq))[ok]
-    had = f"; meanwhile the cores went to {who}" if (who := _culprit(evidence)) else ""
-    return f"threads were runnable without a core for {typical_and_p99(delay)}{had}; {own_and_behind(figures)}."
+    return (
+        f"threads were runnable without a core for {median_and_p99(delay)}{_takers_clause(evidence)}; "
+        f"{own_and_propagated(figures)}."
+    )
+
+
+def _takers_clause(evidence: Evidence) -> str:
+    takers = _culprit(evidence)
+    return f"; meanwhile the cores went to {takers}" if takers else ""
 
 
 def _culprit(evidence: Evidence) -> str:
-    """Who had the cores while threads waited for one. Of a worker alone its own compute is no other's."""
+    """What had the cores while threads waited for one. A single worker's own compute does not count."""
     at, weight = [], []
     for name in ("prepare", "finish", "collate", "compute"):
         unit = evidence.units[name]
@@ -78,20 +85,19 @@ def _culprit(evidence: Evidence) -> str:
     takers = core_takers(evidence.samples, np.concatenate(at), np.concatenate(weight))
     alone = evidence.setup.workers == 1 and weight[0].sum() <= weight[2].sum() + weight[3].sum()
     but = (WORKERS,) if alone else ()
-    return takers_words(takers, but=but if evidence.setup.pooled else (*but, OPERATORS))
+    return describe_takers(takers, but=but if evidence.setup.pooled else (*but, OPERATORS))
 
 
 def _outside(_evidence: Evidence, left: Left) -> Claim:
-    """What the service's process wanted to run for and had no core, while the request was there."""
+    """Time that the service's process was runnable without a core while the request was there."""
     return Claim(units={name: Parts(runq=left.runq(name)) for name in ("compute", "finish")})
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     delay = (evidence.units["finish"].runq + evidence.of_batch(evidence.units["compute"].runq))[evidence.ok]
-    had = f"; meanwhile the cores went to {who}" if (who := _culprit(evidence)) else ""
     return (
-        f"while a request was at the service, its threads were runnable without a core for {typical_and_p99(delay)}"
-        f"{had}; {own_and_behind(figures)}."
+        "while a request was at the service, the service's threads were runnable without a core for "
+        f"{median_and_p99(delay)}{_takers_clause(evidence)}; {own_and_propagated(figures)}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Who had the cores while the service's threads waited for one, and whether that was the machine's doing."""
+"""What ran on the cores while the service's threads waited for one, and if others disturbed the run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from latfix.formatting import significant
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX
 from latfix.run_record.schema import Columns
 
-UNSEEN = "processes that cannot be seen from here (another container, or too short-lived)"
+UNSEEN = "processes that are not visible from here (another container, or too short-lived)"
 STOLEN = "a neighbor of this virtual machine (stolen by the hypervisor)"
 OPERATORS = "the service's own operator threads"
 WORKERS = "the service's workers"
 PREPARERS = "its prepare threads"
 REPLAYER = "latfix's replayer"
 PROBES = "latfix's probes and progress"
-#: By name of a thread, whose it is; the first that fits. The replayer runs on the runner's main thread.
+#: Owner by prefix of a thread's name; the first match counts. The replayer runs on the runner's main thread.
 _THREADS = (
     ("native", OPERATORS),
     ("MainThread", REPLAYER),
@@ -27,20 +27,20 @@ _THREADS = (
     ("latfix-prepare", PREPARERS),
     ("latfix-", PROBES),
 )
-#: Cores below which nobody is worth naming; and of the largest, the share.
+#: Least cores, and least share of the largest taker's cores, to be listed; and the most that are listed.
 _LEAST, _OF_LARGEST = 0.05, 0.2
 _NAMED = 3
-#: The service waited for a core for so much of the time that its threads ran or wanted to ...
+#: A run is disturbed if the service waited for a core for more than this share of its runnable time ...
 _WAITED = 0.05
-#: ... while others had so many cores: then the machine is disturbed.
+#: ... while others used more than this many cores.
 _TAKEN = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taker:
-    """Somebody who had cores.
+    """A process or group of threads that used cores.
 
-    :param cores: on average, over the time that was asked for.
+    :param cores: mean over the requested time.
     :param outside: neither the service nor latfix.
     """
 
@@ -55,9 +55,9 @@ class Taker:
 
 
 def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = None) -> tuple[Taker, ...]:
-    """Everybody who had cores, the largest first; empty where other processes were not watched.
+    """All takers of cores, the largest first; empty if other processes were not watched.
 
-    :param at: times that matter, with their ``weight``; the whole run where ``None``.
+    :param at: times of interest and their ``weight``; the whole run if ``None``.
     """
     series = _Series.of(samples)
     if series is None:
@@ -73,8 +73,8 @@ def core_takers(samples: Columns, at: Ints | None = None, weight: Ints | None = 
             numbers.setdefault(comm, set()).add(number)
         elif name.startswith("thread.") and name.endswith(".cpu_ns"):
             thread = name.removeprefix("thread.").removesuffix(".cpu_ns")
-            whose = next((whose for start, whose in _THREADS if thread.startswith(start)), f"its thread {thread}")
-            own[whose] = own.get(whose, 0.0) + float(share @ series.grown(name))
+            owner = next((owner for start, owner in _THREADS if thread.startswith(start)), f"its thread {thread}")
+            own[owner] = own.get(owner, 0.0) + float(share @ series.grown(name))
     latfix = float(share @ series.spent(LATFIX_SERIES))
     stolen = float(share @ series.grown("host.steal_ns"))
     process = float(share @ series.grown("process.cpu_ns")) or float(share @ series.grown("server.cpu_ns"))
@@ -94,21 +94,21 @@ def _named(comm: str, numbers: set[str]) -> str:
     return f"{comm} (process {next(iter(numbers))})" if len(numbers) == 1 else f"{comm} ({len(numbers)} processes)"
 
 
-def takers_words(takers: tuple[Taker, ...], *, but: tuple[str, ...] = ()) -> str:
-    """The largest in words; empty where nobody was watched.
+def describe_takers(takers: tuple[Taker, ...], *, but: tuple[str, ...] = ()) -> str:
+    """The largest takers as text; empty if processes were not watched.
 
-    :param but: names of those who are the victims themselves.
+    :param but: names to leave out, because they are the victims.
     """
     if not takers:
         return ""
     some = [taker for taker in takers if taker.name not in but and taker.cores >= _LEAST]
     if not some:
-        return "no process that can be seen from here"
+        return "no process that is visible from here"
     return "; ".join(taker.words for taker in some[:_NAMED] if taker.cores >= _OF_LARGEST * some[0].cores)
 
 
 def disturbance(samples: Columns) -> str:
-    """How others disturbed the run, in words; empty where they did not, or nobody watched."""
+    """How others disturbed the run, as text; empty if they did not, or processes were not watched."""
     takers = tuple(taker for taker in core_takers(samples) if taker.outside)
     taken = sum(taker.cores for taker in takers)
     series = _Series.of(samples)
@@ -120,16 +120,16 @@ def disturbance(samples: Columns) -> str:
     if waited <= _WAITED * (ran + waited):
         return ""
     return (
-        f"others had {significant(taken, 2)} cores ({takers_words(takers)}), and the service's threads waited for "
-        f"one {100 * waited / (ran + waited):.0f} % of the time that they could have run"
+        f"others used {significant(taken, 2)} cores ({describe_takers(takers)}), and the service's threads waited "
+        f"for a core for {100 * waited / (ran + waited):.0f} % of the time that they could have run"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """Samples by series, seen at the readings of other processes.
+    """Samples by series, cut into stretches by the readings of other processes.
 
-    :param edges: times of these readings; between two of them lies a stretch.
+    :param edges: times of these readings.
     """
 
     edges: Ints
@@ -137,7 +137,7 @@ class _Series:
 
     @classmethod
     def of(cls, samples: Columns) -> _Series | None:
-        """``None`` where other processes were not watched for two readings."""
+        """``None`` if other processes were read less than twice."""
         names: dict[str, tuple[Ints, Floats]] = {}
         column = np.asarray(samples["series"], dtype=object)
         if not np.any(column == ALL_SERIES):
@@ -151,12 +151,12 @@ class _Series:
         return cls(edges, names) if len(edges) > 1 else None
 
     def own(self, suffix: str) -> Iterator[str]:
-        """Counters of the service's threads, or of its process where it is seen from outside."""
+        """Counters of the service's threads, or of its process if it is seen from outside."""
         kinds = ("thread.latfix-worker", "thread.latfix-prepare", "thread.native", "server.")
         return (name for name in self.names if name.startswith(kinds) and name.endswith(f".{suffix}"))
 
     def shares(self, at: Ints | None, weight: Ints | None) -> Floats:
-        """Weight of each stretch over its length; together, of a sum in nanoseconds they make cores."""
+        """Weight of each stretch over its length: multiplied with nanoseconds by stretch they give cores."""
         length = np.maximum(np.diff(self.edges), 1).astype(np.float64)
         if at is None or weight is None or not weight.sum():
             return np.full(len(length), 1.0 / length.sum())
@@ -165,13 +165,13 @@ class _Series:
         return np.asarray(counted / counted.sum() / length, dtype=np.float64)
 
     def spent(self, name: str) -> Floats:
-        """Of a series that holds what was spent since the reading before: nanoseconds by stretch."""
+        """Nanoseconds by stretch, of a series of times since the previous reading."""
         times, values = self.names.get(name, (np.zeros(0, np.int64), np.zeros(0)))
         stretch = np.clip(np.searchsorted(self.edges, times) - 1, 0, len(self.edges) - 2)
         return np.asarray(np.bincount(stretch, weights=values, minlength=len(self.edges) - 1), dtype=np.float64)
 
     def grown(self, name: str) -> Floats:
-        """Of a counter: nanoseconds by stretch."""
+        """Nanoseconds by stretch, of a counter."""
         times, values = self.names.get(name, (np.zeros(0, np.int64), np.zeros(0)))
         if len(times) < 2:
             return np.zeros(len(self.edges) - 1)

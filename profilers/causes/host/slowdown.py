@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -11,7 +11,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     units = {}
     for name in ("prepare", "compute", "finish"):
         if name == "compute" and evidence.setup.on_device:
-            continue  # what a device was busy with, and whether it waited, no thread's counter says
+            continue  # a thread's counters do not show what a device did
         units[name] = Parts(cpu=left.cpu_excess(name))
     return Claim(units=units, disturbance=False)
 
@@ -19,9 +19,9 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     model = evidence.expected.models["compute"]
     return (
-        f"{figures.requests} requests were on-CPU for longer than the same work takes elsewhere in the run, "
-        f"by at most {milliseconds(figures.largest_ms)}, without waiting for a core (model of compute: "
-        f"R² {model.r2:.2f}, residual {from_ns(model.residual_mad)}); {own_and_behind(figures)}."
+        f"{figures.requests} requests were on-CPU for longer than the same work takes elsewhere in the run, by up to "
+        f"{milliseconds(figures.largest_ms)}, without waiting for a core (model of compute: R² {model.r2:.2f}, "
+        f"residual {from_ns(model.residual_mad)}); {own_and_propagated(figures)}."
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import STALL_SERIES
 
-#: The counter moves in ticks of this size; a smaller growth says nothing about one request.
+#: The counter's tick; a smaller growth is not attributable to one request.
 _TICK_NS = 10_000_000
 
 
@@ -23,23 +23,23 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         still = stalls.covered(unit.start, unit.end)
         held_up = np.minimum(still, np.maximum(left.blocked(name) - evidence.usually_blocked(name), 0))
         held_up = np.maximum(held_up, np.minimum(evidence.stood_still(name), left.blocked(name)))
-        # A stopped core's clock of the thread that was on it goes on.
+        # The CPU clock of a thread on a stopped core goes on.
         on_core = np.maximum(_counted(evidence, name), still - held_up)
         units[name] = Parts(cpu=np.minimum(on_core, left.cpu_excess(name)), blocked=held_up)
     return Claim(units=units)
 
 
 def _stalls(evidence: Evidence) -> Intervals:
-    """When the whole machine stood still, as a thread that only sleeps has felt it."""
+    """When the whole machine stood still, as measured by a thread that only sleeps."""
     times, late = evidence.series(STALL_SERIES)
     return Intervals.merged(times, late.astype(np.int64))
 
 
 def _counted(evidence: Evidence, name: str) -> Ints:
-    """What was stolen of each unit's time on a core.
+    """Stolen time of each unit while it was on a core.
 
-    The kernel's counter is the sum over all cores, and grows only where something wants to run: of the time that all
-    cores together were wanted for, stolen time included, each unit lost as much as everybody did.
+    The kernel's counter is the sum over all cores and grows only while something wants to run. Each unit lost the
+    same share as all runnable time together.
     """
     unit = evidence.units[name]
     if name in ("dispatch", "intake", "lag"):
@@ -57,15 +57,9 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     stalls = _stalls(evidence)
     longest = from_ns((stalls.end - stalls.start).max()) if len(stalls) else "0 ms"
     return (
-        f"the hypervisor took {from_ns(total)} from this machine's cores by its own count, and the machine stood "
-        f"still {len(stalls)} times, at most for {longest}; at most {milliseconds(figures.largest_ms)} "
-        f"of one request, and {own_and_behind(figures)}."
+        f"the kernel counted {from_ns(total)} that the hypervisor took from this machine's cores, and the machine "
+        f"stood still {len(stalls)} times, for up to {longest}; {parts_and_largest(figures)}."
     )
 
 
-CAUSE = Cause(
-    id="host.steal",
-    fixes=("host.routing",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="host.steal", fixes=("host.routing",), claim=_claim, sentence=_sentence)

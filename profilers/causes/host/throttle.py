@@ -6,23 +6,23 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
-from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter, divided
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
+from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter
 from latfix.profilers.evidence.units import Evidence
 
 _SERIES = "cgroup.throttled_ns"
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
-    """What stood still while the cgroup's throttled time grew.
+    """Time that units stood still while the cgroup's throttled time grew.
 
-    Kernels before 6.17 count a throttled thread as runnable; later ones take it off the queue, and it looks blocked.
+    Kernels before 6.17 count a throttled thread as runnable; later kernels dequeue it, so that it looks blocked.
     """
     runnable = {name: _sampled(evidence, name) for name in ("prepare", "finish", "collate", "compute")}
-    if evidence.setup.workers == 1:  # one worker: growth seen at a batch's end happened since the last one's
+    if evidence.setup.workers == 1:  # one worker: growth at a batch's end happened since the previous batch
         batches = evidence.batches
         seen = np.maximum(batches["throttled_ns"], 0)
-        if len(evidence.series(_SERIES)[0]) > 1:  # read seldom: what it grew by may have been long before
+        if len(evidence.series(_SERIES)[0]) > 1:  # read rarely, so the growth may be much older
             grown = evidence.grown_around(_SERIES, batches["close_ns"], batches["finish_end_ns"])
             seen = np.minimum(seen, grown.astype(np.int64))
         compute = np.minimum(seen, left.runq("compute"))
@@ -30,15 +30,15 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         runnable |= {"compute": compute, "collate": collate, "finish": evidence.of_batch(seen - compute - collate)}
     units = {}
     for name in ("dispatch", "intake", "prepare", "lag", "collate", "compute", "finish"):
-        asked = runnable.get(name)
-        taken = 0 if asked is None else np.minimum(asked, left.runq(name))
+        wanted = runnable.get(name)
+        taken = 0 if wanted is None else np.minimum(wanted, left.runq(name))
         stopped = np.maximum(_sampled(evidence, name) - taken, 0)
-        units[name] = Parts(runq=asked, blocked=np.minimum(stopped, evidence.beyond_usual(name, left.blocked(name))))
+        units[name] = Parts(runq=wanted, blocked=np.minimum(stopped, evidence.beyond_usual(name, left.blocked(name))))
     return Claim(units=units)
 
 
 def _sampled(evidence: Evidence, name: str) -> Ints:
-    """Growth of the sampled counter over each unit, at most the whole step between the samples around it."""
+    """Growth of the sampled counter between the samples around each unit."""
     unit = evidence.units[name]
     return evidence.grown_around(_SERIES, unit.start, unit.end).astype(np.int64)
 
@@ -47,8 +47,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     times, values = evidence.series(_SERIES)
     total = float(values[-1] - values[0]) if len(times) else float(np.sum(evidence.batches["throttled_ns"]))
     return (
-        f"the cgroup was throttled for {from_ns(total)} in all, and {figures.requests} requests stood still "
-        f"because of it, at most {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
+        f"the cgroup was throttled for {from_ns(total)} in total; it stopped {figures.requests} requests, for up to "
+        f"{milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
     )
 
 
@@ -60,8 +60,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         grown = np.rint(np.minimum(throttled.grown(unit.start, unit.end), unit.end - unit.start)).astype(np.int64)
         delayed = np.minimum(grown, left.runq(name))
-        _, idle = divided(evidence.samples, unit.start, unit.end)
-        stopped = np.minimum(np.minimum(grown - delayed, idle), left.cpu_excess(name))
+        stopped = np.minimum(np.minimum(grown - delayed, evidence.process_idle(name)), left.cpu_excess(name))
         units[name] = Parts(runq=delayed, cpu=stopped)
     return Claim(units=units)
 
@@ -69,8 +68,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     total = np.ptp(readings) if len(readings := Counter.of(evidence.samples, THROTTLED).value) else 0.0
     return (
-        f"the service's control group was throttled for {from_ns(total)} in all; {figures.requests} requests met it, "
-        f"at most for {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
+        f"the service's control group was throttled for {from_ns(total)} in total; it stopped {figures.requests} "
+        f"requests, for up to {milliseconds(figures.largest_ms)}; {own_and_propagated(figures)}."
     )
 
 

@@ -1,1 +1,1 @@
-"""The heap and its pages."""
+"""The heap, its pages, and the device's memory."""

@@ -1,34 +1,31 @@
-"""``memory.allocator``: the allocator's slow path, when the heap grows into fresh pages or gives them back."""
+"""``memory.allocator``: the allocator's slow path: the heap grows into fresh pages or returns pages."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, own_and_behind
-from latfix.profilers.causes.memory.device_allocator_stalls import held_up, said_price, stretches_of, with_held
+from latfix.profilers.causes.cause import Cause, Claim, Left, TailFigures, parts_and_largest
+from latfix.profilers.causes.memory.device_allocator_stalls import memory_claim, price_clause, stretches_of
 from latfix.profilers.causes.memory.heap_growth import (
     FIXES,
     MIB,
     UNITS,
-    faults_beside_free,
+    faults_despite_free,
     given_back_ns,
     heap_faults,
     heap_growth,
 )
-from latfix.profilers.causes.memory.page_faults import fault_price_ns, price_doubt
+from latfix.profilers.causes.memory.page_faults import fault_price_ns
 from latfix.profilers.evidence.units import Evidence
 
 
 def _claim(evidence: Evidence, left: Left) -> Claim:
     costs = {}
     for name in UNITS:
-        faults = heap_faults(evidence, name) - faults_beside_free(evidence, name)
+        faults = heap_faults(evidence, name) - faults_despite_free(evidence, name)
         grown = np.rint(faults * fault_price_ns(evidence, name)).astype(np.int64)
-        costs[name] = np.minimum(grown + given_back_ns(evidence, name), left.cpu_excess(name))
-    doubt = price_doubt(evidence, costs)
-    held, unsure = held_up(evidence, left, "other", costs)
-    return Claim(units=with_held(costs, held), disturbance=False, doubt=np.hypot(doubt, unsure))
+        costs[name] = grown + given_back_ns(evidence, name)
+    return memory_claim(evidence, left, "other", costs)
 
 
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
@@ -36,23 +33,17 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     if calls.sum():
         return (
             f"torch's allocator called the device {int(calls.sum()):,} times for memory while requests were served"
-            f"{said_price(evidence, 'other')}; at most {milliseconds(figures.largest_ms)} in one request, "
-            f"{own_and_behind(figures)}."
+            f"{price_clause(evidence, 'other')}; {parts_and_largest(figures)}."
         )
     grown = {name: heap_growth(evidence, name) for name in UNITS}
     times = sum(int(np.count_nonzero(bytes_)) for bytes_ in grown.values())
     largest = max((float(bytes_.max(initial=0)) for bytes_ in grown.values()), default=0.0)
     faults = sum(float(heap_faults(evidence, name).sum()) for name in UNITS)
     return (
-        f"the heap grew {times:,} times while requests were served, at most by {largest / MIB:.3g} MiB, and "
-        f"{faults:,.0f} page faults met the new memory, {fault_price_ns(evidence, 'compute'):.0f} ns each; "
-        f"at most {milliseconds(figures.largest_ms)} in one request, {own_and_behind(figures)}."
+        f"the heap grew {times:,} times while requests were served, by up to {largest / MIB:.3g} MiB, with "
+        f"{faults:,.0f} page faults on the new memory, {fault_price_ns(evidence, 'compute'):.0f} ns each; "
+        f"{parts_and_largest(figures)}."
     )
 
 
-CAUSE = Cause(
-    id="memory.allocator",
-    fixes=FIXES,
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="memory.allocator", fixes=FIXES, claim=_claim, sentence=_sentence)

@@ -1,14 +1,13 @@
-"""Calls of a GPU's driver for memory, from counters of torch's caching allocator.
+"""Memory calls to a GPU's driver, from counters of torch's caching allocator.
 
-A call (a segment taken or given back, all cached memory given back before a retry) holds up whoever allocates. The
-counters are read at the end of batches; in older records, and where workers overlap, twice a second only. What lies
-between two readings is a stretch. Its calls are put to those of its batches that took longest beyond what their
-inputs need, one call each: where every batch was read, to the batch that made them.
+A call (allocate or free a segment; free all cached memory before a retry) stalls the allocating thread. The counters
+are read at the end of batches; in older records and with overlapping workers, only twice a second. The time between
+two readings is a stretch. Its calls are attributed to the batches that took longest beyond their inputs' need, one
+call each; if every batch was read, that is the batch that made them.
 
-What a stretch may owe is bounded by its calls' price, which was measured on the idle device at the start of the run:
-a call that waits for a device at work, or behind another process's, takes longer, but not as much longer as one
-likes. What a claim holds beyond the price is in doubt. Pages of expandable segments that were not priced are taken to
-cost as much as is usual, in doubt by half of it.
+The claim of a stretch is bounded by a multiple of its calls' price, measured on the idle device at the start of the
+run: a call takes longer while the device or another process is busy, but not arbitrarily longer. The part beyond the
+price is uncertain. Pages of expandable segments without a measured price get the usual one, uncertain by half.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import Left, Parts
+from latfix.profilers.causes.cause import Claim, Left, Parts
+from latfix.profilers.causes.memory.page_faults import price_doubt
 from latfix.profilers.evidence.nvml_samples import series_of
 from latfix.profilers.evidence.units import Evidence
 
 Kind = Literal["fragmented", "other"]
-#: Of what is reserved, free in segments that something else lies in: from here on memory lies in pieces.
+#: Memory is in pieces if this share of the reserved memory is free within segments in use.
 _IN_PIECES = 0.05
-#: The share of batches that must have been read for them to be gone by.
+#: Readings by batch are used if at least this share of batches was read; samples otherwise.
 _MOST_READ = 0.5
-#: A call is taken to last at most so many times its price: it waits for what the device and its driver are doing.
+#: A call lasts at most this many times its price, while it waits for the device and its driver.
 _REACH = 10.0
-#: Standard error of what a claim holds beyond the price, as a share of it.
+#: Standard error of the part of a claim beyond the price, as a share of it.
 _BEYOND = 0.5
-#: Units whose thread allocates on the device: inputs, what the model makes, and what its output is copied from.
+#: Units whose thread allocates on the device: for inputs, in the model, for outputs.
 UNITS: tuple[str, ...] = ("compute", "h2d", "d2h")
 MIB = float(1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretches:
-    """What the allocator did between readings; all arrays ``(k,)``.
+    """The allocator's activity between readings; all arrays ``(k,)``.
 
-    :param begin: nanoseconds; ``end`` likewise.
-    :param taken: bytes of the segments in ``allocs``; ``given`` of those in ``frees``; 0 where that is not known.
-    :param pieces: most bytes that lay free in segments in use.
-    :param in_pieces: those were a share of what is reserved that counts.
-    :param number: of the device (:func:`latfix.profilers.evidence.nvml_samples.series_of`).
-    :param by_batch: readings are of batches.
+    :param begin: nanoseconds, as ``end``.
+    :param taken: bytes of the segments in ``allocs``; ``given`` of those in ``frees``; 0 if unknown.
+    :param pieces: largest number of free bytes within segments in use.
+    :param in_pieces: true if these are at least :data:`_IN_PIECES` of the reserved memory.
+    :param number: the device (:func:`latfix.profilers.evidence.nvml_samples.series_of`).
     """
 
     begin: Ints
@@ -61,13 +60,12 @@ class Stretches:
     pieces: Floats
     in_pieces: Bools
     number: Ints
-    by_batch: bool
 
     def calls(self, kind: Kind) -> Ints:
-        """How many calls of a kind, by stretch.
+        """Number of calls of a kind, by stretch.
 
-        ``fragmented``: retries while a part of the reserved memory lay free in pieces, with all calls that belonged
-        to them; ``other``: calls in all other stretches.
+        ``fragmented``: retries while reserved memory was free in pieces, including the calls that belong to them;
+        ``other``: calls in all other stretches.
         """
         fragmented = (self.retries > 0) & self.in_pieces
         if kind == "fragmented":
@@ -77,9 +75,9 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What calls cost on the idle device, nanoseconds: each, and each MiB; with the share that is in doubt.
+    """Costs of calls on the idle device: nanoseconds per call and per MiB, and their relative error.
 
-    :param measured: at the start of the run.
+    :param measured: at the start of this run; otherwise the usual costs.
     """
 
     malloc: float
@@ -91,7 +89,7 @@ class Prices:
     measured: bool = True
 
     def of(self, stretches: Stretches) -> Floats:
-        """What the calls of each stretch cost at least."""
+        """The least cost of each stretch's calls."""
         return (
             self.malloc * stretches.allocs
             + self.malloc_mib * stretches.taken / MIB
@@ -101,15 +99,15 @@ class Prices:
         )
 
 
-#: What creating, mapping and opening a page takes, and unmapping and releasing it, where that was not measured: some
-#: tens of microseconds each, of which there are as many as pages of 20 MiB.
+#: Usual costs of pages of expandable segments (create, map, set access; unmap, release): some tens of microseconds
+#: for each call, one set of calls per page of 20 MiB.
 _PAGES = Prices(
     malloc=100_000.0, malloc_mib=5_000.0, free=100_000.0, free_mib=5_000.0, sync=0.0, error=_BEYOND, measured=False
 )
 
 
 def stretches_of(evidence: Evidence) -> Stretches:
-    """The run's stretches; none where it computed on no device."""
+    """The run's stretches; none for a run on the CPU."""
     if not evidence.setup.on_device:
         return _none()
     read = np.asarray(evidence.batches["device_read"]) > 0
@@ -123,7 +121,7 @@ def _by_batch(evidence: Evidence, read: Bools) -> Stretches:
     rows = rows[np.argsort(evidence.batches["finish_end_ns"][rows], kind="stable")]
     column = {name: np.asarray(evidence.batches[name][rows], dtype=np.int64) for name in _COLUMNS}
     end = column["finish_end_ns"]
-    # The first covers what was before it: the record begins with it, or the piece that is looked at does.
+    # The first stretch begins with its batch, where the record or its piece begins.
     begin = np.concatenate([[min(evidence.batches["close_ns"][rows[0]], end[0]) - 1], end[:-1]])
     pieces, reserved = (
         np.maximum(column[name], np.concatenate([column[name][:1], column[name][:-1]]))
@@ -140,7 +138,6 @@ def _by_batch(evidence: Evidence, read: Bools) -> Stretches:
         pieces=pieces.astype(np.float64),
         in_pieces=np.asarray(pieces >= _IN_PIECES * np.maximum(reserved, 1)),
         number=evidence.setup.device_numbers(evidence.batches["worker"][rows]),
-        by_batch=True,
     )
 
 
@@ -157,14 +154,13 @@ _COLUMNS = (
 
 
 def _by_sample(evidence: Evidence) -> Stretches:
-    """By the samples of every device; see :func:`latfix.profilers.evidence.nvml_samples.series_of`."""
+    """Stretches from the samples of every device."""
     numbers = np.unique(evidence.setup.device_numbers(evidence.batches["worker"])).tolist()
     found = [_of_device(evidence, number) for number in numbers or [-1]]
     if len(found) == 1:
         return found[0]
-    names = [field.name for field in fields(Stretches) if field.name != "by_batch"]
-    joined = {name: np.concatenate([getattr(each, name) for each in found]) for name in names}
-    return Stretches(**joined, by_batch=False)
+    names = [field.name for field in fields(Stretches)]
+    return Stretches(**{name: np.concatenate([getattr(each, name) for each in found]) for name in names})
 
 
 def _of_device(evidence: Evidence, number: int) -> Stretches:
@@ -188,34 +184,21 @@ def _of_device(evidence: Evidence, number: int) -> Stretches:
         pieces=most_free,
         in_pieces=np.asarray(most_free >= _IN_PIECES * np.maximum(most, 1)),
         number=np.full(len(grown), number, np.int64),
-        by_batch=False,
     )
 
 
 def _positive(changes: Ints | Floats) -> Floats:
-    """Somebody may have set the counters back."""
+    """Changes of a counter; a reset counts as zero."""
     return np.maximum(changes.astype(np.float64), 0.0)
 
 
 def _none() -> Stretches:
-    no, none = np.zeros(0, np.int64), np.zeros(0)
-    return Stretches(
-        begin=no,
-        end=no,
-        retries=none,
-        allocs=none,
-        frees=none,
-        taken=none,
-        given=none,
-        pieces=none,
-        in_pieces=np.zeros(0, bool),
-        number=no,
-        by_batch=False,
-    )
+    kinds = {"begin": np.int64, "end": np.int64, "number": np.int64, "in_pieces": np.bool_}
+    return Stretches(**{field.name: np.zeros(0, kinds.get(field.name, np.float64)) for field in fields(Stretches)})
 
 
 def prices_of(evidence: Evidence) -> Prices | None:
-    """What was calibrated on the run's device, or is usual for pages; ``None`` where neither is known."""
+    """Prices calibrated on the run's device, or the usual ones for pages; ``None`` if neither applies."""
     found = {name: evidence.latest(f"cost.device_{name}_ns") for name in _PRICES}
     if not found["malloc"] and not found["malloc_mib"]:
         return _PAGES if evidence.setup.expandable else None
@@ -228,60 +211,57 @@ def prices_of(evidence: Evidence) -> Prices | None:
 _PRICES = ("malloc", "malloc_mib", "free", "free_mib", "sync")
 
 
-def held_up(evidence: Evidence, left: Left, kind: Kind, taken: Mapping[str, Ints]) -> tuple[dict[str, Parts], Floats]:
-    """What such calls took of each batch's units, and the standard error of that by request, nanoseconds.
+def memory_claim(evidence: Evidence, left: Left, kind: Kind, costs: Mapping[str, Ints]) -> Claim:
+    """A claim of costs in the heap, and of the stalls by calls of a kind on a device.
 
-    :param taken: by unit, what the same cause claims of it already.
+    :param costs: by unit, nanoseconds in the heap.
     """
-    excess = {name: np.maximum(left.cpu_excess(name) - taken.get(name, 0), 0) for name in UNITS}
+    costs = {name: np.minimum(cost, left.cpu_excess(name)) for name, cost in costs.items()}
+    excess = {name: np.maximum(left.cpu_excess(name) - costs.get(name, 0), 0) for name in UNITS}
     total = sum(excess.values(), start=np.zeros(len(evidence.batches["size"]), np.int64))
-    owed, doubt = _owed(evidence, total, kind)
-    parts = {}
+    stalled, by_batch = _stalls(evidence, total, kind)
+    units = {}
     for name in UNITS:
-        part = np.minimum(excess[name], owed)
-        owed = owed - part
-        parts[name] = Parts(cpu=part)
-    return parts, np.asarray(evidence.of_batch(np.rint(doubt).astype(np.int64)), dtype=np.float64)
+        part = np.minimum(excess[name], stalled)
+        stalled = stalled - part
+        units[name] = Parts(cpu=part + costs[name] if name in costs else part)
+    units |= {name: Parts(cpu=cost) for name, cost in costs.items() if name not in UNITS}
+    doubt = np.hypot(price_doubt(evidence, costs), evidence.of_batch(np.rint(by_batch).astype(np.int64)))
+    return Claim(units=units, disturbance=False, doubt=doubt)
 
 
-def with_held(costs: Mapping[str, Ints], held: Mapping[str, Parts]) -> dict[str, Parts]:
-    """Claims on units' work with what :func:`held_up` found added."""
-    units = dict(held)
-    for name, cost in costs.items():
-        more = held[name].cpu if name in held else None
-        units[name] = Parts(cpu=cost if more is None else cost + more)
-    return units
-
-
-def _owed(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
+def _stalls(evidence: Evidence, excess: Ints, kind: Kind) -> tuple[Ints, Floats]:
+    """Stall time of each batch by calls of a kind, and its standard error, nanoseconds."""
     stretches, prices = stretches_of(evidence), prices_of(evidence)
-    owed, doubt = np.zeros(len(excess), np.int64), np.zeros(len(excess))
+    stalled, doubt = np.zeros(len(excess), np.int64), np.zeros(len(excess))
     first, last = evidence.units["h2d"].start, evidence.batches["finish_end_ns"]
     calls = stretches.calls(kind)
     price = None if prices is None else prices.of(stretches)
     numbers = evidence.setup.device_numbers(evidence.batches["worker"])
     for k in np.flatnonzero(calls):
-        here = (numbers == stretches.number[k]) & (excess > owed)
+        here = (numbers == stretches.number[k]) & (excess > stalled)
         inside = np.flatnonzero(here & (last > stretches.begin[k]) & (first <= stretches.end[k]))
         longest = inside[np.argsort(-excess[inside], kind="stable")[: int(calls[k])]]
         if price is None or prices is None:
-            owed[longest] = excess[longest]
+            stalled[longest] = excess[longest]
             continue
         room, sure = _REACH * price[k], float(price[k])
         for batch in longest:
-            part = min(float(excess[batch] - owed[batch]), room)
+            part = min(float(excess[batch] - stalled[batch]), room)
             known = min(part, sure)
             room, sure = room - part, sure - known
-            owed[batch] += int(part)
+            stalled[batch] += int(part)
             doubt[batch] += prices.error * known + _BEYOND * (part - known)
-    return owed, doubt
+    return stalled, doubt
 
 
-def said_price(evidence: Evidence, kind: Kind) -> str:
-    """What the calls cost at least by their price, in a clause; empty where none is known."""
+def price_clause(evidence: Evidence, kind: Kind) -> str:
+    """A clause on the calls' total price; empty if the price is unknown."""
     stretches, prices = stretches_of(evidence), prices_of(evidence)
     if prices is None:
         return ""
     total = float(prices.of(stretches)[stretches.calls(kind) > 0].sum()) / 1e6
-    what = "they cost on the idle device" if prices.measured else "such calls usually cost, which was not measured"
-    return f", {milliseconds(total)} in all at what {what}"
+    what = (
+        "their cost on the idle device" if prices.measured else "the usual cost of such calls, which was not measured"
+    )
+    return f", {milliseconds(total)} in total at {what}"

@@ -1,4 +1,4 @@
-"""Growth of the C library's heap during units of work, from what their accounts say of the process's memory."""
+"""Growth of the C library's heap during units of work, from their accounts of the process's memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from latfix.profilers.evidence.units import Evidence
 
 UNITS: tuple[str, ...] = ("prepare", "collate", "compute", "finish")
 _DEFAULT_PAGE = 4096
-#: Growth that is under this is the allocator's own rounding.
+#: Smaller growth is the allocator's rounding.
 _LEAST_BYTES = 256 * 1024
 MIB = float(1 << 20)
-#: Fixes for a heap that grows, or a device's memory that does.
+#: Fixes for a growing heap or device memory.
 FIXES = (
     "memory.allocator",
     "memory.pool",
@@ -24,13 +24,13 @@ FIXES = (
     "memory.tcmalloc",
 )
 _DEFAULT_UNMAPPING_NS = 100_000.0
-#: A fresh page faults once where it is written at once, twice where it is read before.
+#: A fresh page faults once if it is written first, twice if it is read first.
 _MOST_FAULTS = 2
-#: Memory that is free throughout the run belongs to an arena that serves no request.
+#: Quantile of free memory that counts as always free: it belongs to an arena that serves no request.
 _IDLE_QUANTILE = 0.02
-#: So many free pieces of at most this mean size are a heap in pieces.
+#: A heap is in pieces with at least this many free chunks of at most this mean size.
 _MANY_PIECES, _SMALL_PIECE = 256, 256 * 1024
-#: Samples are seldom: they confirm a growth that they show this share of.
+#: Samples are sparse: they confirm a growth if they show at least this share of it.
 _CONFIRMED = 0.5
 
 
@@ -42,9 +42,8 @@ def column(evidence: Evidence, name: str, what: str) -> Ints:
 def heap_growth(evidence: Evidence, name: str) -> Ints:
     """Bytes of fresh memory that the C library's heap handed out during each unit.
 
-    By these its arenas and its blocks mapped on their own grew; or what it has in use and what is resident both did,
-    where pages of it had been given back to the kernel before. Where the heap was not read, growth of the process's
-    private writable mappings stands for it.
+    Growth of its arenas and separately mapped blocks, or of both its used and its resident bytes, if pages had been
+    returned to the kernel before. If the heap was not read, growth of the process's private writable mappings.
     """
     size = column(evidence, name, "arena_bytes") + column(evidence, name, "blocks_bytes")
     touched = np.minimum(column(evidence, name, "used_bytes"), column(evidence, name, "resident_bytes"))
@@ -54,19 +53,19 @@ def heap_growth(evidence: Evidence, name: str) -> Ints:
 
 
 def heap_faults(evidence: Evidence, name: str) -> Floats:
-    """Faults of each unit that met pages by which the heap had grown meanwhile."""
+    """Faults of each unit on pages by which the heap grew during the unit."""
     unit = evidence.units[name]
     return np.minimum(unit.minflt, _MOST_FAULTS * heap_growth(evidence, name) / _page_bytes(evidence))
 
 
-def faults_beside_free(evidence: Evidence, name: str) -> Floats:
-    """Of :func:`heap_faults`, those on growth of arenas that had as much free, but not in one piece."""
+def faults_despite_free(evidence: Evidence, name: str) -> Floats:
+    """The part of :func:`heap_faults` on growth of arenas that had as much memory free, in pieces."""
     pages = grown_in_pieces(evidence, name) / _page_bytes(evidence)
     return np.minimum(heap_faults(evidence, name), _MOST_FAULTS * pages)
 
 
 def grown_in_pieces(evidence: Evidence, name: str) -> Ints:
-    """Bytes by which arenas grew while at least as many were free in them, beyond what always is."""
+    """Bytes by which arenas grew while as many were free in them, not counting memory that is always free."""
     known = column(evidence, name, "free_bytes")
     read = known > 0
     grown = np.where(read, np.maximum(column(evidence, name, "arena_bytes"), 0), _sampled_growth(evidence, name))
@@ -76,7 +75,7 @@ def grown_in_pieces(evidence: Evidence, name: str) -> Ints:
 
 
 def _in_pieces(evidence: Evidence, name: str) -> Bools:
-    """Whether what was last seen free lay in small pieces, the heap's top left out: then it is no idle arena's."""
+    """True if the free memory, apart from the heap's top, was in small pieces, so it is not an idle arena's."""
     pieces = evidence.before("malloc.free_chunks", evidence.units[name].start)
     free = evidence.before("malloc.free_bytes", evidence.units[name].start)
     inside = free - evidence.before("malloc.trimmable_bytes", evidence.units[name].start)
@@ -84,9 +83,9 @@ def _in_pieces(evidence: Evidence, name: str) -> Bools:
 
 
 def _sampled_growth(evidence: Evidence, name: str) -> Ints:
-    """Growth of a unit's mappings that the samples around it confirm to be arenas'.
+    """Growth of a unit's mappings that the samples around it confirm as growth of arenas.
 
-    A heap of many free chunks takes long to read and is not read for each unit.
+    For heaps with many free chunks, which take too long to read for each unit.
     """
     grown, unit = heap_growth(evidence, name), evidence.units[name]
     confirmed = evidence.grown_around("malloc.arena_bytes", unit.start, unit.end)
@@ -101,7 +100,7 @@ def _always_free(evidence: Evidence) -> float:
 
 
 def given_back_ns(evidence: Evidence, name: str) -> Ints:
-    """What giving memory back to the kernel took: by how much the heap shrank, at the calibrated price."""
+    """Time to return memory to the kernel: the heap's shrinkage at the calibrated price."""
     size = column(evidence, name, "arena_bytes") + column(evidence, name, "blocks_bytes")
     freed = np.maximum(-size, -column(evidence, name, "used_bytes"))
     shrunk = np.minimum(freed, -column(evidence, name, "resident_bytes"))

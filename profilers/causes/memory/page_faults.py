@@ -1,4 +1,4 @@
-"""``memory.page_faults``: pages faulted in during the request, counted and priced on this machine."""
+"""``memory.page_faults``: page faults during the request, counted, at the price calibrated on this machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.causes.memory.heap_growth import heap_faults
 from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
 
-#: The run itself corrects the calibrated price, within these factors, where enough units faulted heavily.
+#: The run corrects the calibrated price within these factors if enough units faulted heavily.
 _CORRECTION = (0.3, 4.0)
 _HEAVY_UNITS = 4
 _HEAVY_FAULTS = 500
@@ -23,7 +23,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         price = fault_price_ns(evidence, name)
         paged_in = np.where(unit.majflt > 0, left.blocked(name), 0) if name in ("collate", "compute") else None
-        # Faults on memory that the heap grew by are the allocator's.
+        # Faults on fresh memory of the heap are the allocator's.
         faults = unit.minflt - heap_faults(evidence, name)
         costs[name] = np.minimum(np.rint(faults * price).astype(np.int64), left.cpu_excess(name))
         units[name] = Parts(cpu=costs[name], blocked=paged_in)
@@ -31,7 +31,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 
 
 def price_doubt(evidence: Evidence, costs: Mapping[str, Ints]) -> Floats:
-    """Per request, the standard error of what its faults are charged, for the calibrated price's own.
+    """Per request, the standard error of its faults' cost due to the calibrated price.
 
     :param costs: by unit, nanoseconds that rest on the price.
     """
@@ -42,10 +42,9 @@ def price_doubt(evidence: Evidence, costs: Mapping[str, Ints]) -> Floats:
 
 
 def fault_price_ns(evidence: Evidence, name: str) -> float:
-    """Nanoseconds a minor fault in this unit: calibrated, corrected by what heavily faulting units took.
+    """Nanoseconds per minor fault in this unit: the calibrated price, corrected by heavily faulting units.
 
-    A fault's price depends on what the kernel must do (zero a page, copy one, map one of a file), which the
-    calibration cannot know.
+    A fault's cost depends on what the kernel must do (zero, copy, or map a page), which the calibration cannot know.
     """
     return evidence.norms.of(f"fault_price.{name}", lambda: _paid_ns(evidence, name))
 
@@ -60,7 +59,7 @@ def _paid_ns(evidence: Evidence, name: str) -> float:
         return price
     extra = (unit.cpu - unit.expected_cpu)[heavy] - usual * price
     paid = float(np.median(extra / (unit.minflt[heavy] - usual)))
-    # A page that seems to cost more than any does: these units were slow for another reason as well.
+    # A price above any plausible one: these units were also slow for another reason.
     return float(max(paid, _CORRECTION[0] * price)) if paid <= _CORRECTION[1] * price else price
 
 
@@ -72,13 +71,13 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     price = f"{fault_price_ns(evidence, 'compute'):.0f} ns"
     how = f"calibrated here{_interval(evidence)}" if evidence.setup.calibrated else "not calibrated"
     return (
-        f"{median} minor page faults in the median request and {high} at p99, {price} each in compute ({how}); "
-        f"{own_and_behind(figures)}."
+        f"requests had {median} (median) and {high} (p99) minor page faults, at {price} each in compute ({how}); "
+        f"{own_and_propagated(figures)}."
     )
 
 
 def _interval(evidence: Evidence) -> str:
-    """The calibrated price's interval, in words; nothing where the record has none."""
+    """The calibrated price's interval as text; empty if the record has none."""
     ends = [evidence.series(f"cost.minor_fault_{end}_ns")[1] for end in ("low", "high")]
     return f": {ends[0][-1]:.0f} to {ends[1][-1]:.0f} ns" if all(map(len, ends)) else ""
 

@@ -1,1 +1,1 @@
-"""The interpreter."""
+"""The Python interpreter: its collector and its lock."""

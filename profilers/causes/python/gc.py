@@ -1,11 +1,11 @@
-"""``python.gc``: the garbage collector ran, in the request's thread or while it held the interpreter lock."""
+"""``python.gc``: the garbage collector ran in the request's thread, or in another thread that held the lock."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -15,14 +15,13 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     for name in ("intake", "prepare", "lag", "collate", "compute", "finish"):
         unit = evidence.units[name]
         own = pauses.inside(unit.start, unit.end, unit.thread, worker=name != "prepare")
-        elsewhere = np.maximum(pauses.seen(unit.start, unit.end) - own, 0)
-        # Another thread's collection costs this one only what it was kept from running: time blocked beyond
-        # what it always waits for and beyond its declared spans.
+        elsewhere = np.maximum(pauses.everywhere.covered(unit.start, unit.end) - own, 0)
+        # Another thread's collection costs this one only blocked time, beyond its usual waits and declared spans.
         held_up = np.minimum(elsewhere, evidence.beyond_usual(name, left.blocked(name)))
-        # A collection whose thread is not known may have been this one's: on-CPU beyond what its inputs need.
+        # A collection in an unknown thread may be this one's: on-CPU time beyond its inputs' need.
         unplaced = np.maximum(pauses.unplaced.covered(unit.start, unit.end) - held_up, 0)
         if name == "compute" and evidence.setup.on_device:
-            own = np.minimum(own, left.cpu_excess(name))  # the device hid the rest: it went on meanwhile
+            own = np.minimum(own, left.cpu_excess(name))  # the device computed on during the rest
         units[name] = Parts(cpu=own + np.minimum(unplaced, left.cpu_excess(name)), blocked=held_up)
     return Claim(units=units)
 
@@ -30,15 +29,9 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
 def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     pauses = evidence.pauses["gc"]
     return (
-        f"{pauses.count} collections, the longest {from_ns(pauses.longest_ns)}; they ran within "
-        f"{figures.requests} requests, at most {milliseconds(figures.largest_ms)} in one, "
-        f"and {own_and_behind(figures)}."
+        f"{pauses.count} collections ran, the longest {from_ns(pauses.longest_ns)}, and delayed {figures.requests} "
+        f"requests on their own path; {parts_and_largest(figures)}."
     )
 
 
-CAUSE = Cause(
-    id="python.gc",
-    fixes=("gc.freeze",),
-    claim=_claim,
-    sentence=_sentence,
-)
+CAUSE = Cause(id="python.gc", fixes=("gc.freeze",), claim=_claim, sentence=_sentence)

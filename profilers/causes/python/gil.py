@@ -1,14 +1,23 @@
-"""``python.gil``: waited for the interpreter lock while another thread of the process ran."""
+"""``python.gil``: waits for the interpreter lock while another thread of the process ran."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.formatting import from_ns, milliseconds
-from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_behind, typical_and_p99
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import (
+    Cause,
+    Claim,
+    Left,
+    Parts,
+    TailFigures,
+    median_and_p99,
+    own_and_propagated,
+    parts_and_largest,
+)
 from latfix.profilers.causes.python.gil_waits import PROCESS_CPU, held_ns, one_wakeup_ns, service_threads
-from latfix.profilers.causes.service_lock import beyond_usual
+from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import PERIOD_S, USUAL_NS, WAIT_SERIES
 
@@ -19,7 +28,7 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
     if not len(evidence.series(WAIT_SERIES)[0]):
         return Claim()
     units = {name: Parts(blocked=held_ns(evidence, left, name)) for name in PROCESS_CPU}
-    for name in ("intake", "lag"):  # no account is kept of them: one wake-up each
+    for name in ("intake", "lag"):  # units without an account: one wake-up each
         unit = evidence.units[name]
         units[name] = Parts(blocked=np.minimum(one_wakeup_ns(evidence, unit.start, unit.end), left.blocked(name)))
     return Claim(units=units, disturbance=False)
@@ -31,14 +40,14 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     longest = from_ns(waits.max()) if len(waits) else "0 ms"
     holder = _busiest(evidence)
     return (
-        f"a thread that woke every {PERIOD_S * 1000:g} ms had to wait for the interpreter lock {100 * waited:.0f} % "
-        f"of the times, at most {longest}{holder}; {figures.requests} requests waited so while others ran, "
-        f"at most {milliseconds(figures.largest_ms)}; {own_and_behind(figures)}."
+        f"a probe that takes the interpreter lock every {PERIOD_S * 1000:g} ms had to wait {100 * waited:.0f} % of "
+        f"the time, for up to {longest}{holder}; {figures.requests} requests waited for the lock while other threads "
+        f"ran; {parts_and_largest(figures)}."
     )
 
 
 def _busiest(evidence: Evidence) -> str:
-    """The thread of the process that was on a core most while the lock was waited for, in words."""
+    """A clause on the thread that was on a core most during waits for the lock; empty without one."""
     times, waits = evidence.series(WAIT_SERIES)
     contended = times[waits > USUAL_NS]
     if not len(contended):
@@ -56,7 +65,7 @@ def _busiest(evidence: Evidence) -> str:
 
 
 def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
-    """Share of a core that a thread used in the sampling steps that hold the times ``at``."""
+    """Share of a core that a thread used in the sampling steps around the times ``at``."""
     times, values = evidence.series(series)
     if len(times) < 2:
         return 0.0
@@ -68,23 +77,16 @@ def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
-    """Threads of the service that waited at the interpreter's own lock, shared out among the requests there."""
-    return Claim() if evidence.locks is None else beyond_usual(evidence, left, evidence.locks.python, "python")
+    """Waits of the service's threads for the interpreter lock, divided among the requests there."""
+    return beyond_usual(evidence, left, evidence.locks.python, "python")
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    waited = np.zeros(1, np.int64) if evidence.locks is None else evidence.locks.python[evidence.ok]
+    waited = evidence.locks.python[evidence.ok]
     return (
-        f"threads of the service waited for the interpreter lock while others ran Python: of a request "
-        f"{typical_and_p99(waited)}; {own_and_behind(figures)}."
+        f"threads of the service waited for the interpreter lock while others ran Python, {median_and_p99(waited)} "
+        f"per request; {own_and_propagated(figures)}."
     )
 
 
-CAUSE = Cause(
-    id="python.gil",
-    fixes=(),
-    claim=_claim,
-    sentence=_sentence,
-    outside=_outside,
-    outside_sentence=_outside_sentence,
-)
+CAUSE = Cause(id="python.gil", claim=_claim, sentence=_sentence, outside=_outside, outside_sentence=_outside_sentence)

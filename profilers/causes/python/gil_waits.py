@@ -1,7 +1,7 @@
-"""Waits for the interpreter lock, by unit: what the probe, the switches and the rest of the process say of them.
+"""Waits for the interpreter lock by unit, from the probe, the switches and the CPU time of other threads.
 
-A thread that waits for the lock sleeps for at most the switch interval, again and again: each time is a voluntary
-switch. Somebody holds the lock meanwhile: a thread of this process, on a core, or kept from one by others.
+A thread that waits for the lock sleeps for at most the switch interval, again and again; each sleep is a voluntary
+switch. Meanwhile another thread of the process holds the lock, on a core or waiting for one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from latfix.profilers.evidence.intervals import Timeline
 from latfix.profilers.evidence.units import Evidence
 from latfix.profilers.probes.gil_probe import INTERVAL_SERIES, PERIOD_S, SLACK, USUAL_NS, WAIT_SERIES
 
-#: Where the CPU time of the process stands, by unit.
+#: The column with the CPU time of the process, by unit.
 PROCESS_CPU = {
     "prepare": "prepare_process_cpu_ns",
     "finish": "finish_process_cpu_ns",
@@ -32,24 +32,24 @@ _SERVING = r"thread\.(?!MainThread\.|native\.|latfix-(?!worker|prepare))(.*)\."
 
 
 def held_ns(evidence: Evidence, left: Left, name: str) -> Ints:
-    """Of each unit, the wait for the lock while other threads of the process were on a core."""
+    """Wait of each unit for the lock while other threads of the process were on a core."""
     waited, others = _waited(evidence, left, name)
     return np.asarray(np.minimum(waited, others), dtype=np.int64)
 
 
 def descheduled_ns(evidence: Evidence, left: Left, name: str) -> Ints:
-    """Of each unit, the wait for the lock beyond the CPU time of all other threads, as far as these lacked a core.
+    """Wait of each unit for the lock while its holder was runnable without a core: an indirect wait for a core.
 
-    Whoever held the lock was runnable then: it is a wait for a core, at second hand.
+    The part beyond the CPU time of all other threads, as far as these lacked a core.
     """
     waited, others = _waited(evidence, left, name)
     return np.asarray(np.minimum(np.maximum(waited - others, 0), _delayed(evidence, name)), dtype=np.int64)
 
 
 def one_wakeup_ns(evidence: Evidence, start: Ints, end: Ints) -> Ints:
-    """What one wake-up between ``start`` and ``end`` waited for the lock, at most.
+    """The longest wait for the lock of one wake-up between ``start`` and ``end``.
 
-    Where the probe met a held lock around it, that is the switch interval, or what the probe waited if longer.
+    If the probe met a held lock around it: the switch interval, or the probe's wait if that is longer.
     """
     times, waits = evidence.series(WAIT_SERIES)
     if not len(times):
@@ -71,9 +71,9 @@ def service_threads(evidence: Evidence, what: str) -> Iterator[tuple[str, str]]:
 
 
 def other_threads_ns(evidence: Evidence, name: str) -> Ints:
-    """Of each unit, the CPU time of the process's other Python threads meanwhile; zero where no account is kept.
+    """CPU time of the process's other Python threads during each unit; zero for units without an account.
 
-    Beside a pool of threads for operators, which hold no lock, by the samples around the unit.
+    With a pool of operator threads, which hold no lock, it comes from the samples around the unit.
     """
     unit = evidence.units[name]
     if name not in PROCESS_CPU:
@@ -90,13 +90,13 @@ def other_threads_ns(evidence: Evidence, name: str) -> Ints:
 
 
 def _others(evidence: Evidence, name: str) -> Ints:
-    """CPU time of the process beside the unit's own."""
+    """CPU time of the process without the unit's own."""
     source = evidence.account(name)
     return np.asarray(np.maximum(source[PROCESS_CPU[name]] - source[f"{name}_cpu_ns"], 0), dtype=np.int64)
 
 
 def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
-    """What each unit can have waited for the lock, and the CPU time of the process's other threads meanwhile."""
+    """Possible wait of each unit for the lock, and the CPU time of the process's other threads during it."""
     unit = evidence.units[name]
     source = evidence.account(name)
     times, waits = evidence.series(WAIT_SERIES)
@@ -104,18 +104,19 @@ def _waited(evidence: Evidence, left: Left, name: str) -> tuple[Ints, Ints]:
         return np.zeros(len(unit.start), np.int64), np.zeros(len(unit.start), np.int64)
     interval = evidence.latest(INTERVAL_SERIES, _DEFAULT_INTERVAL_NS)
     probe = _Probe(times, waits, interval)
-    # Where the probe waited for that long within the unit, the lock was held all the while: each switch lasted then.
+    # If the probe waited that long within the unit, the lock was held all that time, and each switch lasted an
+    # interval.
     kept = probe.longest(unit.start, unit.end, around_ns=0) >= interval
     a_switch = np.maximum(probe.a_switch(unit.start, unit.end), np.where(kept, SLACK * interval, 0.0))
-    # One more than were counted: the stamps lie a little outside of the counters' readings.
+    # One more than counted, because the stamps lie slightly outside the counters' readings.
     switched = np.rint((source[f"{name}_vcsw"] + 1) * a_switch).astype(np.int64)
     return np.minimum(switched, evidence.beyond_usual(name, left.blocked(name))), _others(evidence, name)
 
 
 def _delayed(evidence: Evidence, name: str) -> Ints:
-    """For how long other threads of the service lacked a core meanwhile, at most.
+    """The longest time that other threads of the service lacked a core during each unit.
 
-    By their own units, and by the growth of their run-queue delays between the samples around each unit.
+    From their own units, and from the growth of their run-queue delays between the samples around each unit.
     """
     unit = evidence.units[name]
     total = np.zeros(len(unit.start))
@@ -129,7 +130,7 @@ def _delayed(evidence: Evidence, name: str) -> Ints:
 
 
 def _run_queue_delays(evidence: Evidence) -> dict[int, Timeline]:
-    """By thread, its units' run-queue delays."""
+    """The run-queue delays of each thread's units."""
     kinds = {name: evidence.units[name] for name in PROCESS_CPU}
     where = {name: evidence.places(name) for name in kinds}
     found = {}
@@ -142,18 +143,18 @@ def _run_queue_delays(evidence: Evidence) -> dict[int, Timeline]:
 
 
 class _Probe:
-    """What the probe's thread waited for the lock around an interval."""
+    """Waits of the probe's thread for the lock around an interval."""
 
     def __init__(self, times: Ints, waits: Floats, interval_ns: float) -> None:
         order = np.argsort(times, kind="stable")
         self._times = times[order]
-        # A reading says what happened until the thread ran: it belongs to every unit that overlaps with its wait.
+        # A reading covers the time until the thread ran: it belongs to every unit that overlaps with its wait.
         self._ends = np.maximum.accumulate(self._times + waits[order].astype(np.int64))
         self._beyond = np.where(waits[order] > USUAL_NS, waits[order], 0.0)
         self._switches = np.concatenate([[0.0], np.cumsum(np.minimum(self._beyond, SLACK * interval_ns))])
 
     def longest(self, start: Ints, end: Ints, around_ns: int = _AROUND_NS) -> Floats:
-        """The longest wait of one wake-up, of those that overlap with the interval and this much around it."""
+        """The longest wait that overlaps with the interval extended by ``around_ns`` on both sides."""
         first, last = self._around(start, end, around_ns)
         last = np.maximum(last, first)
         padded = np.append(self._beyond, 0.0)
@@ -164,14 +165,11 @@ class _Probe:
 
     def a_switch(self, start: Ints, end: Ints) -> Floats:
         """Mean length of one voluntary switch that is a wait for the lock."""
-        return self._mean(self._switches, start, end)
+        first, last = self._around(start, end, _AROUND_NS)
+        count, total = last - first, self._switches
+        return np.where(count > 0, (total[np.maximum(last, first)] - total[first]) / np.maximum(count, 1), 0.0)
 
-    def _around(self, start: Ints, end: Ints, around_ns: int = _AROUND_NS) -> tuple[Ints, Ints]:
+    def _around(self, start: Ints, end: Ints, around_ns: int) -> tuple[Ints, Ints]:
         first = np.searchsorted(self._ends, start - around_ns, side="left")
         last = np.searchsorted(self._times, end + around_ns, side="right")
         return first.astype(np.int64), last.astype(np.int64)
-
-    def _mean(self, total: Floats, start: Ints, end: Ints) -> Floats:
-        first, last = self._around(start, end)
-        count = last - first
-        return np.where(count > 0, (total[np.maximum(last, first)] - total[first]) / np.maximum(count, 1), 0.0)

@@ -1,1 +1,1 @@
-"""A service behind an address: its queue, standstills and locks, as far as its client and the kernel tell."""
+"""A service behind an address: its queue, standstills and locks, inferred from its client and the kernel."""

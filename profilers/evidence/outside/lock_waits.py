@@ -1,10 +1,10 @@
-"""Requests of a service behind an address that waited for a lock, from what its threads waited for.
+"""Requests to a service behind an address that waited for a lock, inferred from waits of its threads.
 
-Every few milliseconds it was counted how many threads waited in ``futex(2)``, by place of the code. At some places a
-thread waits for work, or a request for its helper. Who waits for a lock that another request holds waits only while
-there are two requests or more: places that are hardly ever waited at otherwise are those of locks. Who of the
-requests waits is inferred: those that ended first were served first, the rest waited. The interpreter's lock goes
-from thread to thread every few milliseconds: all that were there share the wait for it.
+Every few milliseconds the watch counts the threads that wait in ``futex(2)``, by code address. At some addresses
+threads wait for work, or a request for its helper. A thread waits for a lock that another request holds only while
+two or more requests are there, so addresses that are hardly used otherwise are locks. Which requests waited is
+inferred: those that ended first were served first, the others waited. The interpreter's lock changes hands every few
+milliseconds, so all requests that are there share the wait for it.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from latfix.profilers.evidence.outside.outside_view import (
     Counter,
     find_servers,
     in_line,
+    presence,
 )
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
 
-#: A thread is still busy with an answer for so long after its last byte came.
+#: A thread is still busy with an answer for this long after its last byte.
 _AFTER_NS = 2_000_000
-#: Moments without a request, and with one, at least, to tell what is waited for then; and how often somebody waits at
-#: the place of a lock then, at most, beside how often with several.
+#: Least number of polls with no request, and with one; and the largest share of them with a thread at a lock's
+#: address, relative to polls with several requests.
 _LEAST, _ALONE = 10, 0.2
-#: A poll that comes late stands for so many usual ones at most.
+#: A late poll counts for at most this many usual intervals.
 _LONGEST_STEPS = 4.0
-#: Of a core that the process used while threads waited: from here on the holder computed, below it waited itself.
+#: Cores used while threads waited: from the first value on the holder computed, up to the second it waited itself.
 _COMPUTED, _IDLE = 0.7, 0.3
-#: Of a standstill, for which its event loop was away; of waits in line, for which threads wait for a lock.
+#: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock.
 _AWAY, _MOSTLY = 0.8, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockWaits:
-    """What requests waited for.
+    """Waits of requests for locks.
 
-    :param lock: ``(n,)`` nanoseconds for a lock of the service's; ``python`` for the interpreter's.
-    :param at_one: most threads seen at one address, 0 where addresses are not shown.
-    :param cores: cores that the process used or wanted while threads waited for a lock, in the mean.
-    :param held: standstills of all that were there in which an event loop did not come back to wait for events.
-    :param held_cores: cores that it used or wanted then, in the mean.
+    :param lock: ``(n,)`` nanoseconds for a lock of the service; ``python`` for the interpreter's.
+    :param at_one: largest number of threads at one address, 0 if addresses are unknown.
+    :param cores: mean cores that the process used or wanted while threads waited for a lock.
+    :param held: standstills in which an event loop did not return to wait for events.
+    :param held_cores: mean cores that the process used or wanted then.
     """
 
     lock: Ints
@@ -63,13 +64,13 @@ class LockWaits:
 
     @property
     def holder(self) -> str:
-        """What whoever had the lock did, in words."""
-        return f"whoever had it {_did(self.cores)}"
+        """A clause on what the lock's holder did."""
+        return f"its holder {_did(self.cores)}"
 
     @property
     def caller(self) -> str:
-        """What the call that held the event loop did, in words."""
-        return f"the call that held it {_did(self.held_cores)}"
+        """A clause on what the call that blocked the event loop did."""
+        return f"the call that blocked it {_did(self.held_cores)}"
 
 
 def _did(cores: float) -> str:
@@ -78,10 +79,10 @@ def _did(cores: float) -> str:
 
 
 def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Intervals) -> LockWaits:
-    """Look for waits for a lock.
+    """Find waits for locks.
 
-    :param at: ``(n,)`` when each request was at the service; ``end`` its last byte.
-    :param standstills: when nobody was answered.
+    :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
+    :param standstills: when no request was answered.
     """
     none = np.zeros(len(at), np.int64)
     used = Counter.of(samples, CPU)
@@ -96,7 +97,7 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     python = np.minimum(_counts(samples, INTERPRETER, times), present)
     step = np.diff(times, append=times[-1])
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
-    lock, python_lock = _shared_out(times, step, waiting, python, at, end)
+    lock, python_lock = _divided(times, step, waiting, python, at, end)
     begin = times[waiting > 0].astype(np.int64)
     held = _held_loop(Counter.of(samples, EPOLL), there, standstills)
     return LockWaits(
@@ -110,15 +111,14 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
 
 
 def servers_of(record: RunRecord) -> int:
-    """How many servers one queue feeds, each with one request at a time; 0 where that cannot be told.
+    """Number of servers behind one queue, each with one request at a time; 0 if unknown.
 
-    Requests that all need one lock are answered as behind a queue. Where threads are seen waiting for a lock for most
-    of the time that was waited, it is that.
+    Requests that all need one lock look like a queue. If threads waited for a lock for most of the waiting time, it
+    is a lock.
     """
     rows = record.requests
     usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
-    at = (rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"])[usable]
-    end = (rows["arrival_ns"] + rows["latency_ns"])[usable]
+    at, end = (times[usable] for times in presence(rows))
     servers = find_servers(at, end)
     if not servers:
         return 0
@@ -128,14 +128,14 @@ def servers_of(record: RunRecord) -> int:
 
 
 def _counts(samples: Columns, name: str, times: Floats) -> Floats:
-    """A series at each poll; zero where it was left out."""
+    """A series at each poll; zero where it has no value."""
     found, counts = Counter.of(samples, name), np.zeros(len(times))
     counts[np.minimum(np.searchsorted(times, found.at_ns), len(times) - 1)] = found.value
     return counts
 
 
 def _is_lock(count: Floats, there: Ints) -> bool:
-    """Whether threads wait at a place only while several requests are there, hardly ever with one or none."""
+    """True if threads wait at an address only while several requests are there, hardly ever with one or none."""
     met = count > 0
     several = float(np.mean(met[there > 1])) if np.any(there > 1) else 0.0
     return all(
@@ -144,13 +144,13 @@ def _is_lock(count: Floats, there: Ints) -> bool:
 
 
 def _cores(samples: Columns, start: Ints, end: Ints) -> float:
-    """Cores that the process used or wanted, in the mean."""
+    """Mean cores that the process used or wanted."""
     wanted = sum(float(Counter.of(samples, name).grown(start, end).sum()) for name in (CPU, RUN_QUEUE))
     return float(wanted / max(int((end - start).sum()), 1))
 
 
 def _held_loop(loops: Counter, there: Ints, standstills: Intervals) -> Intervals:
-    """Standstills in which fewer threads wait for events than without a request."""
+    """Standstills in which fewer threads wait for events than in an idle service."""
     if len(loops.value) != len(there) or np.count_nonzero(there == 0) < _LEAST:
         return NO_INTERVALS
     away = loops.value < np.median(loops.value[there == 0])
@@ -161,15 +161,13 @@ def _held_loop(loops: Counter, there: Ints, standstills: Intervals) -> Intervals
 
 
 def _inside(times: Floats, at: Ints, end: Ints) -> Ints:
-    """How many requests are there at each moment."""
+    """Number of requests at the service at each time."""
     begun = np.searchsorted(np.sort(at), times, side="right")
     return np.asarray(begun - np.searchsorted(np.sort(end), times, side="right"), dtype=np.int64)
 
 
-def _shared_out(
-    times: Floats, step: Floats, waiting: Floats, python: Floats, at: Ints, end: Ints
-) -> tuple[Ints, Ints]:
-    """Thread time of waits, at the requests that were there."""
+def _divided(times: Floats, step: Floats, waiting: Floats, python: Floats, at: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Thread time of waits, divided among the requests that were there."""
     lock, shared = np.zeros(len(at)), np.zeros(len(at))
     order = np.argsort(at, kind="stable")
     begun = np.searchsorted(at[order], times, side="right")

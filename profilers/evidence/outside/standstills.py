@@ -1,7 +1,7 @@
-"""Moments in which a service behind an address answered nobody, and all that were in flight went on together.
+"""Times in which a service behind an address answered no request, and then all in flight went on together.
 
-One event, whoever met it: the prefill of a newcomer in everybody's batch, a call that blocks the event loop, a
-collection. It is told from waits of their own by what follows: those end each at its own time.
+One event hits all requests: the prefill of a new request in the shared batch, a call that blocks the event loop, a
+collection. Independent waits differ: each ends at its own time.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Bools, Ints
-from latfix.profilers.evidence.intervals import Intervals
+from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
 from latfix.run_record.schema import Columns
 
-#: A standstill lasts so many times the usual time between two signs of life, and this long at least.
+#: Least length of a standstill: a multiple of the usual gap between two responses, and nanoseconds.
 _TIMES, _LEAST_NS = 8.0, 15_000_000
-#: Requests in flight at least, and the share of them that goes on at once, within this part of the standstill.
+#: Least requests in flight, share of them that goes on at once, and within which part of the standstill's length.
 _IN_FLIGHT, _TOGETHER, _AT_ONCE = 2, 0.6, 0.3
-#: A newcomer's prefill begins with the standstill and ends with it, within these parts of its length.
+#: A new request's prefill begins and ends with the standstill, within these parts of its length.
 _BEGIN, _END = 0.05, 0.15
-#: Prefill is held to be the reason where it fits so many standstills, and this share of them.
+#: Prefill counts as the reason if it fits at least this number and share of standstills.
 _FITTING, _FITTING_SHARE = 3, 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstills:
-    """When nobody was answered.
+    """When no request was answered.
 
-    :param everyone: all standstills; ``prefill`` those that a newcomer's first part of its answer ended.
-    :param newcomers: ``(n,)`` requests whose own first part ended one.
+    :param everyone: all standstills; ``prefill`` those that ended with a new request's first output.
+    :param newcomers: ``(n,)`` requests whose own first output ended one.
     """
 
     everyone: Intervals
@@ -39,21 +39,20 @@ class Standstills:
 
     @property
     def longest_ns(self) -> int:
-        """Of all."""
+        """The longest standstill."""
         return int((self.everyone.end - self.everyone.start).max(initial=0))
 
 
 def no_standstills(requests: int) -> Standstills:
-    """Where none is looked for."""
-    none = Intervals.merged(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    return Standstills(everyone=none, prefill=none, newcomers=np.zeros(requests, dtype=bool))
+    """No standstills."""
+    return Standstills(everyone=NO_INTERVALS, prefill=NO_INTERVALS, newcomers=np.zeros(requests, dtype=bool))
 
 
 def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: Columns) -> Standstills:
-    """Look for moments in which a service answered nobody.
+    """Find times in which a service answered no request.
 
-    :param at: ``(n,)`` when each request was at the service; ``answered`` its first byte, ``end`` its last.
-    :param index: ``(n,)`` of the requests, which events of streamed answers name.
+    :param at: ``(n,)`` when each request reached the service; ``answered`` its first byte, ``end`` its last.
+    :param index: ``(n,)`` indices of the requests, as in events of streamed answers.
     """
     parts = _parts(events)
     life = np.unique(np.concatenate([answered, end, *parts.values()]))
@@ -61,7 +60,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
     if len(gaps) < 10:
         return no_standstills(len(at))
     limit = max(_TIMES * float(np.median(gaps)), float(_LEAST_NS))
-    # Before each request's next sign of life lies its last one: only a wait across all of the gap counts.
+    # Each request's own responses: it goes on if one of them follows the gap.
     moments = {int(index[k]): np.concatenate([[at[k]], parts.get(int(index[k]), answered[k : k + 1]), [end[k]]])
                for k in range(len(at))}  # fmt: skip
     begin, length, fits, fresh = [], [], [], np.zeros(len(at), dtype=bool)
@@ -80,7 +79,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         went_on = [bool(np.any((moments[int(index[r])] >= stop) & (moments[int(index[r])] <= soon))) for r in waiting]
         if np.count_nonzero(went_on) < max(_TOGETHER * len(waiting), _IN_FLIGHT):
             continue
-        early, late = usual, _BEGIN * gap  # it waits for the step under way, and its own begins with the standstill
+        early, late = usual, _BEGIN * gap  # it waits for the current step, then its prefill starts the standstill
         began = (at[waiting] >= start - early) & (at[waiting] <= start + late)
         chance += 1 - math.exp(-rate * (early + late))
         newcomers = waiting[began & (np.abs(answered[waiting] - stop) <= _END * gap)]
@@ -89,7 +88,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         fits.append(bool(len(newcomers)) and len(newcomers) < len(waiting))
         fresh[newcomers] |= fits[-1]
     starts, lengths, fit = np.array(begin, np.int64), np.array(length, np.int64), np.array(fits, dtype=bool)
-    # As often as newcomers come anyway is no reason.
+    # New requests must fit more often than by chance.
     by_chance = chance + 2 * math.sqrt(max(chance * (1 - chance / max(len(fit), 1)), 0.0))
     if np.count_nonzero(fit) < max(_FITTING, _FITTING_SHARE * len(fit), by_chance):
         fit[:], fresh[:] = False, False
@@ -101,7 +100,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
 
 
 def _parts(events: Columns) -> dict[int, Ints]:
-    """By request, when each part of a streamed answer came."""
+    """By request, the times of the parts of a streamed answer."""
     kinds = events["kind"]
     found = {}
     for k in np.flatnonzero(kinds == "stream").tolist() if len(kinds) else ():

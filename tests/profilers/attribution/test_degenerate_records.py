@@ -1,4 +1,4 @@
-"""Records with little, broken or odd content give a diagnosis all the same, and its JSON is valid."""
+"""Records with little, broken or odd content still give a diagnosis with valid JSON."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from latfix.profilers.diagnose import diagnose, write_causes
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES
+from latfix.traffic.parsed_fields import RECORDED
 
 Simulate = Callable[..., RunRecord]
 
@@ -49,18 +50,19 @@ def test_all_errors(simulate: Simulate) -> None:
     assert diagnosis.to_json()["latency_ms"]["p99"] is None and diagnosis.to_json()["latency_ms_ok"]["p99"] is None
 
 
-def test_failures_are_counted_beside_and_noted(simulate: Simulate) -> None:
+def test_failures_are_counted_separately_and_noted(simulate: Simulate) -> None:
     diagnosis = diagnose(simulate(n=200, status=dict.fromkeys(range(0, 200, 10), 2)))
     check(diagnosis)
     assert len(diagnosis.ledger.latency_ns) == 180
     assert any("20 timeout" in note for note in diagnosis.notes)
 
 
-def test_constant_latencies_are_steady(simulate: Simulate) -> None:
-    diagnosis = diagnose(simulate(n=300, arrivals_ms=np.arange(300) * 50.0, noise=0.0))
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_even_latencies_are_steady(simulate: Simulate, noise: float) -> None:
+    diagnosis = diagnose(simulate(n=300, arrivals_ms=np.arange(300) * 50.0, noise=noise))
     check(diagnosis)
-    assert diagnosis.verdict == "steady"
-    assert diagnosis.excess_ms == pytest.approx(0.0, abs=1e-6)
+    assert diagnosis.verdict == "steady" and not any(cause.named for cause in diagnosis.causes)
+    assert noise or diagnosis.excess_ms == pytest.approx(0.0, abs=1e-6)
 
 
 def test_partial_run_is_noted_with_its_counts(simulate: Simulate) -> None:
@@ -118,6 +120,22 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     )
 
 
+def test_recorded_latencies_change_no_cause(simulate: Simulate) -> None:
+    # GIVEN a replay of imported traffic whose recorded latencies are those of the replay itself
+    record = simulate(rate=20)
+    recorded = np.full(len(record.traffic), np.nan)
+    measured = record.requests["warmup"] == 0
+    recorded[record.requests["index"][measured]] = record.requests["latency_ns"][measured] / 1e6
+    plain = diagnose(record, bootstrap=20)
+    # WHEN
+    traffic = replace(record.traffic, features={**record.traffic.features, RECORDED: recorded})
+    found = diagnose(replace(record, traffic=traffic), bootstrap=20)
+    # THEN they are shown with its percentiles, and no cause has changed
+    assert [(each.cause, each.tail_ms) for each in found.causes] == [(c.cause, c.tail_ms) for c in plain.causes]
+    assert found.recorded_ms["p50"] == pytest.approx(found.latency_ms["p50"], rel=0.01)
+    assert not plain.recorded_ms
+
+
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 10_000),
@@ -129,7 +147,7 @@ def test_causes_parquet_holds_every_entry(simulate: Simulate, tmp_path: Path) ->
     prepare_threads=st.integers(1, 3),
     scramble=st.booleans(),
 )
-# Work that is mostly nothing and grows with age: less the age, its median is below zero.
+# Mostly zero work that grows with age: without the growth, its median is negative.
 @example(seed=10_000, n=88, rate=295.0, max_batch=2, window=30.0, workers=3, prepare_threads=1, scramble=True)
 def test_any_record_is_conserved(
     simulate: Simulate,

@@ -1,4 +1,4 @@
-"""Blame through the interpreter lock: a wait for it belongs to what its holder was doing."""
+"""Waits for the interpreter lock belong to what its holder was doing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.causes.test_memory_and_gil import add_samples
+from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
 Ints = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ def held(simulate: Simulate, kind: str, *, probe_ms: float = 5.0, preempted: boo
     )
     rows = record.requests
     rows["prepare_vcsw"][holders + 1] = 1 + int(HELD_MS / 5)
-    # What the process ran for meanwhile: the holder's own time on a core.
+    # The process's CPU time during the wait: the holder's time on a core.
     rows["prepare_process_cpu_ns"][:] = rows["prepare_cpu_ns"]
     rows["prepare_process_cpu_ns"][holders + 1] += rows["prepare_cpu_ns"][holders]
     begun = rows["arrival_ns"][holders]
@@ -92,8 +92,8 @@ def test_the_holder_s_ordinary_work_is_contention_for_the_lock(simulate: Simulat
     assert ledger.propagated_ns[slow][waited].mean() < 0.1 * HELD_MS * MS
 
 
-def test_a_lock_that_nobody_is_known_to_have_held_is_the_closure_error(simulate: Simulate) -> None:
-    # GIVEN waits for the lock beside which no unit of the service ran, but another thread of the process did
+def test_a_lock_without_a_known_holder_is_the_closure_error(simulate: Simulate) -> None:
+    # GIVEN waits for the lock while no unit of the service ran, but another thread of the process did
     record = held(simulate, "blocked")
     _, holders = pairs()
     rows = record.requests
@@ -103,7 +103,7 @@ def test_a_lock_that_nobody_is_known_to_have_held_is_the_closure_error(simulate:
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "python.gil"
     assert diagnosis.lock_closure_ms < 0.1 * HELD_MS
-    for chosen in (holders, holders + 1):  # now it was on no core either, nor in want of one
+    for chosen in (holders, holders + 1):  # now that thread was not on a core either
         rows["prepare_process_cpu_ns"][chosen] = rows["prepare_cpu_ns"][chosen] + int(HELD_MS / 3 * MS)
     assert diagnose(record).ledger.conservation_error_ns() == 0
 

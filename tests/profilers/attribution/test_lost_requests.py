@@ -1,4 +1,4 @@
-"""Requests that did not end ok: what the verdict makes of them, and what they had waited for."""
+"""Requests that did not end ok: their effect on the verdict, and what they had waited for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Simulate = Callable[..., RunRecord]
 
 
 def _cut_off(record: RunRecord, share: float, status: Status = Status.TIMEOUT) -> RunRecord:
-    """The record with its slowest requests lost: in the queue after as long as the slowest of the others took, or
-    answered later than that."""
+    """The record with its slowest requests lost in the queue, after the longest latency of the others, or answered
+    later than that."""
     rows = {name: column.copy() for name, column in record.requests.items()}
     lost = np.argsort(rows["latency_ns"])[-round(share * len(rows["index"])) :]
     limit = int(np.sort(rows["latency_ns"])[-len(lost) - 1])
@@ -57,7 +57,7 @@ def test_a_run_that_cuts_off_its_slowest_is_losing_not_steady(simulate: Simulate
     assert Diagnosis.from_json(document).to_json() == document
 
 
-def test_few_losses_move_the_percentile_and_are_no_steadiness(simulate: Simulate) -> None:
+def test_few_losses_move_the_percentile_and_prevent_steady(simulate: Simulate) -> None:
     record = _quiet(simulate)
     found, whole = diagnose(_cut_off(record, 0.005, Status.ERROR)), diagnose(record)
     assert whole.verdict == "steady" and "lost" not in whole.to_json()
@@ -72,8 +72,8 @@ def test_a_named_cause_stays_named_while_the_percentile_is_known(simulate: Simul
     assert found.verdict == "python.gc" and found.requests["error"] == 1
 
 
-def test_what_lost_requests_waited_for(simulate: Simulate) -> None:
-    """Those behind a collection waited for it; where nothing is wrong they waited for ordinary work."""
+def test_waits_of_lost_requests(simulate: Simulate) -> None:
+    """Requests behind a collection waited for it; in a healthy run they waited for ordinary work."""
     arrivals = np.sort(np.concatenate([np.arange(500) * 40.0, np.arange(40) * 500.0 + 3.0]))
     faults = {int(k): ("gc", 300.0) for k in np.searchsorted(arrivals, np.arange(0, 40, 4) * 500.0)}
     record = simulate(n=540, arrivals_ms=arrivals, compute_faults=faults)
@@ -86,7 +86,7 @@ def test_what_lost_requests_waited_for(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(("state", "verdict"), [("interrupted", "inconclusive"), ("failed", "losing")])
-def test_what_was_in_flight_is_charged_to_a_service_that_hung_not_to_who_stopped_it(
+def test_requests_in_flight_are_losses_of_a_service_that_hung_but_not_of_a_stopped_run(
     simulate: Simulate, state: str, verdict: str
 ) -> None:
     record = _cut_off(_quiet(simulate, meta={"state": state}), 0.05, Status.UNFINISHED)
@@ -104,19 +104,19 @@ def test_shed_on_arrival(simulate: Simulate) -> None:
     assert found.verdict == "losing" and found.lost[0].in_stage == {"admission": 12}
 
 
-def test_what_lost_requests_of_a_large_run_waited_for_is_seen_where_it_was_learned(simulate: Simulate) -> None:
-    """Of those between the stretches that a large run is learned from, nothing is known: they are not unrecorded."""
-    record = _cut_off(simulate(n=6_000, rate=60.0), 0.1)
+def test_waits_of_lost_requests_in_a_large_run_come_from_its_sample(simulate: Simulate) -> None:
+    """The sample of a large run represents the requests outside of it."""
+    record = _cut_off(simulate(n=3_000, rate=60.0), 0.1)
     (whole,) = diagnose(record).lost
-    (pieces,) = diagnose(record, scale=Scale(limit=0, chunk=1_000, stretches=4, stretch=500)).lost
+    (pieces,) = diagnose(record, scale=Scale(limit=0, chunk=500, stretches=4, stretch=400)).lost
     assert pieces.requests == whole.requests and pieces.in_stage == whole.in_stage
     assert next(iter(pieces.waited_for_ms)) == next(iter(whole.waited_for_ms)) == "work"
     share, expected = (one.waited_for_ms["work"] / sum(one.waited_for_ms.values()) for one in (pieces, whole))
     assert share == pytest.approx(expected, abs=0.1)
 
 
-def test_what_lost_requests_waited_for_is_told_as_part_of_their_wait() -> None:
-    """Half of them were lost after a moment: what all waited for on average was more than the middle one's wait."""
+def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
+    """Half of them were lost at once, so the mean of what they waited for exceeds the median wait."""
     losses = Losses(
         status="timeout",
         requests=10,
@@ -127,8 +127,8 @@ def test_what_lost_requests_waited_for_is_told_as_part_of_their_wait() -> None:
         waited_for_ms={"work": 18.0, "hang": 2.0},
     )
     assert Loss(every=(losses,)).words == (
-        "10 of 100 requests (10.0 %) did not end ok: 10 timed out after 1.00 ms, in queue, "
-        "90 % of the wait for ordinary work ahead of them"
+        "10 of 100 requests (10.0 %) did not end ok: 10 timed out after 1.00 ms, in queue; "
+        "90 % of their wait was for ordinary work ahead of them"
     )
     spread = replace(losses, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
-    assert "of the wait" not in Loss(every=(spread,)).words
+    assert "of their wait" not in Loss(every=(spread,)).words

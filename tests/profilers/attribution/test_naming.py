@@ -1,4 +1,4 @@
-"""What is named, and what a quiet run shows anyway."""
+"""Which causes are named, and what even a healthy run shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.profilers.attribution.tail import Median
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.answer import diagnosis_answer
 from latfix.run_record.run_record import RunRecord
@@ -21,10 +22,10 @@ def test_chance_is_no_burst(simulate: Simulate) -> None:
     # GIVEN independent callers at a third of capacity
     verdicts = [diagnose(simulate(n=400, rate=32, seed=seed), bootstrap=60).verdict for seed in range(20)]
     assert verdicts.count("steady") >= 19
-    assert "callers at this load make each other wait by chance" in diagnose(simulate(n=400, rate=32)).sentence
+    assert "callers at this load cause each other by chance" in diagnose(simulate(n=400, rate=32)).sentence
 
 
-def test_bursts_are_named_beside_chance(simulate: Simulate) -> None:
+def test_bursts_are_named_in_addition_to_chance(simulate: Simulate) -> None:
     rng = np.random.default_rng(2)
     arrivals = np.cumsum(rng.exponential(30.0, 500))
     for start in range(40, 490, 90):
@@ -33,11 +34,11 @@ def test_bursts_are_named_beside_chance(simulate: Simulate) -> None:
     assert diagnosis.verdict == "traffic.burst"
 
 
-def test_a_busy_service_is_told_so_whatever_the_arrivals(simulate: Simulate) -> None:
+def test_a_busy_service_is_named_for_any_arrivals(simulate: Simulate) -> None:
     assert diagnose(simulate(n=1500, rate=80)).verdict in ("traffic.burst", "traffic.overload")
 
 
-def test_a_little_contention_is_every_machine_s(simulate: Simulate) -> None:
+def test_a_little_contention_is_normal(simulate: Simulate) -> None:
     # GIVEN evenly spaced requests; every fifth waits 0.3 ms for a core, far from any tail that matters
     faults = dict.fromkeys(range(0, 600, 5), ("runq", 0.3))
     quiet = diagnose(simulate(arrivals_ms=np.arange(600) * 25.0, compute_faults=faults))
@@ -47,14 +48,14 @@ def test_a_little_contention_is_every_machine_s(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("cpu", "host.slowdown"), ("runq", "host.contention")])
-def test_what_is_small_where_it_happens_is_the_machine_s_noise(simulate: Simulate, kind: str, cause: str) -> None:
+def test_many_small_disturbances_are_noise_of_the_machine(simulate: Simulate, kind: str, cause: str) -> None:
     # GIVEN a busy service, two of five requests of which take a little longer, and one that is hit hard but rarely
     rng = np.random.default_rng(4)
-    little = {int(k): (kind, float(rng.uniform(1.0, 4.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
-    much = dict.fromkeys(range(30, 1500, 50), (kind, 40.0))
-    noisy = diagnose(simulate(n=1500, rate=55, compute_faults=little))
-    struck = diagnose(simulate(n=1500, rate=55, compute_faults=much))
-    both = diagnose(simulate(n=1500, rate=55, compute_faults={**little, **much}))
+    little = {int(k): (kind, float(rng.uniform(1.0, 4.0))) for k in np.flatnonzero(rng.random(1000) < 0.4)}
+    much = dict.fromkeys(range(30, 1000, 50), (kind, 40.0))
+    noisy = diagnose(simulate(n=1000, rate=55, compute_faults=little))
+    struck = diagnose(simulate(n=1000, rate=55, compute_faults=much))
+    both = diagnose(simulate(n=1000, rate=55, compute_faults={**little, **much}))
     of_noise = next(each for each in noisy.causes if each.cause == cause)
     # THEN the queue makes milliseconds of the little, which are booked and not named
     assert of_noise.tail_ms > 2.0 and not of_noise.named
@@ -63,7 +64,7 @@ def test_what_is_small_where_it_happens_is_the_machine_s_noise(simulate: Simulat
     assert json.loads(json.dumps(noisy.to_json()))["verdict"] == noisy.verdict
 
 
-def test_a_queue_is_as_long_as_the_mean_makes_it(simulate: Simulate) -> None:
+def test_queue_length_follows_the_mean_service_time(simulate: Simulate) -> None:
     # GIVEN work that scatters with a skew and all but fills the worker; by its median a tenth of it is free
     rng = np.random.default_rng(6)
     scatter = {k: ("cpu", float(ms)) for k, ms in enumerate(rng.lognormal(0.0, 1.0, 2000))}
@@ -74,7 +75,7 @@ def test_a_queue_is_as_long_as_the_mean_makes_it(simulate: Simulate) -> None:
     assert causes.get("traffic.burst", 0.0) + causes.get("traffic.overload", 0.0) > causes["host.slowdown"]
 
 
-def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> None:
+def test_a_steady_sentence_mentions_the_machines_noise(simulate: Simulate) -> None:
     rng = np.random.default_rng(4)
     little = {int(k): ("cpu", float(rng.uniform(1.0, 5.0))) for k in np.flatnonzero(rng.random(1500) < 0.4)}
     diagnosis = diagnose(simulate(n=1500, arrivals_ms=np.arange(1500) * 13.0, compute_faults=little))
@@ -83,7 +84,7 @@ def test_a_steady_sentence_tells_of_the_machine_s_noise(simulate: Simulate) -> N
 
 
 @pytest.mark.slow
-def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
+def test_intervals_cover_the_mean_of_repeated_runs(simulate: Simulate) -> None:
     # GIVEN runs alike but for their seed, with collections of random length in two per cent of requests
     found, ends = [], []
     for seed in range(40):
@@ -105,16 +106,16 @@ def test_intervals_hold_what_such_runs_show(simulate: Simulate) -> None:
     [{"rate": 80}, {"rate": 60, "compute_faults": dict.fromkeys(range(30, 800, 40), ("blocked", 60.0))}],
     ids=["busy", "struck"],
 )
-def test_what_another_worker_would_give(simulate: Simulate, service: dict[str, Any]) -> None:
+def test_prediction_with_another_worker(simulate: Simulate, service: dict[str, Any]) -> None:
     alone, together = (simulate(n=800, workers=workers, **service) for workers in (1, 2))
     found, truth = diagnose(alone, bootstrap=60), diagnose(together, bootstrap=60)
     for key in ("p50", "p95", "p99"):
         assert found.another_worker_ms[key] == pytest.approx(truth.latency_ms[key], rel=0.1)
-    told = [line.words for line in diagnosis_answer(found).lines if line.label == "capacity"]
-    assert len(told) == 1 and "one more worker, as fast as now, would make p99 about" in told[0]
+    capacity = [line.words for line in diagnosis_answer(found).lines if line.label == "capacity"]
+    assert len(capacity) == 1 and "one more worker, as fast as now, would make p99 about" in capacity[0]
 
 
-def test_another_worker_is_no_answer_where_nobody_waits_for_one(simulate: Simulate) -> None:
+def test_no_prediction_with_another_worker_without_waits_for_one(simulate: Simulate) -> None:
     rare = dict.fromkeys(range(30, 800, 40), ("gc", 60.0))
     found = diagnose(simulate(n=800, arrivals_ms=np.arange(800) * 90.0, compute_faults=rare), bootstrap=60)
     assert not found.another_worker_ms
@@ -132,3 +133,14 @@ def test_two_causes_removed_together(simulate: Simulate) -> None:
     alone = min(cause.whatif_ms["p99"] for cause in faulty.causes[:2])
     assert joint.p99 < 0.7 * alone
     assert joint.p99 == pytest.approx(clean.latency_ms["p99"], rel=0.15)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5, 777])
+def test_medians_of_resamples(size: int) -> None:
+    rng = np.random.default_rng(size)
+    values, chosen = rng.integers(0, 40, size), rng.random(size) < 0.7
+    counts = rng.integers(0, 3, (6, size))
+    counts[:1] = 0
+    drawn = [np.repeat(values[chosen], row[chosen]) for row in counts]
+    wanted = [np.median(each) - np.median(values[chosen]) if len(each) else 0.0 for each in drawn]
+    assert Median(values, chosen).moved(counts).tolist() == wanted

@@ -1,4 +1,4 @@
-"""What a run amounts to: steady only near the median, inconclusive where figures do not make up the tail."""
+"""Verdicts: steady only near the median, inconclusive if the causes do not add up to the tail."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tail(excess_ms: float, mean_ms: float) -> Tail:
         pytest.param(454.0, "inconclusive", id="45 times the median"),
     ],
 )
-def test_steady_is_a_tail_near_the_median(p99_ms: float, word: str) -> None:
+def test_steady_means_a_tail_near_the_median(p99_ms: float, word: str) -> None:
     excess = p99_ms - 10.0
     causes = (cause("host.contention", 0.9 * excess, excess), cause("unexplained", 0.1 * excess, excess))
     verdict = judge(causes, tail(excess, p99_ms), {"p50": 10.0}, 99.0, p99_ms)
@@ -66,7 +66,7 @@ def test_steady_is_a_tail_near_the_median(p99_ms: float, word: str) -> None:
 
 
 @pytest.mark.parametrize("share", [0.4, -0.4, -1.59])
-def test_a_quarter_unexplained_is_inconclusive_whatever_its_sign(share: float) -> None:
+def test_a_quarter_unexplained_is_inconclusive_with_either_sign(share: float) -> None:
     top = cause("batching.padding", (1 - share) * 50.0, 50.0, named=True)
     verdict = judge((top, cause("unexplained", share * 50.0, 50.0)), tail(50.0, 60.0), {"p50": 10.0}, 99.0, 60.0)
     assert verdict.word == "inconclusive"
@@ -78,7 +78,7 @@ def test_a_fifth_unexplained_names_the_cause() -> None:
     assert judge(causes, tail(50.0, 60.0), {"p50": 10.0}, 99.0, 60.0).word == "python.gc"
 
 
-def test_noise_is_a_part_of_what_a_cause_owns() -> None:
+def test_noise_is_part_of_a_cause() -> None:
     # 70 of 363 ms are a machine's noise: of a low end of 41 ms, 33 are left.
     assert _raised(21.0, 70.0, 363.0) < 41.0 < 21.0 + 70.0
     # Where most is noise, all of it must be exceeded.
@@ -86,7 +86,7 @@ def test_noise_is_a_part_of_what_a_cause_owns() -> None:
     assert _raised(1.0, 0.0, 0.0) == 1.0
 
 
-def test_advice_can_apply_where_the_run_was_made() -> None:
+def test_fixes_apply_to_the_run() -> None:
     every = tuple(dict.fromkeys(fix for each in CAUSES for fix in each.fixes))
     on_cpu = applicable(every, RunMeta(device="cpu", entry="adapter:Service"))
     assert {"quantize.fp8_dynamic", "fuse.tensorrt", "transfer.pinned"}.isdisjoint(on_cpu)
@@ -96,7 +96,7 @@ def test_advice_can_apply_where_the_run_was_made() -> None:
     on_gpu = applicable(every, RunMeta(device="cuda:0", entry="adapter:Service"))
     assert {"host.workers", "host.threads", "fuse.openvino", "cache.embeddings"}.isdisjoint(on_gpu)
     assert {"fuse.cudagraph", "quantize.int8_dynamic", "batch.size"} <= set(on_gpu)
-    # One worker has nobody to route to, and one thread of an operator waits for no other.
+    # A single worker has no routing, and a single operator thread waits for no other.
     alone = RunMeta(settings=RunnerSettings(workers=1), torch_threads=1)
     several = RunMeta(settings=RunnerSettings(workers=2), torch_threads=4)
     for fix in ("host.routing", "host.threads", "host.wait_policy"):
@@ -104,22 +104,22 @@ def test_advice_can_apply_where_the_run_was_made() -> None:
 
 
 @pytest.mark.parametrize(("median_ms", "words"), [(10.0, "take hardly longer"), (0.05, "take 0.0900 ms longer")])
-def test_a_service_of_microseconds_is_not_said_to_take_hardly_longer(median_ms: float, words: str) -> None:
+def test_a_fast_service_does_not_take_hardly_longer(median_ms: float, words: str) -> None:
     found = judge((), tail(0.09, median_ms + 0.09), {"p50": median_ms}, 99.0, median_ms + 0.09)
     assert found.word == "steady" and words in found.sentence
 
 
-@pytest.mark.parametrize(("kind", "told"), [("replay", True), ("live", False)])
-def test_options_of_a_replay_are_no_advice_to_a_service_that_runs(
-    simulate: Callable[..., RunRecord], kind: str, told: bool
+@pytest.mark.parametrize(("kind", "suggested"), [("replay", True), ("live", False)])
+def test_replay_options_are_not_suggested_to_a_live_service(
+    simulate: Callable[..., RunRecord], kind: str, suggested: bool
 ) -> None:
     record = simulate(n=60, cold=400.0, meta={"source": {"kind": kind, "path": "x"}})
     notes = " ".join(diagnose(record, bootstrap=10).notes)
     assert "about 1,000 would do" in notes
-    assert all((words in notes) == told for words in ("--repeat 17", "warmup_requests = 10"))
+    assert all((words in notes) == suggested for words in ("--repeat 17", "warmup_requests = 10"))
 
 
-def test_how_many_would_do_is_a_round_number(simulate: Callable[..., RunRecord]) -> None:
+def test_the_number_of_requests_needed_is_round(simulate: Callable[..., RunRecord]) -> None:
     record = simulate(n=60)
     for percentile, enough in ((90.0, "100"), (99.9, "10,000")):
         assert f"about {enough} would do" in " ".join(diagnose(record, percentile=percentile, bootstrap=10).notes)

@@ -1,4 +1,4 @@
-"""Blame through the queue: exact where it can be, summing where it cannot, and never more than was there."""
+"""Attribution through the queue: exact for one worker, exact sums otherwise, never more than a cause's total."""
 
 from __future__ import annotations
 
@@ -65,15 +65,13 @@ def line(
 def small_steps(known: Line, steps: int) -> Floats:
     """The same division by brute force: each cause a little further in turn."""
     n, kinds = known.prepare_extra.shape
-    scale, divided = np.zeros(kinds), np.zeros((n, kinds))
-    before = waits_at(known, scale[None])[0]
-    for step in range(steps):
-        for k in np.roll(np.arange(kinds), step):
-            scale[k] = (step + 1) / steps
-            after = waits_at(known, scale[None])[0]
-            divided[:, k] += after - before
-            before = after
-    return divided
+    turns = [int(k) for step in range(steps) for k in np.roll(np.arange(kinds), step)]
+    scales = np.zeros((1 + len(turns), kinds))
+    for place, k in enumerate(turns):
+        scales[1 + place :, k] = (place // kinds + 1) / steps
+    divided = np.zeros((kinds, n))
+    np.add.at(divided, turns, np.diff(waits_at(known, scales), axis=0))
+    return divided.T
 
 
 @settings(max_examples=15)
@@ -81,7 +79,7 @@ def small_steps(known: Line, steps: int) -> Floats:
 def test_one_worker_is_divided_exactly(seed: int) -> None:
     known = line(seed, n=60, unit=1000.0)  # services of a millisecond
     divided = blame_waits(known).propagated
-    # Within a step one cause comes before the other: brute force itself is off by up to what a step adds.
+    # Brute force is itself off by up to one step, because causes take turns within it.
     steps = 1000
     a_step = (known.batch_extra.sum() + known.prepare_extra.sum()) / steps
     assert np.abs(divided - small_steps(known, steps)).max() < a_step
@@ -96,7 +94,7 @@ def test_parts_sum_to_the_growth_of_each_wait(policy: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_is_blamed_for_more_than_all_that_it_did(policy: dict[str, Any]) -> None:
+def test_no_cause_owns_more_than_its_total(policy: dict[str, Any]) -> None:
     known = line(4, **policy)
     blamed = np.abs(blame_waits(known).propagated).max(axis=0)
     did = known.batch_extra.sum(axis=0) + known.prepare_extra.sum(axis=0)
@@ -111,8 +109,8 @@ def test_causes_that_do_nothing_get_nothing() -> None:
     assert not blame_waits(known).propagated[:, 1].any()
 
 
-def test_a_jump_is_not_the_doing_of_whoever_s_turn_it_was() -> None:
-    # GIVEN requests that join a long batch only once its window is long enough, beside a cause of next to nothing
+def test_a_jump_is_shared_and_not_given_to_the_cause_whose_turn_it_was() -> None:
+    # GIVEN requests that join a long batch only once its window is long enough, and a second cause of almost zero
     known = replace(line(6, n=40, max_batch=8, window=4000.0, load=0.2))
     known.batch_extra[:] = known.prepare_extra[:] = 0.0
     known.batch_extra[::8, 0] = 60_000.0
@@ -123,7 +121,7 @@ def test_a_jump_is_not_the_doing_of_whoever_s_turn_it_was() -> None:
     assert blamed[:, 0].max() > 5000.0
 
 
-def test_a_burst_is_no_overload_and_overload_no_burst() -> None:
+def test_bursts_and_overload_are_distinguished() -> None:
     calm = line(7, n=400, load=0.3)
     for extra in (calm.batch_extra, calm.prepare_extra):
         extra[:] = 0.0
@@ -135,7 +133,7 @@ def test_a_burst_is_no_overload_and_overload_no_burst() -> None:
     flood = np.concatenate([calm.handed[:100], calm.handed[100] + np.arange(300) * 700.0])
     flooded = blame_waits(replace(calm, handed=flood, lasting=float(np.ptp(flood)) / 4))
     assert flooded.overload[-50:].all() and not flooded.overload[:90].any()
-    # GIVEN a limit that is longer than the flood is seen: nobody saw it end, unless calm follows
+    # GIVEN a limit longer than the recorded flood: its end is unknown unless calm follows
     rush = float(np.ptp(flood[100:]))
     assert blame_waits(replace(calm, handed=flood, lasting=1.5 * rush)).overload[-50:].all()
     assert not blame_waits(replace(calm, handed=flood, lasting=2.5 * rush)).overload.any()

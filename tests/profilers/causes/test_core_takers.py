@@ -1,4 +1,4 @@
-"""Who had the cores, on samples made by hand."""
+"""Takers of cores, on samples made by hand."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from latfix.profilers.causes.host.core_takers import (
     WORKERS,
     Taker,
     core_takers,
+    describe_takers,
     disturbance,
-    takers_words,
 )
 from latfix.profilers.diagnose import diagnose
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
+from tests.profilers.samples import sample_columns
 
 S = 1_000_000_000
 Rows = list[tuple[float, str, float]]
@@ -28,24 +29,22 @@ Rows = list[tuple[float, str, float]]
 
 def samples(rows: Rows) -> Columns:
     """Columns of times in seconds, series, and seconds on a core."""
-    ordered = sorted(rows, key=lambda row: row[0])
-    names = np.empty(len(ordered), dtype=object)
-    names[:] = [name for _, name, _ in ordered]
-    return {
-        "t_ns": np.array([int(t * S) for t, _, _ in ordered], dtype=np.int64),
-        "series": names,
-        "value": np.array([value * S for _, _, value in ordered], dtype=np.float64),
-    }
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    for at, name, value in rows:
+        times, values = series.setdefault(name, ([], []))
+        times.append(at * S)
+        values.append(value * S)
+    return sample_columns({name: (np.array(times), np.array(values)) for name, (times, values) in series.items()})
 
 
 def spent(name: str, *seconds: float) -> Rows:
-    """A series of other processes: nothing at zero, then each second's."""
+    """A series of other processes: zero at the start, then one value per second."""
     first = [(0.0, name, 0.0)] if name == "other.all.spent_ns" else []
     return [*first, *((k + 1.0, name, value) for k, value in enumerate(seconds))]
 
 
 def counter(name: str, *seconds: float) -> Rows:
-    """A counter that grows by each second's."""
+    """A counter with this growth per second."""
     return [(float(k), name, float(sum(seconds[:k]))) for k in range(len(seconds) + 1)]
 
 
@@ -66,39 +65,39 @@ def by_name(found: tuple[Taker, ...]) -> dict[str, float]:
     return {taker.name: round(taker.cores, 3) for taker in found if taker.cores > 1e-6}
 
 
-def test_the_hog_counts_by_when_it_mattered() -> None:
+def test_takers_are_weighted_by_time() -> None:
     whole = by_name(core_takers(samples(HOG)))
     assert whole == {WORKERS: 0.5, "stress (process 77)": 0.3, OPERATORS: 0.1}
     at = np.array([int(2.5 * S)])
     then = core_takers(samples(HOG), at, np.array([1]))
     assert by_name(then) == {"stress (process 77)": 1.2, WORKERS: 0.5, OPERATORS: 0.1}
-    assert takers_words(then, but=(WORKERS,)) == "stress (process 77), 1.2 cores"
+    assert describe_takers(then, but=(WORKERS,)) == "stress (process 77), 1.2 cores"
 
 
-def test_many_of_one_name_are_one() -> None:
+def test_processes_of_one_name_are_one_taker() -> None:
     rows = [*spent("other.all.spent_ns", 1.0), (1.0, "other.5.cc1.spent_ns", 0.5), (1.0, "other.6.cc1.spent_ns", 0.5)]
     assert by_name(core_takers(samples(rows))) == {"cc1 (2 processes)": 1.0}
 
 
-def test_who_is_not_seen() -> None:
+def test_invisible_takers() -> None:
     busy = [*spent("other.all.spent_ns", 0.1, 0.1), *counter("host.cpu_busy_ns", 1.5, 1.5)]
     assert by_name(core_takers(samples(busy)))[UNSEEN] == pytest.approx(1.4)
     stolen = [*busy, *counter("host.steal_ns", 1.0, 1.0)]
     assert by_name(core_takers(samples(stolen))) == {STOLEN: 1.0, UNSEEN: 0.4}
-    nobody = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("process.cpu_ns", 0.01, 0.01)]))
-    assert takers_words(nobody) == ""
+    none = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("process.cpu_ns", 0.01, 0.01)]))
+    assert describe_takers(none) == ""
     little = core_takers(samples([*spent("other.all.spent_ns", 0, 0), *counter("thread.native.cpu_ns", 0.01, 0.01)]))
-    assert takers_words(little) == "no process that can be seen from here"
-    assert core_takers(samples(counter("host.cpu_busy_ns", 2, 2))) == (), "nobody watched"
+    assert describe_takers(little) == "no process that is visible from here"
+    assert core_takers(samples(counter("host.cpu_busy_ns", 2, 2))) == (), "not watched"
 
 
 def test_a_run_is_disturbed_where_others_computed_and_the_service_waited() -> None:
     assert disturbance(samples(HOG)) == (
-        "others had 0.30 cores (stress (process 77), 0.30 cores), and the service's threads waited for one 14 % of "
-        "the time that they could have run"
+        "others used 0.30 cores (stress (process 77), 0.30 cores), and the service's threads waited for a core for "
+        "14 % of the time that they could have run"
     )
     free = [row for row in HOG if row[1] != "thread.latfix-worker-0.runq_ns"]
-    assert disturbance(samples(free)) == "", "it had a core all along"
+    assert disturbance(samples(free)) == "", "it had a core all the time"
     alone = [row for row in HOG if not row[1].startswith(("other.77", "host."))]
     assert disturbance(samples(alone)) == "", "it was the service itself"
 
@@ -115,4 +114,4 @@ def test_the_culprit_is_named(simulate: Callable[..., RunRecord]) -> None:
     cause = next(each for each in found.causes if each.cause == "host.contention")
     assert cause.culprit == "stress (process 77), 2.0 cores"
     assert "meanwhile the cores went to stress (process 77), 2.0 cores" in cause.evidence
-    assert not any(each.culprit for each in diagnose(record, bootstrap=40).causes), "nobody watched"
+    assert not any(each.culprit for each in diagnose(record, bootstrap=40).causes), "not watched"

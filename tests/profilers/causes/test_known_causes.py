@@ -15,9 +15,10 @@ from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
-from tests.profilers.causes.test_memory_and_gil import MS, add_samples
+from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
+MS = 1_000_000
 
 
 def some(kind: str, ms: float, n: int = 600, count: int = 12) -> dict[int, tuple[str, float]]:
@@ -31,11 +32,17 @@ def entry(diagnosis: Diagnosis, cause: str) -> tuple[float, float, float]:
 
 
 def collect(record: RunRecord, at: npt.NDArray[np.int64], ms: int) -> RunRecord:
-    """The record with collections in a thread that it does not know."""
+    """The record with collections in an unknown thread."""
     events = {name: np.full(len(at), -1) for name in record.events}
     known = {"t_ns": at, "duration_ns": np.full(len(at), ms * 1_000_000), "thread": np.full(len(at), 4242)}
     words = {"kind": np.full(len(at), "gc", object), "detail": np.full(len(at), None, object)}
     return replace(record, events=events | known | words)
+
+
+@pytest.fixture(scope="module")
+def healthy(simulate: Simulate) -> Diagnosis:
+    """A quiet stream without faults."""
+    return diagnose(simulate(rate=20))
 
 
 def check_sums(diagnosis: Diagnosis) -> None:
@@ -66,7 +73,7 @@ def check_sums(diagnosis: Diagnosis) -> None:
 @pytest.mark.parametrize("ms", [25.0, 150.0])
 def test_top_cause(simulate: Simulate, unit: str, kind: str, expected: str, ms: float) -> None:
     # GIVEN a quiet stream at a quarter of capacity with two per cent of requests hit
-    record = simulate(rate=20, **{f"{unit}_faults": some(kind, ms)})
+    record = simulate(n=400, rate=20, **{f"{unit}_faults": some(kind, ms, 400, 8)})
     # WHEN
     diagnosis = diagnose(record, bootstrap=60)
     # THEN
@@ -94,7 +101,7 @@ def test_victims_time_goes_to_the_culprits_cause(simulate: Simulate) -> None:
     gc, contention = ledger.causes.index("python.gc"), ledger.causes.index("host.contention")
     waits = record.requests["queue_ns"]
     behind_gc, behind_contention = (np.arange(first, first + 7) for first in (101, 301))
-    # THEN those behind the collection owe it their wait, nothing to traffic and nothing to the other
+    # THEN waits behind the collection belong to it, and none to traffic or to the other fault
     assert waits[behind_gc].min() > 1_000_000
     assert np.allclose(ledger.propagated_ns[gc][behind_gc], waits[behind_gc], rtol=0.02, atol=200_000)
     owed, waited = ledger.propagated_ns[contention][behind_contention], waits[behind_contention]
@@ -124,16 +131,16 @@ def test_blame_reaches_victims_under_every_policy(simulate: Simulate, settings: 
     check_sums(diagnosis)
 
 
-def test_cold_start(simulate: Simulate) -> None:
+def test_cold_start(simulate: Simulate, healthy: Diagnosis) -> None:
     diagnosis = diagnose(simulate(rate=20, cold=400.0))
     assert diagnosis.verdict == "cold.start"
     assert any("warm-up" in note for note in diagnosis.notes)
-    assert diagnose(simulate(rate=20)).verdict != "cold.start"
+    assert healthy.verdict != "cold.start"
 
 
 @pytest.mark.parametrize("harmless", [0.1, 1.0])
 def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: float) -> None:
-    """A slow core strikes units whether they met some or not; where all met some, nothing tells what that costs."""
+    """A slow core hits units with and without denormals; if all have some, their cost is unknown."""
     chosen = np.random.default_rng(3).random(600) < harmless
     met = dict.fromkeys(np.flatnonzero(chosen).tolist(), ("denormals", 0.0))
     slow = {k: ("denormals" if k in met else "cpu", 40.0) for k in some("cpu", 40.0)}
@@ -144,7 +151,7 @@ def test_denormals_that_cost_nothing_are_no_cause(simulate: Simulate, harmless: 
 
 @pytest.mark.parametrize("gave_up", [True, False])
 def test_batches_that_run_uncompiled_for_good(simulate: Simulate, gave_up: bool) -> None:
-    """Shapes that came before the limit have a compiled version, those that came later are slow every time."""
+    """Shapes from before the limit have a compiled version; later ones are slow every time."""
     lengths = np.full(900, 100)
     lengths[500::20] = 110
     slow = dict.fromkeys(np.flatnonzero(lengths == 110).tolist(), ("cpu", 40.0))
@@ -167,7 +174,7 @@ def test_batches_that_run_uncompiled_for_good(simulate: Simulate, gave_up: bool)
         ((41.0, 88.0, 57.0, 130.0, 71.0, 103.0, 64.0), ""),
     ],
 )
-def test_sleeps_of_one_length_are_told(
+def test_sleeps_of_one_length_are_reported(
     simulate: Simulate, unit: str, cause: str, waits_ms: tuple[float, ...], words: str
 ) -> None:
     faults = {k: ("blocked", waits_ms[at % len(waits_ms)]) for at, k in enumerate(some("blocked", 1.0))}
@@ -179,19 +186,13 @@ def test_sleeps_of_one_length_are_told(
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_unlisted_slowdown_is_unexplained(simulate: Simulate, threads: int) -> None:
-    # GIVEN time blocked within compute, which no probe accounts for; a pool of threads is no slow core either
+    # GIVEN blocked time in compute, which no probe accounts for, with or without a thread pool
     meta = {"torch_threads": threads}
     diagnosis = diagnose(simulate(rate=20, compute_faults=some("blocked", 60.0), meta=meta))
     assert diagnosis.verdict == "inconclusive"
     assert entry(diagnosis, "unexplained")[0] > 0.8 * diagnosis.excess_ms
     assert entry(diagnosis, "host.slowdown")[0] < 0.01 * diagnosis.excess_ms
     assert not next(c for c in diagnosis.causes if c.cause == "unexplained").named
-
-
-def test_quiet_run_is_steady(simulate: Simulate) -> None:
-    diagnosis = diagnose(simulate(n=500, arrivals_ms=np.arange(500) * 40.0, noise=0.02))
-    assert diagnosis.verdict == "steady"
-    assert not [c.cause for c in diagnosis.causes if c.named]
 
 
 def test_heavy_inputs_are_input_size_and_no_fault(simulate: Simulate) -> None:
@@ -222,7 +223,7 @@ def test_long_window(simulate: Simulate) -> None:
     assert entry(diagnose(simulate(rate=20, max_batch=8)), "batching.window") == (0.0, 0.0, 0.0)
 
 
-def test_burst_and_overload_are_told_apart(simulate: Simulate) -> None:
+def test_burst_and_overload(simulate: Simulate) -> None:
     lulls = np.arange(0, 60000, 150.0)
     arrivals = np.sort(np.concatenate([lulls, np.repeat(np.arange(5000, 60000, 10000.0), 30)]))
     burst = diagnose(simulate(n=len(arrivals), arrivals_ms=arrivals, workers=2, max_batch=3))
@@ -232,33 +233,35 @@ def test_burst_and_overload_are_told_apart(simulate: Simulate) -> None:
 
 
 def test_priority(simulate: Simulate) -> None:
-    priority = np.random.default_rng(2).choice([0, 2], 1200).astype(np.int8)
-    record = simulate(n=1200, rate=85, priority=priority)
+    priority = np.random.default_rng(2).choice([0, 2], 800).astype(np.int8)
+    record = simulate(n=800, rate=85, priority=priority)
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "traffic.priority"
     ledger = diagnosis.ledger
     overtaken = ledger.own_ns[ledger.causes.index("traffic.priority")]
     assert overtaken[priority == 2].mean() > 0 > overtaken[priority == 0].mean()
-    assert entry(diagnose(simulate(n=1200, rate=85)), "traffic.priority") == (0.0, 0.0, 0.0)
+    assert entry(diagnose(simulate(n=800, rate=85)), "traffic.priority") == (0.0, 0.0, 0.0)
 
 
-def test_settings_that_were_not_in_effect_are_told(simulate: Simulate) -> None:
+def test_settings_that_were_not_in_effect_are_noted(simulate: Simulate) -> None:
     record = simulate(rate=20)
-    asked = replace(record, meta=replace(record.meta, setup_notes=("overlap needs a GPU: not in effect on the CPU",)))
-    assert "overlap needs a GPU: not in effect on the CPU." in diagnose(asked, bootstrap=20).notes
+    ignored = replace(
+        record, meta=replace(record.meta, setup_notes=("overlap needs a GPU: not in effect on the CPU",))
+    )
+    assert "overlap needs a GPU: not in effect on the CPU." in diagnose(ignored, bootstrap=20).notes
 
 
-def test_late_dispatch_is_the_observers(simulate: Simulate) -> None:
+def test_late_dispatch_is_the_observers(simulate: Simulate, healthy: Diagnosis) -> None:
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     diagnosis = diagnose(simulate(rate=20, dispatch=late))
     assert diagnosis.verdict == "observer"
     assert not diagnosis.trustworthy
     assert "too slow" in diagnosis.notes[0]
-    assert diagnose(simulate(rate=20)).trustworthy
+    assert healthy.trustworthy
 
 
 def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
-    """Newer kernels take throttled threads off the run queue; the cgroup's own counter says what stopped them."""
+    """Newer kernels dequeue throttled threads; the cgroup's counter shows what stopped them."""
     faults = some("blocked", 60.0)
     record = simulate(rate=20, prepare_faults=faults)
     assert entry(diagnose(record), "external.dependency")[0] > 0
@@ -269,16 +272,14 @@ def test_a_throttled_thread_may_look_blocked(simulate: Simulate) -> None:
         total += 60e6
         times += [start, start + int(rows["prepare_ns"][index])]
         values += [values[-1], total]
-    series = np.full(len(times), "cgroup.throttled_ns", dtype=object)
-    samples = {"t_ns": np.array(times), "series": series, "value": np.array(values)}
-    throttled = diagnose(replace(record, samples=samples))
+    throttled = diagnose(add_samples(record, {"cgroup.throttled_ns": (np.array(times), np.array(values))}))
     assert throttled.verdict == "host.throttle"
     assert entry(throttled, "host.throttle")[0] > 10 * abs(entry(throttled, "external.dependency")[0])
 
 
 @pytest.mark.parametrize("ms", [450.0, 6.0])
-def test_the_slowest_are_explained_whatever_the_percentile(simulate: Simulate, ms: float) -> None:
-    """Three requests of 600 are no part of p99's cause, but of the answer if they are far beyond it."""
+def test_the_slowest_requests_are_explained_at_any_percentile(simulate: Simulate, ms: float) -> None:
+    """Three of 600 requests do not affect p99's cause, but are mentioned if they are far slower."""
     struck = dict.fromkeys((150, 300, 450), ("blocked", ms))
     diagnosis = diagnose(simulate(arrivals_ms=np.arange(600) * 500.0, prepare_faults=struck), bootstrap=20)
     largest = diagnosis.largest
@@ -293,8 +294,8 @@ def test_the_slowest_are_explained_whatever_the_percentile(simulate: Simulate, m
 
 
 @pytest.mark.parametrize("ms", [0.0, 50.0])
-def test_a_throttled_neighbor_is_told_where_its_group_is_seen(simulate: Simulate, ms: float) -> None:
-    """Waits of 60 ms, in which another control group had no quota left for 50."""
+def test_a_throttled_neighbor_is_reported(simulate: Simulate, ms: float) -> None:
+    """Waits of 60 ms, during 50 ms of which another control group was throttled."""
     faults = some("blocked", 60.0)
     record = simulate(rate=5, prepare_faults=faults)
     rows = record.requests
@@ -312,7 +313,7 @@ def test_two_causes_at_once(simulate: Simulate) -> None:
     assert {diagnosis.causes[0].cause, diagnosis.causes[1].cause} == {"python.gc", "host.contention"}
 
 
-def test_collection_elsewhere_costs_nothing_where_nobody_waited(simulate: Simulate) -> None:
+def test_a_collection_elsewhere_costs_nothing_without_waits(simulate: Simulate) -> None:
     # GIVEN collections in another thread while compute ran on without the interpreter lock
     record = simulate(rate=20)
     record = collect(record, record.batches["h2d_end_ns"][:200] + 1_000_000, 5)
@@ -320,14 +321,14 @@ def test_collection_elsewhere_costs_nothing_where_nobody_waited(simulate: Simula
 
 
 def test_what_if_predicts_the_run_without_the_cause(simulate: Simulate) -> None:
-    faulty = diagnose(simulate(n=3000, rate=30, compute_faults=some("gc", 80.0, 3000, 60)))
-    healthy = diagnose(simulate(n=3000, rate=30))
+    faulty = diagnose(simulate(n=1500, rate=30, compute_faults=some("gc", 80.0, 1500, 30)), bootstrap=20)
+    healthy = diagnose(simulate(n=1500, rate=30), bootstrap=20)
     predicted = next(c for c in faulty.causes if c.cause == "python.gc").whatif_ms["p99"]
     assert faulty.latency_ms["p99"] > 2 * healthy.latency_ms["p99"]
     assert predicted == pytest.approx(healthy.latency_ms["p99"], rel=0.1)
 
 
-def test_sentence_says_percentile_share_and_what(simulate: Simulate) -> None:
+def test_the_sentence_has_percentile_share_and_cause(simulate: Simulate) -> None:
     diagnosis = diagnose(simulate(rate=40, compute_faults=some("gc", 100.0)))
     assert diagnosis.sentence.startswith("p99 is ")
     assert "garbage collector" in diagnosis.sentence
@@ -338,11 +339,11 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
     # GIVEN requests taken in late while a collection in a prepare thread held the interpreter lock
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     record = simulate(rate=20, intake=late)
-    # THEN the replay is not to blame, and its percentiles stand
+    # THEN the replay is not the cause, and its percentiles are valid
     diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
     assert diagnosis.verdict == "python.gc"
     assert diagnosis.trustworthy
-    # AND requests that were handed over so late are the replay's, whatever the service did meanwhile
+    # AND requests that were sent late are the replay's, whatever the service did at the time
     record = simulate(rate=20, dispatch=late)
     diagnosis = diagnose(collect(record, record.requests["arrival_ns"][sorted(late)], 60))
     assert diagnosis.verdict == "observer"
@@ -350,7 +351,7 @@ def test_lag_that_a_collection_made_is_the_collections(simulate: Simulate) -> No
 
 
 def test_requests_that_were_taken_in_late_are_the_services(simulate: Simulate) -> None:
-    """Whether the thread that takes in had no core, or nobody knows: never the replay's."""
+    """Late intake is never the replay's, with or without a known reason."""
     late = {int(k): 60.0 for k in np.random.default_rng(1).choice(600, 30, replace=False)}
     record = simulate(rate=20, intake=late)
     unknown = diagnose(record)
@@ -379,7 +380,7 @@ def test_steal_of_all_cores_costs_a_thread_its_own_share(simulate: Simulate) -> 
     series = {"host.steal_ns": (times, np.cumsum(stolen)), "host.cpu_busy_ns": (times, np.cumsum(busy))}
     ledger = diagnose(add_samples(record, series)).ledger
     steal = ledger.own_ns[ledger.causes.index("host.steal")][np.isin(ledger.request, list(struck))]
-    # THEN it owns a third of their 30 ms on a core, not four times as much
+    # THEN it owns a third of their 30 ms on a core, not the sum over all cores
     assert np.median(steal) == pytest.approx(10.0 * MS, rel=0.25)
 
 
@@ -405,7 +406,7 @@ def test_a_page_that_seems_to_cost_more_than_any_has_the_calibrated_price(simula
 
 @pytest.mark.parametrize(("kind", "verdict"), [("gc", "python.gc"), ("blocked", "inconclusive")])
 def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simulate, kind: str, verdict: str) -> None:
-    """The batches' column counts each of its places as a worker: each is taken first at some time, none is cold."""
+    """The batches' column counts each slot as a worker; the first use of a slot is not cold."""
     struck = dict.fromkeys(range(205, 400, 13), (kind, 60.0))
     record = simulate(n=400, arrivals_ms=np.arange(400) * 150.0, workers=4, compute_faults=struck)
     record.events["thread"][:] = 9000
@@ -420,7 +421,7 @@ def test_a_worker_that_requests_join_between_steps_is_one_thread(simulate: Simul
 
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_quota_that_ran_out_before_a_batch_did_not_hold_it_up(simulate: Simulate, earlier: bool) -> None:
-    """The worker looks at the counter where it waited for a core: what that grew by may be from long before."""
+    """The worker reads the counter only after waits for a core: its growth may be much older."""
     struck = some("runq", 40.0)
     record = simulate(rate=10, compute_faults=struck)
     batches = record.batches

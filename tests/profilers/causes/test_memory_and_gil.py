@@ -1,21 +1,21 @@
-"""The interpreter lock and the allocator: found where their evidence is whole, left alone where a part is missing."""
+"""The interpreter lock and the allocator: named with complete evidence, not with a part of it missing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.python.gil_waits import descheduled_ns, held_ns
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.units import Evidence, gather
+from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import Columns
+from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
 Chosen = npt.NDArray[np.int64]
@@ -35,20 +35,8 @@ def faults(kind: str, n: int = 600) -> dict[int, tuple[str, float]]:
     return {int(k): (kind, STRUCK_MS) for k in chosen}
 
 
-def add_samples(record: RunRecord, series: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> RunRecord:
-    """The record with more sampled series: name → times in nanoseconds, values."""
-    old = record.samples
-    times = np.concatenate([old["t_ns"], *(t for t, _ in series.values())])
-    values = np.concatenate([old["value"], *(v for _, v in series.values())])
-    names = np.empty(len(times), object)
-    names[:] = [*old["series"], *(name for name, (t, _) in series.items() for _ in range(len(t)))]
-    order = np.argsort(times, kind="stable")
-    columns: Columns = {"t_ns": times[order], "series": names[order], "value": values[order]}
-    return replace(record, samples=columns)
-
-
 def probe(record: RunRecord, wait_ms: float, *, holder: str = "") -> RunRecord:
-    """Readings every 20 ms: ``wait_ms`` while a struck unit is under way, nothing otherwise."""
+    """Readings every 20 ms: ``wait_ms`` while a struck unit runs, almost zero otherwise."""
     rows = record.requests
     end = int(rows["arrival_ns"].max()) + 1_000 * MS
     times = np.arange(0, end, 20 * MS, dtype=np.int64)
@@ -64,7 +52,7 @@ def probe(record: RunRecord, wait_ms: float, *, holder: str = "") -> RunRecord:
 
 
 def waiting(record: RunRecord, part: str, *, switches: int, others_ms: float) -> RunRecord:
-    """Struck units switched so often, while the rest of the process ran for so long."""
+    """Struck units with this many switches, while the rest of the process ran for ``others_ms``."""
     rows, batches = dict(record.requests), dict(record.batches)
     source = rows if part == "prepare" else batches
     cpu = "process_cpu_ns" if part == "compute" else f"{part}_process_cpu_ns"
@@ -81,8 +69,8 @@ def own(diagnosis: Diagnosis, cause: str) -> float:
     return next((summary.own_ms for summary in diagnosis.causes if summary.cause == cause), 0.0)
 
 
-def charged_ms(diagnosis: Diagnosis, cause: str, record: RunRecord) -> float:
-    """What a cause was charged with on the struck requests' own path, the mean."""
+def own_of_struck_ms(diagnosis: Diagnosis, cause: str, record: RunRecord) -> float:
+    """Mean own time of a cause in struck requests."""
     ledger = diagnosis.ledger
     rows = np.isin(ledger.request, struck(record))
     return float(ledger.own_ns[ledger.causes.index(cause), rows].mean()) / MS
@@ -98,7 +86,7 @@ def test_waits_for_the_lock_while_another_thread_runs(simulate: Simulate, part: 
     record = probe(waiting(record, part, switches=6, others_ms=STRUCK_MS), 5.0, holder="indexer")
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "python.gil"
-    assert charged_ms(diagnosis, "python.gil", record) == pytest.approx(STRUCK_MS, rel=0.1)
+    assert own_of_struck_ms(diagnosis, "python.gil", record) == pytest.approx(STRUCK_MS, rel=0.1)
     sentence = found(diagnosis, "python.gil").evidence
     assert "thread 'indexer'" in sentence and "MainThread" not in sentence
     assert diagnosis.ledger.conservation_error_ns() == 0
@@ -107,8 +95,8 @@ def test_waits_for_the_lock_while_another_thread_runs(simulate: Simulate, part: 
 @pytest.mark.parametrize(
     ("switches", "others_ms", "wait_ms"),
     [
-        pytest.param(1, STRUCK_MS, 0.1, id="a long sleep, however busy the rest is"),
-        pytest.param(25, STRUCK_MS, 0.15, id="many short sleeps, and nobody waits for the lock"),
+        pytest.param(1, STRUCK_MS, 0.1, id="a long sleep in a busy process"),
+        pytest.param(25, STRUCK_MS, 0.15, id="many short sleeps and a free lock"),
         pytest.param(6, 0.2, 5.0, id="no other thread runs"),
         pytest.param(6, STRUCK_MS, None, id="no probe"),
     ],
@@ -126,7 +114,7 @@ def test_a_lock_in_the_model_stays_unexplained(simulate: Simulate) -> None:
     record = simulate(compute_faults=faults("blocked"))
     diagnosis = diagnose(probe(waiting(record, "compute", switches=1, others_ms=0.1), 0.05))
     assert own(diagnosis, "python.gil") == 0
-    assert charged_ms(diagnosis, "unexplained", record) == pytest.approx(STRUCK_MS, rel=0.1)
+    assert own_of_struck_ms(diagnosis, "unexplained", record) == pytest.approx(STRUCK_MS, rel=0.1)
 
 
 def test_a_collection_in_another_thread_is_the_collectors(simulate: Simulate) -> None:
@@ -137,7 +125,7 @@ def test_a_collection_in_another_thread_is_the_collectors(simulate: Simulate) ->
 
 
 def grown(record: RunRecord, **bytes_: int) -> RunRecord:
-    """What the struck batches' compute changed in the process's memory; ``free_bytes`` in all batches."""
+    """Changes of the process's memory in the struck batches' compute; ``free_bytes`` in all batches."""
     rows, batches = record.requests, dict(record.batches)
     chosen = rows["batch_id"][struck(record)]
     for name, value in bytes_.items():
@@ -153,9 +141,9 @@ def faulted_bytes() -> int:
 
 
 def heap(record: RunRecord, free: float, *, all_along: bool = False, arena: float = 0.0) -> RunRecord:
-    """A sampled heap with ``free`` bytes in its arenas, from the middle of the run's first second on.
+    """A sampled heap with ``free`` bytes in its arenas, from half a second into the run on.
 
-    :param arena: bytes by which the arenas grow from sample to sample; without it they hold twice what is free.
+    :param arena: growth of the arenas per sample in bytes; without it, they are twice as large as the free memory.
     """
     times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
     level = np.where(all_along | (times >= 500 * MS), free, 1.0 * MIB)
@@ -173,7 +161,7 @@ def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Si
     record = grown(simulate(compute_faults=faults("faults")), arena_bytes=size, used_bytes=size, free_bytes=2 * MIB)
     diagnosis = diagnose(heap(record, 2 * MIB))
     assert diagnosis.verdict == "memory.allocator"
-    assert charged_ms(diagnosis, "memory.allocator", record) == pytest.approx(STRUCK_MS, rel=0.1)
+    assert own_of_struck_ms(diagnosis, "memory.allocator", record) == pytest.approx(STRUCK_MS, rel=0.1)
     assert f"{size / MIB:.3g} MiB" in found(diagnosis, "memory.allocator").evidence
     assert own(diagnosis, "memory.page_faults") < 0.1 * own(diagnosis, "memory.allocator")
 
@@ -190,7 +178,7 @@ def test_faults_on_memory_by_which_the_heap_grew_are_the_allocators(simulate: Si
 def test_faults_belong_to_what_the_heap_did(
     simulate: Simulate, sizes: dict[str, float], sampled: str | None, verdict: str
 ) -> None:
-    """``sizes`` in as many bytes as were faulted in; memory mapped outside may be advised away and touched again."""
+    """``sizes`` in multiples of the faulted bytes; memory mapped outside the heap may be reused."""
     size = faulted_bytes()
     record = grown(
         simulate(compute_faults=faults("faults")), **{f"{name}_bytes": int(n * size) for name, n in sizes.items()}
@@ -210,12 +198,12 @@ def test_growth_of_a_quarter_of_the_faults_is_half_of_each(simulate: Simulate) -
     record = grown(simulate(compute_faults=faults("faults")), blocks_bytes=size, used_bytes=size, free_bytes=2 * MIB)
     diagnosis = diagnose(record)
     for cause in ("memory.allocator", "memory.page_faults"):
-        assert charged_ms(diagnosis, cause, record) == pytest.approx(STRUCK_MS / 2, rel=0.1)
+        assert own_of_struck_ms(diagnosis, cause, record) == pytest.approx(STRUCK_MS / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_growth_beside_as_much_free_memory_is_fragmentation(simulate: Simulate, read: bool) -> None:
-    """Also where the heap has too many free chunks to be read for each unit, and only samples of it are known."""
+def test_growth_despite_free_memory_is_fragmentation(simulate: Simulate, read: bool) -> None:
+    """Also with samples only, if the heap has too many free chunks to be read for each unit."""
     size = faulted_bytes()
     record = simulate(compute_faults=faults("faults"))
     if read:
@@ -225,7 +213,7 @@ def test_growth_beside_as_much_free_memory_is_fragmentation(simulate: Simulate, 
         record = heap(grown(record, mapped_bytes=size), 3.0 * size, arena=float(size))
     diagnosis = diagnose(record)
     assert diagnosis.verdict == "memory.fragmentation"
-    assert charged_ms(diagnosis, "memory.fragmentation", record) > 0.9 * STRUCK_MS
+    assert own_of_struck_ms(diagnosis, "memory.fragmentation", record) > 0.9 * STRUCK_MS
     assert own(diagnosis, "memory.allocator") == 0
     assert diagnosis.ledger.conservation_error_ns() == 0
 
@@ -238,34 +226,14 @@ def test_giving_memory_back_has_the_calibrated_price(simulate: Simulate) -> None
     assert diagnose(priced(record, unmapping_mib_ns=1_000.0)).verdict == "host.slowdown"
 
 
-def test_the_price_of_a_fault_is_said_with_its_interval(simulate: Simulate) -> None:
+def test_the_price_of_a_fault_has_its_interval(simulate: Simulate) -> None:
     record = simulate(compute_faults=faults("faults"))
     assert "calibrated here)" in found(diagnose(record), "memory.page_faults").evidence
     record = priced(record, minor_fault_low_ns=480.0, minor_fault_high_ns=620.0)
     assert "calibrated here: 480 to 620 ns)" in found(diagnose(record), "memory.page_faults").evidence
 
 
-class _Untouched:
-    """Nothing was claimed before."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._units = evidence.units
-
-    def cpu(self, unit: str) -> Chosen:
-        return self._units[unit].cpu
-
-    def runq(self, unit: str) -> Chosen:
-        return self._units[unit].runq
-
-    def blocked(self, unit: str) -> Chosen:
-        return self._units[unit].blocked
-
-    def cpu_excess(self, unit: str) -> Chosen:
-        excess = self._units[unit].cpu - self._units[unit].expected_cpu
-        return np.asarray(np.maximum(excess, 0), dtype=np.int64)
-
-
-def test_a_holder_without_a_core_is_a_wait_for_a_core_at_second_hand(simulate: Simulate) -> None:
+def test_a_lock_holder_without_a_core_is_an_indirect_wait_for_a_core(simulate: Simulate) -> None:
     record = simulate(prepare_faults=faults("blocked"))
     record = probe(waiting(record, "prepare", switches=8, others_ms=10.0), 5.0)
     times = np.arange(0, int(record.requests["arrival_ns"].max()), 500 * MS, dtype=np.int64)
@@ -274,8 +242,8 @@ def test_a_holder_without_a_core_is_a_wait_for_a_core_at_second_hand(simulate: S
     ours = add_samples(record, {"thread.latfix-sampler.runq_ns": (times, np.arange(len(times)) * 200.0 * MS)})
     contended = gather(waits)
     rows = struck(record)
-    assert held_ns(contended, _Untouched(contended), "prepare")[rows] == pytest.approx(10.0 * MS, rel=0.05)
-    assert descheduled_ns(contended, _Untouched(contended), "prepare")[rows] == pytest.approx(15.0 * MS, rel=0.05)
-    assert not descheduled_ns(alone, _Untouched(alone), "prepare").any(), "nobody lacked a core"
+    assert held_ns(contended, Left(contended), "prepare")[rows] == pytest.approx(10.0 * MS, rel=0.05)
+    assert descheduled_ns(contended, Left(contended), "prepare")[rows] == pytest.approx(15.0 * MS, rel=0.05)
+    assert not descheduled_ns(alone, Left(alone), "prepare").any(), "no thread lacked a core"
     evidence = gather(ours)
-    assert not descheduled_ns(evidence, _Untouched(evidence), "prepare").any(), "latfix's own threads hold no lock"
+    assert not descheduled_ns(evidence, Left(evidence), "prepare").any(), "latfix's own threads hold no lock"

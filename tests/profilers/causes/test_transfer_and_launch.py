@@ -1,4 +1,4 @@
-"""Copies, and waits of host and device for each other, by the device's own clock. Simulated runs."""
+"""Copies, and waits of host and device for each other, from the device's clock. Simulated runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.device_idle import DeviceProfile, asking_ns, idle_ns
+from latfix.profilers.evidence.device_idle import DeviceProfile, idle_ns, issue_wait_ns
 from latfix.profilers.evidence.units import gather
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.causes.diagnosed import causes_of, own_ms
 
 Simulate = Callable[..., RunRecord]
 _MS = 1_000_000
@@ -30,34 +30,21 @@ def _profile(*, sync: float = 0.0, waits: int = 0, busy_ms: float = 9.5) -> list
 
 
 def _on_device(record: RunRecord, columns: Mapping[str, Any], **meta: Any) -> RunRecord:
-    """The run as if it had been on a device, with what its clock said of each batch."""
+    """The run as if it had been on a device, with its clock's figures for each batch."""
     compute = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
     batches = {**record.batches, "device_ns": compute, "lead_ns": np.zeros_like(compute), **columns}
     known = {"device": "cuda:0", "calibration": _CALIBRATION, "device_profile": _profile()}
     return replace(record, batches=batches, meta=record.meta.updated(**{**known, **meta}))
 
 
-def _causes(record: RunRecord) -> dict[str, Any]:
-    diagnosis = diagnose(record, bootstrap=100)
-    assert diagnosis.ledger.conservation_error_ns() == 0
-    return {cause.cause: cause for cause in diagnosis.causes}
-
-
-def _own_ms(record: RunRecord, cause: str) -> np.ndarray[Any, Any]:
-    ledger = diagnose(record, bootstrap=20).ledger
-    own = np.zeros(len(record.requests["index"]))
-    own[ledger.request] = ledger.own_ns[ledger.causes.index(cause)] / 1e6
-    return own
-
-
 def _slow_copies(simulate: Simulate, *, hit_ms: float, usual_ms: float = 0.2) -> RunRecord:
-    """Copies in of the same size, some of which take long; the compute after them is what it always is."""
+    """Input copies of the same size, some of which take long; compute is unchanged."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("cpu", hit_ms)))
     at = record.requests["batch_id"]
     took = np.full(len(record.batches["batch_id"]), int(usual_ms * _MS))
     hit = np.isin(at, at[_HIT])
     took[at[hit]] = int((usual_ms + hit_ms) * _MS)
-    # The fault that was put into compute becomes the copy's: the stages move apart where compute begins.
+    # Move the injected fault from compute to the copy.
     moved = took - int(usual_ms * _MS)
     record.requests["h2d_ns"] += moved[at]
     record.requests["compute_ns"] -= moved[at]
@@ -70,84 +57,82 @@ def _slow_copies(simulate: Simulate, *, hit_ms: float, usual_ms: float = 0.2) ->
 
 def test_a_copy_owns_what_its_bytes_do_not_need(simulate: Simulate) -> None:
     record = _slow_copies(simulate, hit_ms=8.0)
-    found = _causes(record)
+    found = causes_of(record)
     assert found["transfer.copy"].named and max(found, key=lambda name: found[name].tail_ms) == "transfer.copy"
-    own = _own_ms(record, "transfer.copy")
+    own = own_ms(record, "transfer.copy")
     assert np.median(own[_HIT]) == pytest.approx(8.0, rel=0.05)
     assert abs(np.median(np.delete(own, _HIT))) < 0.1
-    assert "100 % of the bytes in memory that is not pinned" in found["transfer.copy"].evidence
+    assert "100 % of the bytes are in memory that is not pinned" in found["transfer.copy"].evidence
     beside_others_of_its_size = replace(record, meta=replace(record.meta, calibration={}))
-    assert np.median(_own_ms(beside_others_of_its_size, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
+    assert np.median(own_ms(beside_others_of_its_size, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
-def test_a_host_that_is_held_up_while_it_asks_is_no_slow_copy(simulate: Simulate) -> None:
-    """Between two pinned copies of a batch the device may wait for the host: for a core, not for bytes."""
+def test_a_host_that_is_slow_to_issue_is_no_slow_copy(simulate: Simulate) -> None:
+    """Between two pinned copies the device may wait for the host."""
     record = _slow_copies(simulate, hit_ms=8.0)
     asking = np.maximum(record.batches["copy_in_ns"] - 10_000, 0)
     pinned = {"copy_in_issue_ns": asking, "pageable_bytes": np.zeros_like(asking)}
     held_up = replace(record, batches={**record.batches, **pinned})
-    assert np.abs(_own_ms(held_up, "transfer.copy")).max() < 0.1
-    # From pageable memory the host is in the copy itself all that time.
+    assert np.abs(own_ms(held_up, "transfer.copy")).max() < 0.1
+    # With pageable memory the host takes part in the copy all that time.
     pageable = replace(record, batches={**record.batches, "copy_in_issue_ns": asking})
-    assert np.median(_own_ms(pageable, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
+    assert np.median(own_ms(pageable, "transfer.copy")[_HIT]) == pytest.approx(8.0, rel=0.05)
 
 
-def test_an_answer_that_was_asked_for_while_the_device_computed_cost_nothing(simulate: Simulate) -> None:
+def test_a_copy_issued_while_the_device_computed_costs_nothing(simulate: Simulate) -> None:
     record = _slow_copies(simulate, hit_ms=8.0)
     asking = {"copy_out_issue_ns": np.full(len(record.batches["batch_id"]), 2 * _MS)}
     nothing = np.zeros_like(record.batches["batch_id"])
     for lead, expected in ((3 * _MS, 0), (_MS // 2, 3 * _MS // 2)):
         known = {**asking, "pageable_bytes": nothing, "lead_ns": nothing + lead}
-        took = asking_ns(gather(replace(record, batches={**record.batches, **known})), "out")
+        took = issue_wait_ns(gather(replace(record, batches={**record.batches, **known})), "out")
         assert (took == expected).all()
 
 
 def test_larger_copies_are_the_inputs_size(simulate: Simulate) -> None:
-    """Forty times the bytes need forty times as long: explained, and no fault of the copy."""
+    """Forty times the bytes need forty times as long: not a fault of the copy."""
     record = _slow_copies(simulate, hit_ms=7.8)
     size = record.batches["copy_in_bytes"].copy()
     size[record.batches["copy_in_ns"] > _MS] = 40 * _BYTES
     record = replace(record, batches={**record.batches, "copy_in_bytes": size})
-    found = _causes(record)
+    found = causes_of(record)
     assert "transfer.copy" not in found or not found["transfer.copy"].named
-    assert np.median(_own_ms(record, "input.size")[_HIT]) == pytest.approx(7.8, rel=0.05)
+    assert np.median(own_ms(record, "input.size")[_HIT]) == pytest.approx(7.8, rel=0.05)
 
 
 def _starved(simulate: Simulate, **meta: Any) -> RunRecord:
-    """The device takes longer for some batches, and is done when the host has issued the last operator."""
+    """The device takes longer for some batches, and ends when the host has issued the last operator."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("cpu", 14.0)))
     return _on_device(record, {}, **meta)
 
 
 def test_a_device_that_waits_for_the_host_is_starved_of_launches(simulate: Simulate) -> None:
     record = _starved(simulate)
-    cause = _causes(record)["dispatch.launch"]
-    assert cause.named and np.median(_own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(14.0, rel=0.05)
+    cause = causes_of(record)["dispatch.launch"]
+    assert cause.named and np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(14.0, rel=0.05)
     assert "300 operators of a batch are issued one by one" in cause.evidence and cause.fixes == ("fuse.cudagraph",)
 
 
-def test_a_launching_thread_that_was_kept_from_its_work_is_no_lack_of_launches(simulate: Simulate) -> None:
-    """It stood at a lock: a captured graph would have waited there, too."""
+def test_a_blocked_launching_thread_is_no_lack_of_launches(simulate: Simulate) -> None:
+    """It waited for a lock, where a captured graph would have waited too."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, ("blocked", 14.0)))
     wall = record.batches["compute_end_ns"] - record.batches["h2d_end_ns"]
     record = _on_device(record, {"issue_ns": wall})
-    assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
-    assert np.median(_own_ms(record, "unexplained")[_HIT]) == pytest.approx(14.0, rel=0.05)
+    assert np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
+    assert np.median(own_ms(record, "unexplained")[_HIT]) == pytest.approx(14.0, rel=0.05)
 
 
 @pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize(("kind", "cause"), [("runq", "host.contention"), ("gc", "python.gc")])
-def test_of_a_hosts_delays_only_what_delayed_the_batch_is_owed(
-    simulate: Simulate, kind: str, cause: str, hidden: bool
-) -> None:
-    """While the device computed what it had, the thread that launches waited for a core, or collected."""
+def test_only_host_delays_that_delay_the_batch_count(simulate: Simulate, kind: str, cause: str, hidden: bool) -> None:
+    """While the device computed queued work, the launching thread waited for a core or collected garbage."""
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(_HIT, (kind, 6.0)))
     if hidden:
         usual = simulate(n=900, rate=20, base=10.0, per_item=0.0)
         runq = record.batches["compute_runq_ns"]
         events = {**record.events, "t_ns": usual.batches["h2d_end_ns"][sorted(_HIT)] + _MS} if kind == "gc" else {}
         record = replace(usual, batches={**usual.batches, "compute_runq_ns": runq}, events=events or usual.events)
-    own = _own_ms(_on_device(record, {}), cause)
+    own = own_ms(_on_device(record, {}), cause)
     assert np.median(own[_HIT]) == pytest.approx(0.0 if hidden else 6.0, abs=0.3)
 
 
@@ -158,31 +143,31 @@ def test_a_probe_that_holds_the_drivers_lock_is_the_observers(simulate: Simulate
     events |= {"t_ns": begin, "duration_ns": np.full(len(begin), 14 * _MS)}
     events |= {"kind": np.full(len(begin), "spike", object), "detail": np.full(len(begin), None, object)}
     record = replace(record, events=events)
-    assert np.median(_own_ms(record, "observer")[_HIT]) == pytest.approx(14.0, rel=0.05)
-    assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
+    assert np.median(own_ms(record, "observer")[_HIT]) == pytest.approx(14.0, rel=0.05)
+    assert np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.0, abs=0.1)
 
 
 def test_waits_of_the_host_own_the_idle_time_that_follows_them(simulate: Simulate) -> None:
     profile = _profile(sync=3.0, waits=6)
     record = _starved(simulate, device_profile=profile, device_waits=["model.py:12", "model.py:31"])
-    found = _causes(record)
+    found = causes_of(record)
     assert found["transfer.sync"].named
-    assert np.median(_own_ms(record, "transfer.sync")[_HIT]) == pytest.approx(0.75 * 14.0, rel=0.05)
-    assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.25 * 14.0, rel=0.05)
+    assert np.median(own_ms(record, "transfer.sync")[_HIT]) == pytest.approx(0.75 * 14.0, rel=0.05)
+    assert np.median(own_ms(record, "dispatch.launch")[_HIT]) == pytest.approx(0.25 * 14.0, rel=0.05)
     assert "waited for the device 6 times" in found["transfer.sync"].evidence
     assert "model.py:12, model.py:31" in found["transfer.sync"].evidence
 
 
 def test_a_device_that_had_its_work_long_before_was_not_starved(simulate: Simulate) -> None:
-    """The host had issued everything in a millisecond: what took long ran, and nobody waited."""
+    """The host had issued everything within a millisecond: the device was busy, not waiting."""
     record = _starved(simulate)
     record.batches["lead_ns"][:] = record.batches["device_ns"] - _MS
-    found = _causes(record)
+    found = causes_of(record)
     assert "dispatch.launch" not in found or not found["dispatch.launch"].named
-    assert np.median(_own_ms(record, "dispatch.launch")[_HIT]) < 1.0
+    assert np.median(own_ms(record, "dispatch.launch")[_HIT]) < 1.0
 
 
-def test_nobody_is_blamed_for_a_captured_graph_without_a_profile_or_a_device(simulate: Simulate) -> None:
+def test_no_idle_time_with_a_graph_without_a_profile_or_a_device(simulate: Simulate) -> None:
     record = _starved(simulate)
     graph = replace(record, batches={**record.batches, "graph": np.ones_like(record.batches["batch_id"])})
     without = [
@@ -190,11 +175,11 @@ def test_nobody_is_blamed_for_a_captured_graph_without_a_profile_or_a_device(sim
         for meta in (replace(record.meta, device="cpu"), replace(record.meta, device_profile=()))
     ]
     for one in (graph, *without):
-        assert not {"dispatch.launch", "transfer.sync"} & set(_causes(one))
+        assert not {"dispatch.launch", "transfer.sync"} & set(causes_of(one))
 
 
 def test_a_neighbor_on_the_same_device_is_no_wait_for_the_host(simulate: Simulate) -> None:
-    """Two workers' batches that compute at the same time take longer, and the host had nothing to do with it."""
+    """Batches of two workers that compute at the same time take longer, which is not due to the host."""
     record = simulate(n=900, rate=150, base=10.0, per_item=0.0, workers=2)
     alone = _on_device(record, {}, device_profile=_profile(busy_ms=6.0), worker_devices=["cuda:0", "cuda:1"])
     shared = replace(alone, meta=replace(alone.meta, worker_devices=("cuda:0", "cuda:0")))
@@ -211,14 +196,14 @@ def test_an_undisturbed_run_names_nothing_of_the_device(simulate: Simulate) -> N
     record = simulate(n=900, rate=20, base=10.0, per_item=0.0)
     took = np.full(len(record.batches["batch_id"]), int(0.2 * _MS))
     columns = {"copy_in_ns": took, "copy_in_bytes": np.full_like(took, _BYTES)}
-    found = _causes(_on_device(record, columns))
+    found = causes_of(_on_device(record, columns))
     assert not any(
         cause.named for name, cause in found.items() if name.startswith(("transfer.", "dispatch.", "gpu."))
     )
 
 
-def test_work_that_a_feature_tells_is_no_waiting_for_the_host(simulate: Simulate) -> None:
-    """Twice the steps on inputs of one size: the device works twice as long, while the host issues."""
+def test_work_that_depends_on_a_feature_is_not_idle_time(simulate: Simulate) -> None:
+    """Twice the steps on inputs of the same size keep the device busy twice as long."""
     long = np.random.default_rng(5).random(900) < 0.3
     record = simulate(
         n=900, rate=20, base=10.0, per_item=0.0, compute_faults=dict.fromkeys(np.flatnonzero(long), ("cpu", 10.0))
@@ -228,7 +213,7 @@ def test_work_that_a_feature_tells_is_no_waiting_for_the_host(simulate: Simulate
     idle = idle_ns(gather(found))
     assert idle is not None
     assert np.median(idle[long]) < 2.5 * np.median(idle[~long]), "in proportion to the work, at most"
-    assert np.median(_own_ms(found, "dispatch.launch")[long]) < 2.0
+    assert np.median(own_ms(found, "dispatch.launch")[long]) < 2.0
 
 
 def test_larger_batches_are_expected_to_keep_the_device_longer() -> None:

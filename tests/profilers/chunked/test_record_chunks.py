@@ -1,4 +1,4 @@
-"""Where a record is cut, what a chunk holds, and how a backlog is carried over."""
+"""Cuts of a record, contents of a chunk, and carried-over backlogs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from latfix.arrays import Ints
+from latfix.cause_catalogue import CATALOGUE
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
-from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, joined, not_idle
+from latfix.profilers.chunked.record_chunks import Chunk, Cutter, WholeRecord, before_first_idle, joined
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.run_record import RunRecord
 
@@ -55,12 +56,12 @@ def test_a_service_that_is_never_idle_is_cut_between_batches(at_once: int) -> No
 def test_requests_before_the_first_idle_moment(simulate: Callable[..., RunRecord]) -> None:
     record = simulate(n=50, arrivals_ms=np.arange(50) * 20.0)
     end = record.requests["arrival_ns"] + record.requests["latency_ns"]
-    assert not not_idle(Chunk(first=0, last=50, reach_ns=0, busy=False), record).any()
+    assert not before_first_idle(Chunk(first=0, last=50, reach_ns=0, busy=False), record).any()
     late = int(record.requests["arrival_ns"][20]) - 1
-    held = not_idle(Chunk(first=0, last=50, reach_ns=late, busy=True), record)
+    held = before_first_idle(Chunk(first=0, last=50, reach_ns=late, busy=True), record)
     assert held[:20].all()
     assert not held[20:].any()
-    never = not_idle(Chunk(first=0, last=50, reach_ns=int(end.max()) + 1, busy=True), record)
+    never = before_first_idle(Chunk(first=0, last=50, reach_ns=int(end.max()) + 1, busy=True), record)
     assert never.all()
 
 
@@ -76,7 +77,7 @@ def test_a_stretch_holds_what_belongs_to_it(simulate: Callable[..., RunRecord]) 
     assert WholeRecord(record).event_totals()["gc"][0] == 2
 
 
-def test_joined_stretches_are_numbered_anew(simulate: Callable[..., RunRecord]) -> None:
+def test_joined_stretches_are_renumbered(simulate: Callable[..., RunRecord]) -> None:
     faults = dict.fromkeys((10, 60, 150), ("gc", 20.0))
     record = simulate(n=300, max_batch=4, rate=200.0, compute_faults=faults)
     record.events["request"][:] = sorted(faults)  # each names the request whose batch it struck
@@ -101,11 +102,11 @@ def _ledger(n: int) -> Ledger:
         causes=_IDS,
         own_ns=own,
         propagated_ns=propagated,
-        classes=tuple(cause.evidence_class for cause in CAUSES),
+        classes=tuple(CATALOGUE[cause].evidence_class for cause in _IDS),
     )
 
 
-def test_what_is_carried_over_leaves_unexplained_for_the_causes_of_the_backlog() -> None:
+def test_carried_over_waits_move_from_unexplained_to_the_backlogs_causes() -> None:
     ledger = _ledger(10)
     closure = np.arange(10) * 1_001 - 2_000
     early = np.arange(10) < 7

@@ -1,4 +1,4 @@
-"""Lines that slow work spends longer on than typical work, on samples made by hand."""
+"""Lines on which slow work spends more time than typical work, on samples made by hand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.probes.gil_probe import PERIOD_S, WAIT_SERIES
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import Columns
+from tests.profilers.samples import sample_columns
 
 MS = 1_000_000
 PERIOD = int(PERIOD_S * 1e9)
-#: The model's usual line, the line that is slow now and then (in a library that the user's code calls), latfix's own.
+#: The model's usual line, a line that is slow now and then (in a library called by the user's code), a library only.
 STACKS = [
     ("/home/me/w/model.py:10 Ranker.forward", "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:9 call"),
     ("/venv/lib/python3.11/json/decoder.py:353 raw_decode", "/home/me/w/model.py:41 Ranker.lookup"),
@@ -25,27 +25,15 @@ STACKS = [
 ]
 
 
-def looked_at(record: RunRecord, stack_of: Callable[[bool], int], hit: Mapping[int, object]) -> RunRecord:
-    """The record with a look every period: into batches, the stack that ``stack_of`` says of those that were hit."""
+def sampled(record: RunRecord, stack_of: Callable[[bool], int], hit: Mapping[int, object]) -> RunRecord:
+    """The record with one stack sample per period within batches: ``stack_of`` whether the batch was hit."""
     compute = gather(record).units["compute"]
-    batches, last = set(hit), int(compute.end.max())
-    rows: list[tuple[int, str, float]] = []
-    for at in range(PERIOD, last, PERIOD):
-        rows.append((at, WAIT_SERIES, 0.0))
-        place = int(np.searchsorted(compute.start, at, side="right")) - 1
-        if place >= 0 and at < compute.end[place]:
-            rows.append((at, "stack.worker.0", float(stack_of(place in batches))))
-    return replace(record, samples=columns(rows))
-
-
-def columns(rows: list[tuple[int, str, float]]) -> Columns:
-    names = np.empty(len(rows), dtype=object)
-    names[:] = [name for _, name, _ in rows]
-    return {
-        "t_ns": np.array([at for at, _, _ in rows], dtype=np.int64),
-        "series": names,
-        "value": np.array([value for _, _, value in rows]),
-    }
+    ticks = np.arange(PERIOD, int(compute.end.max()), PERIOD)
+    place = np.searchsorted(compute.start, ticks, side="right") - 1
+    inside = (place >= 0) & (ticks < compute.end[np.maximum(place, 0)])
+    stacks = np.array([float(stack_of(batch in hit)) for batch in place[inside].tolist()])
+    series = {WAIT_SERIES: (ticks, np.zeros(len(ticks))), "stack.worker.0": (ticks[inside], stacks)}
+    return replace(record, samples=sample_columns(series))
 
 
 @pytest.fixture
@@ -53,41 +41,41 @@ def hit() -> dict[int, tuple[str, float]]:
     return dict.fromkeys(range(50, 600, 20), ("cpu", 60.0))
 
 
-def test_the_line_of_slow_batches_is_told(
+def test_the_line_of_slow_batches_is_reported(
     simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
 ) -> None:
     # GIVEN one batch of twenty that takes 60 ms longer, on a line that the others never reach
-    record = looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 1 if slow else 0, hit)
+    record = sampled(simulate(rate=10, compute_faults=hit), lambda slow: 1 if slow else 0, hit)
     record = replace(record, meta=record.meta.updated(stacks=STACKS, workload_folder="/home/me/w"))
     # WHEN
     diagnosis = diagnose(record, bootstrap=20)
     found = diagnosis.lines
-    # THEN that line comes first, with the time that it took
+    # THEN that line comes first, with its time
     line = found[0]
     assert (line.unit, line.file, line.line, line.function) == ("compute", "model.py", 41, "Ranker.lookup")
     assert line.inside == "decoder.py raw_decode"
     assert line.slow_ms == pytest.approx(60, rel=0.3) and line.typical_ms == 0.0
-    assert all(each.line != 10 for each in found), "no longer in slow ones than in typical"
+    assert all(each.line != 10 for each in found), "equally long in slow and typical batches"
     # AND whole stacks have the same time
     slow_ms = {stack.frames: stack.slow_ms for stack in diagnosis.stacks if stack.unit == "compute"}
     assert slow_ms[STACKS[1]] == pytest.approx(line.slow_ms)
 
 
-def test_where_nothing_is_the_user_s_the_library_is_named(
+def test_without_user_code_the_library_is_named(
     simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
 ) -> None:
-    evidence = gather(looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 2 if slow else 0, hit))
+    evidence = gather(sampled(simulate(rate=10, compute_faults=hit), lambda slow: 2 if slow else 0, hit))
     (line,) = slow_lines(stack_times(evidence, STACKS), "/home/me/w")
     assert (line.file, line.line) == ("/venv/lib/python3.11/site-packages/torch/_ops.py", 7)
 
 
-def test_without_looks_there_are_no_lines(simulate: Callable[..., RunRecord]) -> None:
+def test_without_samples_there_are_no_lines(simulate: Callable[..., RunRecord]) -> None:
     evidence: Evidence = gather(simulate(rate=10))
     assert stack_times(evidence, STACKS) == () and stack_times(evidence, ()) == ()
 
 
-def test_a_look_of_an_unknown_stack_says_nothing(
+def test_samples_of_unknown_stacks_are_ignored(
     simulate: Callable[..., RunRecord], hit: dict[int, tuple[str, float]]
 ) -> None:
-    evidence = gather(looked_at(simulate(rate=10, compute_faults=hit), lambda slow: 77 if slow else 78, hit))
+    evidence = gather(sampled(simulate(rate=10, compute_faults=hit), lambda slow: 77 if slow else 78, hit))
     assert stack_times(evidence, STACKS) == ()

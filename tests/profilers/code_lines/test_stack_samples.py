@@ -1,4 +1,4 @@
-"""Stacks of the service's threads: what is the user's is kept, what is latfix's and waiting is not."""
+"""Stack samples: the user's frames are kept, latfix's and waiting threads are not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latfix.profilers.probes.stage_recorder import SampleLog
 
 
 def prepare_features(begun: threading.Event, go_on: threading.Event) -> None:
-    """Code of a user, as far as a stack shows."""
+    """Stands for code of a user."""
     begun.set()
     go_on.wait()
 
@@ -51,7 +51,7 @@ def test_the_user_s_frames_are_kept_innermost_first() -> None:
 
 
 def test_nothing_is_collected_while_frames_are_walked() -> None:
-    """A collection in between lets other threads go on and leave the frames that are looked at (a crash in 3.11)."""
+    """A collection lets other threads run and leave the frames being walked (a crash in Python 3.11)."""
     seen: list[str] = []
 
     def look(phase: str, _: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Stories of single requests: they add up, and name what held the worker."""
+"""Explanations of single requests: they add up, and name what held the worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from latfix.errors import InputError
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.drilldown.explain import tell
 from latfix.profilers.drilldown.selection import check_ids, check_slowest, choose_ids, choose_slowest, nearest
-from latfix.profilers.drilldown.wait_chain import TOLD
+from latfix.profilers.drilldown.wait_chain import MOST_LISTED
 from latfix.results.request_explanation import Holder, Others, Story, Wait
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE
@@ -187,7 +187,7 @@ class Line:
         self.batches.append(batch)
 
 
-def told(record: RunRecord, *names: str) -> tuple[Story, ...]:
+def explained(record: RunRecord, *names: str) -> tuple[Story, ...]:
     ledger = diagnose(record, bootstrap=2).ledger
     chosen = choose_ids(record, names) if names else choose_slowest(record, 1000)
     return tell(record, ledger, chosen)
@@ -206,9 +206,9 @@ def paced(n: int, every: float = 20.0) -> list[float]:
     return [k * every for k in range(n)]
 
 
-def test_what_it_waited_behind_and_why_that_was_slow() -> None:
+def test_holders_and_their_causes() -> None:
     record = Line(arrivals=paced(60), gc={30: 200.0}).record()
-    (story,) = told(record, "r32")
+    (story,) = explained(record, "r32")
     wait = queue_of(story)
     culprit = by_label(wait)["30"]
     assert [holder.label for holder in wait.holders] == ["30", "31"]
@@ -228,13 +228,13 @@ def test_what_it_waited_behind_and_why_that_was_slow() -> None:
 
 def test_the_chain_goes_back_to_when_the_worker_was_last_idle() -> None:
     record = Line(arrivals=paced(60), gc={30: 200.0}).record()
-    (late,) = told(record, "r44")
+    (late,) = explained(record, "r44")
     wait = queue_of(late)
     culprit = by_label(wait)["30"]
     assert culprit.within_ns == 0
     assert culprit.at_ns + culprit.held_ns < wait.at_ns
     assert wait.busy_since_ns == culprit.at_ns
-    (before,) = told(record, "r30")
+    (before,) = explained(record, "r30")
     assert not before.waits
 
 
@@ -252,7 +252,7 @@ def test_every_story_adds_up(data: st.DataObject) -> None:
         retried=data.draw(st.lists(st.integers(0, n - 1), max_size=2)),
         rank=data.draw(st.dictionaries(st.integers(0, n - 1), st.integers(0, 2), max_size=5)),
     ).record()
-    stories = told(record)
+    stories = explained(record)
     assert len(stories) == n
     for story in stories:
         assert story.difference_ns == 0
@@ -264,7 +264,7 @@ def test_every_story_adds_up(data: st.DataObject) -> None:
             assert not stage.parts or sum(ns for _, ns in stage.parts) == stage.duration_ns
             assert all(ns > 0 for _, ns in stage.parts)
         for wait in story.waits:
-            assert len(wait.holders) <= TOLD
+            assert len(wait.holders) <= MOST_LISTED
             starts = [holder.at_ns for holder in wait.holders]
             assert starts == sorted(starts)
             parts: list[Holder | Others] = [*wait.holders, *([wait.others] if wait.others else [])]
@@ -277,20 +277,20 @@ def test_every_story_adds_up(data: st.DataObject) -> None:
             assert wait.idle_ns <= 0 or wait.resource == "prepare", "a request never waits for an idle worker"
 
 
-def test_many_holders_are_put_together_and_nothing_is_lost() -> None:
+def test_many_holders_are_summed_up_without_loss() -> None:
     n = 80
     record = Line(arrivals=paced(n, 1.0), gc={5: 300.0}).record()
-    (story,) = told(record, "r70")
+    (story,) = explained(record, "r70")
     wait = queue_of(story)
-    assert len(wait.holders) == TOLD
+    assert len(wait.holders) == MOST_LISTED
     assert wait.others is not None
-    assert wait.others.count == 70 - TOLD
+    assert wait.others.count == 70 - MOST_LISTED
     assert "5" in by_label(wait)
     assert sum(holder.within_ns for holder in wait.holders) + wait.others.within_ns == wait.duration_ns
 
 
 def test_a_wait_for_the_prepare_thread_names_the_request_that_had_it() -> None:
-    (story,) = told(Line(arrivals=paced(60), prepare={20: 90.0}).record(), "r22")
+    (story,) = explained(Line(arrivals=paced(60), prepare={20: 90.0}).record(), "r22")
     (wait,) = [wait for wait in story.waits if wait.resource == "prepare"]
     slow = by_label(wait)["r20"]
     assert slow.excess_ns == pytest.approx(89.5 * MS, rel=0.01)
@@ -299,10 +299,10 @@ def test_a_wait_for_the_prepare_thread_names_the_request_that_had_it() -> None:
     assert "the prepare of r20" in story.sentence
 
 
-def test_a_slow_prepare_is_not_charged_to_the_batch() -> None:
+def test_a_slow_prepare_is_not_attributed_to_the_batch() -> None:
     line = Line(arrivals=paced(60), prepare={30: 90.0})
     line.events.append((30 * 20 * MS + MS, 80 * MS, "gc", PREPARE, -1, {"generation": 2, "collected": 0}))
-    (victim, culprit) = told(line.record(), "r31", "r30")
+    (victim, culprit) = explained(line.record(), "r31", "r30")
     assert {entry.cause: entry.own_ns for entry in culprit.entries}["python.gc"] == 80 * MS
     pool, queue = victim.waits
     assert dict(by_label(pool)["r30"].causes)["python.gc"] == 80 * MS
@@ -311,7 +311,7 @@ def test_a_slow_prepare_is_not_charged_to_the_batch() -> None:
     assert "python.gc" not in dict(batch.causes)
 
 
-def test_what_it_waited_behind_and_the_ledger_tell_the_same() -> None:
+def test_holders_and_the_ledger_name_the_same_causes() -> None:
     # GIVEN a batch that takes 230 ms longer because threads of the operators' pool had no core
     line = Line(arrivals=paced(60), gc={30: 230.0})
     record = line.record()
@@ -319,7 +319,7 @@ def test_what_it_waited_behind_and_the_ledger_tell_the_same() -> None:
     none = {name: column[:0] for name, column in record.events.items()}
     record = replace(record, events=none, meta=record.meta.updated(torch_threads=2))
     # WHEN
-    (story,) = told(record, "r32")
+    (story,) = explained(record, "r32")
     # THEN the batch's table names what the ledger names
     held = dict(by_label(queue_of(story))["30"].causes)
     through = {entry.cause: entry.propagated_ns for entry in story.entries}
@@ -328,18 +328,18 @@ def test_what_it_waited_behind_and_the_ledger_tell_the_same() -> None:
     assert max(through, key=lambda cause: through[cause]) == "host.contention"
 
 
-def test_every_worker_that_was_busy_is_told() -> None:
+def test_every_busy_worker_is_listed() -> None:
     record = Line(arrivals=paced(60, 8.0), workers=2, gc={20: 150.0, 21: 170.0}).record()
-    (story,) = told(record, "r24")
+    (story,) = explained(record, "r24")
     wait = queue_of(story)
     assert {holder.thread for holder in wait.holders} == {0, 1}
     assert {"20", "21"} <= set(by_label(wait))
     assert wait.idle_ns == 0
 
 
-def test_members_of_a_failed_batch_say_so() -> None:
+def test_members_of_a_failed_batch() -> None:
     record = Line(arrivals=[*paced(50), 1001.0, 1001.1, 1001.2, 1001.3], max_batch=4, retried=[52], gc={50: 40.0})
-    stories = told(record.record(), "r53", "r52")
+    stories = explained(record.record(), "r53", "r52")
     for story in stories:
         assert story.batch is not None and story.batch.retried
         facts = [fact for holder in queue_of(story).holders for fact in holder.facts]
@@ -349,10 +349,10 @@ def test_members_of_a_failed_batch_say_so() -> None:
         assert story.difference_ns == 0
 
 
-def test_those_that_went_first_though_they_came_later() -> None:
+def test_requests_that_overtook() -> None:
     arrivals = [*paced(40), 801.0, 802.0, 803.0, 804.0]
     record = Line(arrivals=arrivals, gc={40: 50.0}, rank={41: 2, 42: 0, 43: 0}).record()
-    (story,) = told(record, "r41")
+    (story,) = explained(record, "r41")
     holders = by_label(queue_of(story))
     assert [holders[str(int(record.requests["batch_id"][k]))].overtook for k in (40, 42, 43)] == [0, 1, 1]
     assert story.priority == "low"
@@ -371,7 +371,7 @@ def test_requests_without_a_batch_have_a_timeline_and_no_ledger(status: Status) 
             record.requests[name][22] = 0
         record.requests["prepare_thread"][22] = -1
         record.requests["latency_ns"][22] = 1_000
-    (story,) = told(record, "r22")
+    (story,) = explained(record, "r22")
     assert story.reference_ns is None and story.difference_ns is None and not story.entries
     assert story.faster is None
     assert story.sentence.startswith(ENDINGS[status])
@@ -388,40 +388,40 @@ def test_requests_without_a_batch_have_a_timeline_and_no_ledger(status: Status) 
         assert "in queue after 10" in story.sentence and "batch 20 (1 request)" in story.sentence
 
 
-def test_warm_up_is_told_only_where_nothing_else_was_recorded() -> None:
+def test_warm_up_is_explained_only_without_a_measured_row() -> None:
     record = Line(arrivals=[-60.0, -30.0, *paced(30)], warmup=2, gc={0: 500.0}).record()
-    stories = told(record)
+    stories = explained(record)
     assert len(stories) == 30
     assert not any(story.warmup for story in stories)
-    (measured,) = told(record, "r0")
+    (measured,) = explained(record, "r0")
     assert not measured.warmup and measured.index == 0
     early = replace(record, requests={name: column[:2] for name, column in record.requests.items()}, partial=True)
-    first, other = told(early, "r0", "r5")
+    first, other = explained(early, "r0", "r5")
     assert first.warmup and first.index == -1 and first.reference_ns is None
     assert "warm-up" in first.sentence
     assert other.row is None
 
 
-def test_an_ordinary_request_is_called_one_and_rank_counts_those_that_were_faster() -> None:
+def test_an_ordinary_request_and_its_rank() -> None:
     record = Line(arrivals=paced(40, 100.0), gc={7: 30.0, 9: 60.0}).record()
-    slowest, second, *_ = told(record)
+    slowest, second, *_ = explained(record)
     assert [(story.id, story.faster) for story in (slowest, second)] == [("r9", 39), ("r7", 38)]
-    (story,) = told(record, "r3")
+    (story,) = explained(record, "r3")
     assert story.sentence.startswith("It was not slow") and story.ok_requests == 40
 
 
 def test_what_was_never_recorded() -> None:
     record = Line(arrivals=paced(40), gc={20: 200.0}).record()
     cut = replace(record, requests={name: column[:25] for name, column in record.requests.items()}, partial=True)
-    (story,) = told(cut, "r27")
+    (story,) = explained(cut, "r27")
     assert (story.row, story.status, story.arrival_ns) == (None, "not recorded", 27 * 20 * MS)
     assert not story.stages and not story.waits and "when the run stopped" in story.sentence
     killed = replace(record, batches={name: column[:20] for name, column in record.batches.items()}, partial=True)
-    (story,) = told(killed, "r22")
+    (story,) = explained(killed, "r22")
     wait = queue_of(story)
     assert wait.idle_ns == wait.duration_ns and not wait.holders and story.reference_ns is None
     empty = replace(record, requests={name: column[:0] for name, column in record.requests.items()})
-    assert choose_slowest(empty, 10) == () and told(empty, "r0")[0].row is None
+    assert choose_slowest(empty, 10) == () and explained(empty, "r0")[0].row is None
 
 
 def test_what_the_thread_did_and_the_events_inside() -> None:
@@ -437,7 +437,7 @@ def test_what_the_thread_did_and_the_events_inside() -> None:
     ]
     record = line.record()
     record.requests["prepare_minflt"][20] = 17
-    (story,) = told(record, "r20")
+    (story,) = explained(record, "r20")
     stages = {stage.stage: stage for stage in story.stages}
     prepare = {(event.kind, event.what): event for event in stages["prepare"].happenings}
     store = prepare["span", "store"]
@@ -458,10 +458,10 @@ def test_what_the_thread_did_and_the_events_inside() -> None:
     assert stages["queue"].account is None if "queue" in stages else True
 
 
-def test_two_requests_with_one_id_are_both_told() -> None:
+def test_two_requests_with_one_id_are_both_explained() -> None:
     ids = [f"r{k}" for k in range(30)]
     ids[20] = "r3"
-    stories = told(Line(arrivals=paced(30), ids=ids).record(), "r3", "r4")
+    stories = explained(Line(arrivals=paced(30), ids=ids).record(), "r3", "r4")
     assert [(story.index, story.matches) for story in stories] == [(3, 2), (20, 2), (4, 1)]
 
 
@@ -486,7 +486,7 @@ def test_no_id_breaks_the_message(name: str) -> None:
     assert len(message) < 400 and message.isprintable() and message.replace("…", "").isascii()
 
 
-def test_a_count_that_is_none() -> None:
+def test_invalid_counts_are_refused() -> None:
     for count in (0, -1, 1001, 10**9):
         with pytest.raises(InputError, match="--slowest"):
             check_slowest(count)
@@ -502,7 +502,7 @@ def test_the_document_is_plain_json() -> None:
         "tokens": np.arange(n),
     }
     record = Line(arrivals=paced(n), gc={2: 90.0}, features=features).record()
-    (story,) = told(record, "r3")
+    (story,) = explained(record, "r3")
     document = json.loads(json.dumps(story.to_json(), allow_nan=False))
     assert document["features"] == {"score": None, "name": "\ud800\x00", "tokens": 3}
     assert document["difference_ns"] == 0

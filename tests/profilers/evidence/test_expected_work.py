@@ -1,4 +1,4 @@
-"""What inputs, batch and padding cost: by models that see only that some batches took longer than others."""
+"""Costs of inputs, batching and padding, learned from batch durations alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def expected(
 
 
 COSTS: dict[str, tuple[Cost, bool]] = {
-    # steps run for the longest; what is beyond a sequence's end is masked and not computed on
+    # steps run for the longest sequence; positions beyond a sequence's end are not computed
     "packed": (lambda L: 2 + 0.02 * L.max() + 0.004 * L.sum(), False),
     "ever fuller units": (lambda L: 2 + 0.3 * L.sum() ** 0.6, False),
     "packed, ever fuller": (
@@ -78,7 +78,7 @@ COSTS: dict[str, tuple[Cost, bool]] = {
 
 
 @pytest.mark.parametrize("name", list(COSTS))
-def test_padding_is_charged_where_it_is_computed_on(name: str) -> None:
+def test_padding_counts_only_if_it_is_computed(name: str) -> None:
     cost, pays = COSTS[name]
     members, batches = batched(2000, 1)
     work, took = expected(members, batches, cost)
@@ -91,7 +91,7 @@ def test_padding_is_charged_where_it_is_computed_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(COSTS))
-def test_the_largest_batches_are_not_said_to_need_more_than_they_took(name: str) -> None:
+def test_the_largest_batches_are_not_overestimated(name: str) -> None:
     members, batches = batched(2000, 2)
     work, took = expected(members, batches, COSTS[name][0])
     slowest = np.argsort(took)[-len(took) // 50 :]
@@ -110,7 +110,7 @@ def test_one_batch_has_the_columns_that_all_have() -> None:
         assert one == pytest.approx(row.tolist())
 
 
-def test_features_are_chosen_by_what_they_explain() -> None:
+def test_features_are_selected_by_what_they_explain() -> None:
     # GIVEN four ids with a value of their own for each request, and a number of steps with ten
     rng = np.random.default_rng(5)
     members, batches = batched(1200, 3)
@@ -144,5 +144,5 @@ def test_features_are_chosen_by_what_they_explain() -> None:
         pytest.param(np.random.default_rng(4).permutation(500).astype(np.float64), False, id="ids in no order"),
     ],
 )
-def test_a_running_number_is_no_size(values: Floats, running: bool) -> None:
+def test_running_numbers(values: Floats, running: bool) -> None:
     assert is_running_number(values) is running

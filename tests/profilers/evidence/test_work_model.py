@@ -1,4 +1,4 @@
-"""The model of work: monotone, deaf to faults, out of fold, and silent where features tell nothing."""
+"""The model of work: monotone, robust to faults, out of fold, and constant without informative features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_least_squares_finds_nonnegative_coefficients() -> None:
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000))
 def test_least_squares_is_optimal(seed: int) -> None:
-    # At the optimum no coefficient can grow, and none that is positive can shrink, to any gain.
+    # At the optimum no change of a coefficient that keeps it nonnegative is an improvement.
     rng = np.random.default_rng(seed)
     x, y = rng.standard_normal((30, 5)), rng.standard_normal(30)
     b = nonnegative_least_squares(x, y, np.ones(30))
@@ -64,7 +64,7 @@ def test_too_few_or_unrelated_samples_are_refused() -> None:
     assert (few.predict(design[:10], few.fold) == few.typical).all()
 
 
-def test_a_few_slow_batches_are_taken_where_they_say_much() -> None:
+def test_few_samples_are_accepted_if_they_explain_much() -> None:
     rng = np.random.default_rng(5)
     size = rng.integers(1, 9, 20).astype(np.float64)
     design = np.column_stack([np.ones(20), size])
@@ -76,7 +76,7 @@ def test_a_few_slow_batches_are_taken_where_they_say_much() -> None:
 
 
 @pytest.mark.parametrize("kind", ["step", "slope"])
-def test_age_is_not_taken_for_input(kind: str) -> None:
+def test_age_is_not_attributed_to_inputs(kind: str) -> None:
     # GIVEN work that takes longer from mid-run on, or ever longer, for the same inputs
     rng = np.random.default_rng(4)
     age = np.arange(1200) / 1200
@@ -85,13 +85,13 @@ def test_age_is_not_taken_for_input(kind: str) -> None:
     older = np.where(age > 0.5, 5e6, 0.0) if kind == "step" else 6e6 * age
     design = np.column_stack([np.ones(1200), length, length**2])
     model = fit_work_model(design, truth * (1 + 0.01 * rng.standard_normal(1200)) + older, np.ones(1200, dtype=bool))
-    # THEN the model says what inputs take in a young service, in every block of the run
+    # THEN the model predicts a young service's time in every block of the run
     assert model.accepted
     share = model.predict(design, model.fold) / truth
     assert np.median(share[:300]) > 0.97 and np.quantile(np.abs(share - 1), 0.9) < 0.12
 
 
-def test_episodes_are_not_taken_for_age() -> None:
+def test_episodes_are_not_attributed_to_age() -> None:
     rng = np.random.default_rng(5)
     length = rng.integers(10, 500, 1200).astype(np.float64)
     truth = 4e6 + 1e4 * length

@@ -1,4 +1,4 @@
-"""How the time of a batch changes, fitted to the same batches computed both ways."""
+"""The change of a batch's time, fitted to the same batches computed both ways."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SINGLES = [columns(1, length, length, ()) for length in LENGTHS]
 BEFORE = [5e6 + 2e5 * length for length in LENGTHS]
 
 
-def test_the_ratio_goes_by_what_is_in_a_batch() -> None:
-    """Dear for a short input, cheap for a long one."""
+def test_the_ratio_depends_on_the_batch() -> None:
+    """Slower for short inputs, faster for long ones."""
     cost = fit_cost(SINGLES, BEFORE, [8e6 + 1e5 * length for length in LENGTHS])
     assert cost is not None
     for length in (20, 100, 500):
@@ -23,7 +23,7 @@ def test_the_ratio_goes_by_what_is_in_a_batch() -> None:
     assert cost.least < cost.typical < 1.0 < cost.most
 
 
-def test_never_beyond_what_was_seen_by_more_than_a_tenth() -> None:
+def test_ratios_exceed_the_observed_range_by_at_most_a_tenth() -> None:
     cost = fit_cost(SINGLES, BEFORE, [1e5 * length for length in LENGTHS])
     assert cost is not None
     assert cost.ratio(columns(1, 0.0, 0.0, ())) == pytest.approx(cost.least / 1.1)
@@ -37,8 +37,8 @@ def test_few_batches_give_one_ratio_for_all() -> None:
     assert cost.ratio(SINGLES[0]) == cost.ratio(columns(16, 1e6, 1e5, ())) == 0.65
 
 
-def test_three_batches_tell_small_ones_from_large_ones() -> None:
-    """Two workers: one request takes longer on half of the cores, a full batch no longer."""
+def test_three_batches_distinguish_small_from_large() -> None:
+    """Two workers: a single request takes longer on half of the cores, a full batch does not."""
     one, two, full = columns(1, 100, 100, ()), columns(2, 200, 100, ()), columns(8, 800, 100, ())
     cost = fit_cost([one, two, full], [10.0, 18.0, 60.0], [17.0, 26.0, 60.0])
     assert cost is not None

@@ -1,4 +1,4 @@
-"""Forecasts against the service itself: the simulator is run again with the settings that were foretold."""
+"""Forecasts compared with the service itself: the simulator runs again with the predicted settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from latfix.statistics.latency_summary import summarize_ms
 
 Simulate = Callable[..., RunRecord]
 
-#: A service whose batches pay, whose inputs vary, and which is busy enough for queues.
+#: A service that gains from batches, with varied inputs, busy enough for queues.
 BUSY: dict[str, Any] = {"n": 1500, "rate": 70.0, "seed": 5, "max_batch": 4, "base": 6.0, "per_item": 0.05}
 
 
@@ -33,10 +33,10 @@ def changed(forecast: Forecast, **fields: Any) -> Serving:
 
 
 def off(forecast: Forecast, serving: Serving, actual: RunRecord) -> dict[str, float]:
-    """By how much mean and p99 were foretold wrong, as a share of what they then were."""
+    """Relative error of the predicted mean and p99."""
     then, was = forecast.statistics(serving), summarize_ms(actual.latencies_ns())
-    told = {key: forecast.measured[key] * then[key] / forecast.simulated[key] for key in ("mean", "p99")}
-    return {key: abs(told[key] / was[key] - 1.0) for key in told}
+    predicted = {key: forecast.measured[key] * then[key] / forecast.simulated[key] for key in ("mean", "p99")}
+    return {key: abs(predicted[key] / was[key] - 1.0) for key in predicted}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def off(forecast: Forecast, serving: Serving, actual: RunRecord) -> dict[str, fl
     ],
     ids=["alone", "two workers", "batches", "window", "collections", "a dependency"],
 )
-def test_what_ran_is_told_as_it_was(simulate: Simulate, plan: dict[str, Any]) -> None:
+def test_the_settings_that_ran_are_reproduced(simulate: Simulate, plan: dict[str, Any]) -> None:
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths(), **plan}))
     assert forecast.error < 0.1
     assert len(forecast.latencies(forecast.serving)) == 1500
@@ -68,13 +68,13 @@ def test_what_ran_is_told_as_it_was(simulate: Simulate, plan: dict[str, Any]) ->
     ],
     ids=["no window", "no batches", "batches", "a second worker", "a second prepare thread"],
 )
-def test_other_settings_are_foretold(simulate: Simulate, plan: dict[str, Any], then: dict[str, Any]) -> None:
+def test_other_settings_are_predicted(simulate: Simulate, plan: dict[str, Any], then: dict[str, Any]) -> None:
     # GIVEN a run, and the same requests served with other settings
     before = {**BUSY, "lengths": lengths(), **plan}
     forecast = Forecast(simulate(**before))
     fields = {("window_ns" if name == "window" else name): value for name, value in then.items() if name != "rate"}
     actual = simulate(**{**before, **then})
-    # THEN the forecast comes much nearer to it than what was measured before
+    # THEN the forecast is much closer to it than the earlier measurement
     wrong = off(forecast, changed(forecast, **fields), actual)
     was = summarize_ms(actual.latencies_ns())
     unchanged = {key: abs(forecast.measured[key] / was[key] - 1.0) for key in wrong}
@@ -82,7 +82,7 @@ def test_other_settings_are_foretold(simulate: Simulate, plan: dict[str, Any], t
     assert wrong["mean"] < 0.5 * unchanged["mean"]
 
 
-def test_batches_by_length_are_foretold_to_pad_less(simulate: Simulate) -> None:
+def test_batches_by_length_are_predicted_to_pad_less(simulate: Simulate) -> None:
     record = simulate(**{**BUSY, "rate": 90.0, "lengths": lengths()})
     record.requests["bucket_length"][:] = record.requests["input_elements"]
     forecast = Forecast(record)
@@ -93,40 +93,35 @@ def test_batches_by_length_are_foretold_to_pad_less(simulate: Simulate) -> None:
 @pytest.mark.parametrize(
     ("kind", "cause"), [("gc", "python.gc"), ("faults", "memory.page_faults"), ("runq", "host.contention")]
 )
-def test_a_cause_taken_out_is_foretold(simulate: Simulate, kind: str, cause: str) -> None:
+def test_a_removed_cause_is_predicted(simulate: Simulate, kind: str, cause: str) -> None:
     plan = {**BUSY, "rate": 50.0, "lengths": lengths()}
     forecast = Forecast(simulate(**plan, compute_faults=faults(kind)))
     wrong = off(forecast, changed(forecast, without=frozenset({cause})), simulate(**plan))
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
-def test_compute_that_is_halved_is_foretold(simulate: Simulate) -> None:
-    plan = {**BUSY, "lengths": lengths()}
-    forecast = Forecast(simulate(**plan))
-    halved = simulate(**{**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025})
-    wrong = off(forecast, changed(forecast, cost=BatchCost(typical=0.5)), halved)
-    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
-
-
-def test_half_the_compute_waits_half_as_long_for_a_core(simulate: Simulate) -> None:
-    plan = {**BUSY, "rate": 50.0, "lengths": lengths()}
-    forecast = Forecast(simulate(**plan, compute_faults=faults("runq", every=10)))
+@pytest.mark.parametrize("waiting", [False, True], ids=["undisturbed", "with waits for a core"])
+def test_halved_compute_is_predicted(simulate: Simulate, waiting: bool) -> None:
+    """Half of the compute waits half as long for a core."""
+    plan = {**BUSY, "lengths": lengths(), **({"rate": 50.0} if waiting else {})}
+    waits, halved_waits = (faults("runq", every=10, ms=ms) if waiting else {} for ms in (60.0, 30.0))
+    forecast = Forecast(simulate(**plan, compute_faults=waits))
     less = {**plan, "base": 3.0, "per_request": 0.25, "per_item": 0.025}
-    halved = simulate(**less, compute_faults=faults("runq", every=10, ms=30.0))
+    halved = simulate(**less, compute_faults=halved_waits)
     wrong = off(forecast, changed(forecast, cost=BatchCost(typical=0.5)), halved)
     assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
 
 
 @pytest.mark.parametrize("slower", [0.7, 1.0, 1.6])
-def test_a_replay_tells_how_much_longer_batches_take(simulate: Simulate, slower: float) -> None:
+def test_the_pace_comes_from_a_replay(simulate: Simulate, slower: float) -> None:
     run = {**BUSY, "lengths": lengths(), "max_batch": 1}
     forecast = Forecast(simulate(**run))
     again = simulate(**{**run, "base": slower * BUSY["base"], "per_item": slower * BUSY["per_item"]})
     shown = forecast.pace_of(again, forecast.serving)
     assert shown == pytest.approx(slower, rel=0.1)
-    told = forecast.statistics(replace(forecast.serving, pace=shown))["mean"]
-    assert told == pytest.approx(float(again.latencies_ns().mean()) / 1e6, rel=0.2)
-    # A slice begins anew: its requests are found by where in the schedule it began.
+    predicted = forecast.statistics(replace(forecast.serving, pace=shown))["mean"]
+    assert predicted == pytest.approx(float(again.latencies_ns().mean()) / 1e6, rel=0.2)
+    # Requests of a slice are found by its begin in the schedule.
     begin = float(again.traffic.arrival_ns[500])
     rows = {name: column[again.requests["index"] >= 500] for name, column in again.requests.items()}
     part = replace(again, requests={**rows, "index": rows["index"] - 500})
@@ -134,8 +129,8 @@ def test_a_replay_tells_how_much_longer_batches_take(simulate: Simulate, slower:
     assert np.isnan(forecast.pace_of(part, forecast.serving, begin * 10))
 
 
-def test_policy_s_causes_are_not_taken_out_of_requests(simulate: Simulate) -> None:
-    """Padding goes when batches are formed otherwise; a forecast that subtracts it, too, would count it twice."""
+def test_causes_of_the_policy_are_not_removed_from_requests(simulate: Simulate) -> None:
+    """Forming batches differently already removes padding; subtracting it as well would count it twice."""
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     same = forecast.latencies(changed(forecast, without=frozenset({"batching.padding", "input.size"})))
     assert np.array_equal(same, forecast.latencies(forecast.serving))
@@ -150,7 +145,7 @@ def test_stretches_are_served_on_their_own(simulate: Simulate) -> None:
     assert len(forecast.latencies(forecast.serving, bounds)) == inside > 50
 
 
-def test_a_run_without_requests_foretells_nothing(simulate: Simulate) -> None:
+def test_a_run_without_requests_predicts_nothing(simulate: Simulate) -> None:
     forecast = Forecast(simulate(n=0))
     assert len(forecast.latencies(forecast.serving)) == 0
     assert forecast.statistics(forecast.serving)["p99"] == 0.0
@@ -164,13 +159,13 @@ def test_probes_cover_the_range_and_larger_sizes_only_within_the_time(simulate: 
     assert (
         singles == sorted(singles) and singles[0] < np.percentile(length, 5) < np.percentile(length, 95) < singles[-1]
     )
-    assert [len(batch) for batch in some] == [1, 1, 2, 2, 4], "as many as ran, too, in any case"
+    assert [len(batch) for batch in some] == [1, 1, 2, 2, 4], "at least one of the size that ran"
     assert [len(batch) for batch in many] == [1] * 6 + [2, 2, 4, 4, 8, 8, 16, 16]
     assert forecast.probes([2], 60.0) == many[:8], "the same every time"
     assert forecast.seconds(some) < forecast.seconds(many)
 
 
-def test_what_comes_again_is_without_what_the_machine_did(simulate: Simulate) -> None:
+def test_the_repeatable_latency_excludes_the_machine(simulate: Simulate) -> None:
     still = {**BUSY, "lengths": lengths(), "rate": 40.0}
     plain = simulate(**still)
     disturbed = Forecast(simulate(**still, compute_faults=faults("runq")))
@@ -179,8 +174,8 @@ def test_what_comes_again_is_without_what_the_machine_did(simulate: Simulate) ->
     assert np.percentile(gap, 99) < 0.2 < np.percentile(was, 99)
 
 
-def test_full_batches_alone_do_not_tell_what_one_request_takes(simulate: Simulate) -> None:
-    """Until batches are computed for that: a service that is never idle runs no small ones."""
+def test_learning_the_time_of_small_batches(simulate: Simulate) -> None:
+    """A service that is never idle runs no small batches; computing some on purpose gives their time."""
     full = {
         "n": 400,
         "rate": 2000.0,
@@ -196,14 +191,14 @@ def test_full_batches_alone_do_not_tell_what_one_request_takes(simulate: Simulat
     actual = simulate(**{**full, "max_batch": 1})
     before = off(forecast, alone, actual)["mean"]
     batches = forecast.probes([2, 4], 60.0)
-    # Everything takes longer beside the traffic than here; only how it goes with the size is taken.
+    # Everything takes longer under traffic; only the dependence on the size is learned.
     forecast.learn(batches, [0.8e6 * (2.0 + 10.0 * len(batch)) for batch in batches])
     assert forecast.error < 0.1
     assert off(forecast, alone, actual)["mean"] < 0.1 < before
 
 
 def test_the_cost_of_probes_is_the_change_of_compute(simulate: Simulate) -> None:
-    """Half of it, but for what every batch takes: short inputs gain less."""
+    """Half of the time, except for the fixed part: short inputs gain less."""
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     batches, length = forecast.probes([2, 4], 60.0), lengths()
     before = [6.0 + 0.05 * len(batch) * max(length[batch]) for batch in batches]
@@ -213,7 +208,7 @@ def test_the_cost_of_probes_is_the_change_of_compute(simulate: Simulate) -> None
     assert forecast.cost([[10**6]], [1.0], [1.0]) is None, "a request that was not served"
 
 
-def test_alone_is_the_least_there_is(simulate: Simulate) -> None:
+def test_alone_is_a_lower_bound(simulate: Simulate) -> None:
     forecast = Forecast(simulate(**{**BUSY, "lengths": lengths()}))
     alone, half = forecast.alone(None), forecast.alone(BatchCost(typical=0.5))
     assert half["mean"] < alone["mean"] < forecast.simulated["mean"] and alone["p99"] < forecast.simulated["p99"]

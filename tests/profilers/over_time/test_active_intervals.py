@@ -1,4 +1,4 @@
-"""When a cause was active: told where it was, and 'throughout' where chance explains it."""
+"""Activity of a cause: its stretches, or 'throughout' if chance explains them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_steady_cause_is_active_throughout(strikes: Strikes) -> None:
     assert whole.intervals_s == ((0.0, LENGTH),) and whole.period_s is None
 
 
-def test_stretches_are_told_with_their_times() -> None:
+def test_stretches_have_their_times() -> None:
     def strikes(rng: np.random.Generator, at: Floats) -> npt.NDArray[Any]:
         inside = ((at > 12.4) & (at < 18.9)) | ((at > 31.0) & (at < 35.2))
         return 10.0 * inside * (rng.random(len(at)) < 0.3)
@@ -54,7 +54,7 @@ def test_stretches_are_told_with_their_times() -> None:
         assert found.text.startswith("active 1") and found.text.endswith("% of the time)")
 
 
-def test_a_weak_cause_all_over_is_not_placed_in_its_strongest_stretch() -> None:
+def test_a_weak_cause_throughout_is_not_reduced_to_its_strongest_stretch() -> None:
     def strikes(rng: np.random.Generator, at: Floats) -> npt.NDArray[Any]:
         return 0.4 + 8.0 * ((at > 20.0) & (at < 26.0)) + 0.1 * rng.random(len(at))
 
@@ -100,7 +100,7 @@ def test_members_of_one_batch_are_one_strike() -> None:
     assert steady >= 9
 
 
-def test_a_few_moments_are_told_one_by_one() -> None:
+def test_few_moments_are_listed() -> None:
     once = observe(lambda _rng, at: 40.0 * (np.arange(len(at)) == 800))
     assert not once.throughout and once.text.startswith("once, at ") and len(once.intervals_s) == 1
     begin, end = once.intervals_s[0]

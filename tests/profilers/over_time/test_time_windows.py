@@ -1,4 +1,4 @@
-"""Windows of the run: equal lengths, every request in one, percentiles only where enough rest on them."""
+"""Windows of the run: equal lengths, every request in one, percentiles only with enough requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1_000_000
 
 
 def _windows(arrival: Ints, latency: Ints) -> tuple[Window, ...]:
-    """Two chunks, half of every latency owed to the only cause."""
+    """Two chunks, half of every latency due to the only cause."""
     tally = WindowTally(window_edges(len(arrival), int(arrival.min()), int(arrival.max())), 1, exact=True)
     half = len(arrival) // 2
     for part in (slice(0, half), slice(half, None)):

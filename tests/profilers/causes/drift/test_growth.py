@@ -1,4 +1,4 @@
-"""Work that slows down with age: found, measured, and told from episodes, inputs and chance."""
+"""Work that slows down with age, as opposed to episodes, inputs and chance."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.samples import sample_columns
 
 Simulate = Callable[..., RunRecord]
 Floats = npt.NDArray[np.float64]
@@ -33,11 +34,10 @@ def sampled(record: RunRecord, **mebibytes: Callable[[float], float]) -> RunReco
     names = {"rss": "process.rss_bytes", "heap": "malloc.used_bytes"}
     end = int(record.requests["arrival_ns"].max())
     times = np.linspace(0, end, 300).astype(np.int64)
-    series = np.repeat(np.array([names[key] for key in mebibytes], dtype=object), len(times))
-    values = np.concatenate([[size(t / end) * 2.0**20 for t in times] for size in mebibytes.values()])
-    samples = {"t_ns": np.tile(times, len(mebibytes)), "series": series, "value": values}
-    order = np.argsort(samples["t_ns"], kind="stable")
-    return replace(record, samples={key: column[order] for key, column in samples.items()})
+    series = {
+        names[key]: (times, np.array([size(t / end) * 2.0**20 for t in times])) for key, size in mebibytes.items()
+    }
+    return replace(record, samples=sample_columns(series))
 
 
 def with_sessions(record: RunRecord, names: Mapping[int, str] | list[str]) -> RunRecord:
@@ -57,7 +57,7 @@ def sentence(diagnosis: Diagnosis, cause: str) -> str:
     return next(entry.evidence for entry in diagnosis.causes if entry.cause == cause)
 
 
-def test_growth_beside_memory_is_drift_memory_and_costs_what_was_injected(simulate: Simulate) -> None:
+def test_growth_with_memory_is_drift_memory_and_costs_what_was_injected(simulate: Simulate) -> None:
     record = sampled(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)), rss=lambda age: 310 + 670 * age)
     diagnosis = diagnose(record, bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.memory"}
@@ -67,14 +67,14 @@ def test_growth_beside_memory_is_drift_memory_and_costs_what_was_injected(simula
     injected = 6e6 / (record.requests["arrival_ns"].max() / 1e9)
     assert growth.slope.low < injected < growth.slope.high
     assert growth.slope.high - growth.slope.low < 0.3 * growth.slope.value
-    # THEN the reference is a young service's, not a middle-aged one's
+    # THEN the reference is that of a young service
     young = diagnose(simulate(n=N, rate=12), bootstrap=10)
     assert diagnosis.reference_ms == pytest.approx(young.reference_ms, abs=0.3)
     words = sentence(diagnosis, "drift.memory")
     assert "first quarter" in words and "a second [" in words and "resident memory grew from" in words
 
 
-def test_growth_beside_sessions_is_drift_sessions(simulate: Simulate) -> None:
+def test_growth_with_sessions_is_drift_sessions(simulate: Simulate) -> None:
     # GIVEN sessions that pile up in two waves, work that follows them, and memory that grows evenly
     seen = np.interp(AGE, [0, 0.15, 0.3, 0.7, 0.85, 1], [1, 100, 110, 120, 290, 300]).astype(int)
     record = simulate(n=N, rate=12, compute_faults=slower(seen / 50))
@@ -84,7 +84,7 @@ def test_growth_beside_sessions_is_drift_sessions(simulate: Simulate) -> None:
     assert "sessions seen grew from" in sentence(diagnosis, "drift.sessions")
 
 
-def test_growth_beside_shapes_is_drift_cache(simulate: Simulate) -> None:
+def test_growth_with_shapes_is_drift_cache(simulate: Simulate) -> None:
     fresh = np.zeros(N, dtype=bool)
     fresh[np.random.default_rng(2).choice(N, 90, replace=False)] = True
     record = simulate(n=N, rate=12, compute_faults=slower(np.cumsum(fresh) / 15))
@@ -94,20 +94,20 @@ def test_growth_beside_shapes_is_drift_cache(simulate: Simulate) -> None:
     assert "input shapes seen grew from" in sentence(diagnosis, "drift.cache")
 
 
-def test_things_that_all_grow_evenly_are_not_told_apart(simulate: Simulate) -> None:
+def test_series_that_all_grow_evenly_are_not_distinguished(simulate: Simulate) -> None:
     record = simulate(n=N, arrivals_ms=np.arange(N) * 80.0, compute_faults=slower(6 * AGE))
     record = with_sessions(sampled(record, rss=lambda age: 310 + 670 * age), [f"s{k}" for k in range(N)])
     diagnosis = diagnose(record, bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.unknown"}
     words = sentence(diagnosis, "drift.unknown")
-    assert "resident memory grew" in words and "sessions seen grew" in words and "cannot be told" in words
+    assert "resident memory grew" in words and "sessions seen grew" in words and "is unclear" in words
 
 
-def test_flat_memory_is_no_reason(simulate: Simulate) -> None:
+def test_flat_memory_is_not_a_reason(simulate: Simulate) -> None:
     record = sampled(simulate(n=N, rate=12, compute_faults=slower(6 * AGE)), rss=lambda age: 310 + 6 * age)
     diagnosis = diagnose(record, bootstrap=40)
     assert set(claimed(diagnosis)) == {"drift.unknown"}
-    assert "nothing recorded grew alongside" in sentence(diagnosis, "drift.unknown")
+    assert "no recorded series grew with it" in sentence(diagnosis, "drift.unknown")
 
 
 @pytest.mark.parametrize("at", [0.35, 0.5, 0.68])
@@ -131,7 +131,7 @@ def test_a_shift_that_lasts_is_drift_though_memory_grew_evenly(simulate: Simulat
         ("a slow start", 6.0 * (AGE < 0.3)),
     ],
 )
-def test_what_ends_is_slowdown_and_no_drift(simulate: Simulate, name: str, ms: Floats) -> None:
+def test_episodes_that_end_are_slowdown(simulate: Simulate, name: str, ms: Floats) -> None:
     diagnosis = diagnose(simulate(n=N, rate=12, compute_faults=slower(ms)), bootstrap=20)
     assert claimed(diagnosis) == {}, name
     assert own_ms(diagnosis, "host.slowdown").sum() > 0
@@ -184,9 +184,7 @@ def test_heavy_tails_are_no_drift(simulate: Simulate, tail: str) -> None:
 @pytest.mark.parametrize(
     ("n", "ms", "found"), [(N, 1.0, False), (N, 2.5, True), *((few, 6.0, False) for few in (0, 1, 10, 50))]
 )
-def test_a_rise_below_a_tenth_of_the_service_or_of_few_requests_is_left_alone(
-    simulate: Simulate, n: int, ms: float, found: bool
-) -> None:
+def test_small_rises_and_few_requests_are_ignored(simulate: Simulate, n: int, ms: float, found: bool) -> None:
     record = simulate(n=n, rate=12, compute_faults=slower(ms * np.arange(n) / max(n, 1)))
     assert bool(find_growths(gather(record))) == found
 

@@ -1,4 +1,4 @@
-"""Trends of window medians: slopes, levels that never fall, and waves that are no trend."""
+"""Trends of window medians: slopes, rising levels, and waves that are not a trend."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_a_rise_is_unlikely_by_chance_and_a_fall_or_an_episode_is_not() -> None:
     assert rise_probability(noise[:5]) == 1.0
 
 
-def test_chance_alone_is_significant_as_rarely_as_it_says() -> None:
+def test_false_positives_are_as_rare_as_the_level() -> None:
     draws = [rise_probability(np.random.default_rng(seed).normal(0, 1, 40)) <= 0.05 for seed in range(200)]
     assert sum(draws) <= 18  # 10 expected
 
 
-def test_the_best_step_is_found_by_trying_all() -> None:
+def test_the_best_step_is_the_best_of_all() -> None:
     rng = np.random.default_rng(4)
     values = np.where(np.arange(30) >= 19, 3.0, 0.0) + rng.normal(0, 0.4, 30)
     at, rest = best_step(values)

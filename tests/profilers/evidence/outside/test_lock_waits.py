@@ -1,4 +1,4 @@
-"""Locks in a service behind an address, on simulated time: what its threads wait for, and which request waits."""
+"""Locks in a service behind an address, on simulated time: waits of its threads, and which requests waited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.intervals import NO_INTERVALS
 from latfix.profilers.evidence.outside.lock_waits import find_lock_waits
 from latfix.run_record.schema import Columns
-from tests.profilers.evidence.outside.test_outside_view import MS, N, arrivals, recorded, samples, served, services
+from tests.profilers.evidence.outside.test_outside_view import (
+    MS,
+    N,
+    arrivals,
+    present,
+    recorded,
+    samples,
+    served,
+    services,
+)
 
 BEFORE, AFTER = 4 * MS, 3 * MS
 
@@ -18,19 +27,18 @@ def locked(rate: float, hold: np.ndarray, seed: int = 3) -> tuple[np.ndarray, np
     """Threads of requests, half of which need a lock in the middle of their work: arrivals, waits, ends."""
     at = arrivals(rate, seed)
     needs = np.random.default_rng(seed + 1).random(N) < 0.5
-    asked, free, waited = at + BEFORE, 0, np.zeros(N, np.int64)
+    wanted, free, waited = at + BEFORE, 0, np.zeros(N, np.int64)
     for k in np.flatnonzero(needs).tolist():
-        waited[k] = max(free - int(asked[k]), 0)
-        free = int(asked[k]) + int(waited[k]) + int(hold[k])
-    return at, waited, asked + waited + np.where(needs, hold, 0) + AFTER
+        waited[k] = max(free - int(wanted[k]), 0)
+        free = int(wanted[k]) + int(waited[k]) + int(hold[k])
+    return at, waited, wanted + waited + np.where(needs, hold, 0) + AFTER
 
 
 def polled(at: np.ndarray, waited: np.ndarray, end: np.ndarray, idle: int = 0, **more: np.ndarray) -> Columns:
-    """What a watch reads every 5 ms: who waits for the lock, pool threads without work, and a busy process."""
+    """Readings every 5 ms: threads that wait for the lock, pool threads without work, and a busy process."""
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    asked = at + BEFORE
-    waiting = np.array([np.count_nonzero((asked <= t) & (t < asked + waited)) for t in times], dtype=np.float64)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    wanted = at + BEFORE
+    waiting, there = present(times, wanted, wanted + waited), present(times, at, end)
     series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     series |= {"futex.1a0": waiting, "futex_one": waiting}
     if idle:
@@ -50,7 +58,7 @@ def test_a_lock_among_threads_is_named_with_its_milliseconds(pool: int) -> None:
     assert "at one address" in lock.evidence and "computed" in lock.evidence
 
 
-def test_who_waits_is_who_ends_last() -> None:
+def test_requests_that_end_last_waited() -> None:
     at, waited, end = locked(50.0, np.full(N, 12 * MS))
     inferred = find_lock_waits(polled(at, waited, end), at, end, NO_INTERVALS).lock
     assert inferred.sum() == pytest.approx(waited.sum(), rel=0.1)
@@ -62,7 +70,7 @@ def test_waits_for_work_and_for_helpers_are_no_locks() -> None:
     at, _, end = locked(60.0, np.full(N, 6 * MS))
     times = polled(at, np.zeros(N, np.int64), end)["t_ns"]
     times = np.unique(times)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    there = present(times, at, end)
     series = {"cpu_ns": np.zeros(len(times)), "futex.10": np.maximum(20 - there, 0), "futex.20": there}
     assert not find_lock_waits(samples(times, **series), at, end, NO_INTERVALS).lock.any()
 
@@ -88,7 +96,7 @@ def test_the_interpreter_s_lock_is_shared_by_all_that_are_there() -> None:
         if todo and now >= at[todo[0]]:
             active.append(todo.pop(0))
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    there = present(times, at, end)
     busy = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     watched = samples(times, futex_python=np.maximum(there - 1, 0), **busy)
     inferred = find_lock_waits(watched, at, end, NO_INTERVALS).python
@@ -106,7 +114,7 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(awa
         still = (end > moment) & (at < moment + 150 * MS)
         end[still] = moment + 150 * MS + np.maximum(end[still] - np.maximum(at[still], moment), 0) // 20
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    held = np.array([np.any((stops <= t) & (t < stops + 150 * MS)) for t in times])
+    held = present(times, stops, stops + 150 * MS) > 0
     none = np.zeros(len(times))
     loop = np.where(held, 0.0, 1.0) if away else none + 1
     found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=none, runq_ns=none, epoll=loop)))
@@ -115,11 +123,11 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(awa
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_lock_around_a_whole_service_is_no_queue_where_its_threads_are_seen_to_wait(shown: bool) -> None:
-    """One request at a time is served, whether a lock or one worker sees to that: its threads tell which."""
+    """One request at a time is served, because of a lock or a single worker: waits of threads show which."""
     at = arrivals(60.0)
     end = served(at, services(), 1)
     times = np.arange(-300 * MS, int(end.max()) + 50 * MS, 5 * MS)
-    there = np.array([np.count_nonzero((at <= t) & (t < end)) for t in times], dtype=np.float64)
+    there = present(times, at, end)
     series = {"cpu_ns": np.cumsum(np.minimum(there, 1)) * 5 * MS, "runq_ns": np.zeros(len(times))}
     if shown:
         series |= {"futex.1a0": np.maximum(there - 1, 0), "futex_one": np.maximum(there - 1, 0)}

@@ -1,4 +1,4 @@
-"""What is told of a service from outside, on simulated time."""
+"""A service seen from outside, on simulated time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE, Columns
 from latfix.traffic.schedule import Traffic
+from tests.profilers.samples import sample_columns
 from tests.records import build_record, zeros
 
 MS = 1_000_000
@@ -40,16 +41,8 @@ def services(n: int = N, seed: int = 2) -> np.ndarray:
 
 
 def samples(times: np.ndarray, **series: np.ndarray) -> Columns:
-    names = [f"server.{name}" for name in series]
-    label = np.empty(len(times) * len(names), dtype=object)
-    label[:] = np.repeat(np.array(names, dtype=object), len(times))
-    columns: Columns = {
-        "t_ns": np.tile(times, len(names)).astype(np.int64),
-        "series": label,
-        "value": np.concatenate([np.asarray(values, dtype=np.float64) for values in series.values()]),
-    }
-    order = np.argsort(columns["t_ns"], kind="stable")
-    return {name: values[order] for name, values in columns.items()}
+    """Series of the service, all with these times."""
+    return sample_columns({f"server.{name}": (times, np.asarray(values)) for name, values in series.items()})
 
 
 def recorded(at: np.ndarray, end: np.ndarray, *, features: Any = None, **parts: Any) -> RunRecord:
@@ -66,13 +59,26 @@ def recorded(at: np.ndarray, end: np.ndarray, *, features: Any = None, **parts: 
     return build_record(rows, traffic=traffic, source=HTTP, **parts)
 
 
+def present(times: np.ndarray, at: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Number of intervals that contain each time."""
+    begun, ended = (np.searchsorted(np.sort(moments), times, side="right") for moments in (at, end))
+    return (begun - ended).astype(np.float64)
+
+
+def spent(times: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Total length of intervals up to each time."""
+
+    def since(moments: np.ndarray) -> np.ndarray:
+        count = np.searchsorted(np.sort(moments), times, side="right")
+        return np.asarray(count * times - np.concatenate([[0], np.cumsum(np.sort(moments))])[count])
+
+    return np.asarray(since(start) - since(np.maximum(start, stop)))
+
+
 def busy_while_serving(at: np.ndarray, end: np.ndarray, idle: np.ndarray) -> Columns:
-    """Counters of a process that runs from each arrival on, but for the last ``idle`` nanoseconds of it."""
+    """Counters of a process that runs during each request, except for its last ``idle`` nanoseconds."""
     times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
-    working = np.zeros(len(times))
-    for start, stop in zip(at, end - idle, strict=True):
-        working += np.clip(np.minimum(times, stop) - start, 0, None)
-    return samples(times, cpu_ns=working, runq_ns=np.zeros(len(times)))
+    return samples(times, cpu_ns=spent(times, at, end - idle), runq_ns=np.zeros(len(times)))
 
 
 def largest(found: Diagnosis) -> str:
@@ -106,7 +112,7 @@ def test_an_interval_divides_into_run_wait_and_idle() -> None:
     assert {CPU, RUN_QUEUE} == {"server.cpu_ns", "server.runq_ns"}
 
 
-def test_a_burst_in_front_of_one_server_is_the_traffic_s() -> None:
+def test_a_burst_in_front_of_one_server_is_traffic() -> None:
     at = np.sort(np.concatenate([arrivals(40.0), np.repeat(np.arange(1, 20) * 2_000 * MS, 20)]))
     found = diagnose(recorded(at, served(at, services(len(at)), 1)))
     assert found.verdict == "traffic.burst"
@@ -117,7 +123,7 @@ def test_a_burst_in_front_of_one_server_is_the_traffic_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("added_ms", "late", "idle", "told"),
+    ("added_ms", "late", "idle", "noted"),
     [
         (40, 0.6, True, True),
         (40, 0.6, None, True),
@@ -126,19 +132,17 @@ def test_a_burst_in_front_of_one_server_is_the_traffic_s() -> None:
         (32, 1.0, None, False),
     ],
 )
-def test_an_acknowledgement_that_is_put_off_is_told(
-    added_ms: int, late: float, idle: bool | None, told: bool
-) -> None:
-    """Work of 42 ms reaches below 40, too, or keeps the process busy."""
+def test_delayed_acknowledgments_are_noted(added_ms: int, late: float, idle: bool | None, noted: bool) -> None:
+    """Work of about 42 ms also takes less than 40, or keeps the process busy."""
     rng = np.random.default_rng(6)
     at = arrivals(10.0)
-    put_off = np.where(rng.random(N) < late, added_ms * MS, 0)
+    delayed_by = np.where(rng.random(N) < late, added_ms * MS, 0)
     work = (rng.normal(10, 2, N) if added_ms == 32 else rng.uniform(1, 3, N)) * MS
-    end = at + work.astype(np.int64) + put_off
-    series = busy_while_serving(at, end, put_off if idle else 0 * put_off)
+    end = at + work.astype(np.int64) + delayed_by
+    series = busy_while_serving(at, end, delayed_by if idle else 0 * delayed_by)
     more = {} if idle is None else {"samples": series}
     notes = [note for note in diagnose(recorded(at, end, **more), bootstrap=20).notes if "NODELAY" in note]
-    assert len(notes) == told
+    assert len(notes) == noted
     assert all("to the first byte of" in note for note in notes)
 
 
@@ -156,7 +160,7 @@ def test_a_slow_dependency_is_named_where_the_process_is_watched() -> None:
     assert unwatched.to_json()["stages_ms"]["queue"]["mean"] is None
 
 
-def test_blame_travels_through_a_queue_that_is_seen() -> None:
+def test_blame_passes_through_a_visible_queue() -> None:
     at, slow = arrivals(50.0), np.random.default_rng(5).random(N) < 0.01
     idle = np.where(slow, 120 * MS, 0)
     end = served(at, services() + idle, 1)
@@ -172,22 +176,19 @@ def test_a_neighbor_on_the_core_is_contention() -> None:
     hit = (at // (500 * MS)) % 4 == 0
     end = at + services() + np.where(hit, 60 * MS, 0)
     times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
-    runq, cpu = np.zeros(len(times)), np.zeros(len(times))
-    for start, stop, waits in zip(at, end, hit, strict=True):
-        grown = np.clip(np.minimum(times, stop) - start, 0, None)
-        runq, cpu = (runq + grown, cpu) if waits else (runq, cpu + grown)
+    runq, cpu = (spent(times, at[chosen], end[chosen]) for chosen in (hit, ~hit))
     found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=cpu, runq_ns=runq)))
     assert found.verdict == "host.contention"
 
 
-def test_larger_inputs_are_told_by_the_features() -> None:
+def test_larger_inputs_are_known_from_features() -> None:
     at, tokens = arrivals(80.0), np.random.default_rng(3).integers(1, 100, N)
     end = at + tokens * MS // 2 + services()
     found = diagnose(recorded(at, end, features={"tokens": tokens}))
     assert largest(found) == "input.size"
 
 
-def test_a_standstill_of_all_is_nobody_s_dependency() -> None:
+def test_a_standstill_of_all_is_not_a_dependency() -> None:
     at, ordinary = arrivals(200.0), services()
     end = at + ordinary
     for moment in range(1_000 * MS, int(at[-1]), 1_100 * MS):
@@ -196,11 +197,11 @@ def test_a_standstill_of_all_is_nobody_s_dependency() -> None:
     idle = np.maximum(end - at - ordinary, 0)
     found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, idle)))
     assert largest(found) == "unexplained"
-    assert "answered nobody" in next(one.evidence for one in found.causes if one.cause == "unexplained")
+    assert "answered no request" in next(one.evidence for one in found.causes if one.cause == "unexplained")
 
 
 def streams(prefills: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, Columns]:
-    """Streams of 40 parts, 10 ms apart; some newcomers, or none, hold all of them up for 200 ms."""
+    """Streams of 40 parts, 10 ms apart; some new requests, or none, stall all of them for 200 ms."""
     at = arrivals(20.0, n=400)
     long = (np.arange(400) % 25 == 7) if prefills else np.zeros(400, dtype=bool)
     stalls = at[long] if prefills else np.arange(1_003, 19_000, 1_250) * MS
@@ -224,7 +225,7 @@ def streams(prefills: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, Columns
 
 
 @pytest.mark.parametrize("prefills", [True, False])
-def test_a_newcomer_s_prefill_is_owed_by_the_batch_and_other_standstills_by_nobody(prefills: bool) -> None:
+def test_standstills_by_prefill_and_others(prefills: bool) -> None:
     at, first, end, events = streams(prefills)
     still = find_standstills(at, first, end, np.arange(400), events)
     assert len(still.everyone) >= 10
@@ -232,7 +233,7 @@ def test_a_newcomer_s_prefill_is_owed_by_the_batch_and_other_standstills_by_nobo
     assert still.newcomers.any() == prefills
 
 
-def test_a_service_that_ages_is_told_by_the_stages_that_its_client_sees() -> None:
+def test_drift_is_described_in_the_clients_stages() -> None:
     at = arrivals(20.0)
     found = diagnose(recorded(at, at + services() + np.linspace(0, 30 * MS, N).astype(np.int64)))
     assert found.verdict.startswith("drift.")

@@ -1,0 +1,112 @@
+"""``batching.*``: costs of sharing a batch.
+
+``batching.window``: waits for the batch timer while the worker was free.
+``batching.size``: longer compute because others shared the batch, and a finish after theirs.
+``batching.padding``: time computed on padding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from latfix.arrays import Floats
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.evidence.expected_work import jackknife_error
+from latfix.profilers.evidence.run_baselines import quiet_median
+from latfix.profilers.evidence.units import Evidence, spread
+from latfix.queueing.length_buckets import padding_share
+
+
+def _window_claim(evidence: Evidence, _left: Left) -> Claim:
+    return Claim(own={"window": evidence.window}, usual={"window": 0})
+
+
+def _window_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    waited = evidence.window[evidence.ok]
+    return (
+        f"the batch timer is {from_ns(evidence.setup.window_ns)}; with a free worker, requests waited "
+        f"{median_and_p99(waited)} for more requests to fill the batch; {own_and_propagated(figures)}."
+    )
+
+
+def _size_claim(evidence: Evidence, _left: Left) -> Claim:
+    expected = evidence.expected
+    finish, quiet = evidence.units["finish"].wall, evidence.quiet
+    turn = evidence.ahead_in_batch * evidence.norms.of("typical_finish", lambda: quiet_median(finish, quiet))
+    size = np.minimum(evidence.batches["size"], len(expected.typical) - 1)
+    # A batch delays the requests behind it only if it takes longer than its members one by one.
+    one_by_one = size * expected.typical[min(1, len(expected.typical) - 1)]
+    # The reference of the three parts of modelled compute is the median of their sum, not the sum of their medians.
+    # The difference is this cause's usual part.
+    unpadded, padded = evidence.of_batch(expected.unpadded), evidence.of_batch(expected.padded)
+    typical_batch = evidence.norms.of("typical_batch", lambda: quiet_median(padded, quiet))
+    others = evidence.norms.of(
+        "typical_batch_by_parts",
+        lambda: quiet_median(expected.alone, quiet) + quiet_median(padded - unpadded, quiet),
+    )
+    return Claim(
+        own={"compute": unpadded - expected.alone, "finish_wait": turn},
+        usual={"compute": typical_batch - others},
+        behind=np.maximum(expected.typical[size] - one_by_one, 0),
+        doubt=jackknife_error(_sharing(evidence)),
+    )
+
+
+def _sharing(evidence: Evidence) -> Floats:
+    """``(folds, n)``: cost of sharing the batch by request, by the fit without each fold."""
+    at_member = [spread(of_fold, evidence.batch_of) for of_fold in evidence.expected.unpadded_of]
+    return np.asarray(np.stack(at_member) - evidence.expected.alone_of, dtype=np.float64)
+
+
+def _size_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    size = evidence.of_batch(evidence.batches["size"])[evidence.ok]
+    return (
+        f"the median request was in a batch of {np.median(size):.0f}, the largest batch had {size.max()}; beyond a "
+        f"typical batch, {own_and_propagated(figures)}."
+    )
+
+
+def _size_outside(evidence: Evidence, left: Left) -> Claim:
+    """Standstills of all streams that ended with a new request's first output: its prefill in their batch."""
+    still, unit = evidence.standstills, evidence.units["finish"]
+    wanted = np.where(still.newcomers, 0, still.prefill.covered(unit.start, unit.end))
+    return Claim(units={"finish": Parts(cpu=np.minimum(wanted, left.cpu_excess("finish")))})
+
+
+def _size_outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    still = evidence.standstills
+    return (
+        f"all streams paused together {len(still.prefill)} times, for up to {from_ns(still.longest_ns)}, until a new "
+        f"request's first output: its prefill shared their batch; {own_and_propagated(figures)}."
+    )
+
+
+def _padding_claim(evidence: Evidence, _left: Left) -> Claim:
+    padding = evidence.expected.padded - evidence.expected.unpadded
+    error = spread(jackknife_error(evidence.expected.padded_of - evidence.expected.unpadded_of), evidence.batch_of)
+    return Claim(own={"compute": evidence.of_batch(padding)}, behind=padding, doubt=error)
+
+
+def _padding_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    share = padding_share(evidence.batches)
+    return f"{100 * share:.0f} % of the computed elements were padding; {own_and_propagated(figures)}."
+
+
+WINDOW = Cause(
+    id="batching.window",
+    fixes=("batch.window", "batch.adaptive", "batch.continuous"),
+    claim=_window_claim,
+    sentence=_window_sentence,
+)
+SIZE = Cause(
+    id="batching.size",
+    fixes=("batch.size", "batch.bucket", "batch.adaptive", "batch.continuous"),
+    claim=_size_claim,
+    sentence=_size_sentence,
+    outside=_size_outside,
+    outside_sentence=_size_outside_sentence,
+)
+PADDING = Cause(
+    id="batching.padding", fixes=("batch.bucket", "batch.size"), claim=_padding_claim, sentence=_padding_sentence
+)

@@ -1,1 +1,0 @@
-"""What sharing a batch costs."""

@@ -1,0 +1,83 @@
+"""Causes of a service behind an address: connections, and waits of its threads.
+
+``network.connect``: a connection was opened for the request, including TCP and TLS handshakes.
+``service.lock``: requests waited for a lock that another request held.
+``service.loop``: a call blocked the event loop, and the service answered no request.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from latfix.arrays import Ints
+from latfix.formatting import from_ns
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.evidence.run_baselines import whole_median
+from latfix.profilers.evidence.units import Evidence
+
+
+def _connecting(evidence: Evidence) -> Ints:
+    rows = evidence.rows
+    return np.asarray(np.maximum(rows["prepare_ns"] - rows["send_ns"], 0), dtype=np.int64)
+
+
+def _outside_connect(evidence: Evidence, left: Left) -> Claim:
+    connecting = np.minimum(_connecting(evidence), left.blocked("prepare"))
+    return Claim(units={"prepare": Parts(blocked=connecting)}, disturbance=False)
+
+
+def _connect_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    fresh = evidence.ok & (evidence.rows["new_connection"] > 0)
+    took = median_and_p99(_connecting(evidence)[fresh]) if fresh.any() else "no time"
+    return (
+        f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}; {own_and_propagated(figures)}."
+    )
+
+
+def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Claim:
+    """Waits of requests beyond the median, limited to the excess of their service time."""
+    chosen = waited[evidence.ok]
+    usual = evidence.norms.of(f"waits.{name}", partial(whole_median, chosen))
+    member = evidence.batches["batch_id"]
+    at = np.zeros(len(member), np.int64)
+    at[evidence.batch_of[evidence.batch_of >= 0]] = np.maximum(waited - usual, 0)[evidence.batch_of >= 0]
+    return Claim(units={"compute": Parts(cpu=np.minimum(at, left.cpu_excess("compute")))})
+
+
+def _outside_lock(evidence: Evidence, left: Left) -> Claim:
+    return beyond_usual(evidence, left, evidence.locks.lock, "lock")
+
+
+def _lock_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    waits = evidence.locks
+    where = f", up to {waits.at_one} of them at one address" if waits.at_one > 1 else ""
+    return (
+        f"threads of the service waited for a lock while other requests were there{where}; {waits.holder}; a request "
+        f"waited {median_and_p99(waits.lock[evidence.ok])}; {own_and_propagated(figures)}."
+    )
+
+
+def _outside_loop(evidence: Evidence, left: Left) -> Claim:
+    units = {}
+    for name in ("compute", "finish"):
+        start, end = evidence.units[name].start, evidence.units[name].end
+        blocked = evidence.locks.held.covered(start, end) - evidence.standstills.prefill.covered(start, end)
+        units[name] = Parts(cpu=np.minimum(np.maximum(blocked, 0), left.cpu_excess(name)))
+    return Claim(units=units)
+
+
+def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    if not len(held := evidence.locks.held):
+        return f"{own_and_propagated(figures)}."
+    longest = from_ns(int((held.end - held.start).max()))
+    return (
+        f"{len(held)} times the service answered no request, for up to {longest}, because its event loop did not "
+        f"return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
+    )
+
+
+CONNECT = Cause(id="network.connect", sentence=_connect_sentence, outside=_outside_connect)
+LOCK = Cause(id="service.lock", sentence=_lock_sentence, outside=_outside_lock)
+LOOP = Cause(id="service.loop", sentence=_loop_sentence, outside=_outside_loop)

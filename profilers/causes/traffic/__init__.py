@@ -1,1 +1,0 @@
-"""Waits that arrivals make."""
