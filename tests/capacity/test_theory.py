@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def theory() -> MakeTheory:
         n: int = 2000,
         rate: float = 50.0,
         bursts: float = 1.0,
-        **service: float,
+        **service: Any,
     ) -> tuple[Theory, dict[float, LoadPoint]]:
         part = part_of(make_traffic(n, rate, seed=1, bursts=bursts), n)
         records = {load: simulate(part.at(load), settings=settings, seed=2, **service) for load in loads}
