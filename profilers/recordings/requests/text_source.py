@@ -218,7 +218,8 @@ def instants_ns(column: Any) -> Ints:
     if not len(parsed):
         return parsed
     distinct = parsed[np.asarray(seconds.indices)]
-    return np.where(distinct == -1, -1, distinct + np.asarray(fractions))[np.asarray(encoded.indices)]
+    moments: Ints = np.where(distinct == -1, -1, distinct + np.asarray(fractions))
+    return moments[np.asarray(encoded.indices)]
 
 
 def _instant_or_unknown(text: str) -> int:
