@@ -1,4 +1,4 @@
-"""Variables that a service's process must be started with, as a file for a shell."""
+"""Environment variables of the service's process, as a shell file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE: Table = {
     **NO_COUNTERPART,
     "intra_op_threads": _threads,
     "huge_pages": lambda value, _settings: (
-        ["no variable forbids huge pages to a process"] if value == "never" else []
+        ["no environment variable disables huge pages"] if value == "never" else []
     ),
     "env": lambda _value, _settings: [],  # the whole environment is written
 }

@@ -1,4 +1,4 @@
-"""A plan as files of another server: one function a server, over its table."""
+"""A plan as the files of another server: one function for each server, over its table of settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from latfix.reports.server_configs.formats import (
 )
 from latfix.reports.server_configs.translation import Table, translate
 
-#: How the first line of every file begins.
+#: Start of the first line of every file.
 MARK = "# Written by latfix export-plan"
 _Document = dict[str, Any]
 _Environment = Mapping[str, str]
@@ -26,7 +26,7 @@ _Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ServerFile:
-    """One file, by its usual name."""
+    """One file with its usual name."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class ServerFile:
 class Export:
     """The files of a server.
 
-    :param notes: what they do not say, one line each; the files have them as comments.
+    :param notes: settings that the files do not cover, one per line; also comments in the files.
     """
 
     files: tuple[ServerFile, ...]
@@ -45,9 +45,9 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server: its name for people, its table, and its files' texts from the translated entries.
+    """A server: its display name, its table, and the function that writes its files from translated entries.
 
-    :param usage: what to do with the files.
+    :param usage: how to use the files.
     """
 
     title: str
@@ -59,12 +59,12 @@ class Target:
 def export(target: str, plan: Plan, environment: Mapping[str, str]) -> Export:
     """A plan for one of :data:`TARGETS`.
 
-    :param environment: all variables that the plan's settings ask for and imply.
+    :param environment: all environment variables that the plan's settings require.
     """
     server = TARGETS[target]
     document, notes = translate(server.table, plan.settings(), server.title)
     if not plan.settings():
-        notes = ["the plan has no settings: nothing was decided"]
+        notes = ["the plan is empty: it changes no settings"]
     head = [f"{MARK} from a plan for {plan.workload}: {server.usage}"]
     head += ["Measured in latfix's own engine; measure again in this server.", *notes]
     comments = "".join(f"{toml_comment(line.removeprefix('# '))}\n" for line in head)
@@ -117,7 +117,7 @@ def _kubernetes(document: _Document, _plan: Plan, environment: _Environment) -> 
     return {"container.yaml": yaml({**document, "env": env} if env else document)}
 
 
-_SERVE = "vllm serve MODEL --config vllm.yaml; only for language models that vLLM knows"
+_SERVE = "vllm serve MODEL --config vllm.yaml; only for language models that vLLM supports"
 _LIT = "MyAPI(**LIT_API), LitServer(api, **LIT_SERVER)"
 _SHELL = "set -a; . ./latfix.env; set +a"
 _MERGE = "merge it into your container in spec.template.spec.containers"
@@ -129,7 +129,7 @@ TARGETS: Mapping[str, Target] = {
         "TorchServe", torchserve.TABLE, _torchserve, "--ts-config, and --config-file of the archiver"
     ),
     "litserve": Target("LitServe", litserve.TABLE, _litserve, _LIT),
-    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "put in your import_path and deployment's name"),
+    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and the name of your deployment"),
     "env": Target("the environment", environment.TABLE, _env, _SHELL),
     "kubernetes": Target("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
 }
