@@ -197,7 +197,9 @@ def _headline(change: Change, found: Optimization) -> str:
     """The verdict and its size; without a final replay nothing has changed."""
     name, key = key_label(change.judged), change.judged
     if found.rounds:
-        return change_headline(change, "disturbed" if found.disturbed and found.verdict != "improved" else found.verdict)
+        return change_headline(
+            change, "disturbed" if found.disturbed and found.verdict != "improved" else found.verdict
+        )
     stays = f"{name} stays {milliseconds(change.before.latency_ms.get(key))}"
     if found.interrupted:
         return f"Interrupted before any fix was proved: {stays}"

@@ -368,7 +368,7 @@ def outcome_of(passed: bool | None) -> Outcome:
     return "undecided" if passed is None else "passed" if passed else "failed"
 
 
-REST = "interactions, and the rest of the traffic"
+REST = "interaction of fixes, rest of the traffic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

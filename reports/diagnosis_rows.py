@@ -24,6 +24,7 @@ from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRow:
     """One row of the table of causes; milliseconds are means over the requests of the tail.

@@ -95,7 +95,7 @@ class BestSeen:
 
 
 def best_seen(found: Optimization) -> BestSeen | None:
-    """The configuration with the smallest ratio of the judged figure, replayed ones first; ``None`` if none is below 1."""
+    """The fastest configuration outside the plan, replayed ones first; ``None`` if none is faster than before."""
     key, best = found.judged, None
     for row in front_rows(found):
         step = row.ratio if row.is_replayed else Ratio(value=row.predicted, ci95=None)

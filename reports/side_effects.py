@@ -30,7 +30,7 @@ def worsened(change: Change) -> Iterator[str]:
         if step.value is None or step.value < _WORSE:
             continue
         figures = f"{significant(before.latency_ms.get(key))} → {significant(after.latency_ms.get(key))} ms"
-        doubt = "" if step.tone == "bad" else " (no interval)" if step.ci95 is None else " (within noise)"
+        doubt = "" if step.tone == "bad" else " (no interval)" if step.ci95 is None else " (not significant)"
         yield f"{_name(key)} {figures}, {speed_words(step.value)}{doubt}"
     if after.failed > before.failed:
         yield f"{count(after.failed)} requests lost, {count(before.failed)} before"

@@ -112,7 +112,7 @@ SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Queue replay",
         "A request-by-request simulation of the recorded arrivals at this load, with the service times measured at "
-        "low load. \"Own service\" uses the service times measured at this load instead: what it still misses is not "
+        'low load. "Own service" uses the service times measured at this load instead: what it still misses is not '
         "due to service times.",
     ),
 )

@@ -20,9 +20,7 @@ def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> Rende
     :param last_s: length of the diagnosed window, in seconds.
     :param clock: time of day at its end.
     """
-    head = Text.assemble(
-        (visible(path), "bold"), f"  last {significant(last_s)} s until {clock}  {_counts(found)}"
-    )
+    head = Text.assemble((visible(path), "bold"), f"  last {significant(last_s)} s until {clock}  {_counts(found)}")
     latency = Table(box=None, pad_edge=False)
     for key in LATENCY_KEYS:
         latency.add_column(f"{key_label(key)}, ms", justify="right", no_wrap=True)

@@ -52,7 +52,9 @@ def openmetrics(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: 
         ({"cause": each.cause, "class": each.evidence_class, "named": str(each.named).lower()}, each.tail_ms)
         for each in diagnosis.causes
     ]
-    yield from _gauges("cause_tail", "seconds", "Mean time that each cause adds to a request of the tail.", same, causes)
+    yield from _gauges(
+        "cause_tail", "seconds", "Mean time that each cause adds to a request of the tail.", same, causes
+    )
     rate = [("", same, diagnosis.throughput_rps)] if finite(diagnosis.throughput_rps) is not None else []
     yield from _family("throughput", "gauge", "", "Requests that ended ok a second.", rate)
     passed = {True: 1, False: 0, None: "NaN"}

@@ -1,8 +1,8 @@
 """OpenTelemetry spans in OTLP's JSON: a request is a trace, its stages are the children of its root span.
 
 One ``ExportTraceServiceRequest`` per line, as the collector's file exporter writes and its ``otlpjsonfile`` receiver
-reads (opentelemetry-proto, trace/v1/trace.proto; ids in hexadecimal, 64-bit integers as strings). Warm-up is excluded.
-Times count from ``started`` in ``run.json``, the only wall clock of a record.
+reads (opentelemetry-proto, trace/v1/trace.proto; ids in hexadecimal, 64-bit integers as strings). Warm-up is
+excluded. Times count from ``started`` in ``run.json``, the only wall clock of a record.
 """
 
 from __future__ import annotations

@@ -122,9 +122,7 @@ _LONGEST_NAME = 32
 _MOST_ROWS, _DEEPEST = 150, 4
 
 
-def write_run_report(
-    path: Path, record: RunRecord, diagnosis: Diagnosis, *, stories: Sequence[Story] = ()
-) -> None:
+def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, stories: Sequence[Story] = ()) -> None:
     """The page of one run.
 
     :param stories: of the slowest requests.

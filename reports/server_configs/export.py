@@ -129,7 +129,7 @@ TARGETS: Mapping[str, Target] = {
         "TorchServe", torchserve.TABLE, _torchserve, "--ts-config, and --config-file of the archiver"
     ),
     "litserve": Target("LitServe", litserve.TABLE, _litserve, _LIT),
-    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and the name of your deployment"),
+    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and deployment's name"),
     "env": Target("the environment", environment.TABLE, _env, _SHELL),
     "kubernetes": Target("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
 }

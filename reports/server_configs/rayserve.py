@@ -10,7 +10,7 @@ from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table
 _DEPLOYMENT = "deployment"
 _USER = (_DEPLOYMENT, "user_config")
 _ACTOR = (_DEPLOYMENT, "ray_actor_options")
-_RECONFIGURE = "pass it to @serve.batch in your deployment's reconfigure (set_max_batch_size, set_batch_wait_timeout_s)"
+_RECONFIGURE = "pass it to @serve.batch in your own reconfigure (set_max_batch_size, set_batch_wait_timeout_s)"
 
 
 def _device(_value: str, settings: Mapping[str, Any]) -> Iterator[Put]:

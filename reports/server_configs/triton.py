@@ -103,9 +103,7 @@ def _eager(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
 TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
-    "devices": lambda value, settings: (
-        [] if is_gpu(settings) or value == 1 else ["it has no effect without device"]
-    ),
+    "devices": lambda value, settings: [] if is_gpu(settings) or value == 1 else ["it has no effect without device"],
     "max_batch_size": put("max_batch_size"),
     "batch_window_ms": _window,
     "workers": _workers,
@@ -119,7 +117,7 @@ TABLE: Table = {
     "inference_mode": lambda value, _settings: [_parameter("INFERENCE_MODE", "true" if value else "false")],
     "batching": by_value(
         {
-            "adaptive": ["Triton's delay is fixed: choose max_queue_delay_microseconds within the adaptive window's range"],
+            "adaptive": ["Triton's delay is fixed: choose max_queue_delay_microseconds within the window's range"],
             "continuous": ["needs sequence_batching { iterative_sequence: true } and a backend made for it"],
         }
     ),

@@ -28,7 +28,6 @@ from latfix.formatting import (
 )
 from latfix.reports.answer import diagnosis_answer, latency_words
 from latfix.reports.diagnosis_rows import (
-    FAILED_STATUSES,
     CauseAdvice,
     active_causes,
     cause_advice,
@@ -63,7 +62,7 @@ from latfix.reports.terminal.widgets import (
 )
 from latfix.reports.vocabulary import CLASS_WORDS, LINES_WORDS, diagnosis_severity
 from latfix.results.diagnosis import Activity, Diagnosis, Window
-from latfix.stages import STAGES
+from latfix.stages import LOST_NAMES, STAGES
 
 _LISTED = 8
 _ADVISED = 4
@@ -111,9 +110,9 @@ def render_tail(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _title(diagnosis: Diagnosis) -> Text:
-    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name) or name == "ok"]
+    known = [name for name in ("ok", *LOST_NAMES) if diagnosis.requests.get(name) or name == "ok"]
     counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
-    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    failed = any(diagnosis.requests.get(name) for name in LOST_NAMES)
     served = "" if finite(diagnosis.throughput_rps) is None else f", {rate(diagnosis.throughput_rps)}"
     unit = "" if diagnosis.unit == "request" else f" ({diagnosis.unit}s)"
     return title_line(diagnosis.workload, diagnosis.device, f"{counts}{served}{unit}", "yellow" if failed else "")
@@ -387,7 +386,7 @@ def _unknown(diagnosis: Diagnosis, stage: str) -> bool:
 
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
-    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    failed = any(diagnosis.requests.get(name) for name in LOST_NAMES)
     served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
     if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):

@@ -20,6 +20,7 @@ from latfix.formatting import (
     significant,
 )
 from latfix.reports.answer import trial_answer
+from latfix.reports.request_rows import counted
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Cell,
@@ -43,7 +44,7 @@ def render_trial(found: Trial, *, folder: Path | None) -> RenderableType:
 
     :param folder: of the records; ``None`` if nothing was kept.
     """
-    title = title_line(found.workload, found.device, f"{len(found.ideas)} ideas side by side", "")
+    title = title_line(found.workload, found.device, counted(len(found.ideas), "idea"), "")
     parts: list[RenderableType] = [title, *warnings(_notes(found)), Text(""), _arms(found)]
     parts += [safe(line, "dim", limit=600) for line in _how(found)]
     for place, line in enumerate(_remarks(found)):
@@ -128,8 +129,8 @@ def _how(found: Trial) -> Iterator[str]:
         else f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
     )
     yield (
-        f"{rounds} of {stretch} ({count(found.requests)} requests), alternating, each in a fresh process. Ratios over "
-        f"the unmodified workload with 95 % intervals; the verdict is by {key_label(found.judged)}."
+        f"{rounds} of {stretch} ({count(found.requests)} requests), alternating, each in a fresh process. Ratios "
+        f"over the unmodified workload with 95 % intervals; the verdict is by {key_label(found.judged)}."
     )
 
 

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import latfix
 from latfix.cli import app as module
-from latfix.cli.shared.process_streams import asked_to_end_is_interrupted
+from latfix.cli.shared.process_streams import signals_as_interrupt
 from latfix.errors import InputError, RunnerError
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -54,7 +54,7 @@ def test_being_asked_to_end_is_an_interruption(asked: signal.Signals) -> None:
     """As job schedulers and timeouts do; what an interruption leaves behind is tested with Ctrl-C."""
     before = signal.signal(asked, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt), asked_to_end_is_interrupted():
+        with pytest.raises(KeyboardInterrupt), signals_as_interrupt():
             signal.raise_signal(asked)
         assert signal.getsignal(asked) is signal.SIG_DFL
     finally:
@@ -90,14 +90,14 @@ def test_a_working_directory_that_is_gone(fail_with: Any, tmp_path: Path, monkey
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    line = "latfix: the working directory is not there any more; change to another one\n"
+    line = "latfix: the working directory no longer exists; change to another one\n"
     assert fail_with(lambda: os.getcwd() and None) == (2, "", line)  # noqa: PTH109 - as whoever makes a path absolute
 
 
 def test_a_mistake_of_its_own_is_no_failed_gate(fail_with: Any) -> None:
     code, _, err = fail_with(lambda: 1 / 0)
     assert code == 4
-    assert "ZeroDivisionError: " in err and err.splitlines()[-1].startswith("latfix: this is a mistake in")
+    assert "ZeroDivisionError: " in err and err.splitlines()[-1].startswith("latfix: this is a bug in")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "diagnose --help", "optimize --help", "traffic --help"])

@@ -44,25 +44,25 @@ def test_the_rest_holds_what_is_unexplained_only_where_that_has_no_row(ordinary:
     rest = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED]
     small = [replace(entry, tail_ms=0.1, own_ms=0.1, propagated_ms=0.0, tail_share=0.001) for entry in rest[1:]]
 
-    def told(unexplained_ms: float) -> str:
+    def rest_of(unexplained_ms: float) -> str:
         left = next(entry for entry in diagnosis.causes if entry.cause == UNEXPLAINED)
         left = replace(left, tail_ms=unexplained_ms, tail_share=unexplained_ms / 100)
         first = replace(rest[0], tail_ms=80.0, tail_share=0.8)
         return small_causes_words(replace(diagnosis, causes=(first, *small, left), excess_ms=100.0))
 
-    assert "more below 5 %, with what is unexplained: together" in told(1.0)
-    assert "more below 5 %: together" in told(19.0)
+    assert "causes below 5 %, and unexplained time: " in rest_of(1.0)
+    assert "causes below 5 %: " in rest_of(19.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("replay", "this one run; a restart may differ (--rounds 5)"),
+        ("replay", "this one run; restarts may differ more (measure: --rounds 5)"),
         ("http", "this one run"),
         ("requests", "this one recording"),
     ],
 )
 def test_what_an_interval_does_not_cover(ordinary: Session, kind: str, words: str) -> None:
     found = replace(ordinary[1], source=Source(kind=kind, path="x"), latency_ci95_ms={"p99": (1.0, 2.0)})
-    sure = next(line.words for line in diagnosis_answer(found).lines if line.label == "how sure")
-    assert f"(95 %, {words})" in sure
+    sure = next(line.words for line in diagnosis_answer(found).lines if line.label == "95 % interval")
+    assert sure == f"1.0 to 2.0 ms, from {words}"

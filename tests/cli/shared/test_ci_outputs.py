@@ -134,7 +134,7 @@ def test_a_failed_run_leaves_its_reports(diagnose: Cli, service: Any, tmp_path: 
     assert code == 4 and "the model failed" in err
     assert _outcomes(tmp_path / "j") == {"p99<1s": "error", "mean<1s": "error"}
     markdown = (tmp_path / "m").read_text()
-    assert "**It failed:**" in markdown and markdown.count("not judged |") == 2 and "<b>" not in markdown
+    assert "**Failed:**" in markdown and markdown.count("not evaluated |") == 2 and "<b>" not in markdown
     assert "::error title=latfix diagnose w::the model failed | <b>badly</b>\n" in out
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.commands.running.optimize import parse_budget
 from latfix.cli.shared.options import (
     Target,
     TrafficOptions,
     check_device,
     check_seed,
+    check_writable,
     load_traffic,
-    see_that_it_can_be_written,
+    parse_budget,
 )
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
@@ -64,7 +64,7 @@ def test_a_report_takes_no_recording_s_place(name: str, content: bytes, found: s
     path.write_bytes(content)
     for option in ("--json", "--junit", "--markdown", "--picture"):
         with pytest.raises(InputError, match=rf"{option}: found {found}.* in .*; name another file"):
-            see_that_it_can_be_written(option, str(path))
+            check_writable(option, str(path))
     assert path.read_bytes() == content
 
 
@@ -83,7 +83,7 @@ def test_a_report_takes_no_recording_s_place(name: str, content: bytes, found: s
 def test_a_report_takes_an_older_one_s_place(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_bytes(content)
-    see_that_it_can_be_written("--json", str(path))
+    check_writable("--json", str(path))
     assert path.read_bytes() == content
 
 

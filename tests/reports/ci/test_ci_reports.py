@@ -256,8 +256,8 @@ def test_annotations_of_a_failed_run() -> None:
     failed = _summary(gates=(), sentence="", failure="the model failed", unjudged=("p99<200ms",))
     assert list(annotation_lines(failed)) == [
         "::error title=latfix diagnose ranker::the model failed",
-        "::warning title=gate p99<200ms not judged::the model failed",
-        "::notice title=latfix diagnose ranker::gates: 1 not judged",
+        "::warning title=gate p99<200ms not evaluated::the model failed",
+        "::notice title=latfix diagnose ranker::gates: 1 not evaluated",
     ]
 
 

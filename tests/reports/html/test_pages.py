@@ -128,7 +128,7 @@ def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> N
 def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization, ordinary: Session) -> None:
     path = tmp_path / "report.html"
     write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
-    assert "As it is" in checked(path).text, "nothing was replayed beside it"
+    assert "Baseline" in checked(path).text, "there was no final replay"
     replayed = replace(optimization, rounds=3)
     write_optimization_report(path, replayed, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
     assert "Before and after" in checked(path).text
@@ -229,14 +229,14 @@ def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
     text = checked(path).text
     first = text.partition("figure")[0]
     assert "Improved: p99 412 → 98.0 ms, 4.2 times faster" in first
-    for words in ("between 3.6 and 4.8 times faster", "no: 1 of 3 gates failed", "p99<=baseline*0.2 failed: 0.238"):
+    for words in ("between 3.6 and 4.8 times faster", "1 of 3 gates failed", "p99<=baseline*0.2 failed: 0.238"):
         assert words in first, "the first screen"
     assert text.index("max_batch_size") < text.rindex("What was tried")
     for step in improved.steps:
         assert step.fix in text and step.reason in text
     for gate in improved.gates:
         assert gate.gate.text in text
-    assert "cannot tell" in text
+    assert "undecided" in text
     assert "latfix diagnose request --plan plan.toml" in text
 
 
@@ -249,7 +249,7 @@ def test_a_large_run_is_a_small_page_that_says_what_it_leaves_out(
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordinary: Session) -> None:
     target = tmp_path / "nowhere" / "report.html"
-    with pytest.raises(InputError, match=r"report\.html: found that it cannot be written") as caught:
+    with pytest.raises(InputError, match=r"report\.html: cannot be written") as caught:
         write_run_report(target, *ordinary)
     assert "\n" not in caught.value.message
     target = tmp_path / "report.html"
@@ -275,7 +275,7 @@ def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimi
     write_optimization_report(path, found, diagnosis=None, before=None, after=None)
     text = checked(path).text
     assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
-    assert "interaction, and the rest" in text and "What each fix gave" in text
+    assert "interaction of fixes" in text and "Effect of each fix" in text
 
 
 def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
@@ -302,7 +302,7 @@ def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path,
     text = checked(path).text
     assert "No fix is proved to help: p99 stays 412 ms" in text
     assert "412 → 412" not in text and "[1.00, 1.00]" not in text
-    assert "batch.size: p99 2.0 times faster (foretold, not replayed)" in text
+    assert "batch.size: p99 2.0 times faster (predicted, not replayed)" in text
     assert "latfix optimize ranker --fix batch.size" in text and "The plan changes nothing." in text
 
 

@@ -47,7 +47,7 @@ def test_every_figure_is_there() -> None:
         "1.50 s",
         "* 31.0 s",
         "x2.50 [2.10, 2.90]",
-        "all 8 agree; off by 3.0e-07 of the largest number",
+        "all 8 agree; differ by 3.0e-07 of the largest number",
         "the reference",
         "24 requests of the traffic in 9 rounds",
         "1 thread; torch 2.13.0",
@@ -61,9 +61,9 @@ def test_every_figure_is_there() -> None:
 @pytest.mark.parametrize(
     ("answers", "says", "style"),
     [
-        ({"agreeing": 3, "deviation": 0.5}, "3 of 8 agree; off by 0.50 of the largest number", "1;31"),
-        ({"deviation": 0.02}, "all 8 agree; off by 0.020", "33"),
-        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; off in shape, kind or whole numbers", "1;31"),
+        ({"agreeing": 3, "deviation": 0.5}, "3 of 8 agree; differ by 0.50 of the largest number", "1;31"),
+        ({"deviation": 0.02}, "all 8 agree; differ by 0.020", "33"),
+        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; differ in shape, kind or whole numbers", "1;31"),
     ],
 )
 def test_answers_that_differ_stand_out(answers: dict[str, Any], says: str, style: str) -> None:

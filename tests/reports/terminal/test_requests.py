@@ -175,11 +175,11 @@ def test_the_whole_story_is_there() -> None:
         "2 x span request 0.700",
         "collection generation 2 0.0810 in worker 0",
         "error: request",
-        "It waited 177 ms for a worker, busy without a break since 85.8 ms before that wait began; 0.400 ms of it no "
-        "recorded work covers.",
+        "It waited 177 ms for a worker, busy without a break since 85.8 ms before that wait began; no recorded "
+        "work covers 0.400 ms of it.",
         "batch 60 (3) -83.8 262 177 30.2 232 python.gc 225",
-        "first batch of its shape, 2 of it came later and went first",
-        "over before the wait",
+        "first batch of its shape, 2 of its requests arrived later and went first",
+        "ended before the wait",
         "31 others",
         "It took 200 ms. request",
     ):
@@ -216,7 +216,7 @@ def test_the_slowest_are_listed_with_entries_and_what_they_waited_behind() -> No
     assert "python.gc 150 (queue), request 25.0" in text
     assert "177 behind batch 60 (3) and 32 more: 262, typical 30.2; python.gc 225" in text
     assert "request timeout" in text
-    assert "slower than at least 97.5 % of the ok requests" in text
+    assert "slower than at least 97.5 % of ok requests" in text
     assert "No measured request was recorded." in shown(slowest=())
     assert "slowest request" not in shown(story())
 

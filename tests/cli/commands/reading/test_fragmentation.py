@@ -18,7 +18,7 @@ def test_made_up_traffic(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("fragmentation", "--turns", "300", "--seed", "1", "--out", str(tmp_path / "run"))
     said = " ".join(out.split())
     assert code == 0 and "torch's defaults" in said and "buddy" in said
-    assert "made up, seed 1" in said and "Models, not measurements" in said
+    assert "made up, seed 1" in said and "models, not measurements" in said
     again, json_out, _ = cli(
         "fragmentation", str(tmp_path / "run" / "trace.jsonl"), "--capacity", "4GiB", "--json", "-"
     )

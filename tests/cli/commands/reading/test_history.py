@@ -222,11 +222,11 @@ WRONG = [
     (("--metric", "cause:python.gcs"), "cause:python.gc"),
     (("--last", "0"), "--last"),
     (("--history", "none"), "found no history"),
-    (("--history", "off"), "name the history"),
+    (("--history", "off"), "expected the history"),
     (("--history", ""), "empty name"),
     (("--html", "no/such/x.html"), "--html"),
     (("--json", "no/such/x.json"), "--json"),
-    (("--json", "x", "--html", "./x"), "--html: found x, which --json writes to as well"),
+    (("--json", "x", "--html", "./x"), "--html: found x, which --json also writes to"),
     (("--json", "h.sqlite3"), "--json: found a database in h.sqlite3"),
     (("--html", "h.sqlite3"), "--html: found a database in h.sqlite3"),
 ]

@@ -19,7 +19,7 @@ SHOWN = {
     "diagnosis": "Where the tail comes from",
     "comparison": "95 % interval",
     "optimization": "What was tried",
-    "trial": "Best is ",
+    "trial": "Best idea: ",
     "sweep": "max_batch_size=4",
     "selftest": "python.gc",
     "doctor": "nothing was changed",

@@ -24,7 +24,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy: Path, tmp_path: Path) -> None:
     code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--step", "^decode")
     assert code == 0
-    assert "The one step of the recording takes 5.00 ms" in " ".join(shown.split())
+    assert "The recording's only step takes 5.00 ms" in " ".join(shown.split())
     assert "gpu.compute" in shown and "1 ok" in shown
     document = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert document["source"] == {

@@ -31,7 +31,7 @@ def starter(cli: Cli, tmp_path: Path) -> Path:
     [
         (("recommender", "recommender"), "--gate: found none"),
         (("recommender", "http://localhost:1", *GATE), "found an address"),
-        (("recommender", "nowhere.toml", *GATE), "found no workload there; expected --workload"),
+        (("recommender", "nowhere.toml", *GATE), "found no workload there; a plan or another folder needs --workload"),
         (("recommender", "recommender", *GATE, "--undecided", "maybe"), "expected fail or pass"),
         (("recommender", "recommender", *GATE, "--budget", "soon"), "--budget: found 'soon'"),
     ],

@@ -165,7 +165,7 @@ def test_a_baseline_that_fails_leaves_its_reports(
     code, _, _ = optimize("--gate", "p99<1s", "--junit", tmp_path / "j", "--markdown", tmp_path / "m")
     assert code == (4 if isinstance(error, RunnerError) else 130)
     assert '<error type="not judged"' in (tmp_path / "j").read_text()
-    assert "not judged" in (tmp_path / "m").read_text()
+    assert "not evaluated" in (tmp_path / "m").read_text()
 
 
 def test_trials_and_budget_reach_the_search(optimize: Cli, search: Search, tmp_path: Path) -> None:

@@ -37,14 +37,14 @@ def test_each_round_is_kept_and_their_percentiles_are_told(workload: Path, servi
     assert restarts["source"] == "rounds" and restarts["key"] == "p99" and len(set(restarts["values_ms"])) == 3
     assert restarts["values_ms"][0] == pytest.approx(document["latency_ms"]["p99"])
     words = " ".join(out.split())
-    assert "restarts p99 of 3 fresh processes: " in words and "one more would be between" in words
+    assert "restarts p99 of 3 fresh processes: " in words and "expected of the next: " in words
     assert "--rounds" not in words, "no advice to do what was done"
     assert Diagnosis.from_json(document).to_json() == document
 
 
 def test_one_run_says_that_restarts_differ(workload: Path, cli: Cli) -> None:
     _, out, _ = cli("diagnose", workload, "--out", "out")
-    assert "this one run; a restart may differ (--rounds 5)" in " ".join(out.split())
+    assert "this one run; restarts may differ more (measure: --rounds 5)" in " ".join(out.split())
     assert "restarts p99" not in out
 
 

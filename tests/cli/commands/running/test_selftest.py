@@ -73,7 +73,7 @@ def test_what_was_wrong_is_listed(cli: Cli, replayed: dict[str, Any]) -> None:
     code, out, _ = cli("selftest", "--quick", "--cause", "python.gc")
     words = " ".join(out.split())
     assert code == 0 and "missed" in words
-    assert "gc_model-medium-1000: host.contention instead of python.gc" in words
+    assert "gc_model-medium-1000: wrong: host.contention instead of python.gc" in words
     assert "weak at python.gc" in words
 
 
