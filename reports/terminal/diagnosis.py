@@ -305,11 +305,10 @@ def _lines(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if not rows:
         return
     yield heading("Slow lines of code, ms")
-    columns = [Column("in", right=False), Column("slow"), Column("typical"), Column("samples", given_up=1)]
-    table: list[Sequence[Cell]] = [
-        [unit, slow, typical, samples, safe(where, limit=120)] for unit, where, slow, typical, samples in rows
-    ]
-    yield FittedTable([*columns, Column("line", right=False)], table)
+    columns = [Column("line", right=False), Column("in", right=False)]
+    columns += [Column("slow"), Column("typical"), Column("samples", given_up=1)]
+    table: list[Sequence[Cell]] = [[safe(where, limit=120), unit, *figures] for unit, where, *figures in rows]
+    yield FittedTable(columns, table)
     yield Text(LINES_WORDS, style="dim")
 
 

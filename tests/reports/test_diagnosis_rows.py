@@ -65,4 +65,4 @@ def test_the_rest_holds_what_is_unexplained_only_where_that_has_no_row(ordinary:
 def test_what_an_interval_does_not_cover(ordinary: Session, kind: str, words: str) -> None:
     found = replace(ordinary[1], source=Source(kind=kind, path="x"), latency_ci95_ms={"p99": (1.0, 2.0)})
     sure = next(line.words for line in diagnosis_answer(found).lines if line.label == "95 % interval")
-    assert sure == f"1.0 to 2.0 ms, from {words}"
+    assert sure == f"1.00 to 2.00 ms, from {words}"

@@ -57,7 +57,7 @@
       });
     });
     if (table.tBodies[0].rows.length < 8 || table.classList.contains("narrow")) continue;
-    const field = make("input", { type: "search", placeholder: "rows with …", className: "filter" });
+    const field = make("input", { type: "search", placeholder: "filter rows", className: "filter" });
     field.setAttribute("aria-label", `Filter: ${table.caption ? table.caption.innerText : "table"}`);
     field.addEventListener("input", () => filter(table, field.value));
     table.parentElement.before(field);

@@ -49,7 +49,7 @@ def test_every_figure_is_there() -> None:
         "x2.50 [2.10, 2.90]",
         "all 8 agree; differ by 3.0e-07 of the largest number",
         "the reference",
-        "24 requests of the traffic in 9 rounds",
+        "24 requests of the traffic in 9 alternating rounds",
         "1 thread; torch 2.13.0",
         "* converting it before, once",
         "input x: float32 (batch, length), normal values",
