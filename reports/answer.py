@@ -32,10 +32,17 @@ from latfix.reports.comparison_rows import (
 )
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key
 from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
-from latfix.reports.plan_rows import best_seen, floor_words, kept_words, plan_is_empty
+from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import side_effect_words
 from latfix.reports.sweep_rows import SweepRows, largest_words
-from latfix.reports.vocabulary import Severity, cause_words, change_severity, diagnosis_severity, verdict_words
+from latfix.reports.vocabulary import (
+    Severity,
+    cause_words,
+    change_severity,
+    counted,
+    diagnosis_severity,
+    verdict_words,
+)
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
@@ -228,7 +235,7 @@ def _sure(change: Change, rounds: int) -> Iterator[Line]:
     if words:
         around_one = step.ci95 is not None and step.ci95[0] <= 1 <= step.ci95[1]
         doubt = "" if step.decisive or around_one else "; with so few rounds, restarts alone may differ by as much"
-        yield Line(label="95 % interval", words=f"{words}, from {rounds_words(rounds)}{doubt}")
+        yield Line(label="95 % interval", words=f"{words}, from {counted(rounds, 'round')}{doubt}")
     if change.judged != "mean" and (mean := change.ratio("mean")).value is not None:
         bounds = speed_range(mean.ci95)
         yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({bounds})' if bounds else ''}")
@@ -241,16 +248,16 @@ def _why(found: Optimization) -> Iterator[Line]:
         yield Line(label="why", words=words + (f"; main cause of p99 before: {against}" if against else ""))
     elif against:
         yield Line(label="why", words=f"main cause of p99: {against}; no fix is proved to reduce it")
-    if plan_is_empty(found) and (best := best_seen(found)):
-        yield Line(label="best candidate", words=best.words)
+    if plan_is_empty(found) and (best := best_candidate(found)):
+        yield Line(label="best candidate", words=best[1])
 
 
 def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
-    best = best_seen(found)
+    best = best_candidate(found)
     if not plan_is_empty(found) and found.plan:
         yield Line(label=_NEXT, words=replay_command(workload, plan), is_command=True)
     elif best is not None:
-        yield Line(label=_NEXT, words=try_harder_command(workload, best.fixes), is_command=True)
+        yield Line(label=_NEXT, words=try_harder_command(workload, best[0]), is_command=True)
     elif found.diagnosis is not None:
         yield Line(label=_NEXT, words="a larger --budget, or change the code that the baseline's diagnosis names")
 
@@ -264,7 +271,7 @@ def comparison_answer(found: Comparison) -> Answer:
     lines.append(_side_effects(change))
     lines += _gates(gate_rows(found.gates), f"--gate '{key_label(change.judged)}<=baseline*1.1'")
     if found.more_rounds:
-        more = f"{found.more_rounds} more round{'' if found.more_rounds == 1 else 's'}"
+        more = counted(found.more_rounds, "more round")
         lines.append(Line(label=_NEXT, words=f"about {more} of both runs, in fresh processes, would decide it"))
     return Answer(
         headline=change_headline(change, found.verdict),
@@ -306,15 +313,15 @@ def trial_answer(found: Trial) -> Answer:
         headline = f"No idea is proved to improve {name}; best so far: {leads.name}, {gain}"
     lines = []
     if words := speed_range(step.ci95):
-        lines.append(Line(label="95 % interval", words=f"{words}, from {rounds_words(found.rounds)}"))
+        lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
     if leads.accurate is not None:
         limit = "within the limit" if leads.accurate else "beyond the limit"
         lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {limit}"))
     lines.append(_side_effects(comparison_change(leads.comparison)))
     more = leads.comparison.more_rounds
     if best is None and more:
-        rounds = f"about {more} more round{'' if more == 1 else 's'}"
-        lines.append(Line(label=_NEXT, words=f"a larger --budget: {rounds} would decide it"))
+        rounds = counted(more, "more round")
+        lines.append(Line(label=_NEXT, words=f"a larger --budget: about {rounds} would decide it"))
     return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
 
 
@@ -329,11 +336,6 @@ def _leading(found: Trial) -> TriedIdea | None:
         and estimate.value == estimate.value
     ]
     return min(known)[2] if known else None
-
-
-def rounds_words(number: int) -> str:
-    """``1 round``, ``3 rounds``."""
-    return "1 round" if number == 1 else f"{number} rounds"
 
 
 def _side_effects(change: Change) -> Line:
@@ -353,7 +355,7 @@ def _gates(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
         return
     failed = [gate for gate in gates if gate.outcome == "failed"]
     undecided = [gate for gate in gates if gate.outcome == "undecided"]
-    of = f"of {len(gates)} gate{'' if len(gates) == 1 else 's'}"
+    of = f"of {counted(len(gates), 'gate')}"
     if failed:
         yield Line(label="gates", words=f"{len(failed)} {of} failed", severity="bad")
     elif undecided:

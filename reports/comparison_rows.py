@@ -21,7 +21,7 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
-from latfix.reports.vocabulary import STEP_STATUS, Severity
+from latfix.reports.vocabulary import STEP_STATUS, Severity, counted
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix
@@ -321,7 +321,7 @@ def _known(figure: float | None) -> float | None:
 
 def pairing_words(comparison: Comparison) -> str:
     """One sentence on how the two runs were compared."""
-    rounds = f"{comparison.rounds} round{'' if comparison.rounds == 1 else 's'}"
+    rounds = counted(comparison.rounds, "round")
     if not comparison.paired:
         return f"Compared by their distributions over {rounds}: the runs replayed different traffic."
     return f"Compared request by request on the same traffic over {rounds}."

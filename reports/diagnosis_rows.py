@@ -20,7 +20,7 @@ from latfix.formatting import (
     tail_words,
     uncertain,
 )
-from latfix.reports.vocabulary import cause_words
+from latfix.reports.vocabulary import cause_words, counted
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
 
@@ -94,7 +94,7 @@ def small_causes_words(diagnosis: Diagnosis) -> str:
     number = sum(1 for entry in diagnosis.causes if entry.cause not in listed and entry.tail_ms)
     if not number or excess <= 0:
         return ""
-    small = f"{number} more cause{'' if number == 1 else 's'} below {100 * SMALL:.0f} %"
+    small = f"{counted(number, 'more cause')} below {100 * SMALL:.0f} %"
     if rest >= 0:
         also = "" if UNEXPLAINED in listed else ", and unexplained time"
         return f"{small}{also}: {significant(rest)} ms in total, {percent(rest / excess)}"

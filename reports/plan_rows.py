@@ -86,27 +86,15 @@ def floor_words(found: Optimization) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestSeen:
-    """The best configuration that is not in the plan."""
-
-    fixes: tuple[str, ...]
-    words: str
-
-
-def best_seen(found: Optimization) -> BestSeen | None:
-    """The fastest configuration outside the plan, replayed ones first; ``None`` if none is faster than before."""
-    key, best = found.judged, None
+def best_candidate(found: Optimization) -> tuple[tuple[str, ...], str] | None:
+    """Fixes and words of the fastest configuration, replayed ones first; ``None`` if none is faster than before."""
     for row in front_rows(found):
         step = row.ratio if row.is_replayed else Ratio(value=row.predicted, ci95=None)
         if not row.fixes or row.status in _OUT or step.value is None or step.value >= 1:
             continue
-        place = (not row.is_replayed, step.value)
-        if best is None or place < best[0]:
-            how = "in replays of the search" if row.is_replayed else "predicted, not replayed"
-            words = f"{' + '.join(row.fixes)}: {key_label(key)} {speed_words(step.value)} ({how})"
-            best = (place, BestSeen(fixes=row.fixes, words=words))
-    return None if best is None else best[1]
+        how = "in replays of the search" if row.is_replayed else "predicted, not replayed"
+        return row.fixes, f"{row.name}: {key_label(found.judged)} {speed_words(step.value)} ({how})"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import NONE, count, from_ns, share, significant
+from latfix.reports.vocabulary import counted
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import Happening, Holder, StageTime, Story, Wait
 from latfix.run_record.run_record import RunRecord
@@ -22,12 +23,6 @@ from latfix.stages import STAGES, STATUS_NAMES, stage_label
 SMALL_NS = 10_000
 _MOST_CAUSES = 3
 _MOST_HAPPENINGS = 6
-
-
-def counted(number: int, what: str) -> str:
-    """``1 fault``, ``4,476 faults``, ``2 batches``."""
-    ending = "" if number == 1 else "es" if what.endswith("h") else "s"
-    return f"{count(number)} {what}{ending}"
 
 
 def _ms(ns: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,6 +160,18 @@ def writing_into(folder: Path) -> Iterator[None]:
         raise InputError(
             f"{folder}: cannot write there ({error.strerror}); name another folder with --out"
         ) from error
+
+
+@contextlib.contextmanager
+def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
+    """The new folder ``out``, or without it a temporary one for the duration of the block."""
+    from latfix.runners.replay.run_session import open_folder
+
+    if out is not None:
+        yield open_folder(out)
+        return
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
 
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:

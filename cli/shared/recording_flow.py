@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
     from latfix.cli.shared.options import TrafficOptions
     from latfix.cli.shared.output_options import Outputs
-    from latfix.gates.evaluate import GateResult
     from latfix.profilers.recordings.reader import ReadOptions
-    from latfix.results.diagnosis import Diagnosis
 
 
 def is_recording(workload: str) -> bool:
@@ -69,38 +67,27 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
 
     :raises InputError: it is not a recording, or is damaged, truncated or empty.
     """
-    from latfix.profilers.recordings.detect import diagnose_recording
-
-    with outputs.in_any_case(path.name, gates.texts):
-        return conclude(diagnose_recording(path, options), outputs, gates, out=out)
-
-
-def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
-    """Write, show and gate a diagnosis without a record of latfix."""
     from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import exit_code
+    from latfix.gates.evaluate import evaluate, exit_code
+    from latfix.gates.subject import GateSubject
+    from latfix.profilers.recordings.detect import diagnose_recording
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.terminal.diagnosis import render_diagnosis
     from latfix.runners.replay.run_session import default_folder, open_folder
-
-    results = _judged(diagnosis, gates)
-    diagnosis = replace(diagnosis, gates=tuple(results))
-    document = diagnosis.to_json()
-    folder = open_folder(out or default_folder(diagnosis.workload, "diagnose"))
-    with writing_into(folder):
-        write_json(folder / "diagnosis.json", document)
-        write_recording_report(folder / "report.html", diagnosis)
-    outputs.show(lambda: render_diagnosis(diagnosis, folder=folder, verbose=outputs.verbose), results)
-    outputs.write(document)
-    return exit_code(results) if results else EXIT_OK
-
-
-def _judged(diagnosis: Diagnosis, gates: Gates) -> list[GateResult]:
-    from latfix.gates.evaluate import evaluate
-    from latfix.gates.subject import GateSubject
     from latfix.statistics.censored import Outcomes
 
-    subject = GateSubject.from_diagnosis(diagnosis.to_json())
-    subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
-    return [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
+    with outputs.in_any_case(path.name, gates.texts):
+        diagnosis = diagnose_recording(path, options)
+        subject = GateSubject.from_diagnosis(diagnosis.to_json())
+        subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
+        results = [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
+        gated = replace(diagnosis, gates=tuple(results))
+        document = gated.to_json()
+        folder = open_folder(out or default_folder(diagnosis.workload, "diagnose"))
+        with writing_into(folder):
+            write_json(folder / "diagnosis.json", document)
+            write_recording_report(folder / "report.html", gated)
+        outputs.show(lambda: render_diagnosis(gated, folder=folder, verbose=outputs.verbose), results)
+        outputs.write(document)
+    return exit_code(results) if results else EXIT_OK

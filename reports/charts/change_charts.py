@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from latfix.formatting import significant, tick, visible
-from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis, whisker
+from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
 from latfix.reports.comparison_rows import Share, StepRow
 from latfix.reports.plan_rows import FrontRow
 
@@ -39,7 +39,7 @@ def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
             ends = whisker(axes, step.p99.ci95 or (value, value), y, within, color=color, linewidth=2.2)
             axes.plot([value], [y], color=color, marker="o", markersize=7)
             reached += ends
-            beside(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
+            label_right(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
         low, high = min(reached), max(reached)
         axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
         axes.set_ylim(-0.6, len(shown) - 0.3)
@@ -75,13 +75,13 @@ def waterfall(name: str, shares: Sequence[Share]) -> Markup:
             (position[-1], "after", shares[-1].after_ms),
         ):
             axes.barh(y, value, color=INK[role], height=0.62)
-            beside(axes, significant(value), value, y, weight="bold")
+            label_right(axes, significant(value), value, y, weight="bold")
         for y, share in zip(position[1:-1], shares, strict=True):
             role = "muted" if share.ratio is None else "relief" if share.after_ms <= share.before_ms else "bad"
             low, high = sorted((share.before_ms, share.after_ms))
             axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
             axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
-            beside(axes, _signed(share.after_ms - share.before_ms), high, y)
+            label_right(axes, _signed(share.after_ms - share.before_ms), high, y)
         named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
         axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
         axes.set_xlabel("p99, ms")
@@ -107,7 +107,7 @@ def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:
             axes.plot([value], [served], "o", color=color, markersize=8, markerfacecolor=face, markeredgewidth=1.6)
             if row.best or not row.fixes:
                 accuracy = "" if row.accuracy is None else f", accuracy {significant(row.accuracy, 4)}"
-                beside(axes, visible(f"{row.name}{accuracy}", limit=70), value, served, gap=9)
+                label_right(axes, visible(f"{row.name}{accuracy}", limit=70), value, served, gap=9)
         axes.set_xscale("log")
         axes.margins(x=0.1, y=0.2)
         low, high = axes.get_xlim()
@@ -137,7 +137,7 @@ def predicted_against_measured(name: str, rows: Sequence[FrontRow], key: str) ->
             ends = row.ratio.ci95 or (y, y)
             axes.plot((x, x), (max(ends[0], low), min(ends[1], high)), color=color, linewidth=1.6)
             axes.plot([x], [y], "o", color=color, markersize=7)
-            beside(axes, visible(row.name, limit=60), x, y, gap=9)
+            label_right(axes, visible(row.name, limit=60), x, y, gap=9)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high * (high / low) ** 0.4)  # room for names

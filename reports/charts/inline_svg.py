@@ -150,7 +150,7 @@ def named_rows(axes: Axes, positions: npt.ArrayLike, names: Iterable[str], *, li
     axes.grid(visible=False, axis="y")
 
 
-def beside(axes: Axes, text: str, x: float, y: float, *, gap: int = 6, weight: str = "normal") -> None:
+def label_right(axes: Axes, text: str, x: float, y: float, *, gap: int = 6, weight: str = "normal") -> None:
     """A text to the right of a point."""
     axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", color=INK["ink"], weight=weight)
 

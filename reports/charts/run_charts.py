@@ -12,7 +12,7 @@ from markupsafe import Markup
 from latfix.arrays import Floats
 from latfix.formatting import milliseconds, percentile_label, significant, visible
 from latfix.reports.charts.chart_data import Scatter, Windows
-from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis, whisker
+from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
 from latfix.reports.diagnosis_rows import CauseRow
 from latfix.results.diagnosis import Activity, Window
 from latfix.stages import STAGES
@@ -170,7 +170,7 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
             axes.barh(position, widths, left=left, height=0.62, color=INK[f"stage-{k}"], label=labels[k])
             left += widths
         for y, total in zip(position, left, strict=True):
-            beside(axes, milliseconds(float(total)), total, y)
+            label_right(axes, milliseconds(float(total)), total, y)
         named_rows(axes, position, [group for group, _ in groups])
         axes.set_xlim(0, float(left.max(initial=0.0)) * 1.14 or 1.0)
         axes.set_xlabel("mean of the group, ms")
@@ -207,11 +207,11 @@ def cause_waterfall(
                 within = (min(0.0, begun), max(total, begun) + (_WHISKER - 1) * longest)
                 ends = (begun + row.ci95_ms[0], begun + row.ci95_ms[1])
                 high = max(high, *whisker(axes, ends, y, within, color=INK["ink"], linewidth=1.2, cap="|"))
-            beside(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
+            label_right(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
             reached = max(reached, high)
         for y, value in ((position[0], reference_ms), (position[-1], total)):
             axes.barh(y, value, height=0.6, color=INK["muted"])
-            beside(axes, significant(value), value, y)
+            label_right(axes, significant(value), value, y)
         named_rows(axes, position, [f"quiet {unit}", *(row.label for row in rows), f"{of}, mean" if of else unit])
         axes.axvline(0, color=INK["muted"], linewidth=1)
         axes.set_xlim(min(axes.get_xlim()[0], 0.0), 1.1 * max(reached, 1e-9))

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from latfix.formatting import visible
-from latfix.reports.charts.inline_svg import INK, beside, draw, number_axis
+from latfix.reports.charts.inline_svg import INK, draw, label_right, number_axis
 from latfix.reports.sweep_rows import MODEL_WORDS, SettingRow, SweepRows, predicted_ms, setting_label, wait_ms
 from latfix.results.sweep import SweepPoint
 
@@ -197,7 +197,7 @@ def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
         axes.plot(served, [memory for _, memory in some], color=INK["muted"], linewidth=1, linestyle=":")
         for place, (found, memory) in enumerate(some):
             axes.plot([served[place]], [memory], "o", color=_color(place), markersize=8)
-            beside(axes, visible(setting_label(found.label), limit=_LABEL), served[place], memory, gap=9)
+            label_right(axes, visible(setting_label(found.label), limit=_LABEL), served[place], memory, gap=9)
         where = "reserved on devices" if some[0][0].device_memory_bytes else "resident"
         axes.set_ylabel(f"memory {where}, MiB")
         axes.set_xlabel("highest throughput, requests a second (right is better)")

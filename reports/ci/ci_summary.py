@@ -5,7 +5,7 @@ Its texts are unescaped; each report escapes for its own format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,11 @@ class Summary:
     def count(self, outcome: Outcome) -> int:
         """The number of gates with this outcome."""
         return sum(gate.outcome == outcome for gate in self.gates)
+
+    def findings(self) -> Iterator[tuple[Outcome, GateRow]]:
+        """Gates that did not pass, the failed ones first."""
+        outcomes: tuple[Outcome, ...] = ("failed", "undecided")
+        return ((outcome, gate) for outcome in outcomes for gate in self.gates if gate.outcome == outcome)
 
     def gate_words(self) -> str:
         """``gates: 2 passed, 1 failed``; empty without gates."""

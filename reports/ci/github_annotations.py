@@ -18,10 +18,9 @@ def annotation_lines(summary: Summary) -> Iterator[str]:
     title = f"latfix {summary.command} {summary.workload}"
     if summary.failure:
         yield _command("error", title, summary.failure)
-    for outcome, level in (("failed", "error"), ("undecided", "warning")):
-        for gate in summary.gates:
-            if gate.outcome == outcome:
-                yield _command(level, f"gate {gate.gate} {outcome}", gate.reason)
+    for outcome, gate in summary.findings():
+        level = "error" if outcome == "failed" else "warning"
+        yield _command(level, f"gate {gate.gate} {outcome}", gate.reason)
     for gate_text in summary.unjudged:
         yield _command("warning", f"gate {gate_text} not evaluated", summary.failure or "the run did not finish")
     words = "; ".join(part for part in (summary.sentence.rstrip("."), summary.gate_words()) if part)

@@ -20,12 +20,9 @@ def code_quality(summary: Summary, *, path: str) -> str:
     :param path: the file to attach findings to, relative to the repository's root.
     """
     found = [("blocker", "latfix", summary.failure)] if summary.failure else []
-    for outcome, severity in (("failed", "major"), ("undecided", "minor")):
-        found += [
-            (severity, gate.gate, f"gate {gate.gate} {outcome}: {gate.reason}")
-            for gate in summary.gates
-            if gate.outcome == outcome
-        ]
+    for outcome, gate in summary.findings():
+        severity = "major" if outcome == "failed" else "minor"
+        found.append((severity, gate.gate, f"gate {gate.gate} {outcome}: {gate.reason}"))
     entries = [
         {
             "description": visible(words, limit=_LONGEST),

@@ -74,7 +74,7 @@ from latfix.reports.request_rows import (
 )
 from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words
 from latfix.results.comparison import Comparison
-from latfix.results.diagnosis import Activity, Diagnosis, Window
+from latfix.results.diagnosis import Activity, Diagnosis, Ledger, Window
 from latfix.results.optimization import Optimization, untried_of
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
@@ -136,7 +136,7 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
     machine_panels = machine_series(record)
     absent |= set() if machine_panels else {"machine"}
     fixable = any(entry.fixes for entry in advice)
-    arrivals = _arrivals("this run", record, "after")
+    charts = _latency_charts("latency", [("this run", record, "after")], diagnosis.ledger)
     workload = _without_path(workload_argument(record.meta))
     write_page(
         path,
@@ -153,11 +153,10 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
         closing=closing_advice(diagnosis),
         command=optimize_command(workload) if fixable else "",
         latency_rows=latency_rows(diagnosis),
-        latency_charts=_latency_charts(record, arrivals),
-        points=points_over_time([(arrivals, record, diagnosis.ledger)]),
+        latency_charts=charts,
+        points=None if charts is None else charts["points"],
         active=active,
         windows=window_values(diagnosis.windows, active, event_spans(record)) if diagnosis.windows else None,
-        stages_chart=_stages_chart("stages-chart", [("", record)]),
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
             for stage in (STAGES if set(diagnosis.stages_ms) <= set(STAGES) else diagnosis.stages_ms)
@@ -358,7 +357,7 @@ def _write_change(
     :param measured: false if there was no final replay, so that the second arm only repeats the first.
     """
     named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
-    arms = _arms([(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
+    arms = _latency_charts("arms", [(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
     last = records[1] or records[0]
     slowest = [] if last is None else described_rows(last, None, last.slowest(_SLOWEST))
     shown = {"change": True, **present, "arms": arms, "slowest": slowest, "method": True}
@@ -493,22 +492,6 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _arrivals(label: str, record: RunRecord, role: str) -> run_charts.Arrivals:
-    return run_charts.Arrivals(label=label, role=role, points=scatter(record), windows=windows(record))
-
-
-def _latency_charts(record: RunRecord, arrivals: run_charts.Arrivals) -> dict[str, Any] | None:
-    points = arrivals.points
-    if not points.total:
-        return None
-    curve = _curve("this run", record, "after")
-    return {
-        "time": run_charts.latency_over_time("latency-time", [replace(arrivals, label="")]),
-        "curve": run_charts.percentile_curves("latency-curve", [curve]),
-        "drawn": _drawn_words(len(points.arrival_s), points.total),
-    }
-
-
 def _curve(label: str, record: RunRecord, role: str) -> run_charts.Curve:
     slower, latency, requests = percentile_curve(record)
     return run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency, requests=requests)
@@ -520,25 +503,39 @@ def _drawn_words(drawn: int, total: int) -> str:
     return f"{count(drawn)} of {count(total)} requests are drawn: the slowest, and an even sample of the others."
 
 
-def _arms(arms: Iterable[tuple[str, RunRecord | None, str]]) -> dict[str, Any] | None:
-    """Both arms' latency over time, percentile curves and stages; ``None`` without a record."""
+def _latency_charts(
+    name: str, arms: Iterable[tuple[str, RunRecord | None, str]], ledger: Ledger | None = None
+) -> dict[str, Any] | None:
+    """Latency over time, percentile curves and stages, of a run or of two arms; ``None`` if no request ended ok.
+
+    :param name: prefix of the charts' ids; ``latency`` for a run, whose charts have no labels.
+    :param arms: label, record and role in the palette of each.
+    :param ledger: of the run.
+    """
     known = [
         (label, record, role) for label, record, role in arms if record is not None and len(record.latencies_ns())
     ]
     if not known:
         return None
-    panels, curves = [], []
-    for label, record, role in known:
-        curves.append(_curve(label, record, role))
-        panels.append(_arrivals(label, record, role))
+    single = name == "latency"
+    panels = [
+        run_charts.Arrivals(label=label, role=role, points=scatter(record), windows=windows(record))
+        for label, record, role in known
+    ]
+    titles = ["" if single else label for label, _, _ in known]
+    drawn = [_drawn_words(len(panel.points.arrival_s), panel.points.total) for panel in panels]
     return {
-        "points": points_over_time([(panel, arm[1], None) for panel, arm in zip(panels, known, strict=True)]),
-        "curve": run_charts.percentile_curves("arms-curve", curves),
-        "time": run_charts.latency_over_time("arms-time", panels),
-        "stages": _stages_chart("arms-stages", [(label, record) for label, record, _ in known]),
+        "points": points_over_time([(panel, arm[1], ledger) for panel, arm in zip(panels, known, strict=True)]),
+        "curve": run_charts.percentile_curves(f"{name}-curve", [_curve(*arm) for arm in known]),
+        "time": run_charts.latency_over_time(
+            f"{name}-time", [replace(panel, label=title) for panel, title in zip(panels, titles, strict=True)]
+        ),
+        "stages": _stages_chart(
+            "stages-chart" if single else "arms-stages",
+            [(title, record) for title, (_, record, _) in zip(titles, known, strict=True)],
+        ),
         "drawn": " ".join(
-            f"{panel.label.capitalize()}: {_drawn_words(len(panel.points.arrival_s), panel.points.total)}"
-            for panel in panels
+            f"{title.capitalize()}: {words}" if title else words for title, words in zip(titles, drawn, strict=True)
         ),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from latfix.config.plan import Plan
 from latfix.files.toml_writer import toml_comment
-from latfix.reports.server_configs import environment, kubernetes, litserve, rayserve, torchserve, triton, vllm
+from latfix.reports.server_configs import kubernetes, litserve, rayserve, torchserve, triton, vllm
 from latfix.reports.server_configs.formats import (
     properties,
     protobuf_text,
@@ -16,7 +16,7 @@ from latfix.reports.server_configs.formats import (
     shell_variables,
     yaml,
 )
-from latfix.reports.server_configs.translation import Table, translate
+from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, translate
 
 #: Start of the first line of every file.
 MARK = "# Written by latfix export-plan"
@@ -72,14 +72,6 @@ def export(target: str, plan: Plan, environment: Mapping[str, str]) -> Export:
     return Export(tuple(ServerFile(name, comments + text) for name, text in texts.items()), tuple(notes))
 
 
-def _triton(document: _Document, plan: Plan, _environment: _Environment) -> dict[str, str]:
-    return {"config.pbtxt": protobuf_text({"name": plan.workload, **document})}
-
-
-def _vllm(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
-    return {"vllm.yaml": yaml(document)}
-
-
 def _torchserve(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
     return {
         "config.properties": properties(document.get("server", {})),
@@ -107,15 +99,21 @@ def _rayserve(document: _Document, plan: Plan, environment: _Environment) -> dic
     return {"serve_config.yaml": yaml({**http, "applications": [application]})}
 
 
-def _env(document: _Document, _plan: Plan, environment: _Environment) -> dict[str, str]:
-    return {"latfix.env": shell_variables({**document, **environment})}
-
-
 def _kubernetes(document: _Document, _plan: Plan, environment: _Environment) -> dict[str, str]:
     variables = {each["name"]: each["value"] for each in document.get("env", ())} | dict(environment)
     env = [{"name": name, "value": value} for name, value in variables.items()]
     return {"container.yaml": yaml({**document, "env": env} if env else document)}
 
+
+#: Variables that a service's process must be started with, as a shell file.
+_ENVIRONMENT: Table = {
+    **NO_COUNTERPART,
+    "intra_op_threads": lambda value, _settings: [Put(("OMP_NUM_THREADS",), str(value))] if value else [],
+    "huge_pages": lambda value, _settings: (
+        ["no environment variable disables huge pages"] if value == "never" else []
+    ),
+    "env": lambda _value, _settings: [],  # the whole environment is written
+}
 
 _SERVE = "vllm serve MODEL --config vllm.yaml; only for language models that vLLM supports"
 _LIT = "MyAPI(**LIT_API), LitServer(api, **LIT_SERVER)"
@@ -123,13 +121,23 @@ _SHELL = "set -a; . ./latfix.env; set +a"
 _MERGE = "merge it into your container in spec.template.spec.containers"
 
 TARGETS: Mapping[str, Target] = {
-    "triton": Target("Triton", triton.TABLE, _triton, "add input and output, or let Triton complete them"),
-    "vllm": Target("vLLM", vllm.TABLE, _vllm, _SERVE),
+    "triton": Target(
+        "Triton",
+        triton.TABLE,
+        lambda document, plan, _: {"config.pbtxt": protobuf_text({"name": plan.workload, **document})},
+        "add input and output, or let Triton complete them",
+    ),
+    "vllm": Target("vLLM", vllm.TABLE, lambda document, *_: {"vllm.yaml": yaml(document)}, _SERVE),
     "torchserve": Target(
         "TorchServe", torchserve.TABLE, _torchserve, "--ts-config, and --config-file of the archiver"
     ),
     "litserve": Target("LitServe", litserve.TABLE, _litserve, _LIT),
     "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and deployment's name"),
-    "env": Target("the environment", environment.TABLE, _env, _SHELL),
+    "env": Target(
+        "the environment",
+        _ENVIRONMENT,
+        lambda document, _, variables: {"latfix.env": shell_variables({**document, **variables})},
+        _SHELL,
+    ),
     "kubernetes": Target("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
 }

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import interval, ratio, significant
-from latfix.reports.answer import comparison_answer, optimization_answer, rounds_words
+from latfix.reports.answer import comparison_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Change,
     Ratio,
@@ -33,6 +33,7 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
+from latfix.reports.vocabulary import counted
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization, Untried, untried_of
 
@@ -69,7 +70,7 @@ def render_optimization(
     """
     change, words = optimization_change(found), prediction_words(found)
     steps = [step for step in step_rows(found.steps) if step.status != "skipped"]
-    rounds = f"final replay of {rounds_words(found.rounds)}" if found.rounds else "no final replay"
+    rounds = f"final replay of {counted(found.rounds, 'round')}" if found.rounds else "no final replay"
     parts: list[RenderableType] = [title_line(found.workload, found.device, rounds, "")]
     parts += [*warnings(found.notes), Text("")]
     parts += [_change_table(change, verbose=verbose)] if found.rounds else [_before_table(change)]
@@ -134,8 +135,7 @@ def _tried(steps: Sequence[StepRow], *, verbose: bool) -> Iterator[RenderableTyp
         ]
         yield FittedTable(columns, rows)
     if rest:
-        others = "1 more fix was" if rest == 1 else f"{rest} more fixes were"
-        yield Text(f"{others} not replayed: no gain predicted or measured; -v lists them", "dim")
+        yield Text(f"{counted(rest, 'more fix')} not replayed: no gain predicted or measured; -v lists them", "dim")
     for step in shown:
         yield from _step_words(step, verbose=verbose)
 
@@ -178,8 +178,8 @@ def _untried(untried: Untried, *, verbose: bool) -> Iterator[Text]:
     """The number of fixes that were not tried; with ``verbose`` each with its reason."""
     if not untried.reasons:
         return
-    fixes = f"{len(untried.reasons)} fix{'' if len(untried.reasons) == 1 else 'es'}"
-    yield Text(f"\nNot tried: {fixes} ({untried.words}){'' if verbose else '; -v lists them'}")
+    more = "" if verbose else "; -v lists them"
+    yield Text(f"\nNot tried: {counted(len(untried.reasons), 'fix')} ({untried.words}){more}")
     if verbose:
         for fix, reason in untried.reasons.items():
             yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(reason))

@@ -12,7 +12,6 @@ from rich.text import Text
 from latfix.formatting import count, from_ns, share, significant
 from latfix.reports.request_rows import (
     balance_words,
-    counted,
     header_facts,
     holder_rows,
     ledger_rows,
@@ -31,6 +30,7 @@ from latfix.reports.terminal.widgets import (
     plain_table,
     safe,
 )
+from latfix.reports.vocabulary import counted
 from latfix.results.request_explanation import Story, Wait
 
 _WIDE = 100

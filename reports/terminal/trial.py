@@ -20,7 +20,6 @@ from latfix.formatting import (
     significant,
 )
 from latfix.reports.answer import trial_answer
-from latfix.reports.request_rows import counted
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Cell,
@@ -33,7 +32,7 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import change_severity, verdict_words
+from latfix.reports.vocabulary import change_severity, counted, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 
 _KEYS = ("p50", "p99", "mean")
@@ -122,15 +121,14 @@ def _costs(arm: TriedIdea) -> list[Cell]:
 
 
 def _how(found: Trial) -> Iterator[str]:
-    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     stretch = (
         "the whole traffic"
         if found.whole
         else f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
     )
     yield (
-        f"{rounds} of {stretch} ({count(found.requests)} requests), alternating, each in a fresh process. Ratios "
-        f"over the unmodified workload with 95 % intervals; the verdict is by {key_label(found.judged)}."
+        f"{counted(found.rounds, 'round')} of {stretch} ({count(found.requests)} requests), alternating, each in a "
+        f"fresh process. Ratios over the unmodified workload with 95 % intervals; the verdict is by {key_label(found.judged)}."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -185,8 +186,9 @@ def make_diagnosis(
     )
 
 
+@cache
 def make_session(name: str) -> Session:
-    """One of :data:`SESSIONS`."""
+    """One of :data:`SESSIONS`; tests must not change it in place."""
     if name == "hostile":
         record = make_record(300, text=HOSTILE)
         attacks = ("python.gc", HOSTILE, "$x^{", "\u202ecause")

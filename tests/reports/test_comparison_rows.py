@@ -1,4 +1,4 @@
-"""Before and after in one shape, whatever the document lacks."""
+"""Before and after, for complete and incomplete documents."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_shares_lead_from_the_first_figure_to_the_last(explained: Optimization) 
     assert shares[2].ratio is None
 
 
-def test_predictions_are_told_step_by_step_and_together(explained: Optimization) -> None:
+def test_prediction_errors_by_step_and_together(explained: Optimization) -> None:
     assert prediction_words(explained) == (
         "Predictions of replayed configurations were off: p99 by 21 % (median of 3); mean by 8 % (median of 3). "
         "All kept fixes in the final replay: p99 predicted x0.290 (x0.300 with the measured batch times), "

@@ -10,10 +10,8 @@ import pytest
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import cause_rows, cause_total, small_causes_words
-from latfix.results.diagnosis import Diagnosis, Source
-from latfix.run_record.run_record import RunRecord
-
-Session = tuple[RunRecord, Diagnosis]
+from latfix.results.diagnosis import Source
+from tests.reports.conftest import Session
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 100])
@@ -39,7 +37,7 @@ def test_named_causes_are_listed_beyond_the_limit_and_the_rest_is_one_row(ordina
     assert rows[-2].label == f"{len(diagnosis.causes) - len(named) - 1} smaller causes"
 
 
-def test_the_rest_holds_what_is_unexplained_only_where_that_has_no_row(ordinary: Session) -> None:
+def test_the_rest_includes_unexplained_only_if_that_has_no_row(ordinary: Session) -> None:
     diagnosis = ordinary[1]
     rest = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED]
     small = [replace(entry, tail_ms=0.1, own_ms=0.1, propagated_ms=0.0, tail_share=0.001) for entry in rest[1:]]

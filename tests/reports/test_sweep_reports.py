@@ -1,4 +1,4 @@
-"""A sweep's terminal and page: complete, and safe whatever the texts and gaps in the document are."""
+"""A sweep's terminal and page: complete, and safe for hostile texts and incomplete documents."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_terminal_has_the_answers() -> None:
     assert "[18.0]" in text, "a model that was given the load's own figures"
     assert "arrivals are burstier" in text
     assert "not replayed: 1 past saturation" in text
-    assert "64.5" in text and text.count("predicted meets") == 2, "the loads that were replayed are not told twice"
+    assert "64.5" in text and text.count("predicted meets") == 2, "replayed loads are not listed twice"
     assert "6 of 7 points are short" in text
 
 
@@ -222,14 +222,14 @@ def test_sentences(status: str, ends: list[float | None] | None, words: str) -> 
     assert words in sentence(content)
 
 
-def test_a_knee_outside_the_loads_is_told_on_the_right_side() -> None:
+def test_a_knee_outside_the_loads_is_shown_on_the_right_side() -> None:
     content = document()
     for at, words in ((20.0, "or below"), (60.0, "or above")):
         content["settings"][0]["knee"] = {"rps": at, "ci95_rps": [at, at], "bracketed": False}
         assert words in sweep_rows(Sweep.from_json(content)).settings[0].knee_words()
 
 
-def test_the_reason_of_the_load_that_is_farthest_off_is_told() -> None:
+def test_the_reason_of_the_load_that_is_farthest_off_is_shown() -> None:
     sweep = document()
     usual = {"reason": "service", "text": "service changes with load: a bit", "figures": {}}
     telling = {"reason": "service", "text": "service changes with load: twice as long", "figures": {}}

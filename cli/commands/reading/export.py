@@ -22,8 +22,11 @@ NAMES = (
     *("markdown", "plain", "github", "gitlab"),
 )
 #: Other names of the formats.
-_ALIASES = {"chrome": "perfetto", "trace": "perfetto", "opentelemetry": "otlp", "prometheus": "openmetrics"}
-_ALIASES |= {
+_ALIASES = {
+    "chrome": "perfetto",
+    "trace": "perfetto",
+    "opentelemetry": "otlp",
+    "prometheus": "openmetrics",
     "hdrhistogram": "hdr",
     "markdown-plain": "plain",
     "github-annotations": "github",

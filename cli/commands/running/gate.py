@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,32 +169,20 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     return spec, spec.settings
 
 
-class _records:
+@contextlib.contextmanager
+def _records(out: Path | None, *, force: bool) -> Iterator[Path]:
     """The folder of the records: ``--out``, or a temporary one."""
+    from latfix.cli.shared.diagnose_flow import kept_or_temporary
 
-    def __init__(self, out: Path | None, *, force: bool) -> None:
-        from latfix.runners.replay.run_session import open_folder
-
-        self._temporary = None
-        if out is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="latfix-gate-")
-            self._folder = Path(self._temporary.name)
-            return
-        if force and out.is_dir() and any(out.iterdir()):
-            # A failed gate leaves only the logs of its services.
-            if not any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log")):
-                raise InputError(
-                    f"{out}: found a folder that latfix gate did not write; --force only replaces such a folder"
-                )
-            shutil.rmtree(out)
-        self._folder = open_folder(out)
-
-    def __enter__(self) -> Path:
-        return self._folder
-
-    def __exit__(self, *_: object) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
+    if out is not None and force and out.is_dir() and any(out.iterdir()):
+        # A failed gate leaves only the logs of its services.
+        if not any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log")):
+            raise InputError(
+                f"{out}: found a folder that latfix gate did not write; --force only replaces such a folder"
+            )
+        shutil.rmtree(out)
+    with kept_or_temporary(out, "latfix-gate-") as folder:
+        yield folder
 
 
 def _rounds(

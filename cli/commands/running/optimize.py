@@ -71,9 +71,10 @@ def optimize(
     from latfix.runners.replay.run_session import default_folder, open_folder, reopen_folder
 
     replayed.check()
+    _check(trials, resume, out)
     search = Options(
         budget_s=options.parse_budget(budget),
-        trials=check_trials(trials),
+        trials=trials,
         only=_fix_ids("--fix", fix),
         exclude=_fix_ids("--no-fix", no_fix),
         seed=replayed.seed,
@@ -83,7 +84,6 @@ def optimize(
     )
     parsed = tuple(parse_gate(text) for text in gate or ())
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
-    check_resume(resume, out)
     spec = replayed.load_spec(workload)
     spec = replace(spec, objective=aimed_at(spec.objective, search.goal, max_accuracy_drop))
     settings, earlier = options.service_settings(spec, plan, replayed.device)
@@ -133,21 +133,13 @@ def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> 
     return replace(objective, percentile=percentile, max_accuracy_drop=drop)
 
 
-def check_trials(trials: int | None) -> int | None:
-    """Check and return the number of trials.
+def _check(trials: int | None, resume: Path | None, out: Path | None) -> None:
+    """Check ``--trials`` and ``--resume``.
 
-    :raises InputError: it is below 1.
+    :raises InputError: too few trials, no folder to continue in, or ``--out`` as well.
     """
     if trials is not None and trials < 1:
         raise InputError(f"--trials: found {trials}; expected 1 or more candidates")
-    return trials
-
-
-def check_resume(resume: Path | None, out: Path | None) -> None:
-    """Check the folder to continue in.
-
-    :raises InputError: it does not exist, or ``--out`` is given as well.
-    """
     if resume is None:
         return
     if out is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +39,7 @@ def selftest(
     json_file: JsonOption = None,
 ) -> int:
     """Inject known faults here, and score the diagnosis."""
+    from latfix.cli.shared.diagnose_flow import kept_or_temporary
     from latfix.files.atomic_write import write_json
     from latfix.runners.selftest.plan import plan_cases
     from latfix.runners.selftest.run import rescore as score_again
@@ -57,24 +55,12 @@ def selftest(
         return _conclude(score_again(rescore, on_case=_Progress().on_case), target)
     cases = plan_cases(quick=quick, causes=tuple(cause or ()), seed=seed, repeat=repeat)
     target = Target.open("--json", json_file)
-    with _folder(out) as folder:
+    with kept_or_temporary(out, "latfix-selftest-") as folder:
         progress = _Progress()
         progress.estimate(cases)
         board = run_selftest(cases, folder, keep=out is not None, seed=seed, quick=quick, on_case=progress.on_case)
         write_json(folder / "selftest.json", board.to_json())
     return _conclude(board, target)
-
-
-@contextlib.contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    """The folder of the records: ``--out``, or a temporary one."""
-    from latfix.runners.replay.run_session import open_folder
-
-    if out is not None:
-        yield open_folder(out)
-        return
-    with tempfile.TemporaryDirectory(prefix="latfix-selftest-") as folder:
-        yield Path(folder)
 
 
 class _Progress:
@@ -105,11 +91,7 @@ class _Progress:
 
 def _conclude(board: Scoreboard, target: Target) -> int:
     """Write the document and show the scoreboard."""
-    from rich.console import Console
-
     from latfix.reports.terminal.selftest import render_scoreboard
 
-    target.write_json(board.to_json())
-    if not target.to_stdout:
-        Console(highlight=False).print(render_scoreboard(board))
+    target.report(board.to_json(), lambda: render_scoreboard(board))
     return EXIT_INTERRUPTED if board.interrupted else EXIT_OK

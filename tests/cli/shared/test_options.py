@@ -23,8 +23,7 @@ from latfix.cli.shared.options import (
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
-
-WriteWorkload = Callable[..., Path]
+from tests.cli.conftest import WriteWorkload
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def test_map_derives_a_feature(schedule: Callable[..., Traffic]) -> None:
     assert traffic.features["twice"].tolist() == [2 * k for k in range(10)]
 
 
-def test_the_schedule_says_what_was_done_to_it(schedule: Callable[..., Traffic]) -> None:
+def test_the_schedule_records_its_transforms(schedule: Callable[..., Traffic]) -> None:
     traffic = schedule(speed=2.0, limit=3)
     names = [entry["transform"] for entry in traffic.metadata["transforms"]]
     assert len(names) == 2

@@ -78,7 +78,7 @@ def test_the_forest_leaves_out_ratios_without_a_value() -> None:
     assert "×0.500" in text and [name for name in ratios if f">{name}<" in text] == ["kept", "bare"]
 
 
-def test_the_environment_s_backend_is_nobody_s_business_here() -> None:
+def test_the_backend_in_the_environment_is_ignored() -> None:
     program = (
         "import os; from latfix.reports.charts.inline_svg import draw; draw('n', 'l', 1.0, 1, lambda panels: None)\n"
         "from matplotlib import rc_context; print(os.environ['MPLBACKEND'])"

@@ -21,11 +21,10 @@ from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
 from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import compare_records
-from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
+from tests.reports.conftest import Session
 
-Session = tuple[RunRecord, Diagnosis]
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 KNOWN_SCHEMES = re.compile(r"(?:https?|ftp|data|javascript|file):", re.IGNORECASE)
 
@@ -202,7 +201,7 @@ def test_slowest_rows_leave_warm_up_out_and_are_in_order(ordinary: Session) -> N
     assert len(rows) == 20
 
 
-def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, hostile: Session) -> None:
+def test_hostile_texts_are_shown_literally(tmp_path: Path, hostile: Session) -> None:
     path = tmp_path / "report.html"
     write_run_report(path, *hostile)
     page = checked(path)
@@ -211,7 +210,7 @@ def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, hostile: Session
     assert "${style}" in page.text
 
 
-def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
+def test_a_partial_run_is_marked(tmp_path: Path, ordinary: Session) -> None:
     record, diagnosis = ordinary
     meta = replace(record.meta, scheduled=2005)
     text = run_page(tmp_path, (replace(record, partial=True, meta=meta), diagnosis)).text
@@ -240,7 +239,7 @@ def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
     assert "latfix diagnose request --plan plan.toml" in text
 
 
-def test_a_large_run_is_a_small_page_that_says_what_it_leaves_out(
+def test_a_large_run_is_a_small_page_that_names_the_sample_size(
     tmp_path: Path, large: RunRecord, ordinary: Session
 ) -> None:
     text = run_page(tmp_path, (large, ordinary[1])).text
@@ -259,7 +258,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordin
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"], "no litter"
 
 
-def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
+def test_the_effect_of_each_fix_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
     estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
     share = {
         "fixes": ["<script>x</script>", "gc.freeze"],
@@ -278,7 +277,7 @@ def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimi
     assert "interaction of fixes" in text and "Effect of each fix" in text
 
 
-def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
+def test_skipped_fixes_are_listed_separately_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
     tried = TriedFix(fix="gc.freeze", status="kept", reason="p95 x0.5", verified="8 objects frozen")
     skipped = TriedFix(fix="batch.window", status="skipped", reason="there is no batch window")
 
@@ -294,7 +293,7 @@ def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, i
     assert "Not tried" not in text(tried)
 
 
-def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path, improved: Optimization) -> None:
+def test_nothing_kept_is_no_change_and_names_the_next_step(tmp_path: Path, improved: Optimization) -> None:
     seen = Candidate(fixes=("batch.size",), settings={}, status="foretold", predicted={"p99": 0.5}, compute=0.7)
     found = replace(improved, verdict="no_gain", changes={}, rounds=0, after=improved.before, candidates=(seen,))
     path = tmp_path / "report.html"
@@ -306,7 +305,7 @@ def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path,
     assert "latfix optimize ranker --fix batch.size" in text and "The plan changes nothing." in text
 
 
-def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimization) -> None:
+def test_each_configuration_has_its_ratio_over_the_baseline(improved: Optimization) -> None:
     final = improved.ratio["p99"]
     half = replace(final, value=0.5, lo=0.4, hi=0.6)
     steps = [("batch.size",), ("batch.size", "host.priority"), ("batch.size", "host.priority", "gc.freeze")]
@@ -315,10 +314,10 @@ def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimiza
         Candidate(fixes=fixes, settings={}, status=each, replayed={"p99": half})
         for fixes, each in zip(steps, status, strict=True)
     )
-    told = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen, rounds=3))}
-    assert told[steps[0]].value == 0.5 and told[steps[0]].ci95 == (0.4, 0.6)
-    assert told[steps[1]].value == 0.25 and told[steps[1]].ci95 is None
-    assert told[steps[2]].value == final.value
+    ratios = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen, rounds=3))}
+    assert ratios[steps[0]].value == 0.5 and ratios[steps[0]].ci95 == (0.4, 0.6)
+    assert ratios[steps[1]].value == 0.25 and ratios[steps[1]].ci95 is None
+    assert ratios[steps[2]].value == final.value
 
 
 def test_a_command_on_a_page_has_no_path_of_the_machine(tmp_path: Path, ordinary: Session) -> None:

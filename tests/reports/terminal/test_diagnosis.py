@@ -18,14 +18,10 @@ from latfix.reports.terminal.comparison import render_comparison, render_optimiz
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
 from latfix.results.comparison import compare_records
-from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Candidate, Optimization
-from latfix.run_record.run_record import RunRecord
 from latfix.statistics.decision import Verdict
-from tests.reports.conftest import in_one_line
+from tests.reports.conftest import Session, in_one_line
 from tests.reports.conftest import printed as shown
-
-Session = tuple[RunRecord, Diagnosis]
 
 
 def unharmed(text: str, width: int) -> None:
@@ -63,7 +59,14 @@ def test_a_diagnosis_is_one_screen_and_ends_with_its_answer(ordinary: Session) -
     text = shown(render_diagnosis(ordinary[1], folder=Path("runs/ranker")))
     assert len(text.splitlines()) <= 40
     end = in_one_line("\n".join(text.splitlines()[-16:]))
-    for words in (ordinary[1].sentence, "95 % interval", "why", "gates none set", "next step latfix optimize ranker", "runs/ranker"):
+    for words in (
+        ordinary[1].sentence,
+        "95 % interval",
+        "why",
+        "gates none set",
+        "next step latfix optimize ranker",
+        "runs/ranker",
+    ):
         assert words in end
     assert "ms (the excess) more than a quiet request" in in_one_line(text)
     assert "measured: timestamps" in in_one_line(text).lower()
@@ -134,7 +137,7 @@ def test_what_to_do_names_the_command_with_the_workload_quoted(ordinary: Session
     assert "gc.freeze" in text
 
 
-def test_a_steady_run_is_told_that_nothing_stands_out(ordinary: Session) -> None:
+def test_a_steady_run_has_no_cause_that_stands_out(ordinary: Session) -> None:
     steady = replace(ordinary[1], verdict="steady", causes=())
     text = shown(render_diagnosis(steady, folder=None))
     assert "No cause stands out" in text
@@ -153,14 +156,14 @@ def test_an_output_without_unicode_is_not_a_crash(ordinary: Session, hostile: Se
         assert "####" in text
 
 
-def test_no_request_says_so(ordinary: Session) -> None:
+def test_a_run_without_requests(ordinary: Session) -> None:
     empty = replace(ordinary[1], requests={"ok": 0, "error": 0, "timeout": 0, "shed": 0}, causes=())
     assert "No request was recorded" in shown(render_diagnosis(empty, folder=None))
     failed = replace(empty, requests={"ok": 0, "error": 9, "timeout": 0, "shed": 0})
     assert "fix the errors first" in shown(render_diagnosis(failed, folder=None))
 
 
-def test_an_optimization_tells_fixes_gates_and_plan(improved: Optimization) -> None:
+def test_an_optimization_shows_fixes_gates_and_plan(improved: Optimization) -> None:
     found = replace(improved, rounds=5)
     text = in_one_line(shown(render_optimization(found, folder=Path("runs/2"), verbose=True), width=120))
     for words in (
@@ -187,7 +190,7 @@ def test_an_optimization_tells_fixes_gates_and_plan(improved: Optimization) -> N
         assert words in end, words
 
 
-def test_nothing_kept_is_never_told_as_before_and_after(improved: Optimization) -> None:
+def test_nothing_kept_is_not_shown_as_before_and_after(improved: Optimization) -> None:
     steps = tuple(replace(step, status="undecided") for step in improved.steps)
     found = replace(
         improved,

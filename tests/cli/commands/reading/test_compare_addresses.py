@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli
+
 Serve = Callable[[float], str]
 
 

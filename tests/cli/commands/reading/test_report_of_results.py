@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from latfix.results import DOCUMENTS
+from tests.cli.conftest import Cli
 
-Cli = Callable[..., tuple[int, str, str]]
 DOCUMENTS_FOLDER = Path(__file__).parents[3] / "results" / "documents"
 WRITTEN = sorted(path.stem for path in DOCUMENTS_FOLDER.glob("*.json") if path.stem != "run")
 #: A word that each result shows.

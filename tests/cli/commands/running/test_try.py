@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from latfix.results import read_result
 from latfix.results.comparison import Trial
 from latfix.runners.side_by_side import replay_in_turns
 from tests.adapters import sleeper
+from tests.cli.conftest import Cli, WriteWorkload
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 DOCUMENT = Path(__file__).parents[3] / "results" / "documents" / "trial.json"
 
 
@@ -80,7 +78,7 @@ def test_ideas_that_are_refused(text: str, words: str) -> None:
         (tuple(word for k in range(21) for word in ("--set", f"workers={k + 1}")), "expected at most 20"),
     ],
 )
-def test_wrong_options_are_told_before_anything_runs(
+def test_wrong_options_are_refused_before_anything_runs(
     options: tuple[str, ...], words: str, tmp_path: Path, write_workload: WriteWorkload, cli: Cli
 ) -> None:
     workload = write_workload(tmp_path / "w", adapter="raise SystemExit(9)\nclass W(object): pass")
