@@ -126,9 +126,10 @@ def _how(found: Trial) -> Iterator[str]:
         if found.whole
         else f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
     )
+    rounds = f"{counted(found.rounds, 'round')} of {stretch} ({count(found.requests)} requests)"
     yield (
-        f"{counted(found.rounds, 'round')} of {stretch} ({count(found.requests)} requests), alternating, each in a "
-        f"fresh process. Ratios over the unmodified workload with 95 % intervals; the verdict is by {key_label(found.judged)}."
+        f"{rounds}, alternating, each in a fresh process. Ratios over the unmodified workload with 95 % intervals; "
+        f"the verdict is by {key_label(found.judged)}."
     )
 
 

@@ -99,7 +99,7 @@ def sweep(
         limit=None if limit_ms is None else limit_ms / 1e3,
     )
     if at_least is not None and target.limit is None:
-        raise InputError("--at-least: found no objective; expected slo_ms in workload.toml, or --slo MS")
+        raise InputError("--at-least: found no objective to meet; expected slo_ms in workload.toml, or --slo MS")
     base, fixes = options.service_settings(spec, plan, replayed.device)
     settings = _settings(base, combinations)
     schedule = options.load_traffic(spec, replayed)

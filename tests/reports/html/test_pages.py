@@ -23,7 +23,7 @@ from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import compare_records
 from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
-from tests.reports.conftest import Session
+from tests.reports.conftest import Session, make_session
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 KNOWN_SCHEMES = re.compile(r"(?:https?|ftp|data|javascript|file):", re.IGNORECASE)
@@ -124,12 +124,12 @@ def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> N
     assert "unexplained" in page.text
 
 
-def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization, ordinary: Session) -> None:
-    path = tmp_path / "report.html"
-    write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization) -> None:
+    path, small = tmp_path / "report.html", make_session("partial")
+    write_optimization_report(path, optimization, diagnosis=small[1], before=small[0], after=small[0])
     assert "Baseline" in checked(path).text, "there was no final replay"
     replayed = replace(optimization, rounds=3)
-    write_optimization_report(path, replayed, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    write_optimization_report(path, replayed, diagnosis=small[1], before=small[0], after=small[0])
     assert "Before and after" in checked(path).text
     write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
     assert "No record was kept." in checked(path).text
@@ -147,9 +147,9 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
         assert visible(note, limit=2000) in text
 
 
-def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path, ordinary: Session) -> None:
+def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
-        write_run_report(tmp_path / name, *ordinary)
+        write_run_report(tmp_path / name, *make_session("partial"))
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     chart = page.split("causes-chart-title", 1)[1].split("</svg>", 1)[0]

@@ -51,7 +51,7 @@ def test_every_figure_is_there() -> None:
         "the reference",
         "24 requests of the traffic in 9 alternating rounds",
         "1 thread; torch 2.13.0",
-        "* converting it before, once",
+        "* one-time conversion before it",
         "input x: float32 (batch, length), normal values",
     ):
         assert words in text, (words, text)

@@ -95,10 +95,10 @@ def test_a_foreign_cudnn_is_reported(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.cudnn, "version", version)
     assert facts.main() == 0
-    facts = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     wanted = "cuDNN version incompatibility: compiled against (9, 19, 0) but found (9, 1, 0)."
-    assert facts["cudnn_error"] == wanted and facts["cudnn"] is None
-    monkeypatch.setattr(examining, "torch_facts", lambda: facts)
+    assert printed["cudnn_error"] == wanted and printed["cudnn"] is None
+    monkeypatch.setattr(examining, "torch_facts", lambda: printed)
     _, out, _ = cli("doctor", "--seconds", "0", "--json", "-")
     (found,) = [each for each in json.loads(out)["findings"] if each["id"] == "software.torch"]
     assert found["state"] == "costs" and wanted in found["found"] and "does not load" not in out

@@ -1,4 +1,4 @@
-"""``latfix gate``: what is refused before anything is replayed, and a real service against itself and a slower one."""
+"""``latfix gate``: refusals before a replay, and a real service against itself and a slower one."""
 
 from __future__ import annotations
 
