@@ -111,7 +111,7 @@ def test_what_another_worker_would_give(simulate: Simulate, service: dict[str, A
     for key in ("p50", "p95", "p99"):
         assert found.another_worker_ms[key] == pytest.approx(truth.latency_ms[key], rel=0.1)
     told = [line.words for line in diagnosis_answer(found).lines if line.label == "capacity"]
-    assert len(told) == 1 and "one more worker, as fast as now, would make p99 about" in told[0]
+    assert len(told) == 1 and "one more worker of the same speed would bring p99 to about" in told[0]
 
 
 def test_another_worker_is_no_answer_where_nobody_waits_for_one(simulate: Simulate) -> None:
