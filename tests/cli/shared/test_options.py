@@ -20,10 +20,11 @@ from latfix.cli.shared.options import (
     load_traffic,
     parse_budget,
 )
+from latfix.config.plan import Plan, plan_text
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import WriteWorkload
+from tests.cli.conftest import Cli, WriteWorkload
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +188,14 @@ def test_json_to_standard_output_is_finite(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == {"a": [1, 2.5, None, "ü"]}
     with pytest.raises(ValueError, match="not JSON compliant"):
         target.write_json({"a": float("nan")})
+
+
+@pytest.mark.parametrize(("made_for", "warned"), [("other", True), ("w", False)])
+def test_a_plan_of_another_workload_is_applied_with_a_warning(
+    diagnose: Cli, tmp_path: Path, made_for: str, warned: bool
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(plan_text(Plan(workload=made_for, fixes=())), encoding="utf-8")
+    code, _, err = diagnose("--plan", plan)
+    assert code == 0
+    assert (f"warning: The plan was made for {made_for!r}, not for" in err) is warned

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 from latfix.formatting import significant
 from latfix.reports.answer import change_headline
@@ -20,17 +18,8 @@ from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pai
 from latfix.results.comparison import compare_records
 from latfix.results.optimization import Candidate, Optimization
 from latfix.statistics.decision import Verdict
-from tests.reports.conftest import Session, in_one_line
+from tests.reports.conftest import Session, in_one_line, unharmed
 from tests.reports.conftest import printed as shown
-
-
-def unharmed(text: str, width: int) -> None:
-    """It fits, no line ends in a blank, no figure is cut, and nothing is there that a terminal would obey."""
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert not [line for line in text.splitlines() if line != line.rstrip()]
-    assert not re.search(r"(?<!\S)[0-9,.]+…", text)
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
-
 
 WIDTHS = pytest.mark.parametrize(("width", "verbose"), [(60, False), (80, True), (120, True), (200, False)])
 

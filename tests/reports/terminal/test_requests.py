@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 from latfix.formatting import significant
 from latfix.profilers.drilldown.explain import tell, tell_slowest
@@ -26,7 +25,7 @@ from latfix.results.request_explanation import (
     Story,
     Wait,
 )
-from tests.reports.conftest import Session, in_one_line, printed
+from tests.reports.conftest import Session, in_one_line, printed, unharmed
 
 HOSTILE = '<script>alert(1)</script>\x1b[31m[red]x[/red]\x00\u202egnp.exe"\ud800\n\t$ {0}'
 
@@ -140,12 +139,6 @@ def shown(*stories: Story, width: int = 80, encoding: str = "utf-8", slowest: tu
 STORIES = pytest.mark.parametrize(
     "given", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"]
 )
-
-
-def unharmed(text: str, width: int) -> None:
-    """It fits, and holds nothing that a terminal would obey."""
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
