@@ -1,6 +1,6 @@
-"""The command line: collects the commands, and turns every known failure into one line and an exit code.
+"""The command line: registers the commands, and turns every known failure into one line and an exit code.
 
-Nothing heavy is imported here: ``latfix --help`` must answer at once.
+Nothing heavy is imported here, so that ``latfix --help`` is instant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 import latfix
-from latfix.cli.shared.process_streams import asked_to_end_is_interrupted, discard, mend_streams, tell
+from latfix.cli.shared.process_streams import discard, print_error, repair_streams, signals_as_interrupt
 from latfix.errors import EXIT_INPUT, EXIT_INTERRUPTED, EXIT_RUNNER, LatfixError
 from latfix.runners.replay.folder_lock import release_all
 
@@ -26,10 +26,10 @@ COMMANDS = {
     "optimize": ("running.optimize:optimize", "Try fixes on the same traffic, and keep what is better."),
     "try": ("running.try_:try_ideas", "Replay your own ideas side by side, in one table."),
     "compare": ("reading.compare:compare", "Compare recorded runs, and judge gates on the difference."),
-    "gate": ("running.gate:gate", "Replay two services in turns until gates are decided."),
+    "gate": ("running.gate:gate", "Replay two services alternately until gates are decided."),
     "sweep": ("running.sweep:sweep", "Find the largest load that meets the objective."),
     "report": ("reading.report:report", "Show a recorded run or any other result again."),
-    "watch": ("reading.watch:watch", "Show percentiles and causes of a running service, again and again."),
+    "watch": ("reading.watch:watch", "Show percentiles and causes of a running service, live."),
     "selftest": ("running.selftest:selftest", "Inject known faults here, and score the diagnosis."),
     "doctor": ("running.doctor:doctor", "Look for what makes latency jitter on this machine."),
     "fragmentation": (
@@ -42,20 +42,20 @@ COMMANDS = {
     "schema": ("reading.schema:schema", "Print the JSON Schema of a result."),
     "export": ("reading.export:export", "Write a run in the format of another tool."),
     "export-plan": ("reading.export_plan:export_plan", "Write a plan as the configuration of another server."),
-    "traffic": ("reading.traffic:traffic_app", "Look at recorded traffic, import and convert it, or make some up."),
+    "traffic": ("reading.traffic:traffic_app", "Inspect, convert, import or synthesize traffic."),
 }
 
-#: A longer word (a path, a value that was found) is cut in the middle when it is quoted in a message.
+#: A longer word in a message, such as a path, is cut in the middle.
 _LONGEST_WORD = 400
 
 
 class _LazyCommands(TyperGroup):
-    """Commands that are a line of help each until one is called, and its module imported."""
+    """Commands whose modules are imported only when called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that is called, as its module declares it."""
+        """Import the called command's module, and return its command."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name is None:  # a shell completes words behind one that is no command
+        if name is None:  # shell completion after a word that is not a command
             return name, command, rest
         module, _, attribute = COMMANDS[name][0].partition(":")
         found = getattr(import_module(f"latfix.cli.commands.{module}"), attribute)
@@ -75,7 +75,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables take as long to import as all else
+    rich_markup_mode=None,  # importing rich would double the start-up time
 )
 for name, (_, sentence) in COMMANDS.items():
     app.command(name, help=sentence)(lambda: None)
@@ -98,17 +98,17 @@ def root(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code of the contract."""
-    mend_streams()
+    """Run the command line and return its exit code."""
+    repair_streams()
     try:
-        with asked_to_end_is_interrupted():
+        with signals_as_interrupt():
             return _run(arguments)
     finally:
         release_all()
 
 
 def _run(arguments: list[str] | None) -> int:
-    # Typer brings its own copy of click, and offers these two nowhere else; before, it used click itself.
+    # Newer versions of Typer bundle click; these two classes are not exported elsewhere.
     exceptions = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
     ClickException, NoArgsIsHelpError = exceptions.ClickException, exceptions.NoArgsIsHelpError
 
@@ -120,37 +120,37 @@ def _run(arguments: list[str] | None) -> int:
         return EXIT_INPUT
     except ClickException as error:
         hint = "; see latfix --help" if error.exit_code == EXIT_INPUT else ""
-        tell(f"{_one_line(error.format_message()).rstrip('.')}{hint}")
+        print_error(f"{_one_line(error.format_message()).rstrip('.')}{hint}")
         return EXIT_INPUT
     except LatfixError as error:
-        tell(_one_line(error.message))
+        print_error(_one_line(error.message))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        tell("interrupted")
+        print_error("interrupted")
         return EXIT_INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # rich's answer to a broken pipe is SystemExit
-        discard(1)  # whoever read the output has gone, as head does
+    except (BrokenPipeError, SystemExit):  # rich raises SystemExit on a broken pipe
+        discard(1)  # the reader of the output is gone, as with head
         return EXIT_INTERRUPTED
     except OSError as error:
-        if error.filename is None and not _somewhere():
-            tell("the working directory is not there any more; change to another one")
+        if error.filename is None and not _has_directory():
+            print_error("the working directory no longer exists; change to another one")
             return EXIT_INPUT
-        tell(f"{_one_line(str(error.filename or 'output'))}: {error.strerror}")
-        if error.filename is None:  # no file of the user's choice, but a full disk or the like
+        print_error(f"{_one_line(str(error.filename or 'output'))}: {error.strerror}")
+        if error.filename is None:  # standard output, such as a full disk
             discard(1)
             return EXIT_RUNNER
         return EXIT_INPUT
-    except Exception:  # noqa: BLE001 - told whole, and with a code of its own
-        # A mistake of latfix's own. Python would end with 1, by which a gate says that it failed.
+    except Exception:  # noqa: BLE001 - a bug in latfix
+        # Python's own exit code, 1, would mean a failed gate.
         traceback.print_exc()
-        tell("this is a mistake in latfix: please report it with the lines above")
+        print_error("this is a bug in latfix: please report it with the lines above")
         return EXIT_RUNNER
-    if code == EXIT_INTERRUPTED:  # Typer turns Ctrl-C into this code without a word
-        tell("interrupted")
+    if code == EXIT_INTERRUPTED:  # Typer returns this code for Ctrl-C, without a message
+        print_error("interrupted")
     return code if isinstance(code, int) else 0
 
 
-def _somewhere() -> bool:
+def _has_directory() -> bool:
     try:
         return Path.cwd().is_dir()
     except FileNotFoundError:
@@ -158,6 +158,6 @@ def _somewhere() -> bool:
 
 
 def _one_line(message: str) -> str:
-    """A message without line breaks or control characters, whatever a file name or an error brought in."""
+    """The message without line breaks and control characters from file names or errors."""
     words = (word if len(word) <= _LONGEST_WORD else f"{word[:200]}…{word[-80:]}" for word in message.split())
     return "".join(c if c.isprintable() else " " for c in " ".join(words))

@@ -1,1 +1,1 @@
-"""What several media share."""
+"""Rows and phrases that the terminal, the pages and the CI outputs share."""

@@ -1,6 +1,6 @@
-"""What a reader must know first: did it get better, by how much, how sure, why, may I merge, what next.
+"""The answer block: the result in one headline, then its interval, reasons, side effects, gates and next step.
 
-The first screen of a page and of a pull request's summary, and the last screen of a terminal.
+It is the first screen of a page, the top of a pull request's summary, and the last screen of a terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from latfix.formatting import (
 from latfix.reports.comparison_rows import (
     Change,
     GateRow,
-    Ratio,
     comparison_change,
     gate_rows,
     optimization_change,
@@ -33,27 +32,35 @@ from latfix.reports.comparison_rows import (
 )
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key
 from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
-from latfix.reports.plan_rows import best_seen, floor_words, kept_words, plan_is_empty
+from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import side_effect_words
 from latfix.reports.sweep_rows import SweepRows, largest_words
-from latfix.reports.vocabulary import Severity, cause_words, change_severity, diagnosis_severity, verdict_words
+from latfix.reports.vocabulary import (
+    Severity,
+    cause_words,
+    change_severity,
+    counted,
+    diagnosis_severity,
+    verdict_words,
+)
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
 
-#: Causes that are told as the reason.
+#: Causes listed as the reason.
 _REASONS = 2
-#: Times the percentile from which the slowest requests have a line of their own.
+#: The slowest requests get their own line if the maximum exceeds the percentile by this factor.
 _FAR_BEYOND = 2.0
-#: One more worker is told of where it would bring a percentile below this part of what it is.
+#: One more worker is suggested if it would reduce the percentile to less than this share.
 _WORTH_A_WORKER = 0.8
+_NEXT = "next step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One question's answer.
+    """One labeled line of the answer.
 
-    :param label: the question, in a word.
+    :param label: empty where the line continues the one above.
     :param is_command: the words are a command to type.
     """
 
@@ -65,7 +72,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A headline, and the lines below it in the order in which a reader asks."""
+    """A headline and the lines below it."""
 
     headline: str
     severity: Severity
@@ -73,60 +80,58 @@ class Answer:
 
 
 def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer:
-    """Of a single run.
+    """The answer for a single run.
 
-    :param workload: what to type for it; its name where it is ``None``.
+    :param workload: the workload as a user types it; ``None`` for its name.
     """
     key, lines = focus_key(found), []
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
         if bounds is not None and finite(value) is not None and interval_bounds(bounds) is not None:
-            once = _once(found)
-            words = f"between {uncertain_bounds(bounds, ' and ')} ms (95 %, {once})"
-            lines.append(Line(label="how sure", words=words.replace("between up to", "at most")))
-            lines += [*_restarts(found), *_recorded(found)]
+            words = f"{uncertain_bounds(bounds)} ms, from {_sample(found)}"
+            lines += [Line(label="95 % interval", words=words), *_restarts(found), *_recorded(found)]
         lines += _reasons(found)
         if found.incident is not None:
             lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
     lines += _slowest(found, finite(value))
     lines += _capacity(found, key)
     for number, each in enumerate(found.advice[:_REASONS]):
-        words = f"{each.server}: {each.change} (for {each.cause}; {each.server} by {each.told_by})"
+        words = f"{each.server}: {each.change} (against {each.cause}; {each.server} recognized by {each.told_by})"
         lines.append(Line(label="" if number else "try", words=words))
-    proposed = f"{key_label(key)}<{significant(value, 2).replace(',', '')}ms" if finite(value) else ""
-    lines += _merge(gate_rows(found.gates), proposed)
+    proposed = f"--gate '{key_label(key)}<{significant(value, 2).replace(',', '')}ms'" if finite(value) else ""
+    lines += _gates(gate_rows(found.gates), proposed)
     if closing := closing_advice(found):
-        lines.append(Line(label="next", words=closing))
+        lines.append(Line(label=_NEXT, words=closing))
     elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
-        lines.append(Line(label="next", words=optimize_command(workload or found.workload), is_command=True))
+        lines.append(Line(label=_NEXT, words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
 
 
 def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
-    """The few requests far beyond the percentile, which the other lines are not about."""
+    """Requests far beyond the percentile, which the other lines do not cover."""
     if found.largest is not None and at_ms is not None and found.largest.most_ms > _FAR_BEYOND * at_ms:
         yield Line(label="slowest", words=found.largest.sentence())
 
 
 def _capacity(found: Diagnosis, key: str) -> Iterator[Line]:
-    """What one more worker would give, where slow requests wait for one."""
+    """The predicted gain of one more worker, where slow requests wait for one."""
     now, then = finite(found.latency_ms_ok.get(key)), finite(found.another_worker_ms.get(key))
     if now is not None and then is not None and then < _WORTH_A_WORKER * now:
-        words = f"one more worker, as fast as now, would make {key_label(key)} about {significant(then, 2)} ms"
+        words = f"one more worker of the same speed would bring {key_label(key)} to about {significant(then, 2)} ms"
         yield Line(label="capacity", words=f"{words} (simulated; latfix try measures it)")
 
 
-def _once(found: Diagnosis) -> str:
-    """What the interval does not cover."""
+def _sample(found: Diagnosis) -> str:
+    """What the interval rests on, and so what it does not cover."""
     if _is_recording(found):
         return "this one recording"
     where = " on a disturbed machine" if found.disturbed else ""
-    more = "; a restart may differ (--rounds 5)" if found.restarts is None and _is_replay(found) else ""
+    more = "; restarts may differ more (measure: --rounds 5)" if found.restarts is None and _is_replay(found) else ""
     return f"this one run{where}{more}"
 
 
 def _restarts(found: Diagnosis) -> Iterator[Line]:
-    """What other runs of the same service showed."""
+    """The percentile in other runs of the same service."""
     runs = found.restarts
     if runs is None:
         return
@@ -134,39 +139,39 @@ def _restarts(found: Diagnosis) -> Iterator[Line]:
     values = ", ".join(LOST if value is None else significant(value) for value in runs.values_ms)
     words = f"{key_label(runs.key)} of {len(runs.values_ms)} {several}: {values} ms"
     if (bounds := runs.next_ms) is not None:
-        words += f"; one more would be between {significant(bounds[0], 2)} and {significant(bounds[1], 2)} ms (95 %)"
+        words += f"; expected of the next: {significant(bounds[0], 2)} to {significant(bounds[1], 2)} ms (95 %)"
     yield Line(label="restarts", words=words)
 
 
 def _recorded(found: Diagnosis) -> Iterator[Line]:
-    """What the same requests took where imported traffic was recorded."""
+    """Latency of the same requests when the imported traffic was recorded."""
     pairs = [
-        f"{key_label(key)} {significant(then)}, now {significant(now)} ms"
+        f"{key_label(key)} {significant(then)} ms, now {significant(now)} ms"
         for key in dict.fromkeys(("p50", focus_key(found)))
         if (then := finite(found.recorded_ms.get(key))) is not None
         and (now := finite(found.latency_ms.get(key))) is not None
     ]
     if pairs:
-        yield Line(label="recorded", words="where the traffic was recorded " + "; ".join(pairs))
+        yield Line(label="recorded", words="when the traffic was recorded: " + "; ".join(pairs))
 
 
 def _is_replay(found: Diagnosis) -> bool:
-    """Whether it can be replayed again with a fix; a recording cannot."""
+    """True if the run can be replayed with a fix; a recording cannot."""
     return found.source is None or found.source.kind == "replay"
 
 
 def _is_recording(found: Diagnosis) -> bool:
-    """Whether latfix only read it; it replays against an address, too."""
+    """True if latfix only read it: neither replayed it nor sent it to an address."""
     return not _is_replay(found) and (found.source is None or found.source.kind != "http")
 
 
 def _reasons(found: Diagnosis) -> Iterator[Line]:
-    """The largest named causes: what they are, what would be without them, and what treats them."""
+    """The largest named causes, each with the predicted latency without it and its fixes."""
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
-        told = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
-        told += f"; cores went to {cause.culprit}" if cause.culprit else ""
-        words = f"{cause.cause}, {percent(cause.share)} of {whole}: {told}"
+        reason = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
+        reason += f"; cores used by {cause.culprit}" if cause.culprit else ""
+        words = f"{cause.cause}, {percent(cause.share)} of {whole}: {reason}"
         if number and _is_replay(found):
             yield Line(label="", words=words)
             continue
@@ -179,40 +184,37 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
 
 
 def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Answer:
-    """Of an optimization.
+    """The answer for an optimization.
 
-    :param workload: what to type for it; ``plan`` the plan's path.
+    :param workload: the workload as a user types it; ``plan`` the plan's path.
     """
     change = optimization_change(found)
     disturbed = [Line(label="disturbed", words=found.disturbed, severity="warn")] if found.disturbed else []
     lines = [*disturbed, *_sure(change, found.rounds), *_why(found)]
     if words := floor_words(found):
-        lines.append(Line(label="limit", words=words))
+        lines.append(Line(label="lower bound", words=words))
     if found.rounds:
         lines.append(_side_effects(change))
-    lines += _merge(gate_rows(found.gates), "p99<=baseline" if found.rounds else "")
+    lines += _gates(gate_rows(found.gates), "--gate 'p99<=baseline'" if found.rounds else "")
     lines += _next(found, workload, plan)
     return Answer(headline=_headline(change, found), severity=change_severity(found.verdict), lines=tuple(lines))
 
 
 def _headline(change: Change, found: Optimization) -> str:
-    """Whether it got better, and by how much; without a final replay nothing has changed."""
+    """The verdict and its size; without a final replay nothing has changed."""
     name, key = key_label(change.judged), change.judged
     if found.rounds:
-        return change_headline(change, "disturbed" if _undone(found) else found.verdict)
+        return change_headline(
+            change, "disturbed" if found.disturbed and found.verdict != "improved" else found.verdict
+        )
     stays = f"{name} stays {milliseconds(change.before.latency_ms.get(key))}"
     if found.interrupted:
-        return f"Interrupted before anything was proved: {stays}"
+        return f"Interrupted before any fix was proved: {stays}"
     if found.disturbed:
-        return f"Disturbed, nothing is decided: {stays}"
+        return f"Undecided, other processes disturbed the replays: {stays}"
     if found.verdict == "inconclusive":
-        return f"Undecided: no fix was tried to the end, {stays}"
+        return f"Undecided, no fix was measured to the end: {stays}"
     return f"No fix is proved to help: {stays}"
-
-
-def _undone(found: Optimization) -> bool:
-    """Whether nothing was decided on a machine that others disturbed."""
-    return bool(found.disturbed) and found.verdict != "improved"
 
 
 def change_headline(change: Change, verdict: str) -> str:
@@ -225,55 +227,52 @@ def change_headline(change: Change, verdict: str) -> str:
 
 
 def _sure(change: Change, rounds: int) -> Iterator[Line]:
-    """The interval of the figure that is judged, and of the mean, in words."""
+    """The intervals of the judged figure and of the mean, in words."""
     if not rounds:
         return
     step = change.ratio(change.judged)
     words = speed_range(step.ci95)
     if words:
-        doubt = "" if step.decisive or _around_one(step) else "; so few restarts may differ by as much"
-        yield Line(label="how sure", words=f"{words} (95 %, {rounds_words(rounds)}){doubt}")
+        around_one = step.ci95 is not None and step.ci95[0] <= 1 <= step.ci95[1]
+        doubt = "" if step.decisive or around_one else "; with so few rounds, restarts alone may differ by as much"
+        yield Line(label="95 % interval", words=f"{words}, from {counted(rounds, 'round')}{doubt}")
     if change.judged != "mean" and (mean := change.ratio("mean")).value is not None:
-        said = speed_range(mean.ci95)
-        yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({said})' if said else ''}")
-
-
-def _around_one(step: Ratio) -> bool:
-    return step.ci95 is not None and step.ci95[0] <= 1 <= step.ci95[1]
+        bounds = speed_range(mean.ci95)
+        yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({bounds})' if bounds else ''}")
 
 
 def _why(found: Optimization) -> Iterator[Line]:
     cause = found.diagnosis.verdict if found.diagnosis is not None else ""
     against = f"{cause} ({cause_words(cause)})" if cause_words(cause) else ""
     if words := kept_words(found):
-        yield Line(label="why", words=words + (f"; what made p99 was {against}" if against else ""))
+        yield Line(label="why", words=words + (f"; main cause of p99 before: {against}" if against else ""))
     elif against:
-        yield Line(label="why", words=f"p99 is made by {against}, and nothing tried was proved to mend it")
-    if plan_is_empty(found) and (best := best_seen(found)):
-        yield Line(label="best seen", words=best.words)
+        yield Line(label="why", words=f"main cause of p99: {against}; no fix is proved to reduce it")
+    if plan_is_empty(found) and (best := best_candidate(found)):
+        yield Line(label="best candidate", words=best[1])
 
 
 def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
-    best = best_seen(found)
+    best = best_candidate(found)
     if not plan_is_empty(found) and found.plan:
-        yield Line(label="next", words=replay_command(workload, plan), is_command=True)
+        yield Line(label=_NEXT, words=replay_command(workload, plan), is_command=True)
     elif best is not None:
-        yield Line(label="decide it", words=try_harder_command(workload, best.fixes), is_command=True)
+        yield Line(label=_NEXT, words=try_harder_command(workload, best[0]), is_command=True)
     elif found.diagnosis is not None:
-        yield Line(label="next", words="more --budget, or the code that the diagnosis of the baseline points at")
+        yield Line(label=_NEXT, words="a larger --budget, or change the code that the baseline's diagnosis names")
 
 
 def comparison_answer(found: Comparison) -> Answer:
-    """Of two runs, or of a gate's rounds."""
+    """The answer for two runs, or for the rounds of ``latfix gate``."""
     change = comparison_change(found)
     lines = [*_sure(change, found.rounds)]
     for number, why in enumerate(found.why):
         lines.append(Line(label="" if number else "why", words=why.sentence))
     lines.append(_side_effects(change))
-    lines += _merge(gate_rows(found.gates), f"{key_label(change.judged)}<=baseline*1.1")
+    lines += _gates(gate_rows(found.gates), f"--gate '{key_label(change.judged)}<=baseline*1.1'")
     if found.more_rounds:
-        more = rounds_words(found.more_rounds)
-        lines.append(Line(label="next", words=f"about {more} more of both on fresh processes would decide it"))
+        more = counted(found.more_rounds, "more round")
+        lines.append(Line(label=_NEXT, words=f"about {more} of both runs, in fresh processes, would decide it"))
     return Answer(
         headline=change_headline(change, found.verdict),
         severity=change_severity(found.verdict),
@@ -282,7 +281,7 @@ def comparison_answer(found: Comparison) -> Answer:
 
 
 def sweep_answer(rows: SweepRows) -> Answer:
-    """Of a sweep."""
+    """The answer for a sweep."""
     found = rows.found
     lines: list[Line] = []
     if rows.judged and found.best is None:
@@ -290,42 +289,44 @@ def sweep_answer(rows: SweepRows) -> Answer:
             if setting.found.largest is not None:
                 known = largest_words(setting.found.largest)
                 words = known if known.startswith(setting.status) else f"{known}, {setting.status}"
-                lines.append(Line(label="largest" if not lines else "", words=f"{setting.found.label}: {words}"))
+                lines.append(Line(label="largest load" if not lines else "", words=f"{setting.label}: {words}"))
     knee = rows.best_setting()
     knee = knee if knee is not None and knee.found.knee is not None else rows.top_knee()
     if knee is not None:
-        lines.append(Line(label="knee", words=f"{knee.knee_words()} with {knee.found.label}"))
-    example = "" if not rows.judged else "--at-least RPS"
-    if rows.gate is not None or example:
-        gates = [] if rows.gate is None else [rows.gate]
-        lines += _merge(gates, "") if gates else [Line(label="merge?", words=f"no gate was given: {example}")]
+        lines.append(Line(label="knee", words=f"{knee.knee_words()} with {knee.label}"))
+    if rows.gate is not None or rows.judged:
+        lines += _gates([] if rows.gate is None else [rows.gate], "--at-least RPS")
     return Answer(headline=rows.sentence(), severity=rows.severity(), lines=tuple(lines))
 
 
 def trial_answer(found: Trial) -> Answer:
-    """Of ideas side by side."""
+    """The answer for the ideas of ``latfix try``."""
     name, best = key_label(found.judged), next((idea for idea in found.ideas if idea.name == found.best), None)
     leads = best or _leading(found)
     if leads is None or leads.comparison is None:
-        return Answer(headline=f"No idea was replayed, so none is better by {name}", severity="warn", lines=())
+        return Answer(headline="No idea was replayed", severity="warn", lines=())
     step = ratio_of(leads.comparison.ratio.get(found.judged))
     gain = f"{name} {speed_words(step.value)}"
     if best is not None:
-        headline = f"Best is {best.name}: {gain}"
+        headline = f"Best idea: {best.name}, {gain}"
     else:
-        headline = f"No idea is proved better by {name}; {leads.name} looks best: {gain}"
+        headline = f"No idea is proved to improve {name}; best so far: {leads.name}, {gain}"
     lines = []
     if words := speed_range(step.ci95):
-        lines.append(Line(label="how sure", words=f"{words} (95 %, {rounds_words(found.rounds)})"))
-    lines += [*_idea_lines(leads), _side_effects(comparison_change(leads.comparison))]
+        lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
+    if leads.accurate is not None:
+        limit = "within the limit" if leads.accurate else "beyond the limit"
+        lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {limit}"))
+    lines.append(_side_effects(comparison_change(leads.comparison)))
     more = leads.comparison.more_rounds
     if best is None and more:
-        lines.append(Line(label="next", words=f"about {rounds_words(more)} more would decide it: a larger --budget"))
+        rounds = counted(more, "more round")
+        lines.append(Line(label=_NEXT, words=f"a larger --budget: about {rounds} would decide it"))
     return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
 
 
 def _leading(found: Trial) -> TriedIdea | None:
-    """The idea with the least ratio of those within the limit of accuracy."""
+    """The idea with the smallest ratio, of those within the accuracy limit."""
     known = [
         (estimate.value, place, idea)
         for place, idea in enumerate(found.ideas)
@@ -337,46 +338,37 @@ def _leading(found: Trial) -> TriedIdea | None:
     return min(known)[2] if known else None
 
 
-def _idea_lines(idea: TriedIdea) -> Iterator[Line]:
-    if idea.accurate is not None:
-        said = "within its limit" if idea.accurate else "beyond its limit"
-        yield Line(label="accuracy", words=f"{significant(idea.accuracy)}, {said}")
-
-
-def rounds_words(number: int) -> str:
-    """``1 round``, ``3 rounds``."""
-    return "1 round" if number == 1 else f"{number} rounds"
-
-
 def _side_effects(change: Change) -> Line:
-    """What got worse beside, in one line."""
+    """Every figure that got worse, in one line."""
     words, worse = side_effect_words(change)
-    return Line(label="worse", words=words, severity="warn" if worse else None)
+    return Line(label="side effects", words=words, severity="warn" if worse else None)
 
 
-def _merge(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
-    """May I merge? Each gate that did not pass, with its reason."""
+def _gates(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
+    """How many gates passed, and each that did not, with its reason.
+
+    :param example: an option that adds a gate; empty for none.
+    """
     if not gates:
         if example:
-            yield Line(label="merge?", words=f"no gate was given that would say, such as --gate '{example}'")
+            yield Line(label="gates", words=f"none set; to pass or fail this in CI, add {example}")
         return
     failed = [gate for gate in gates if gate.outcome == "failed"]
     undecided = [gate for gate in gates if gate.outcome == "undecided"]
-    of = f"{len(gates)} gate{'' if len(gates) == 1 else 's'}"
+    of = f"of {counted(len(gates), 'gate')}"
     if failed:
-        yield Line(label="merge?", words=f"no: {len(failed)} of {of} failed", severity="bad")
+        yield Line(label="gates", words=f"{len(failed)} {of} failed", severity="bad")
     elif undecided:
-        yield Line(label="merge?", words=f"cannot tell: {len(undecided)} of {of} undecided", severity="warn")
+        yield Line(label="gates", words=f"{len(undecided)} {of} undecided", severity="warn")
     else:
-        yield Line(label="merge?", words=f"yes: {of} passed", severity="good")
+        yield Line(label="gates", words=f"{len(gates)} {of} passed", severity="good")
     for gate in (*failed, *undecided):
-        word = "failed" if gate.outcome == "failed" else "cannot tell"
         reason = f": {gate.reason}" if gate.reason else ""
-        yield Line(label="", words=f"{gate.gate} {word}{reason}", severity=gate.severity)
+        yield Line(label="", words=f"{gate.gate} {gate.words}{reason}", severity=gate.severity)
 
 
 def latency_words(found: Diagnosis) -> list[str]:
-    """Each latency of ``LATENCY_KEYS``, to the digit that its interval leaves open; none above the maximum."""
+    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports; none above the maximum."""
     most, words = found.latency_ms.get("max"), []
     for key in LATENCY_KEYS:
         value = found.latency_ms.get(key)

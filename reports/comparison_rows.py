@@ -1,4 +1,4 @@
-"""Before and after, fix by fix, and gates: the rows that every report of a comparison or an optimization shows."""
+"""Rows of comparisons and optimizations for all reports: before and after, fix by fix, and gates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
-from latfix.reports.vocabulary import STEP_STATUS, Severity
+from latfix.reports.vocabulary import STEP_STATUS, Severity, counted
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix
@@ -34,16 +34,16 @@ Outcome = Literal["passed", "failed", "undecided"]
 OUTCOME_WORDS: dict[Outcome, tuple[str, Severity]] = {
     "passed": ("passed", "good"),
     "failed": ("failed", "bad"),
-    "undecided": ("cannot tell", "warn"),
+    "undecided": ("undecided", "warn"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """After divided by before. ``ci95`` is ``None`` where only the two figures themselves are known.
+    """After divided by before. ``ci95`` is ``None`` if only the two figures are known.
 
-    :param decision: the wider bounds that verdicts use (:mod:`latfix.statistics.decision`), 0 and infinite where
-        an end is open; ``None`` in documents that have none.
+    :param decision: the wider bounds that verdicts use (:mod:`latfix.statistics.decision`), 0 or infinite for an
+        open end; ``None`` in documents without them.
     """
 
     value: float | None
@@ -58,24 +58,25 @@ class Ratio:
 
     @property
     def tone(self) -> Severity | None:
-        """Good or bad where the data decide, else ``None``."""
+        """Good or bad if the ratio is decisive, else ``None``."""
         if self.value is None or not self.decisive:
             return None
         return "good" if self.value < 1 else "bad"
 
     def words(self, sign: str = "x") -> str:
-        """``x0.240 [0.210, 0.280]``, without the bracket where there is no interval."""
+        """``x0.240 [0.210, 0.280]``; without an interval ``x0.240``."""
         text = ratio(self.value, sign)
         return text if self.ci95 is None else f"{text} {interval(self.ci95)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What one side of a comparison showed. Absent figures are ``None``.
+    """The figures of one side of a comparison, ``None`` if unknown.
 
     :param latency_ms: by key of :data:`latfix.formatting.LATENCY_KEYS`.
-    :param requests: how many ended in each status.
-    :param memory_bytes: the most that was resident; ``start_s`` seconds to load and warm up.
+    :param requests: number of requests by status.
+    :param memory_bytes: peak resident memory.
+    :param start_s: seconds to load and warm up.
     """
 
     label: str
@@ -95,11 +96,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRow:
-    """One figure of both arms, as texts.
+    """One figure of both arms, as text.
 
-    :param note: the ratio's interval, or the limit of the accuracy.
+    :param note: the ratio's interval, or the accuracy limit.
     :param judged: true for the figure that the verdict is about.
-    :param worse: true where more requests failed than before.
+    :param worse: true if more requests failed than before.
     """
 
     name: str
@@ -111,15 +112,15 @@ class ChangeRow:
     worse: bool = False
 
     def ratio_words(self, sign: str = "x") -> str:
-        """The ratio alone; empty where there is none to take."""
+        """The ratio without its interval; empty if there is none."""
         return "" if self.ratio is None else ratio(self.ratio.value, sign)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Two arms and the ratio of their latency figures by key.
+    """Two arms and the ratios of their latencies by key.
 
-    :param accuracy_limit: the lowest score that ``after`` may have.
+    :param accuracy_limit: the lowest accuracy allowed for ``after``.
     :param judged: the key that the verdict is about.
     """
 
@@ -140,7 +141,7 @@ class Change:
         return "" if self.accuracy_limit is None else f"limit {significant(self.accuracy_limit)}"
 
     def ratio(self, key: str) -> Ratio:
-        """The ratio with its interval where it was estimated, else the quotient of the two figures."""
+        """The estimated ratio with its interval, else the quotient of the two figures."""
         if key in self.ratios:
             return self.ratios[key]
         before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
@@ -164,7 +165,7 @@ class Change:
         return "; ".join(parts)
 
     def rows(self) -> list[ChangeRow]:
-        """Latencies, throughput, requests by status and, where it is known, the accuracy."""
+        """Latencies, throughput, costs, requests by status and, if known, the accuracy."""
         before, after = self.before, self.after
         rows = [
             ChangeRow(
@@ -199,10 +200,10 @@ class Change:
         return rows
 
     def _cost_rows(self) -> list[ChangeRow]:
-        """Memory and seconds to start, where a record has them."""
+        """Memory and start-up time, if known."""
         before, after = self.before, self.after
         pairs: list[tuple[str, float | None, float | None, Callable[[object], str]]] = [
-            ("memory, peak", before.memory_bytes, after.memory_bytes, mebibytes),
+            ("peak memory", before.memory_bytes, after.memory_bytes, mebibytes),
             ("device memory", before.device_memory_bytes, after.device_memory_bytes, mebibytes),
             ("start-up", before.start_s, after.start_s, seconds),
         ]
@@ -217,8 +218,8 @@ class Change:
 class StepRow:
     """A fix that was considered.
 
-    :param words: its status in words, with ``severity``.
-    :param together: true where it was tried in the same replays as the step before, for the same reason.
+    :param words: its status in words; ``severity`` its color.
+    :param together: true if it shares its replays and reason with the step before.
     """
 
     fix: str
@@ -237,9 +238,9 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRow:
-    """One gate and what became of it.
+    """One gate and its outcome.
 
-    :param reason: one sentence with the figures; says what would decide an undecided one.
+    :param reason: one sentence with the figures and, if undecided, what would decide it.
     """
 
     gate: str
@@ -249,17 +250,17 @@ class GateRow:
 
     @property
     def words(self) -> str:
-        """``passed``, ``failed`` or ``cannot tell``."""
+        """``passed``, ``failed`` or ``undecided``."""
         return OUTCOME_WORDS[self.outcome][0]
 
     @property
     def severity(self) -> Severity:
-        """How alarming the outcome is."""
+        """The color of the outcome."""
         return OUTCOME_WORDS[self.outcome][1]
 
 
 def ratio_of(estimate: RatioEstimate | None) -> Ratio:
-    """An estimate without figures that are not finite; an empty ratio for ``None``."""
+    """An estimate for display; empty for ``None`` and for figures that are not finite."""
     if estimate is None or estimate.lost:
         return Ratio(value=None, ci95=None)
     return Ratio(
@@ -274,7 +275,7 @@ def optimization_change(found: Optimization) -> Change:
 
 
 def comparison_change(found: Comparison) -> Change:
-    """The before and after of a comparison of two runs, which are called base and new."""
+    """The two runs of a comparison, labeled base and new."""
     return _change(("base", "new"), found, judged=found.judged)
 
 
@@ -306,33 +307,28 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
             for name in STATUSES
             if name in figures.requests or name != "unfinished"
         },
-        **_beside_time(figures),
+        **{name: finite(getattr(figures, name, None)) for name in _COSTS},  # a Diagnosis has none of them
     )
 
 
+_COSTS = ("accuracy", "memory_bytes", "device_memory_bytes", "start_s")
+
+
 def _known(figure: float | None) -> float | None:
-    """A figure that can be shown: a number, or one that is known from below."""
+    """The figure if it can be shown: a finite number or a lower bound."""
     return figure if isinstance(figure, AtLeast) else finite(figure)
 
 
-def _beside_time(figures: Summary | Diagnosis) -> dict[str, float | None]:
-    """What one run's diagnosis does not know."""
-    if not isinstance(figures, Summary):
-        return {"accuracy": None}
-    names = ("accuracy", "memory_bytes", "device_memory_bytes", "start_s")
-    return {name: finite(getattr(figures, name)) for name in names}
-
-
 def pairing_words(comparison: Comparison) -> str:
-    """How the two runs were compared, in a sentence."""
-    rounds = f"{comparison.rounds} round{'' if comparison.rounds == 1 else 's'}"
+    """One sentence on how the two runs were compared."""
+    rounds = counted(comparison.rounds, "round")
     if not comparison.paired:
-        return f"The runs are compared as wholes over {rounds}: they replayed different traffic."
-    return f"Paired request by request on the same traffic over {rounds}."
+        return f"Compared by their distributions over {rounds}: the runs replayed different traffic."
+    return f"Compared request by request on the same traffic over {rounds}."
 
 
 def step_rows(steps: Sequence[TriedFix]) -> list[StepRow]:
-    """The fixes that were considered, in order."""
+    """The considered fixes, in order."""
     rows = []
     last: tuple[tuple[str, ...], str] = ((), "")
     for step in steps:
@@ -372,16 +368,16 @@ def outcome_of(passed: bool | None) -> Outcome:
     return "undecided" if passed is None else "passed" if passed else "failed"
 
 
-REST = "interaction, and the rest of the traffic"
+REST = "interaction of fixes, rest of the traffic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one fix, or a group replayed together, did to a statistic.
+    """The effect of one fix, or of a group replayed together, on a statistic.
 
-    :param ratio: when it was added; ``None`` for what no fix accounts for.
-    :param adds: beside all the others at the end, by fix.
-    :param predicted: what ``ratio`` was predicted to be.
+    :param ratio: when it was added; ``None`` for the part that no fix accounts for.
+    :param adds: by fix, its ratio on top of all other kept fixes.
+    :param predicted: the predicted ``ratio``.
     """
 
     name: str
@@ -392,7 +388,7 @@ class Share:
     predicted: float | None
 
     def cells(self) -> list[str]:
-        """Ratio when added, predicted, and beside the others."""
+        """Ratio when added, predicted ratio, and ratio on top of the others."""
         return [
             "" if self.ratio is None else self.ratio.words("×"),
             "" if self.predicted is None else ratio(self.predicted, "×"),
@@ -404,7 +400,7 @@ class Share:
 
 
 def shares_of(contributions: Sequence[Contribution], key: str) -> list[Share]:
-    """What each kept fix gave of a statistic, and what is left over."""
+    """The effect of each kept fix on a statistic, and the remainder."""
     return [
         Share(
             name=" + ".join(entry.fixes) or REST,
@@ -419,21 +415,21 @@ def shares_of(contributions: Sequence[Contribution], key: str) -> list[Share]:
 
 
 def prediction_words(found: Optimization) -> str:
-    """How good the predictions were, in a sentence or two; empty where there were none."""
+    """One or two sentences on the prediction errors; empty without predictions."""
     errors = found.prediction_error
     each, together = [], []
     for key, error in () if errors is None else (("p99", errors.p99), ("mean", errors.mean)):
         if error is None:
             continue
         if finite(error.median) is not None:
-            each.append(f"{key} off by {100 * (error.median or 0.0):.2g} % in the median of {error.steps}")
+            each.append(f"{key} by {100 * (error.median or 0.0):.2g} % (median of {error.steps})")
         measured = ratio_of(found.ratio.get(key)).value
         if finite(error.final) is not None and measured is not None:
             known = finite(error.at_pace)
-            paced = "" if known is None else f" ({ratio(known)} at the pace that batches had)"
-            together.append(f"{key} {ratio(error.final)} foretold{paced}, {ratio(measured)} measured")
+            paced = "" if known is None else f" ({ratio(known)} with the measured batch times)"
+            together.append(f"{key} predicted {ratio(error.final)}{paced}, measured {ratio(measured)}")
     words = [
-        f"Configurations that were replayed: {'; '.join(each)}." if each else "",
-        f"All kept fixes together, in the final replay: {'; '.join(together)}." if together else "",
+        f"Predictions of replayed configurations were off: {'; '.join(each)}." if each else "",
+        f"All kept fixes in the final replay: {'; '.join(together)}." if together else "",
     ]
     return " ".join(filter(None, words))

@@ -1,4 +1,4 @@
-"""The rows of a diagnosis that the terminal and the page show: causes, advice, windows of time, workers."""
+"""Rows of a diagnosis for the terminal and the page: causes, advice, windows of time, workers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ from latfix.formatting import (
     tail_words,
     uncertain,
 )
-from latfix.reports.vocabulary import cause_words
+from latfix.reports.vocabulary import cause_words, counted
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
-from latfix.stages import LOST_NAMES
-
-FAILED_STATUSES = LOST_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRow:
-    """One line of the table of causes; the milliseconds are means over tail requests.
+    """One row of the table of causes; milliseconds are means over the requests of the tail.
 
-    :param cause: the id; empty for the sum of causes too small to list.
-    :param label: the id, or how many causes the row sums.
-    :param requests: how many requests it touched; ``None`` for sums.
+    :param cause: the id; empty for the sum of small causes.
+    :param label: the id, or the number of causes in the sum.
+    :param requests: number of affected requests; ``None`` for sums.
     """
 
     cause: str
@@ -51,16 +48,16 @@ class CauseRow:
 
     @property
     def is_unexplained(self) -> bool:
-        """True for the remainder, which every report shows."""
+        """True for the remainder, which every report lists."""
         return self.cause == UNEXPLAINED
 
 
 def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
     """Causes by milliseconds, then the sum of the small ones, then ``unexplained``.
 
-    Named causes are always listed. The rows' ``tail_ms`` sum to the excess as the diagnosis' own entries do.
+    Named causes are always listed. The rows' ``tail_ms`` sum to the excess.
 
-    :param limit: causes listed at most, named ones aside.
+    :param limit: most unnamed causes to list.
     """
     entries = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED]
     entries.sort(key=lambda entry: -_number(entry.tail_ms))
@@ -79,48 +76,48 @@ def cause_rows(diagnosis: Diagnosis, *, limit: int) -> list[CauseRow]:
     return [*rows, _unexplained(diagnosis)]
 
 
-#: Causes of less of the tail's excess are told together, in one line.
+#: Causes below this share of the tail's excess are summed in one line.
 SMALL = 0.05
 
 
 def main_causes(diagnosis: Diagnosis) -> list[CauseRow]:
-    """The causes of at least :data:`SMALL` of the excess, and what is unexplained where it is as much."""
+    """Causes of at least :data:`SMALL` of the excess, including ``unexplained``."""
     rows = cause_rows(diagnosis, limit=len(diagnosis.causes))
     return [row for row in rows if row.cause and (row.share or 0.0) >= SMALL]
 
 
 def small_causes_words(diagnosis: Diagnosis) -> str:
-    """The rest of the excess, beside :func:`main_causes`, in one line; empty where they are all of it."""
+    """One line on the excess that :func:`main_causes` leaves out; empty if it leaves out nothing."""
     main = main_causes(diagnosis)
     excess, rest = _number(diagnosis.excess_ms), _number(diagnosis.excess_ms) - sum(row.tail_ms for row in main)
     listed = {row.cause for row in main}
     number = sum(1 for entry in diagnosis.causes if entry.cause not in listed and entry.tail_ms)
     if not number or excess <= 0:
         return ""
-    small = f"{number} more below {100 * SMALL:.0f} %" if number > 1 else f"1 more below {100 * SMALL:.0f} %"
+    small = f"{counted(number, 'more cause')} below {100 * SMALL:.0f} %"
     if rest >= 0:
-        also = "" if UNEXPLAINED in listed else ", with what is unexplained"
-        return f"{small}{also}: together {significant(rest)} ms, {percent(rest / excess)}"
-    return f"{small}; what is listed overlaps by {significant(-rest)} ms"
+        also = "" if UNEXPLAINED in listed else ", and unexplained time"
+        return f"{small}{also}: {significant(rest)} ms in total, {percent(rest / excess)}"
+    return f"{small}; the listed causes overlap by {significant(-rest)} ms"
 
 
 def excess_words(diagnosis: Diagnosis) -> str:
-    """What the tail is and what its excess: a mean, not the percentile; of a single unit, how long it takes."""
+    """Definition and size of the tail and its excess (means, not the percentile); for a single unit its duration."""
     unit = diagnosis.unit
     if diagnosis.is_single:
         taken = milliseconds(diagnosis.excess_ms)
-        return f"The one {unit} of the recording takes {taken}; there is nothing to compare it with"
+        return f"The recording's only {unit} takes {taken}; there is no other to compare it with"
     mean = _number(diagnosis.excess_ms) + _number(diagnosis.reference_ms)
     bounds = diagnosis.latency_ci95_ms.get(focus_key(diagnosis))
     return (
-        f"The {tail_words(diagnosis.percentile)} of {unit}s take {uncertain(mean, bounds)} ms in the mean, "
-        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet {unit} "
-        f"({milliseconds(diagnosis.reference_ms)}), one with nothing in its way"
+        f"The {tail_words(diagnosis.percentile)} of {unit}s take {uncertain(mean, bounds)} ms on average: "
+        f"{uncertain(diagnosis.excess_ms, bounds)} ms (the excess) more than a quiet {unit}, which nothing delays "
+        f"({milliseconds(diagnosis.reference_ms)})"
     )
 
 
 def cause_total(rows: list[CauseRow], diagnosis: Diagnosis) -> tuple[float, float | None]:
-    """What the rows sum to, in milliseconds and as a share of the excess (``None`` without an excess)."""
+    """The sum of the rows in milliseconds, and as a share of the excess (``None`` without an excess)."""
     total = sum(row.tail_ms for row in rows)
     return total, _share(total, diagnosis.excess_ms)
 
@@ -179,10 +176,10 @@ def _unexplained(diagnosis: Diagnosis) -> CauseRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseAdvice:
-    """What to do about a named cause.
+    """A named cause and its fixes.
 
-    :param focus: label of the objective's percentile; ``now`` and ``predicted`` are that percentile in
-        milliseconds, as it is and without the cause; ``predicted`` is empty where nothing was predicted.
+    :param focus: label of the objective's percentile; ``now`` and ``predicted`` are its milliseconds, measured and
+        without the cause; ``predicted`` is empty without a prediction.
     """
 
     cause: str
@@ -198,7 +195,7 @@ class CauseAdvice:
 
 
 def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
-    """The named causes; none where no request ended ok."""
+    """The named causes; empty if no request ended ok."""
     if not diagnosis.requests.get("ok"):
         return []
     key = focus_key(diagnosis)
@@ -221,31 +218,31 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
 
 
 def closing_advice(diagnosis: Diagnosis) -> str:
-    """What to do where no cause says it; empty where named causes say all."""
+    """What to do if no cause is named; empty if named causes carry the advice."""
     unit = diagnosis.unit
     if not any(diagnosis.requests.values()):
-        return f"No {unit} was recorded: there is nothing to act on. Replay the traffic again."
+        return f"No {unit} was recorded. Replay the traffic again."
     if not diagnosis.requests.get("ok"):
-        return f"No {unit} ended ok: mend the errors first, then diagnose again."
+        return f"No {unit} ended ok: fix the errors first, then diagnose again."
     outside = diagnosis.service
     if diagnosis.verdict == "inconclusive" and outside is not None and outside.process is None:
-        return "Too much of the tail is unexplained to name its cause: watch the service's process with --pid."
+        return "Too much of the tail is unexplained to name its cause: observe the service's process with --pid."
     if diagnosis.verdict == "losing":
-        return f"What the lost {unit}s waited for comes first, then what makes the others slow."
+        return f"First fix what the lost {unit}s waited for, then what makes the others slow."
     if diagnosis.verdict == "inconclusive" and diagnosis.source is not None and diagnosis.source.kind == "requests":
         return (
-            "Too much of the tail is unexplained to name its cause: a log with more columns (queue, dependencies, "
-            "sizes: --map), or spans, would tell."
+            "Too much of the tail is unexplained to name its cause: use a log with more columns (queue, "
+            "dependencies, sizes: --map), or spans."
         )
     if diagnosis.verdict == "inconclusive":
-        return "No cause of the tail can be told from this run: record a longer one."
-    if not diagnosis.is_timed:
-        return "" if cause_advice(diagnosis) else "Nothing stands out."
-    return "" if cause_advice(diagnosis) else "Nothing stands out: no cause clears the naming threshold."
+        return "This run does not show the cause of the tail: record a longer one."
+    if cause_advice(diagnosis):
+        return ""
+    return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
 
 
 def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """What is known of a service behind an address beside its latency, by name."""
+    """Facts other than latency about a service behind an address, by name."""
     service = diagnosis.service
     if service is None:
         return []
@@ -262,7 +259,7 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         )
     if service.goodput is not None:
         limits = ", ".join(f"{name} < {milliseconds(ms)}" for name, ms in service.goodput.limits_ms.items())
-        good = f"{rate(service.goodput.rps)}, {share(service.goodput.share)} of what arrived"
+        good = f"{rate(service.goodput.rps)}, {share(service.goodput.share)} of arrived requests"
         rows.append(("goodput", f"{good} ({limits})"))
     took = "" if service.connect_ms is None else f", each {milliseconds(service.connect_ms.get('p50'))} (p50)"
     rows.append(("connections", f"{count(service.connections)} opened{took}"))
@@ -273,7 +270,7 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             (
                 "process",
                 f"{process.pid}: {significant(process.cpu_cores)} cores busy, {significant(process.waiting_cores)} "
-                f"waiting for one{throttled}; {count(process.major_faults)} major faults, "
+                f"waited for{throttled}; {count(process.major_faults)} major faults, "
                 f"{count(process.involuntary_switches)} involuntary switches",
             )
         )
@@ -281,7 +278,7 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def line_rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str, str]]:
-    """Lines of the user's code: the unit, where, slow and typical milliseconds, and samples."""
+    """Lines of the user's code: unit, location, slow and typical milliseconds, number of samples."""
     return [
         (
             each.unit,
@@ -296,7 +293,7 @@ def line_rows(diagnosis: Diagnosis) -> list[tuple[str, str, str, str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRow:
-    """Requests that ended in one way other than ``ok``, as texts."""
+    """Requests that ended with one status other than ``ok``, as text."""
 
     status: str
     requests: str
@@ -306,7 +303,7 @@ class LossRow:
 
 
 def loss_rows(diagnosis: Diagnosis) -> list[LossRow]:
-    """The requests that were lost, by how they ended."""
+    """The lost requests, by status."""
     return [
         LossRow(
             status=lost.status,
@@ -320,7 +317,7 @@ def loss_rows(diagnosis: Diagnosis) -> list[LossRow]:
 
 
 def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """What was read from a recording, by name."""
+    """Facts about the recording that was read, by name."""
     if diagnosis.source is None:
         return []
     read = diagnosis.source.read.items()
@@ -333,7 +330,7 @@ def focus_key(diagnosis: Diagnosis) -> str:
 
 
 def active_causes(diagnosis: Diagnosis) -> list[tuple[str, Activity]]:
-    """Named causes that were active in part of the run or in a rhythm, in the order of the diagnosis."""
+    """Named causes that were active in part of the run or periodically, in the order of the diagnosis."""
     return [
         (entry.cause, entry.active)
         for entry in diagnosis.causes
@@ -351,7 +348,7 @@ def largest_window_causes(windows: Sequence[Window], limit: int) -> list[str]:
 
 
 def weight_words(row: WorkerRow) -> str:
-    """Between what a worker's routing weight lay; empty where requests were not routed by weight."""
+    """The range of a worker's routing weight; empty if requests were not routed by weight."""
     bounds = interval_bounds(row.weight)
     if bounds is None:
         return ""

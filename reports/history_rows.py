@@ -1,4 +1,4 @@
-"""The words of a history that the terminal and the page share."""
+"""Phrases of the history for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from latfix.results.history import HistoryTrend
 
 
 def figure_words(metric: str, value: float | None) -> str:
-    """A figure with its unit, three digits."""
+    """A figure with three significant digits and its unit."""
     if value is None:
         return NONE
     if is_latency(metric):
@@ -22,7 +22,7 @@ def figure_words(metric: str, value: float | None) -> str:
 
 
 def reach_words(metric: str, level: Level | None) -> str:
-    """Between which figures a further run of an unchanged service would lie."""
+    """The range in which one more run of the unchanged service is expected (95 %)."""
     if level is None:
         return NONE
     reach = math.hypot(level.one_more(), level.own_doubt())
@@ -36,7 +36,7 @@ def reach_words(metric: str, level: Level | None) -> str:
 
 
 def machine_words(trend: HistoryTrend) -> str:
-    """The machine's processor, cores and GPU, or its fingerprint where they are not known."""
+    """The machine's processor, cores and GPU, or its fingerprint if these are unknown."""
     facts = trend.machine_facts
     cores = facts.get("cores")
     words = [str(facts.get("cpu") or ""), f"{cores} cores" if cores else "", str(facts.get("gpu") or "")]
@@ -44,5 +44,5 @@ def machine_words(trend: HistoryTrend) -> str:
 
 
 def kind_words(trend: HistoryTrend) -> str:
-    """The command, with the plan that it was started with."""
+    """The command and the plan that it started from."""
     return f"{trend.command}, {trend.plan}" if trend.plan else trend.command

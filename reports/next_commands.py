@@ -13,16 +13,15 @@ _SAMPLES = "sample_workloads"
 
 
 class Words(str):
-    """Arguments of a command that are quoted for a shell already."""
+    """Command arguments that are already quoted for a shell."""
 
 
 def workload_argument(meta: RunMeta, *, typed: str | None = None) -> str:
-    """What to type for the workload of a recorded run and its traffic: a sample's name, its folder or its model file.
+    """The workload of a recorded run as a user types it: a sample's name, a folder or a model file.
 
-    The traffic is in it where the workload does not name it itself; then it is more than one argument, which the
-    commands here take as they are.
+    If the workload does not name its traffic itself, traffic options follow, quoted (:class:`Words`).
 
-    :param typed: how the user named the workload, where that is known.
+    :param typed: the workload as the user typed it, if known.
     """
     workload = typed or _workload(meta)
     if not meta.traffic_arguments:
@@ -35,7 +34,7 @@ def _workload(meta: RunMeta) -> str:
     if not folder:
         return meta.workload
     if is_model_file(entry) and Path(entry).name == entry:
-        return str(Path(folder, entry))  # stands for the folder where workload.toml names it
+        return str(Path(folder, entry))  # equivalent to the folder if workload.toml names it
     return Path(folder).name if Path(folder).parent.name == _SAMPLES else folder
 
 
@@ -45,7 +44,7 @@ def optimize_command(workload: str) -> str:
 
 
 def try_harder_command(workload: str, fixes: Sequence[str], budget: str = "15m") -> str:
-    """``latfix optimize WORKLOAD --fix ID … --budget 15m``: only these fixes, with more time for their proof."""
+    """``latfix optimize WORKLOAD --fix ID … --budget 15m``: only these fixes, with more time for their replays."""
     chosen = "".join(f" --fix {shlex.quote(fix)}" for fix in fixes)
     return f"{optimize_command(workload)}{chosen} --budget {budget}"
 

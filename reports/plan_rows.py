@@ -1,4 +1,4 @@
-"""What a plan changes, how far it is from the limit, and the configurations that it was chosen from."""
+"""Phrases on a plan: its changes, its distance from the lower bound, and the configurations it was chosen from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from latfix.reports.comparison_rows import Ratio, Share, ratio_of, shares_of
 from latfix.reports.vocabulary import STEP_STATUS, Severity
 from latfix.results.optimization import Optimization
 
-#: Kept fixes that are told as the reason.
-_TOLD = 3
-AS_IT_IS = "as it is"
+#: Kept fixes listed as the reason.
+_LISTED = 3
+BASELINE = "baseline"
 _OUT = frozenset({"rejected", "not_effective"})
 
 
@@ -27,7 +27,7 @@ def plan_is_empty(found: Optimization) -> bool:
 def setting_rows(found: Optimization, first: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
     """Settings that the plan changes: name, value before, value in the plan.
 
-    :param first: settings before, for documents that do not have them.
+    :param first: settings before, for older documents that lack them.
     """
     changes: dict[str, tuple[Any, Any]] = dict(found.changes or {})
     if found.changes is None:
@@ -50,79 +50,62 @@ def _value(value: Any) -> str:
 
 
 def kept_words(found: Optimization) -> str:
-    """The kept fixes with what each gave, the largest first; empty where none was kept."""
+    """The kept fixes with the effect of each, the largest first; empty if none was kept."""
     if plan_is_empty(found):
         return ""
-    told = [share for share in shares_of(found.ablation, "p99") if share.ratio is not None and share.ratio.value]
-    if not told:
+    known = [
+        (share.ratio.value, share)
+        for share in shares_of(found.ablation, "p99")
+        if share.ratio is not None and share.ratio.value
+    ]
+    if not known:
         return ", ".join(step.fix for step in found.steps if step.status == "kept")
-    told.sort(key=lambda share: share.ratio.value if share.ratio is not None and share.ratio.value else 1.0)
-    listed = ", ".join(f"{share.name} ({_gave(share)})" for share in told[:_TOLD])
-    more = len(told) - _TOLD
+    known.sort(key=lambda pair: pair[0])
+    listed = ", ".join(f"{share.name} ({_effect(value, share)})" for value, share in known[:_LISTED])
+    more = len(known) - _LISTED
     return listed + (f" and {more} more" if more > 0 else "")
 
 
-def _gave(share: Share) -> str:
-    words = speed_words(share.ratio.value if share.ratio else None)
-    seen = [speed_words(each.value) for each in share.adds.values() if each.value is not None]
-    return f"{words}; beside the others {seen[0]}, replayed" if seen else words
+def _effect(value: float, share: Share) -> str:
+    added = [speed_words(each.value) for each in share.adds.values() if each.value is not None]
+    return f"{speed_words(value)}; on top of the others {added[0]}" if added else speed_words(value)
 
 
 def floor_words(found: Optimization) -> str:
-    """How far p99 is from what the model alone takes, and what more would need; empty where that is not known."""
-    floor, key = finite(found.floor_ms.get("p99")), "p99"
-    reached = finite(found.after.latency_ms.get(key))
+    """How far p99 is from that of the model alone, and how to get closer; empty if unknown."""
+    floor, reached = finite(found.floor_ms.get("p99")), finite(found.after.latency_ms.get("p99"))
     if floor is None or reached is None or floor <= 0:
         return ""
-    limit = (
-        f"{milliseconds(floor)} is what the fastest accurate way to run this model takes at {key} in an empty queue"
-    )
-    if reached < floor * 0.9:
-        return (
-            f"reached: {milliseconds(floor)} was foretold for the fastest accurate way to run this model at {key} "
-            "in an empty queue, and it is less; still less takes a faster machine or shorter inputs"
-        )
+    bound = f"predicted p99 {milliseconds(floor)} with an empty queue and the fastest accurate form of this model"
     if reached <= floor * 1.1:
-        return f"reached: {limit} (foretold); less takes a faster machine or shorter inputs"
-    times = significant(reached / floor, 2)
+        now = ", measured less" if reached < floor * 0.9 else ""
+        return f"reached: {bound}{now}; going lower needs a faster machine or shorter inputs"
     return (
-        f"{limit} (foretold); {milliseconds(reached)} is {times} times that, the rest is waiting: "
-        "more cores or replicas, or fewer requests at once; below it, a faster machine or shorter inputs"
+        f"{bound}; {milliseconds(reached)} is {significant(reached / floor, 2)} times that, the difference is "
+        "waiting: add cores or replicas, or reduce concurrent requests"
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestSeen:
-    """The best configuration that did not make it into the plan."""
-
-    fixes: tuple[str, ...]
-    words: str
-
-
-def best_seen(found: Optimization) -> BestSeen | None:
-    """The configuration with the least ratio of what is judged, replayed ones first; ``None`` for none below 1."""
-    key, best = found.judged, None
+def best_candidate(found: Optimization) -> tuple[tuple[str, ...], str] | None:
+    """Fixes and words of the fastest configuration, replayed ones first; ``None`` if none is faster than before."""
     for row in front_rows(found):
         step = row.ratio if row.is_replayed else Ratio(value=row.predicted, ci95=None)
         if not row.fixes or row.status in _OUT or step.value is None or step.value >= 1:
             continue
-        place = (not row.is_replayed, step.value)
-        if best is None or place < best[0]:
-            how = "in replays of the search" if row.is_replayed else "foretold, not replayed"
-            words = f"{' + '.join(row.fixes)}: {key_label(key)} {speed_words(step.value)} ({how})"
-            best = (place, BestSeen(fixes=row.fixes, words=words))
-    return None if best is None else best[1]
+        how = "in replays of the search" if row.is_replayed else "predicted, not replayed"
+        return row.fixes, f"{row.name}: {key_label(found.judged)} {speed_words(step.value)} ({how})"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontRow:
-    """One configuration that was measured, or foretold: accuracy × latency × throughput.
+    """One measured or predicted configuration: accuracy × latency × throughput.
 
-    :param fixes: none for the service as it is.
-    :param ratio: of what is judged, over the service as it is: the final replay's for what the search ended with; for
-        others that of the search's slow stretches, without an interval where it is a product of several.
-    :param accuracy: ``None`` where nothing in it changes answers, or it was not measured.
-    :param best: replayed, and no other that was is at least as good in all three, and better in one.
+    :param fixes: empty for the baseline.
+    :param ratio: of the judged figure, over the baseline: from the final replay for the configuration that the search
+        ended with; for others from the search's slow stretches, without an interval if it is a product of several.
+    :param accuracy: ``None`` if no fix in it changes answers, or if it was not measured.
+    :param best: replayed, and no other replayed one is at least as good in all three and better in one.
     """
 
     fixes: tuple[str, ...]
@@ -136,23 +119,22 @@ class FrontRow:
 
     @property
     def is_replayed(self) -> bool:
-        """Its latency was measured, not foretold."""
+        """True if its latency was measured, not only predicted."""
         return self.ratio.value is not None
 
     @property
     def name(self) -> str:
         """``batch.size + quantize.bf16``."""
-        return " + ".join(self.fixes) or AS_IT_IS
+        return " + ".join(self.fixes) or BASELINE
 
     @property
     def words(self) -> tuple[str, Severity]:
-        """Its status for people."""
-        return (
-            ("foretold", "calm") if self.status == "foretold" else STEP_STATUS.get(self.status, (self.status, "warn"))
-        )
+        """Its status in words, and the color of it."""
+        known: dict[str, tuple[str, Severity]] = {**STEP_STATUS, "foretold": ("predicted", "calm")}
+        return known.get(self.status, (self.status, "warn"))
 
     def cells(self) -> list[str]:
-        """Ratio measured with its interval, foretold, accuracy, throughput, compute."""
+        """Measured ratio, its interval, predicted ratio, accuracy, throughput, compute."""
         return [
             "" if self.ratio.value is None else ratio(self.ratio.value, "×"),
             "" if self.ratio.ci95 is None else interval(self.ratio.ci95),
@@ -164,10 +146,10 @@ class FrontRow:
 
 
 def front_rows(found: Optimization) -> list[FrontRow]:
-    """The service as it is, and every configuration that was looked at closely, the fastest first.
+    """The closely examined configurations, the fastest first, and the baseline.
 
-    Of those that were replayed, the ones are marked of which none is as good in accuracy, latency and throughput
-    together. A forecast is no rival of a proof: nobody knows what it costs in accuracy.
+    A replayed one is marked best if no other replayed one beats it in accuracy, latency and throughput together.
+    Predicted ones are not compared: their accuracy is unknown.
     """
     rows = list(_candidates(found))
     if not rows:
@@ -175,7 +157,7 @@ def front_rows(found: Optimization) -> list[FrontRow]:
     rows.sort(key=_place)
     first = FrontRow(
         fixes=(),
-        status=AS_IT_IS,
+        status=BASELINE,
         ratio=Ratio(value=1.0, ci95=None),
         predicted=1.0,
         accuracy=finite(found.before.accuracy),
@@ -189,17 +171,17 @@ def front_rows(found: Optimization) -> list[FrontRow]:
 
 
 def _candidates(found: Optimization) -> Iterator[FrontRow]:
-    """Each was compared with what stood then: the ratios of those kept before it are part of its own."""
+    """Each was compared with the configuration kept before it, so the ratios of those are multiplied in."""
     shown = [each for each in found.candidates if each.fixes]
     last = max((place for place, each in enumerate(shown) if each.status == "kept"), default=None)
-    standing = 1.0
+    kept = 1.0
     for place, each in enumerate(shown):
         proved = place == last and found.rounds > 0
         own = ratio_of(each.replayed.get(found.judged))
-        if own.value is not None and standing != 1.0:
-            own = Ratio(value=standing * own.value, ci95=None)
+        if own.value is not None and kept != 1.0:
+            own = Ratio(value=kept * own.value, ci95=None)
         if each.status == "kept" and own.value is not None:
-            standing = own.value
+            kept = own.value
         yield FrontRow(
             fixes=each.fixes,
             status=each.status,
@@ -212,22 +194,19 @@ def _candidates(found: Optimization) -> Iterator[FrontRow]:
 
 
 def _place(row: FrontRow) -> tuple[bool, float]:
-    """Those that were replayed first, by what was measured; the others by what was foretold."""
+    """Sort key: replayed ones first, by measured ratio; then the others, by predicted ratio."""
     value = row.ratio.value if row.ratio.value is not None else row.predicted
     return not row.is_replayed, float("inf") if value is None else value
 
 
 def _beats(one: FrontRow, other: FrontRow, first: FrontRow) -> bool:
-    """Whether a replayed configuration is as good in all and better in one: latency, accuracy, time of compute.
+    """True if ``one`` is as good as ``other`` in latency, accuracy and compute, and better in one of them.
 
-    An accuracy that was not measured is that of the service as it is, and compute bounds the throughput.
+    An accuracy that was not measured counts as the baseline's; compute stands for throughput, which it bounds.
     """
-    points = [
-        (row.ratio.value or 0.0, -_known(row.accuracy, first.accuracy), _known(row.compute, 1.0))
-        for row in (one, other)
-    ]
-    return points[0] != points[1] and all(a <= b for a, b in zip(*points, strict=True))
 
+    def point(row: FrontRow) -> tuple[float, float, float]:
+        accuracy = first.accuracy if row.accuracy is None else row.accuracy
+        return row.ratio.value or 0.0, -(accuracy or 0.0), 1.0 if row.compute is None else row.compute
 
-def _known(value: float | None, otherwise: float | None) -> float:
-    return value if value is not None else otherwise or 0.0
+    return point(one) != point(other) and all(a <= b for a, b in zip(point(one), point(other), strict=True))

@@ -1,4 +1,4 @@
-"""Progress of a replay on standard error: rate, in flight, running percentiles, time left."""
+"""Progress of a replay on standard error: rate, requests in flight, running percentiles, time left."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _RATE_WINDOW_S = 5.0
 
 
 class RunningLatencies:
-    """Latencies of a run in progress, read from the segment that the runner appends to.
+    """The last 100,000 latencies of a run in progress, read from the segment that the runner appends to.
 
-    Reading the file costs the measured process nothing. The last 100,000 latencies are kept.
+    Reading the file does not disturb the measured process.
     """
 
     def __init__(self, segment: Path) -> None:
@@ -32,12 +32,12 @@ class RunningLatencies:
         self._kept: list[Any] = []
 
     def update(self) -> tuple[float, float] | None:
-        """Running p50 and p99 in milliseconds over the measured requests that ended, however they did."""
+        """Running p50 and p99 in milliseconds over the measured requests that ended, with any status."""
         try:
             with self._segment.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except OSError:  # not there yet, or turned into Parquet already
+        except OSError:  # not written yet, or already converted to Parquet
             data = b""
         whole = len(data) - len(data) % REQUEST_DTYPE.itemsize
         self._offset += whole
@@ -56,10 +56,10 @@ class RunningLatencies:
 class ReplayProgress:
     """Shows a replay: one live line in a terminal, a plain line every five seconds elsewhere.
 
-    :param requests: in the schedule.
-    :param last_s: when its last one is due.
+    :param requests: number of requests in the schedule.
+    :param last_s: arrival time of the last one.
     :param segment: the file that rows of ended requests are appended to.
-    :param loading: the service is loaded first, which reports no progress.
+    :param loading: true if the service is loaded first; loading reports no progress.
     """
 
     def __init__(self, *, label: str, requests: int, last_s: float, segment: Path, loading: bool) -> None:
@@ -104,7 +104,7 @@ class ReplayProgress:
             self._live.stop()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """A message of the runner process."""
+        """Handle a message of the runner process."""
         if event["event"] == "warmup":
             self._show(0, f"warm-up {event['sent']}/{event['of']}")
         elif event["event"] == "hang":
@@ -118,7 +118,7 @@ class ReplayProgress:
         self._history.append((now, done))
         while len(self._history) > 2 and now - self._history[0][0] > _RATE_WINDOW_S:
             self._history.pop(0)
-        (then, before), span = self._history[0], 0.0
+        then, before = self._history[0]
         span = now - then
         rate = (done - before) / span if span > 0 else 0.0
         percentiles = self._latencies.update()

@@ -1,6 +1,6 @@
-"""Rows and phrases of a request's story that the terminal and the page share. All figures in milliseconds.
+"""Rows and phrases of a request's story for the terminal and the page, in milliseconds.
 
-Texts from outside come through as they are: whoever shows them makes them safe.
+Text from outside is passed through unescaped; the caller makes it safe.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import NONE, count, from_ns, share, significant
+from latfix.reports.vocabulary import counted
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import Happening, Holder, StageTime, Story, Wait
 from latfix.run_record.run_record import RunRecord
@@ -24,18 +25,12 @@ _MOST_CAUSES = 3
 _MOST_HAPPENINGS = 6
 
 
-def counted(number: int, what: str) -> str:
-    """``1 fault``, ``4,476 faults``, ``2 batches``."""
-    ending = "" if number == 1 else "es" if what.endswith("h") else "s"
-    return f"{count(number)} {what}{ending}"
-
-
 def _ms(ns: int) -> str:
     return significant(ns / 1e6)
 
 
 def header_facts(story: Story) -> Iterator[tuple[str, str]]:
-    """Names and values of what a reader must know before the timeline."""
+    """Facts about the request, by name, shown above its timeline."""
     if story.faster_share is not None:
         place = story.ok_requests - (story.faster or 0)
         yield (
@@ -84,7 +79,7 @@ def _batch_words(story: Story) -> str:
 
 
 def _parts_words(stage: StageTime) -> str:
-    """What a stage consists of: ``wait for a prepare thread 0.0788, own work 0.792``."""
+    """The parts of a stage: ``wait for a prepare thread 0.0788, own work 0.792``."""
     return ", ".join(f"{name} {_ms(ns)}" for name, ns in stage.parts)
 
 
@@ -101,12 +96,12 @@ def _account_words(stage: StageTime) -> str:
         (account.vcsw, "voluntary switch"),
         (account.icsw, "involuntary switch"),
     ]
-    told = ", ".join(counted(number, name) for number, name in counts if number)
-    return f"{words}; {told}" if told else words
+    shown = ", ".join(counted(number, name) for number, name in counts if number)
+    return f"{words}; {shown}" if shown else words
 
 
 def stage_lines(stage: StageTime) -> list[tuple[str, str]]:
-    """What happened in a stage, a line each, with its tone: empty, ``own``, ``other`` or ``error``."""
+    """Lines on what happened in a stage, each with its tone: empty, ``own``, ``other`` or ``error``."""
     lines = [(words, "") for words in (_parts_words(stage), _account_words(stage)) if words]
     for event in stage.happenings[:_MOST_HAPPENINGS]:
         lines.append((_event_words(event), "error" if event.kind == "error" else "own" if event.own else "other"))
@@ -129,21 +124,21 @@ def _event_words(event: Happening) -> str:
 
 
 def wait_words(wait: Wait) -> str:
-    """The wait and since when its threads had been busy."""
+    """The wait, and how long its threads had been busy before."""
     thread = "a worker" if wait.resource == "queue" else "a prepare thread"
     words = f"It waited {from_ns(wait.duration_ns)} for {thread}"
     if wait.busy_since_ns < wait.at_ns:
         words += f", busy without a break since {from_ns(wait.at_ns - wait.busy_since_ns)} before that wait began"
     if wait.idle_ns > SMALL_NS:
-        words += f"; {from_ns(wait.idle_ns)} of it no recorded work covers"
+        words += f"; no recorded work covers {from_ns(wait.idle_ns)} of it"
     return words + "."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRow:
-    """Work that held a thread while a request waited; the last row may sum the rest.
+    """Work that occupied a thread while a request waited; the last row may sum the remainder.
 
-    :param slow: it took a fifth longer than is typical, or more.
+    :param slow: true if it took over a fifth longer than typical.
     """
 
     work: str
@@ -158,7 +153,7 @@ class HolderRow:
 
 
 def holder_rows(wait: Wait) -> list[HolderRow]:
-    """What a request waited behind, in order of time."""
+    """The work that a request waited behind, in order of time."""
     rows = [
         HolderRow(
             work=_holder_label(wait, holder),
@@ -196,26 +191,25 @@ def _holder_label(wait: Wait, holder: Holder) -> str:
 
 
 def why_words(causes: tuple[tuple[str, int], ...], holder: Holder | None = None) -> str:
-    """The largest causes of a holder's excess, and what else is known of it."""
+    """The largest causes of the work's excess, and other facts about it."""
     large = [(name, ns) for name, ns in causes if abs(ns) >= SMALL_NS]
-    told = large[:_MOST_CAUSES]
-    told += [pair for pair in large[_MOST_CAUSES:] if pair[0] == UNEXPLAINED]
-    words = [f"{name} {_ms(ns)}" for name, ns in told]
+    shown = large[:_MOST_CAUSES] + [pair for pair in large[_MOST_CAUSES:] if pair[0] == UNEXPLAINED]
+    words = [f"{name} {_ms(ns)}" for name, ns in shown]
     if holder is not None:
         words += holder.facts
         if holder.overtook:
-            words.append(f"{count(holder.overtook)} of it came later and went first")
+            words.append(f"{count(holder.overtook)} of its requests arrived later and went first")
         if not holder.within_ns:
-            words.append("over before the wait")
+            words.append("ended before the wait")
     return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRow:
-    """One line of the ledger of a request, from a quiet request down to the latency.
+    """One row of a request's ledger, from a quiet request down to the latency.
 
-    :param so_far: the sum down to this line.
-    :param own_ns: for a bar, like ``propagated_ns``; zero in lines that have none.
+    :param so_far: the sum down to this row.
+    :param own_ns: for a bar, like ``propagated_ns``; zero in rows without one.
     """
 
     entry: str
@@ -271,7 +265,7 @@ def _nonzero(ns: int) -> str:
 
 
 def balance_words(story: Story) -> str:
-    """The ledger's sum in whole nanoseconds, down to what is left of the latency."""
+    """The ledger's sum in whole nanoseconds, and its difference from the latency."""
     assert story.reference_ns is not None
     entries = sum(entry.total_ns for entry in story.entries)
     return (
@@ -287,7 +281,7 @@ def short_entries(story: Story) -> str:
 
 
 def short_wait(story: Story) -> str:
-    """The longest wait and the work that mattered most in it, on one line."""
+    """The longest wait and the work that contributed most to it, on one line."""
     wait = max(story.waits, key=lambda wait: wait.duration_ns, default=None)
     if wait is None or not wait.holders or wait.duration_ns < max(SMALL_NS, 0.02 * story.latency_ns):
         return "nothing"
@@ -304,8 +298,8 @@ def short_wait(story: Story) -> str:
 class SlowRow:
     """One of the slowest requests of a run.
 
-    :param stages: by stage, in milliseconds.
-    :param causes: the largest entries of its ledger; ``None`` where it is not in the ledger.
+    :param stages: milliseconds by stage.
+    :param causes: the largest entries of its ledger; ``None`` if it is not in the ledger.
     """
 
     id: str
@@ -322,7 +316,7 @@ class SlowRow:
         return ", ".join(f"{stage} {significant(self.stages[stage])}" for stage in largest if self.stages[stage] > 0)
 
     def strip(self) -> list[tuple[float, float, int]]:
-        """Start and width in percent, and the number, of each stage that can be seen in a stacked bar."""
+        """Start and width in percent, and number, of each visible stage of a stacked bar."""
         total = sum(value for value in self.stages.values() if value > 0) or 1.0
         parts, left = [], 0.0
         for number, value in enumerate(self.stages.values()):
@@ -335,17 +329,17 @@ class SlowRow:
 
 def slow_rows(record: RunRecord, ledger: Ledger, limit: int = 20) -> list[SlowRow]:
     """The slowest measured requests of any status, the slowest first."""
-    return rows_told(record, ledger, record.slowest(limit))
+    return described_rows(record, ledger, record.slowest(limit))
 
 
-def rows_told(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]) -> list[SlowRow]:
+def described_rows(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]) -> list[SlowRow]:
     """Some rows of a record, each with its stages and causes."""
     requests, ids = record.requests, record.traffic.ids
     places = {} if ledger is None else _places(ledger, requests["index"][rows])
-    told = []
+    described = []
     for row in rows:
         index = int(requests["index"][row])
-        told.append(
+        described.append(
             SlowRow(
                 id=ids[index] if 0 <= index < len(ids) else f"#{index}",
                 arrival_s=int(requests["arrival_ns"][row]) / 1e9,
@@ -359,11 +353,11 @@ def rows_told(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]) -> 
                 causes=_largest_entries(ledger, places[index]) if ledger is not None and index in places else None,
             )
         )
-    return told
+    return described
 
 
 def _places(ledger: Ledger, indexes: Ints) -> dict[int, int]:
-    """Where in the ledger requests are, by index."""
+    """Positions of requests in the ledger, by index."""
     found = np.flatnonzero(np.isin(ledger.request, indexes))
     return dict(zip(ledger.request[found].tolist(), found.tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""What got worse beside what was to get better, said plainly."""
+"""Figures that got worse by a change, other than the judged one."""
 
 from __future__ import annotations
 
@@ -7,33 +7,31 @@ from collections.abc import Iterator
 from latfix.formatting import LATENCY_KEYS, count, key_label, mebibytes, rate, seconds, significant, speed_words
 from latfix.reports.comparison_rows import Change
 
-#: A figure without an interval is worse from this part on; the seconds to start, which are few and vary, from theirs.
+#: Smallest factor that counts as worse; start-up times vary more, and must grow by this many seconds as well.
 _WORSE, _SLOWER_START, _LEAST_START_S = 1.05, 1.25, 0.5
 _NAMES = {"max": "maximum"}
 
 
 def side_effect_words(change: Change) -> tuple[str, bool]:
-    """The line, and whether anything is worse."""
+    """The line, and true if any figure is worse."""
     found = list(worsened(change))
     if found:
         return "; ".join(found), True
     known = [_name(key) for key in _others(change)]
     known += [name for name, before, after in _costs(change) if before is not None and after is not None]
-    return f"nothing of what is known: {', '.join(known)}" if known else "not known: nothing else was measured", False
+    return f"none in {', '.join(known)}" if known else "unknown: no other figure was measured", False
 
 
 def worsened(change: Change) -> Iterator[str]:
-    """Each figure that is worse than before, the judged one aside, with both values."""
+    """Each figure that got worse, except the judged one, with both values."""
     before, after = change.before, change.after
     for key in _others(change):
         step = change.ratio(key)
         if step.value is None or step.value < _WORSE:
             continue
         figures = f"{significant(before.latency_ms.get(key))} → {significant(after.latency_ms.get(key))} ms"
-        sure = (
-            "" if step.tone == "bad" else " (one value of each, no interval)" if step.ci95 is None else " (not sure)"
-        )
-        yield f"{_name(key)} {figures}, {speed_words(step.value)}{sure}"
+        doubt = "" if step.tone == "bad" else " (no interval)" if step.ci95 is None else " (not significant)"
+        yield f"{_name(key)} {figures}, {speed_words(step.value)}{doubt}"
     if after.failed > before.failed:
         yield f"{count(after.failed)} requests lost, {count(before.failed)} before"
     if before.accuracy is not None and after.accuracy is not None and after.accuracy < before.accuracy:
@@ -46,7 +44,7 @@ def worsened(change: Change) -> Iterator[str]:
 
 
 def _others(change: Change) -> list[str]:
-    """The latencies that both arms have, but the one that is judged."""
+    """Keys of the latencies that both arms have, except the judged one."""
     arms = (change.before, change.after)
     return [key for key in LATENCY_KEYS if key != change.judged and all(arm.latency_ms.get(key) for arm in arms)]
 

@@ -1,4 +1,4 @@
-"""The words and orders of a sweep that the terminal, the page and its pictures share."""
+"""Rows and phrases of a sweep for the terminal, the page and its charts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from latfix.reports.comparison_rows import GateRow, outcome_of
 from latfix.reports.vocabulary import Severity
 from latfix.results.sweep import BestSetting, Sweep, SweepPoint, SweptSetting
 
-#: The label of settings that nothing was set for.
-AS_IT_IS = "as it is"
-#: Models as reports name them, in order.
+#: The label of unmodified settings in documents, and on screens.
+_UNMODIFIED, _UNMODIFIED_SHOWN = "as it is", "unmodified settings"
+#: Names of the models in reports, in order.
 MODEL_WORDS: dict[str, str] = {
     "mm1": "M/M/1",
     "mg1": "M/G/1",
@@ -29,6 +29,11 @@ MEETS_WORDS: dict[bool | None, tuple[str, Severity]] = {
 _STATUS_SEVERITY: dict[str, Severity] = {"found": "good", "above": "good", "below": "bad", "undecided": "warn"}
 
 
+def setting_label(label: str) -> str:
+    """The label of a combination of settings on screens."""
+    return _UNMODIFIED_SHOWN if label == _UNMODIFIED else label
+
+
 def percentile_words(point: SweepPoint) -> str:
     """The objective's percentile in milliseconds: ``412``, ``>2,310`` for a lower bound."""
     text = significant(point.objective.percentile_ms)
@@ -36,7 +41,7 @@ def percentile_words(point: SweepPoint) -> str:
 
 
 def interval_words(point: SweepPoint) -> str:
-    """``[380, 460]``, ``380 or more`` where nothing slower was seen."""
+    """``[380, 460]``; ``380 or more`` with an open upper end."""
     low, high = point.objective.ci95_ms
     if low is None:
         return NONE
@@ -49,21 +54,21 @@ def lost(point: SweepPoint) -> int:
 
 
 def wait_ms(point: SweepPoint, model: str) -> float | None:
-    """The mean wait that a model predicts; ``None`` where it says nothing."""
+    """The mean wait that a model predicts; ``None`` if it has no answer."""
     answer = point.predictions.get(model)
     return None if answer is None else answer.mean_wait_ms
 
 
 def predicted_ms(point: SweepPoint, model: str) -> float | None:
-    """The objective's percentile that a model predicts; ``None`` where it says nothing."""
+    """The objective's percentile that a model predicts; ``None`` if it has no answer."""
     answer = point.predictions.get(model)
     return None if answer is None else answer.percentile_ms
 
 
 def departure(point: SweepPoint) -> float | None:
-    """By what factor the mean wait is off Kingman's.
+    """The factor between the measured mean wait and Kingman's.
 
-    Infinite where the formula has no answer, ``None`` where nothing was waited for.
+    Infinite if the formula has no answer, ``None`` if there was no wait.
     """
     measured, predicted = point.wait_ms.get("mean"), wait_ms(point, "kingman")
     if not measured:
@@ -72,19 +77,19 @@ def departure(point: SweepPoint) -> float | None:
 
 
 def point_state(point: SweepPoint, *, judged: bool) -> tuple[str, Severity]:
-    """Whether the objective is met, or that the load is past saturation."""
+    """``saturated``, or as :func:`meets_words`."""
     if point.saturated:
         return "saturated", "bad"
     return meets_words(point.objective.meets, judged=judged)
 
 
 def meets_words(meets: bool | None, *, judged: bool) -> tuple[str, Severity]:
-    """Whether a load meets the objective; nothing without one."""
+    """``meets``, ``misses`` or ``undecided``, with its color; empty without an objective."""
     return MEETS_WORDS[meets] if judged else ("", "calm")
 
 
 def largest_words(largest: LargestLoad | BestSetting | None) -> str:
-    """``41.2/s [38.0, 44.1]``, ``above 44.1/s``, ``below 11.0/s``, or what of it is known."""
+    """``41.2/s [38.0, 44.1]``, ``above 44.1/s``, ``below 11.0/s``, or the interval alone."""
     low, high = (None, None) if largest is None else largest.ci95_rps
     if largest is None or (low is None and high is None):
         return NONE
@@ -104,39 +109,44 @@ class SettingRow:
     points: tuple[SweepPoint, ...]
 
     @property
+    def label(self) -> str:
+        """``max_batch_size=8``."""
+        return setting_label(self.found.label)
+
+    @property
     def status(self) -> str:
-        """Which side of the loads its largest load lies on; empty without an objective."""
+        """Status of its largest load: found, above, below or undecided; empty without an objective."""
         return "" if self.found.largest is None else self.found.largest.status
 
     @property
     def severity(self) -> Severity:
-        """How alarming its answer is."""
+        """The color of :attr:`status`."""
         return _STATUS_SEVERITY.get(self.status, "warn")
 
     def unreplayed(self) -> list[PredictedLoad]:
-        """Loads that were predicted only."""
+        """Loads that were predicted, not replayed."""
         replayed = {point.load for point in self.points}
         return [each for each in self.found.predicted if each.load not in replayed]
 
     @property
     def has_reasons(self) -> bool:
-        """True if some load departs from the models for a known reason."""
+        """True if a load departs from the models for a known reason."""
         return any(point.reasons for point in self.points)
 
     @property
     def has_theory(self) -> bool:
-        """True if some model says anything about some load."""
+        """True if a model has an answer for a load."""
         return any(wait_ms(point, model) is not None for point in self.points for model in MODEL_WORDS)
 
     def knee_words(self) -> str:
-        """``31.0/s [27.2, 34.9]``; ``or beyond``, ``or below`` where no load past it was replayed."""
+        """``31.0/s [27.2, 34.9]``; with ``or above`` or ``or below`` if no load on that side was replayed."""
         knee = self.found.knee
         if knee is None:
             return NONE
         beyond = ""
         if not knee.bracketed:
             below = self.points and knee.rps <= self.points[0].offered_rps
-            beyond = ", or below" if below else ", or beyond"
+            beyond = " or below" if below else " or above"
         return f"{rate(knee.rps)} {interval(knee.ci95_rps)}{beyond}"
 
 
@@ -149,17 +159,17 @@ class SweepRows:
 
     @property
     def percentile(self) -> str:
-        """The objective's: ``p99``."""
+        """The objective's percentile: ``p99``."""
         return percentile_label(self.found.objective.percentile)
 
     @property
     def judged(self) -> bool:
-        """Whether there is an objective."""
+        """True if there is an objective."""
         return self.found.objective.slo_ms is not None
 
     @property
     def gate(self) -> GateRow | None:
-        """The load that was asked for."""
+        """The gate on the largest load (``--at-least``)."""
         gate = self.found.gate
         if gate is None:
             return None
@@ -169,46 +179,46 @@ class SweepRows:
 
     def label(self, setting: int) -> str:
         """The label of a setting by its number."""
-        return next((row.found.label for row in self.settings if row.found.id == setting), "")
+        return next((row.label for row in self.settings if row.found.id == setting), "")
 
     def sentence(self) -> str:
         """The answer in one sentence."""
         if not any(setting.points for setting in self.settings):
-            return "Nothing was replayed to its end."
+            return "No replay reached its end."
         if not self.judged:
             top = self.top_knee()
             if top is None:
-                return "There is no objective, and the loads do not show a knee."
-            where = "" if len(self.settings) == 1 else f" with {top.found.label}"
-            return f"Knee at {top.knee_words()}{where}; there is no objective to hold loads against."
+                return "No knee was found, and no objective is set (slo_ms or --slo)."
+            where = "" if len(self.settings) == 1 else f" with {top.label}"
+            return f"Knee at {top.knee_words()}{where}; no objective is set (slo_ms or --slo)."
         goal = f"{self.percentile} under {milliseconds(self.found.objective.slo_ms)}"
         best = self.found.best
         if best is None:
             if self.undecided():
-                return f"Undecided: no load that was replayed surely meets {goal}."
-            return f"Every load that was replayed misses {goal}."
+                return f"Undecided: no replayed load is certain to meet {goal}."
+            return f"Every replayed load misses {goal}."
         others = len(best.maybe_as_good)
-        more = f"; {others} other setting{'s' if others > 1 else ''} may bear as much" if others else ""
-        subject = "The service as it is" if best.label == AS_IT_IS else best.label
-        return f"{subject} bears {self._borne(best, goal)}{more}."
+        more = f"; {others} other setting{'s' if others > 1 else ''} may do as well" if others else ""
+        subject = "The unmodified service" if best.label == _UNMODIFIED else best.label
+        return f"{subject} sustains {self._sustained(best, goal)}{more}."
 
-    def _borne(self, best: BestSetting, goal: str) -> str:
+    def _sustained(self, best: BestSetting, goal: str) -> str:
         (low, high), recorded = best.ci95_rps, self.found.traffic.recorded_rps
         if best.status == "found":
             times = f", {significant(best.rps / recorded)} times the recorded rate" if best.rps and recorded else ""
             return f"{largest_words(best)} with {goal}{times}"
         if best.status == "above":
-            return f"at least {rate(low)} with {goal}, the highest load that was replayed"
+            return f"at least {rate(low)} with {goal}, the highest replayed load"
         if high is None:
-            return f"at least {rate(low)} with {goal}; how much more, the data cannot tell"
-        return f"at least {rate(low)} and less than {rate(high)} with {goal}; the data cannot tell closer"
+            return f"at least {rate(low)} with {goal}; the data give no upper bound"
+        return f"between {rate(low)} and {rate(high)} with {goal}; the data do not narrow it further"
 
     def undecided(self) -> bool:
-        """Some setting may meet the objective and none surely does."""
+        """True if a setting may meet the objective and none is certain to."""
         return any(setting.status == "undecided" for setting in self.settings)
 
     def best_setting(self) -> SettingRow | None:
-        """The setting that surely bears most."""
+        """The setting with the largest certain load."""
         best = self.found.best
         return next((row for row in self.settings if best is not None and row.found.id == best.setting), None)
 
@@ -218,7 +228,7 @@ class SweepRows:
         return max(knees, key=lambda row: 0.0 if row.found.knee is None else row.found.knee.rps, default=None)
 
     def severity(self) -> Severity:
-        """How alarming the answer is."""
+        """The color of the answer."""
         if not self.judged:
             return "calm"
         if self.found.best is None:
@@ -227,7 +237,7 @@ class SweepRows:
 
 
 def sweep_rows(found: Sweep) -> SweepRows:
-    """A sweep for reporters."""
+    """The rows of a sweep."""
     points = sorted(found.points, key=lambda point: point.load)
     return SweepRows(
         found=found,

@@ -1,21 +1,21 @@
-"""Plain words for the ids of the contract, and the definition of every figure that a report shows."""
+"""Words for the ids in documents, and definitions of the figures in reports."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from latfix.cause_catalogue import CATALOGUE
-from latfix.formatting import visible
+from latfix.formatting import count, visible
 from latfix.results.diagnosis import Diagnosis
 
 Severity = Literal["good", "warn", "bad", "calm"]
 
 CLASS_WORDS: dict[str, str] = {
-    "measured": "two timestamps or counters around the event itself",
-    "counted": "number of events × a unit cost calibrated on this machine",
-    "modelled": "a model fitted on this run predicts it",
-    "propagated": "carried through the queue by the requests ahead",
-    "remainder": "what is left when every known cause is subtracted",
+    "measured": "timestamps or counters around the event itself",
+    "counted": "number of events × their cost, calibrated on this machine",
+    "modelled": "predicted by a model fitted to this run",
+    "propagated": "waiting behind requests that were slow for this cause",
+    "remainder": "what remains after all known causes are subtracted",
 }
 
 STEP_STATUS: dict[str, tuple[str, Severity]] = {
@@ -30,101 +30,116 @@ STEP_STATUS: dict[str, tuple[str, Severity]] = {
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Latency",
-        "End of the finish stage minus the scheduled arrival, so a late load generator cannot hide a wait "
-        "(coordinated omission). Warm-up requests are left out.",
+        "End of the finish stage minus the scheduled arrival, so that a late load generator cannot hide a wait "
+        "(coordinated omission). Warm-up requests are excluded.",
     ),
     (
         "Percentiles",
-        "Over all requests that arrived. One that failed, timed out, was shed or was in flight when the run ended is "
-        "slower than it had waited: a percentile that falls among these is lost, and shown as more than it is at "
-        "least. The mean, the stages and the causes are of the requests that ended ok.",
+        "Over all requests that arrived. A request that failed, timed out, was shed or was in flight when the run "
+        "ended counts as slower than the time it had waited. A percentile that falls among such requests is shown as "
+        "a lower bound (> 41.2) or as lost. The mean, stages and causes cover only requests that ended ok.",
     ),
     (
         "95 % interval",
-        "Moving-block bootstrap over the run, so that neighbors in the same burst are not counted as independent.",
+        "Moving-block bootstrap over the run, so that requests of one burst do not count as independent.",
     ),
-    ("Reference", "The latency of a quiet, typical request of this run; the tail's excess is counted above it."),
+    (
+        "Quiet request, reference",
+        "A typical request of this run with nothing delaying it. Its latency is the reference above which the "
+        "tail's excess is counted.",
+    ),
     (
         "Tail and excess",
-        "The tail is every request at or above the stated percentile. Its excess is the mean latency of the tail "
+        "The tail is every request at or above the stated percentile. The excess is the mean latency of the tail "
         "minus the reference.",
     ),
     (
         "Own, through the queue",
-        "Own milliseconds arose in the request's own path. Milliseconds through the queue arose in a request ahead "
-        "of it and reached it as waiting time.",
+        "Own milliseconds arose in the slow request itself. Milliseconds through the queue arose in a request ahead "
+        "of it, and delayed it because it had to wait.",
     ),
     (
         "Unexplained",
-        "What is left when all causes are subtracted. It may be negative, is never clipped, and causes and "
-        "unexplained together sum to the excess exactly.",
+        "The excess minus all causes, so that causes and unexplained sum exactly to the excess. It is never clipped "
+        "and may be negative.",
     ),
     (
         "Named cause",
-        "A cause whose interval stays above the naming threshold: 1 % of p50, a quiet run's own noise and the timer.",
+        "A cause whose 95 % interval lies above the naming threshold: the largest of 0.1 ms, 1 % of p50 and 5 % of "
+        "the excess; higher for causes that every machine shows to some degree.",
     ),
     (
         "Stages",
-        "dispatch (latfix's own lag), prepare, queue, batch, h2d, compute, d2h, finish. Each starts where the last "
-        "ended, so the stages of a request sum to its latency.",
+        "dispatch (latfix's own lag), prepare, queue, batch, h2d (copy to the device), compute, d2h (copy back), "
+        "finish. Each starts where the previous one ended, so the stages of a request sum to its latency.",
     ),
-    ("Ratio", "After divided by before on the same traffic, from replays that alternate; below 1 is faster."),
+    ("Ratio", "After divided by before, from alternating replays of the same traffic; below 1 is faster."),
 )
 
 
-#: The knee's rule is in the document of a sweep.
+CLASS_DEFINITIONS: tuple[tuple[str, str], ...] = tuple(
+    (f"Known by: {name}", f"{words}.") for name, words in CLASS_WORDS.items()
+)
+
+#: The definition of the knee is in the sweep's document.
 SWEEP_DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Load",
-        "A multiple of the recorded rate. The same requests in the same order are replayed at every load; only time "
-        "is stretched, so that bursts stay bursts. Where they would be over in a moment, they come several times. "
-        "They are sent when the schedule says so, whether or not earlier ones have come back.",
+        "A multiple of the recorded rate. Every load replays the same requests in the same order with time stretched "
+        "or compressed, so that bursts stay bursts; at high loads they are repeated. Requests are sent on schedule, "
+        "whether or not earlier ones have returned.",
     ),
     (
         "Largest load",
-        "Where the percentile of these requests crosses the limit, with 95 % of where it may do so: loads below the "
-        "interval meet the objective, loads above miss it. Some loads are replayed; the others are simulated from "
-        "these replays, with the errors that the simulation was seen to make. Lost requests (errors, timeouts, shed) "
-        "count as slower than any. It is found where the interval lies within 15 % of it, otherwise undecided.",
+        "The load at which the percentile reaches the limit, with its 95 % interval: loads below the interval meet "
+        "the objective, loads above it miss it. Some loads are replayed, the others simulated from these replays, "
+        "with the measured errors of the simulation included. Lost requests (errors, timeouts, shed) count as slower "
+        "than all others. The status is found if the interval is within 15 % of the value, otherwise undecided.",
     ),
     ("Knee", ""),
     (
         "Saturated",
-        "The backlog grew for good: its minimum rose in the second half of the replay, and a tenth of all "
-        "requests are inside at the last arrival. Such a load does not meet the objective, however short its replay. "
-        "Most are ended early; the percentile is then a lower bound.",
+        "The backlog keeps growing: its minimum rose in the second half of the replay, and at the last arrival a "
+        "tenth of all requests were still in the service. Such a load does not meet the objective. Most such replays "
+        "are stopped early; the percentile is then a lower bound.",
     ),
-    ("Wait", "Before prepare and in the queue, until the request's batch is closed."),
+    ("Wait", "Time before prepare and in the queue, until the request's batch is closed."),
     (
         "M/M/1, M/G/1, Kingman",
-        "The same simulation with independent arrivals and the service as measured at low load (M/G/1); its waits "
-        "scaled for exponential service (M/M/1), or for arrivals as bursty as recorded (Kingman).",
+        "The same simulation with independent arrivals and the service times measured at low load (M/G/1); its waits "
+        "are scaled for exponential service times (M/M/1), or for arrivals as bursty as recorded (Kingman).",
     ),
     (
         "Queue replay",
-        "The simulation of the recorded arrivals, request by request, at this load with the service measured at "
-        "low load; with own service, with those measured at this very load, so that what it misses is not the "
-        "service's.",
+        "A request-by-request simulation of the recorded arrivals at this load, with the service times measured at "
+        'low load. "Own service" uses the service times measured at this load instead: what it still misses is not '
+        "due to service times.",
     ),
 )
 
 
-#: What the figures of lines are.
+#: Explanation of the table of source lines.
 LINES_WORDS = (
-    "slow: in the slowest twentieth of that work, on average; typical: in its quicker half. Sampled every 20 ms "
-    "where Python can be looked at: time in C code that keeps the interpreter lock shows on the line after it."
+    "slow: mean over the slowest 5 % of that work; typical: mean over its faster half. Stacks are sampled every "
+    "20 ms; time in C code that holds the interpreter lock appears on the line after the call."
 )
 
 
+def counted(number: int, what: str) -> str:
+    """``1 fault``, ``4,476 faults``, ``2 batches``."""
+    ending = "" if number == 1 else "es" if what.endswith(("h", "x")) else "s"
+    return f"{count(number)} {what}{ending}"
+
+
 def cause_words(cause: str) -> str:
-    """What a cause means, or an empty text for an id this version does not know."""
+    """What a cause means; empty for an id that this version does not know."""
     return CATALOGUE[cause].title if cause in CATALOGUE else ""
 
 
 def diagnosis_severity(diagnosis: Diagnosis) -> Severity:
-    """How alarming a diagnosis is: a named cause is bad, steady is good, anything undecided is a warning.
+    """The color of a diagnosis: bad for a named cause, good for steady, a warning if undecided.
 
-    A run without a single request that ended ok is bad where requests failed and undecided where there were none.
+    A run in which no request ended ok is bad if requests failed, and a warning if there were none.
     """
     if not diagnosis.requests.get("ok"):
         return "bad" if any(diagnosis.requests.values()) else "warn"
@@ -134,7 +149,7 @@ def diagnosis_severity(diagnosis: Diagnosis) -> Severity:
 
 
 def change_severity(verdict: str) -> Severity:
-    """How to color the verdict of a comparison or an optimization."""
+    """The color of the verdict of a comparison or an optimization."""
     known: dict[str, Severity] = {
         "improved": "good",
         "better": "good",

@@ -1,4 +1,4 @@
-"""``latfix init``: a commented workload to start from, which runs as it is."""
+"""``latfix init``: a commented workload to start from, which runs unchanged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def init(
 ) -> None:
     """Write a commented workload to start from.
 
-    Its workload.toml, adapter and a minute of traffic; it runs as it is.
+    Writes workload.toml, an adapter and 20 s of traffic, which run unchanged.
     """
     from latfix.cli.shared.starter_workload import write_starter
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: found something there already; expected a new or empty folder")
+        raise InputError(f"{folder}: found a folder that is not empty, or a file; expected a new or empty folder")
     try:
         files = write_starter(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``latfix diagnose`` with an address: the options of a service that latfix does not run, and its replay."""
+"""Services at an address, which latfix does not run: their options and replays."""
 
 from __future__ import annotations
 
@@ -24,56 +24,52 @@ _SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
-    """What the command line says of a service behind an address."""
+    """Options for a service at an address."""
 
     body: Annotated[
         str | None,
         typer.Option(
             "--body",
             metavar="JSON|FILE",
-            help="""A template of requests' bodies: --body '{"inputs": "{payload}"}'.""",
-            rich_help_panel="A service behind an address",
+            help="""Template of the request bodies: --body '{"inputs": "{payload}"}'.""",
+            rich_help_panel="A service at an address",
         ),
     ] = None
     header: Annotated[
         list[str] | None,
         typer.Option(
-            "--header", metavar='"NAME: VALUE"', help="Sent with every request; $NAME is from the environment."
+            "--header", metavar='"NAME: VALUE"', help="Header of every request; $NAME is taken from the environment."
         ),
     ] = None
-    method: Annotated[str, typer.Option("--method", help="POST, PUT, PATCH, GET or DELETE.")] = "POST"
+    method: Annotated[str, typer.Option("--method", help="HTTP method: POST, PUT, PATCH, GET or DELETE.")] = "POST"
     model: Annotated[
-        str, typer.Option("--model", help="To ask an OpenAI-compatible server for; its first by default.")
+        str, typer.Option("--model", help="Model of an OpenAI-compatible server; default: its first one.")
     ] = ""
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give a request up after so long.")
-    ] = 60.0
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Timeout of a request.")] = 60.0
     slo: Annotated[
         list[str] | None,
         typer.Option(
             "--slo",
             metavar="EXPR",
-            help='What counts as good: "latency<2000ms", "ttft<500ms", "gap<50ms"; goodput is over all.',
+            help='Limit of a good request: "latency<2000ms", "ttft<500ms", "gap<50ms"; goodput must meet all.',
         ),
     ] = None
     keep_alive: Annotated[
         bool, typer.Option("--keep-alive/--no-keep-alive", help="Reuse connections, or open one for each request.")
     ] = True
-    cacert: Annotated[str, typer.Option("--cacert", metavar="FILE", help="Certificates to trust.")] = ""
-    insecure: Annotated[bool, typer.Option("--insecure", help="Trust any certificate.")] = False
+    cacert: Annotated[str, typer.Option("--cacert", metavar="FILE", help="CA certificates to trust.")] = ""
+    insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False
     pid: Annotated[
         int | None,
-        typer.Option("--pid", help="The service's process on this machine: watch its threads and children."),
+        typer.Option("--pid", help="The service's process on this machine, to observe its threads and children."),
     ] = None
     metrics: Annotated[
         str | None,
-        typer.Option(
-            "--metrics", metavar="URL", help="Where the service tells of itself; /metrics of its own by default."
-        ),
+        typer.Option("--metrics", metavar="URL", help="Metrics of the service; default: /metrics at its address."),
     ] = None
 
     def refuse(self, workload: str) -> None:
-        """Refuse options that only an address has a use for.
+        """Refuse options that only apply to an address.
 
         :raises InputError: naming the first that was given.
         """
@@ -87,14 +83,14 @@ class AddressOptions:
                 )
 
 
-#: What a comparison of two addresses has options for.
+#: The options that apply to a comparison of two addresses.
 ComparedOptions = Annotated[AddressOptions, {"slo", "keep_alive", "cacert", "insecure", "pid", "metrics"}]
 
 
 def check_slo(expressions: Sequence[str] | None) -> dict[str, float]:
-    """Limits in milliseconds by what they are on.
+    """Limits in milliseconds, by figure.
 
-    :raises InputError: an expression is none.
+    :raises InputError: an expression is malformed.
     """
     limits: dict[str, float] = {}
     for text in expressions or ():
@@ -106,9 +102,9 @@ def check_slo(expressions: Sequence[str] | None) -> dict[str, float]:
 
 
 def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percentile: float | None) -> WorkloadSpec:
-    """The service as a workload: its name, its traffic and its objective.
+    """The service as a workload: name, traffic and objective.
 
-    :raises InputError: it is no address, or there is no traffic for it.
+    :raises InputError: it is not an address, or there is no traffic for it.
     """
     from latfix.config.workload_toml import WorkloadSpec
     from latfix.runners.http_target.address import parse_address
@@ -116,7 +112,7 @@ def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percen
 
     address = parse_address(workload)
     if traffic is None:
-        raise InputError(f"{address.shown}: found no traffic for it; name recorded requests with --traffic FILE")
+        raise InputError(f"{address.shown}: found no traffic; expected recorded requests: --traffic FILE")
     if not traffic.exists():
         raise InputError(f"{traffic}: found no such file; expected recorded traffic")
     limits = check_slo(options.slo)
@@ -133,7 +129,7 @@ def spec_of(workload: str, options: AddressOptions, traffic: Path | None, percen
 def replay_of(
     workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
 ) -> Callable[[Path], RunRecord]:
-    """:func:`checked_replay` into a folder, shown as it goes on."""
+    """:func:`checked_replay` as a function of the folder, with progress."""
     from latfix.cli.shared.replay_progress import progress_of
     from latfix.runners.http_target import http_session
 
@@ -149,9 +145,9 @@ def replay_of(
 def checked_replay(
     workload: str, options: AddressOptions, spec: WorkloadSpec, traffic: Traffic, *, seed: int
 ) -> HttpReplay:
-    """See that the address answers and that the traffic can be sent there.
+    """Check that the address answers and that the traffic can be sent to it.
 
-    :raises InputError: in one line, what is wrong.
+    :raises InputError: it does not, or cannot.
     """
     from latfix.profilers.services.process_watch import ProcessWatch
     from latfix.runners.http_target import http_session
@@ -197,9 +193,9 @@ def served_arm(
 ) -> ServedArm:
     """One side of a gate: a command that serves an address.
 
-    :param folder: where its output is collected.
-    :param warm: what it is sent before each replay.
-    :raises InputError: the address, or an option of it, is none.
+    :param folder: of its log.
+    :param warm: requests to send before each replay.
+    :raises InputError: the address or an option is invalid.
     """
     from latfix.runners.gate.served_arm import ServedArm
     from latfix.runners.http_target import http_session
@@ -213,7 +209,7 @@ def served_arm(
     return ServedArm(label, command, folder / f"{label}.log", warm, lambda: http_session.reach(place, trust), make)
 
 
-#: Rounds of a comparison where nobody says how many, and at most.
+#: Default and maximum number of rounds of a comparison.
 _ROUNDS, _MOST_ROUNDS = 3, 50
 
 
@@ -225,10 +221,10 @@ def replay_in_turns(
     seed: int,
     folder: Path,
 ) -> list[Path]:
-    """Replay the same traffic against two services in turns, each round beginning with the other one.
+    """Replay the same traffic against two services alternately, swapping the order in each round.
 
     :returns: the runs' folders in ``folder``: base and new of each round.
-    :raises InputError: there are not two addresses, or one cannot be replayed against.
+    :raises InputError: there are not two addresses, or one cannot be used.
     """
     from latfix.cli.shared.options import TrafficOptions, load_traffic
     from latfix.runners.http_target.address import is_address
@@ -237,11 +233,11 @@ def replay_in_turns(
     for each in addresses:
         if not is_address(each):
             raise InputError(
-                f"{each}: found a run beside an address; expected two addresses, or folders of runs only"
+                f"{each}: found a run together with an address; expected two addresses, or only folders of runs"
             )
     if len(addresses) != len(_SIDES):
         raise InputError(
-            f"{addresses[-1]}: found {len(addresses)} addresses; expected two, and --rounds for more turns"
+            f"{addresses[-1]}: found {len(addresses)} addresses; expected two, and --rounds for more rounds"
         )
     number = _ROUNDS if rounds is None else rounds
     if not 1 <= number <= _MOST_ROUNDS:

@@ -1,9 +1,10 @@
-"""What ``diagnose`` and ``report`` do once there is a record: attribute, write, show, judge the gates."""
+"""``diagnose`` and ``report`` from a record on: attribute, write, show, evaluate gates."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 class Gates:
     """Parsed gates, and what they compare with.
 
-    :param baseline: what ``baseline`` means; ``None`` without ``--baseline``.
-    :param base: its record, where it fits into memory: gates on latencies then look at the ratio of the two runs.
+    :param baseline: figures of ``--baseline``; ``None`` without it.
+    :param base: its record if it fits into memory: gates on latencies then use the ratio of the two runs.
     """
 
     gates: tuple[Gate, ...] = ()
@@ -40,21 +41,21 @@ class Gates:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """As the user wrote them."""
+        """The expressions as the user wrote them."""
         return tuple(gate.text for gate in self.gates)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What they look at."""
+        """The metrics of the gates."""
         return tuple(gate.metric for gate in self.gates)
 
     def judge(
         self, subject: GateSubject, record: RunRecord | RecordFile, past: Past, *, seed: int
     ) -> list[GateResult]:
-        """Hold a run against them.
+        """Evaluate the gates on a run.
 
-        :param subject: its figures, with :attr:`metrics` among them.
-        :raises InputError: a figure that one needs was not measured.
+        :param subject: its figures, including :attr:`metrics`.
+        :raises InputError: a required figure was not measured.
         """
         from latfix.gates.evaluate import evaluate
 
@@ -68,13 +69,13 @@ class Gates:
         return results
 
     def _compared(self, record: RunRecord | RecordFile, seed: int) -> tuple[GateSubject, GateSubject] | None:
-        """The run and the baseline as ``latfix compare`` sees them; ``None`` where no gate asks, or one is large."""
+        """Run and baseline as ``latfix compare`` sees them; ``None`` if no gate needs them, or a run is too large."""
         from latfix.gates.subject import with_percentile_ratios
         from latfix.results.comparison import compare_records
         from latfix.run_record.run_record import RunRecord
 
-        asked = any(gate.needs_baseline and gate.is_latency for gate in self.gates)
-        if not asked or self.base is None or not isinstance(record, RunRecord):
+        needed = any(gate.needs_baseline and gate.is_latency for gate in self.gates)
+        if not needed or self.base is None or not isinstance(record, RunRecord):
             return None
         new, base = compare_records(self.base, record, seed=seed).gate_subjects()
         return with_percentile_ratios(new, base, (record, self.base), self.metrics)
@@ -86,7 +87,7 @@ def parse_gates(
     """Parse ``--gate`` options, read ``--baseline`` and open the history, before anything runs.
 
     :param history: the value of ``--history``.
-    :param record: whether the run is recorded in it.
+    :param record: the run is to be recorded in it.
     :raises InputError: an expression is malformed, or needs a baseline or a history that is not given.
     """
     from latfix.gates.evaluate import check_gates
@@ -112,7 +113,7 @@ def subject_of(run: RunRecord | RecordFile) -> GateSubject:
 
 
 def check_percentile(percentile: float | None) -> None:
-    """Refuse a percentile that is none.
+    """Check a percentile.
 
     :raises InputError: it is not above 0 and below 100.
     """
@@ -125,7 +126,7 @@ def diagnosed(
 ) -> Diagnosis:
     """The diagnosis of a record.
 
-    :param folder: where ``causes.parquet`` is to be written on the way; nowhere where ``None``.
+    :param folder: to write ``causes.parquet`` into; ``None`` for none.
     :raises InputError: it cannot be written there.
     """
     from latfix.profilers.attribution.ledger_parquet import CausesFile
@@ -138,7 +139,7 @@ def diagnosed(
 
 
 def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequence[RunRecord]) -> Diagnosis:
-    """The diagnosis of the first of several runs, with how they differ."""
+    """The diagnosis of the first of several runs, with the figures of all."""
     from latfix.results.diagnosis import Restarts
     from latfix.statistics.censored import outcomes_of
     from latfix.statistics.percentiles import percentile_key
@@ -149,9 +150,9 @@ def with_rounds(diagnosis: Diagnosis, first: RunRecord | RecordFile, again: Sequ
 
 @contextlib.contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """An ``OSError`` inside says that the folder cannot be written.
+    """Turn an ``OSError`` in the block into an :class:`InputError` about the folder.
 
-    :raises InputError: instead of it.
+    :raises InputError: the folder cannot be written.
     """
     try:
         yield
@@ -161,8 +162,20 @@ def writing_into(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
+    """The new folder ``out``, or without it a temporary one for the duration of the block."""
+    from latfix.runners.replay.run_session import open_folder
+
+    if out is not None:
+        yield open_folder(out)
+        return
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
+
+
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
-    """What the report shows: all of a record, or a large one thinned out."""
+    """Record and diagnosis for the report; a large record is thinned out."""
     from latfix.profilers.chunked.downsample import thinned
     from latfix.profilers.chunked.record_chunks import WholeRecord
     from latfix.run_record.chunked_record import LARGE
@@ -188,12 +201,12 @@ def conclude(
     failure: str = "",
     drill_down: DrillDown | None = None,
 ) -> int:
-    """Write ``diagnosis.json`` and ``report.html``, judge the gates, record, print, and return the exit code.
+    """Write ``diagnosis.json`` and ``report.html``, evaluate gates, record, print, and return the exit code.
 
-    :param workload: as the user named it, where it was replayed just now; ``None`` for an earlier run.
-    :param drill_down: the requests to tell of one by one, on the terminal and in what ``--json`` writes.
-    :param failure: why the replay was ended early; empty where it was not.
-    :raises RunnerError: it was replayed just now, and no request ended ok, or it was ended early.
+    :param workload: as the user typed it, if it was just replayed; ``None`` for an earlier run.
+    :param drill_down: requests to explain on the terminal and in the output of ``--json``.
+    :param failure: why the replay was aborted; empty if it was not.
+    :raises RunnerError: it was just replayed, and no request ended ok or it was aborted.
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
@@ -214,26 +227,24 @@ def conclude(
         shown, in_report = _in_report(record, diagnosis)
         stories = tell_slowest(shown, in_report.ledger)
         write_run_report(where / "report.html", shown, in_report, stories=stories)
-    told = drill_down.tell(shown, diagnosis) if drill_down is not None else None
+    explained = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:
         failure = failure or _failure(diagnosis, shown)
-    told_as = None if workload is None else workload_argument(record.meta, typed=workload)
+    typed = None if workload is None else workload_argument(record.meta, typed=workload)
     console = outputs.console()
-    if told is not None and not outputs.to_stdout:
-        console.print(told.render())
+    if explained is not None and not outputs.to_stdout:
+        console.print(explained.render())
     verbose = outputs.verbose
-    outputs.show(
-        lambda: render_diagnosis(diagnosis, folder=where, workload_argument=told_as, verbose=verbose), results
-    )
+    outputs.show(lambda: render_diagnosis(diagnosis, folder=where, workload_argument=typed, verbose=verbose), results)
     outputs.write(
-        document if told is None else {**document, "requests_explained": told.to_json()},
+        document if explained is None else {**document, "requests_explained": explained.to_json()},
         failure=failure,
         interrupted=interrupted,
     )
     if row is not None:
         gates.recording.add(row)
     if interrupted:
-        console.print("Interrupted: what was recorded until then is kept and diagnosed above.", markup=False)
+        console.print("Interrupted: the recorded part is kept, and diagnosed above.", markup=False)
         return EXIT_INTERRUPTED
     if failure:
         raise RunnerError(failure)
@@ -243,7 +254,7 @@ def conclude(
 def _judged(
     record: RunRecord | RecordFile, document: Mapping[str, Any], gates: Gates, *, seed: int, interrupted: bool
 ) -> tuple[list[GateResult], HistoryRow | None, Past]:
-    """The gates' results, the run's row where it is to be recorded, and the runs before it."""
+    """The gates' results, the run's history row if it is recorded, and the earlier runs."""
     from latfix.gates.subject import GateSubject
     from latfix.history.rows import row_of, run_name, series_of
     from latfix.statistics.censored import outcomes_of
@@ -272,7 +283,7 @@ def _judged(
 
 
 def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
-    """How earlier runs differ, where the history has enough of them."""
+    """The figures of earlier runs, if the history has enough of them."""
     from latfix.results.diagnosis import Restarts
     from latfix.statistics.percentiles import percentile_key
 
@@ -281,7 +292,7 @@ def _earlier(diagnosis: Diagnosis, past: Past) -> Restarts | None:
 
 
 def _failure(diagnosis: Diagnosis, shown: RunRecord) -> str:
-    """Why a replay is not to be relied on: no request ended ok; empty where one did."""
+    """The reason if no request ended ok; else empty."""
     if diagnosis.requests.get("ok") or not any(diagnosis.requests.values()):
         return ""
     first = next(iter(shown.errors.values()), "none ended in time")

@@ -1,4 +1,4 @@
-"""``--history``: which file runs are recorded in, and what ``history`` in a gate is taken from."""
+"""``--history``: the file that runs are recorded in, and that ``history`` in a gate reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HistoryOption = Annotated[
     typer.Option(
         "--history",
         metavar="FILE",
-        help="Record the run in this history, with which gates compare (p99<history*1.1): a file, default, or off.",
+        help="Record the run in this history, for gates such as p99<history*1.1: a file, default, or off.",
     ),
 ]
 
@@ -33,10 +33,10 @@ HistoryOption = Annotated[
 class Recording:
     """The history of a command.
 
-    :param history: ``None`` where there is none.
-    :param records: whether the run is recorded; otherwise the history is only read.
-    :param named: it was named on the command line: where it cannot be used, that is an error.
-    :param missing: why there is none to compare with.
+    :param history: ``None`` without one.
+    :param records: the run is recorded; otherwise the history is only read.
+    :param named: it was named on the command line, so that failing to use it is an error.
+    :param missing: why there is no history to compare with.
     """
 
     history: History | None = None
@@ -46,13 +46,12 @@ class Recording:
 
     @classmethod
     def open(cls, option: str | None, gates: Sequence[Gate], *, record: bool = True) -> Recording:
-        """What the option, else ``LATFIX_HISTORY``, else a gate on the history asks for; nothing without them.
+        """Open the history that the option, else ``LATFIX_HISTORY``, else a gate requires; none without them.
 
-        A file that was not named on the command line and cannot be written is done without, in one line on
-        standard error.
+        A file that was not named on the command line and cannot be written is skipped, with a line on standard error.
 
-        :param record: false for a command that only looks at a run.
-        :raises InputError: the named file cannot be written; any file is not a history, is damaged, or newer.
+        :param record: false for a command that only reads runs.
+        :raises InputError: the named file cannot be written, or a file is not a history, is damaged, or newer.
         """
         from latfix.history.store import VARIABLE, History, Unwritable
 
@@ -69,16 +68,16 @@ class Recording:
         except Unwritable as error:
             if named:
                 raise
-            _say_unrecorded(error)
+            _report_unrecorded(error)
             if not path.is_file():
                 return cls(missing=f"there is no history {path}")
             return cls(History.read(path))
 
     def past(self, series: Series, *, but: str) -> Past:
-        """What ``history`` in a gate stands for.
+        """The earlier runs that ``history`` in a gate compares with.
 
         :param but: the run itself.
-        :raises InputError: the file was named and cannot be read any more, or is damaged.
+        :raises InputError: the named file can no longer be read, or is damaged.
         """
         from latfix.gates.reference_level import Past
         from latfix.history.store import Unwritable
@@ -93,9 +92,9 @@ class Recording:
             return Past(missing=error.message)
 
     def add(self, row: HistoryRow) -> None:
-        """Record the run where it is to be.
+        """Record the run, if runs are recorded.
 
-        :raises InputError: the file was named and cannot be written any more, or is damaged.
+        :raises InputError: the named file can no longer be written, or is damaged.
         """
         from latfix.history.store import Unwritable
 
@@ -106,22 +105,22 @@ class Recording:
         except Unwritable as error:
             if self.named:
                 raise
-            _say_unrecorded(error)
+            _report_unrecorded(error)
 
 
-def _say_unrecorded(error: InputError) -> None:
+def _report_unrecorded(error: InputError) -> None:
     sys.stderr.write(f"latfix: this run is not recorded: {error.message}\n")
 
 
 def is_off(option: str | None) -> bool:
-    """Whether there is to be no history, whatever the gates want."""
+    """True if the history is turned off."""
     from latfix.history.store import VARIABLE
 
     return (option if option is not None else os.environ.get(VARIABLE)) == "off"
 
 
 def history_file(chosen: str | None) -> Path:
-    """The file that an option's value names.
+    """The file that the option names.
 
     :param chosen: a path, ``default``, or ``None`` for the default.
     :raises InputError: it is empty, or there is no home folder for the default.

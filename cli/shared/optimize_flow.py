@@ -1,4 +1,4 @@
-"""What ``latfix optimize`` does once its options are checked: search, write, show, judge the gates."""
+"""``latfix optimize`` after its options are checked: search, write, show, evaluate gates."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def optimize_into(
 ) -> int:
     """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
 
-    :param started_from: fixes of an earlier plan that are in ``settings`` already; the new plan holds them, too.
+    :param started_from: fixes of an earlier plan that ``settings`` already contain; the new plan includes them.
     :param plan: the path of that plan; empty without one.
-    :param resume: the folder of an optimization that goes on; ``folder`` itself.
+    :param resume: the folder of a continued optimization, equal to ``folder``; else ``None``.
     """
     from latfix.reports.terminal.diagnosis import render_tail
     from latfix.runners.optimize.offered_load import saturating
@@ -76,7 +76,7 @@ def optimize_into(
             outcome = optimizer.run()
         except Interrupted as stopped:
             kept = stopped.record.folder
-            progress.say(f"Interrupted in the baseline: what was recorded is kept; latfix report {kept} reads it.")
+            progress.say(f"Interrupted during the baseline; show the recorded part with: latfix report {kept}")
             outputs.interrupted(spec.name, gates.texts)
             return EXIT_INTERRUPTED
         return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
@@ -91,7 +91,7 @@ def _conclude(
     started_from: Sequence[PlannedFix],
     plan: str,
 ) -> int:
-    """Judge the gates, write, show, record, and return the exit code."""
+    """Evaluate the gates, write, show, record, and return the exit code."""
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
     from latfix.reports.html.pages import write_optimization_report
@@ -118,7 +118,7 @@ def _conclude(
     )
     outputs.write(
         document,
-        beside={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},
+        extra={"causes": [cause.to_json() for cause in outcome.diagnosis.causes]},
         failure=outcome.failure,
         interrupted=outcome.interrupted,
     )
@@ -132,7 +132,7 @@ def _conclude(
 
 
 def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[list[GateResult], HistoryRow | None]:
-    """The gates' results, and the optimization's row where it is to be recorded."""
+    """The gates' results, and the optimization's history row if it is recorded."""
     from latfix.gates.evaluate import evaluate
     from latfix.history.rows import row_of, run_name, series_of
     from latfix.statistics.censored import outcomes_of
@@ -161,8 +161,7 @@ def _judge(folder: Path, gates: Gates, outcome: Outcome, plan: str) -> tuple[lis
 
 
 def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, GateSubject]:
-    """What gates look at: the service with the fixes, and without; percentiles beyond the summary's are of the last
-    round alone."""
+    """Gate subjects with and without the fixes; percentiles that the summary lacks are from the last round."""
     from latfix.gates.subject import GateSubject, with_percentile_ratios
 
     if outcome.final is None:
@@ -170,7 +169,7 @@ def _subjects(outcome: Outcome, metrics: Sequence[str]) -> tuple[GateSubject, Ga
         same = same.with_percentiles(metrics, outcome.baseline)
         return same, same
     after, before = outcome.final.gate_subjects()
-    # Shares of causes are in diagnoses alone: of the last replay with the fixes, and of the baseline.
+    # Only diagnoses have shares of causes: those of the last replay with the fixes, and of the baseline.
     after, before = _with_causes(after, outcome.after_diagnosis), _with_causes(before, outcome.diagnosis)
     last = (outcome.after or outcome.baseline, outcome.before or outcome.baseline)
     return with_percentile_ratios(after, before, last, metrics)
@@ -203,7 +202,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
     return Optimization(
         workload=spec.name,
         device=meta.device,
-        # Nothing is shown to gain nothing by replays that others disturbed.
+        # Disturbed replays do not prove that there is no gain.
         verdict="inconclusive" if disturbed and outcome.verdict == "no_gain" else outcome.verdict,
         disturbed=disturbed,
         objective=meta.objective.to_json(),
@@ -234,7 +233,7 @@ def _optimization(folder: Path, spec: WorkloadSpec, outcome: Outcome, gates: Seq
 
 
 def _disturbed(outcome: Outcome) -> str:
-    """How others disturbed the replays that the verdict rests on: the last ones, or the baseline; or empty."""
+    """How other processes disturbed the replays behind the verdict: the last ones, or the baseline; or empty."""
     from latfix.profilers.causes.host.core_takers import disturbance
 
     last = [record for record in (outcome.before, outcome.after) if record is not None]
@@ -242,7 +241,7 @@ def _disturbed(outcome: Outcome) -> str:
 
 
 def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:
-    """What the plan sets otherwise than the service as it is; variables of the process one by one."""
+    """Settings that the plan changes, before and after; environment variables one by one."""
     first, changes = outcome.baseline.meta.settings.to_json(), dict[str, tuple[Any, Any]]()
     for step in outcome.planned:
         for key, value in step.settings.items():
@@ -255,18 +254,18 @@ def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """As the document names it: within the optimization's folder, which may be moved."""
+    """The path relative to the optimization's folder, which may be moved."""
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
 def _notes(outcome: Outcome) -> Iterator[str]:
     yield from outcome.notes
     if outcome.final is not None:
-        yield from (note for note in outcome.final.notes if not note.startswith("settings:"))  # the plan has them
+        yield from (note for note in outcome.final.notes if not note.startswith("settings:"))  # listed in the plan
         if not outcome.planned:
-            yield "The final replay found the kept fixes together worse: the plan holds none of them."
+            yield "In the final replay, the kept fixes together were worse: the plan contains none of them."
     elif not outcome.interrupted:
-        yield "No fix was kept, so there was nothing to replay in the end: after is the baseline itself."
+        yield 'No fix was kept, so there was no final replay: "after" is the baseline itself.'
 
 
 def _baseline(outcome: Outcome) -> Summary:
@@ -285,7 +284,7 @@ def _baseline(outcome: Outcome) -> Summary:
 
 
 def _write_baseline_diagnosis(outcome: Outcome) -> None:
-    """So that the baseline's folder is a run like any other, and the last replay with the fixes too."""
+    """Write diagnosis and page into the folders of the baseline and of the last replay with the fixes."""
     from latfix.files.atomic_write import write_json
     from latfix.profilers.diagnose import write_causes
     from latfix.profilers.drilldown.explain import tell_slowest
@@ -302,7 +301,7 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
 
 
 def planned_fixes(started_from: Sequence[PlannedFix], steps: Sequence[Step]) -> tuple[PlannedFix, ...]:
-    """Every fix once, those of ``steps`` last; one that was changed again holds what it changed first, too."""
+    """Each fix once, those of ``steps`` last, with the settings of its earlier versions."""
     from latfix.config.plan import PlannedFix
 
     fixes = {fix.id: fix for fix in started_from}

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean: traffic, settings and outputs of a run."""
+"""Options that several commands share: the workload, its traffic, settings and outputs."""
 
 from __future__ import annotations
 
@@ -38,28 +38,39 @@ DiagnosedArgument = Annotated[
     str,
     typer.Argument(
         metavar="WORKLOAD",
-        help="A workload's folder, a model file with --traffic, the name of a sample, or a recording.",
+        help="A workload's folder, a model file with --traffic, the name of a sample, an address, or a recording.",
         show_default=False,
     ),
 ]
 TrafficOption = Annotated[
-    Path | None, typer.Option("--traffic", help="Recorded traffic to replay instead of the workload's own.")
+    Path | None,
+    typer.Option("--traffic", metavar="FILE", help="Recorded traffic to replay instead of the workload's own."),
 ]
-ProfileOption = Annotated[
-    str,
-    typer.Option("--profile", metavar="NAME", help="A profile of the workload: [profile.NAME] in its workload.toml."),
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="FEATURE=EXPR",
+        help='Derive a feature from others: "tokens=min(input_tokens/16,256)"; may be repeated.',
+    ),
 ]
-RoundsOption = Annotated[
-    int,
-    typer.Option("--rounds", metavar="N", help="Replay N times, each in a fresh process: how far restarts differ."),
+SkipBadLinesOption = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Skip and count malformed lines instead of stopping at the first.")
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random; recorded.")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the record and the report.")
+BudgetOption = Annotated[
+    str, typer.Option("--budget", metavar="TIME", help="Time for the whole command: 90s, 5m or 1h.")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the results.")]
+KeepOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="A new folder for the results; nothing is kept without it."),
 ]
 JsonOption = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output, and nothing else."),
+    typer.Option(
+        "--json", metavar="FILE", help="Write the result as JSON; with - to standard output, instead of the report."
+    ),
 ]
 GateOption = Annotated[
     list[str] | None,
@@ -69,41 +80,34 @@ PercentileOption = Annotated[
     float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
 ]
 BaselineOption = Annotated[
-    Path | None, typer.Option("--baseline", metavar="RUN", help="A run's folder that gates compare with.")
+    Path | None, typer.Option("--baseline", metavar="RUN", help="Folder of the run that gates compare with.")
 ]
-StartingPlanOption = Annotated[
-    Path | None, typer.Option("--plan", help="Start from a plan that latfix optimize wrote.")
-]
-DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, instead of the workload's.")
+PlanOption = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE", help="Apply a plan that latfix optimize wrote.")
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficOptions:
-    """How the recorded traffic is to be replayed."""
+    """How recorded traffic is read and replayed."""
 
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map", metavar="FEATURE=EXPR", help='Derive a feature: --map "tokens=min(input_tokens/16,256)".'
-        ),
-    ] = None
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave malformed lines out, and count them.")
-    ] = False
-    speed: Annotated[float, typer.Option("--speed", help="Replay this many times as fast as recorded.")] = 1.0
+    mapping: MapOption = None
+    skip_bad_lines: SkipBadLinesOption = False
+    speed: Annotated[float, typer.Option("--speed", metavar="X", help="Replay X times as fast as recorded.")] = 1.0
     to_duration: Annotated[
-        float | None, typer.Option("--to-duration", metavar="SECONDS", help="Replay so fast that it takes SECONDS.")
+        float | None, typer.Option("--to-duration", metavar="SECONDS", help="Scale the replay to SECONDS.")
     ] = None
     duration: Annotated[
-        float | None, typer.Option("--duration", help="Replay only the first SECONDS (after scaling).")
+        float | None,
+        typer.Option("--duration", metavar="SECONDS", help="Replay only the first SECONDS (after scaling)."),
     ] = None
-    limit: Annotated[int | None, typer.Option("--limit", help="Replay only the first N requests.")] = None
-    repeat: Annotated[int, typer.Option("--repeat", help="Replay the traffic N times in a row.")] = 1
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Replay only the first N requests.")] = (
+        None
+    )
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Replay the traffic N times in a row.")] = 1
 
     def given(self) -> dict[str, object]:
-        """By option what the user gave that only a replay can do; ``None`` where nothing was."""
+        """Values of the options that only a replay can use, ``None`` for those not given."""
         return {
             "--speed": self.speed if self.speed != 1.0 else None,
             "--repeat": self.repeat if self.repeat != 1 else None,
@@ -113,9 +117,9 @@ class TrafficOptions:
         }
 
     def check(self) -> None:
-        """Refuse values that mean nothing.
+        """Check the values.
 
-        :raises InputError: naming the option.
+        :raises InputError: a value is out of range, naming the option.
         """
         if not (math.isfinite(self.speed) and self.speed > 0):
             raise InputError(f"--speed: found {self.speed}; expected a number above 0")
@@ -132,28 +136,63 @@ class TrafficOptions:
             raise InputError(f"--repeat: found {self.repeat}; expected a whole number from 1 to 100000")
 
 
-#: The same of commands that choose the pace themselves: of options given to a command without some of them.
-AtOwnPace = Annotated[TrafficOptions, {"to_duration", "repeat"}]
-AtOwnLoad = Annotated[TrafficOptions, {"speed", "to_duration", "repeat"}]
-AsRecorded = Annotated[TrafficOptions, {"speed", "to_duration", "repeat", "duration", "limit"}]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(TrafficOptions):
+    """What is replayed against a workload, and on which device.
+
+    ``Annotated[ReplayOptions, {"speed", …}]`` is the group without some options (:func:`one_by_one`).
+    """
+
+    traffic: TrafficOption = None
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="NAME", help="Use [profile.NAME] of the workload's workload.toml.")
+    ] = ""
+    seed: SeedOption = 0
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N, instead of the workload's own.")
+    ] = None
+
+    def given(self) -> dict[str, object]:
+        """Values of the options that only a replay can use, ``None`` for those not given."""
+        own = {"--traffic": self.traffic, "--profile": self.profile or None, "--device": self.device}
+        return {**own, **TrafficOptions.given(self)}
+
+    def check(self) -> None:
+        """Check the values.
+
+        :raises InputError: a value is out of range, naming the option.
+        """
+        TrafficOptions.check(self)
+        check_seed(self.seed)
+
+    def load_spec(self, workload: str) -> WorkloadSpec:
+        """The workload, checked to run here.
+
+        :raises InputError: it is invalid, or a package that it needs is missing.
+        """
+        from latfix.config.workload_toml import check_runs, load_spec
+
+        spec = load_spec(workload, traffic=self.traffic, profile=self.profile)
+        check_runs(spec)
+        return spec
 
 
 def one_by_one(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command of which each parameter that is a dataclass of options is those options, one by one.
+    """Expand each parameter of a command that is a dataclass of options into the single options.
 
-    ``Annotated[Group, {"name", ...}]`` leaves some of a group out: they keep their defaults.
+    ``Annotated[Group, {"name", ...}]`` excludes the named options of a group: they keep their defaults.
     """
     hints, groups = get_type_hints(command, include_extras=True), dict[str, tuple[Any, list[str]]]()
     single = dict[str, inspect.Parameter]()
     for name, parameter in inspect.signature(command).parameters.items():
-        hint, left_out = hints[name], set[str]()
+        hint, excluded = hints[name], set[str]()
         if get_origin(hint) is Annotated and is_dataclass(get_args(hint)[0]):
-            hint, left_out = get_args(hint)
+            hint, excluded = get_args(hint)
         if not is_dataclass(hint):
             single[name] = parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
             continue
         own = get_type_hints(hint, include_extras=True)
-        shown = {one.name: one.default for one in fields(hint) if one.name not in left_out}
+        shown = {one.name: one.default for one in fields(hint) if one.name not in excluded}
         groups[name] = hint, list(shown)
         for each, default in shown.items():
             single[each] = inspect.Parameter(
@@ -171,7 +210,7 @@ def one_by_one(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
-    """The schedule to replay: read, mapped, repeated, scaled and cut, in that order."""
+    """The schedule to replay: read, mapped, repeated, scaled and cut, in this order."""
     from latfix.traffic.derived_features import parse_map_option
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.transforms import limit, repeat, scale_time, scale_to_duration, slice_time
@@ -200,10 +239,10 @@ def load_traffic(spec: WorkloadSpec, options: TrafficOptions) -> Traffic:
 
 
 def refuse_given(given: Mapping[str, object], why: str) -> None:
-    """Refuse options that were given and that mean nothing here.
+    """Refuse options that do not apply.
 
-    :param given: values by option, ``None`` where it was not given.
-    :raises InputError: naming the first, and why.
+    :param given: values by option, ``None`` for those not given.
+    :raises InputError: naming the first that was given, and the reason.
     """
     for option, value in given.items():
         if value is not None:
@@ -211,7 +250,7 @@ def refuse_given(given: Mapping[str, object], why: str) -> None:
 
 
 def check_seed(seed: int) -> int:
-    """``seed`` if it is one.
+    """Check and return the seed.
 
     :raises InputError: it is negative or too large.
     """
@@ -221,9 +260,9 @@ def check_seed(seed: int) -> int:
 
 
 def check_device(device: str | None) -> dict[str, str]:
-    """Overrides of the settings for ``--device``.
+    """Settings that ``--device`` overrides.
 
-    :raises InputError: it is no device.
+    :raises InputError: it is not a device.
     """
     if device is None:
         return {}
@@ -232,14 +271,26 @@ def check_device(device: str | None) -> dict[str, str]:
     return {"device": device}
 
 
+def parse_budget(text: str) -> float:
+    """Seconds of ``90s``, ``5m``, ``1.5h`` or a plain number of seconds.
+
+    :raises InputError: it has another form, or is not above zero.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
+    seconds = float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if not 0 < seconds <= 7 * 86400:
+        raise InputError(f"--budget: found {text!r}; expected a time like 90s, 5m or 1h, at most a week")
+    return seconds
+
+
 def service_settings(
     spec: WorkloadSpec, plan: Path | None, device: str | None
 ) -> tuple[RunnerSettings, tuple[PlannedFix, ...]]:
-    """The workload's settings as ``--plan`` and ``--device`` change them, and the plan's fixes.
+    """The workload's settings with ``--plan`` and ``--device`` applied, and the plan's fixes.
 
-    A plan for another workload is applied, with a warning on standard error.
+    A plan for another workload is applied with a warning on standard error.
 
-    :raises InputError: the plan cannot be read, or it is no device.
+    :raises InputError: the plan cannot be read, or the device is invalid.
     """
     settings = spec.settings
     fixes: tuple[PlannedFix, ...] = ()
@@ -255,10 +306,10 @@ def service_settings(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an output goes: a file, standard output, or nowhere. A bad path fails before anything runs.
+    """Destination of an output: a file, standard output, or nowhere. A bad path fails before anything runs.
 
-    :param option: that named it, for messages.
-    :param append: add to what is there already.
+    :param option: the option that set it, for messages.
+    :param append: append to an existing file.
     """
 
     option: str
@@ -272,12 +323,12 @@ class Target:
         :raises InputError: it cannot.
         """
         if where is not None and where != "-":
-            see_that_it_can_be_written(option, where)
+            check_writable(option, where)
         return cls(option, where, append)
 
     @property
     def to_stdout(self) -> bool:
-        """Standard output carries it, and nothing else may."""
+        """True if the output goes to standard output, which must then carry nothing else."""
         return self.where == "-"
 
     def write(self, text: str) -> None:
@@ -302,7 +353,7 @@ class Target:
             self.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
     def report(self, document: Mapping[str, Any], render: Callable[[], RenderableType]) -> None:
-        """Write the document, and show the result where standard output does not carry it."""
+        """Write the document, and show the result unless standard output carries the document."""
         from rich.console import Console
 
         self.write_json(document)
@@ -310,11 +361,10 @@ class Target:
             Console().print(render())
 
 
-def see_that_it_can_be_written(option: str, where: str) -> None:
-    """Look whether a file can be written, and leave it as it was.
+def check_writable(option: str, where: str) -> None:
+    """Check that a file can be written, without changing it.
 
-    :raises InputError: it cannot, or it holds what somebody recorded: a database, such as a history, traffic, a run;
-        the line names the option.
+    :raises InputError: it cannot be written, or holds recorded data (a history, traffic, a run).
     """
     path = Path(where)
     try:
@@ -330,16 +380,16 @@ def see_that_it_can_be_written(option: str, where: str) -> None:
         raise _refusal(option, where, error) from error
 
 
-#: Files whose names say that they are read, not reported into.
+#: Suffixes of input files, which must not be overwritten.
 _READ = (".toml", ".py", ".jsonl", ".csv", ".parquet", ".gz", ".pt", ".pth", ".pt2", ".onnx", ".engine")
 _LONGEST_LINE = 1 << 20
-#: By their first bytes, files that hold what no report can bring back.
+#: First bytes of files with data that cannot be regenerated.
 _SIGNATURES = {b"SQLite format 3\0": "a database", b"PAR1": "recorded rows", b"\x1f\x8b": "compressed rows"}
 _OF_A_RUN = re.compile(rb'"schema"\s*:\s*"latfix\.(?:run|search)/')
 
 
 def _recorded_in(path: Path) -> str:
-    """What a file holds that was recorded or written by somebody, in words; empty where it is a report, or empty."""
+    """The kind of recorded data in a file; empty for a report or an empty file."""
     with path.open("rb") as file:
         first = file.readline(_LONGEST_LINE)
         begin = first + file.read(4096)
@@ -352,7 +402,7 @@ def _recorded_in(path: Path) -> str:
         return f"a {path.suffix} file"
     if _OF_A_RUN.search(begin):
         return "a run's own record"
-    try:  # documents of latfix begin with a line that is a brace alone
+    try:  # the first line of latfix's own documents is a single brace
         alone = isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         alone = False

@@ -1,7 +1,7 @@
-"""Where a command's result goes: JSON, JUnit XML, Markdown, annotations. Checked before the run, written in any case.
+"""Outputs of a command: JSON, JUnit XML, Markdown, annotations.
 
-A bad path fails before anything is replayed; a run that fails or is interrupted still leaves its JUnit XML and
-Markdown, which say so.
+A bad path fails before anything is replayed. A run that fails or is interrupted still writes JUnit XML and Markdown,
+with the reason.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from latfix.gates.evaluate import GateResult
     from latfix.reports.ci.ci_summary import Summary
 
-#: GitHub's runner names a file in it, whose Markdown it shows on the run's page; at most so many bytes a step.
+#: Variable with the file whose Markdown GitHub shows on the run's page, and its size limit per step.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """Where a result goes beside its folder."""
+    """Outputs in addition to the result's folder."""
 
     json_file: JsonOption = None
     junit: Annotated[
@@ -44,7 +44,7 @@ class OutputOptions:
     ] = None
     annotations: Annotated[
         bool,
-        typer.Option("--annotations", help="Annotate a GitHub Actions run, and add the summary to the step's page."),
+        typer.Option("--annotations", help="Annotate a GitHub Actions run, and add the summary to its page."),
     ] = False
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show every figure, cause and fix on the terminal.")
@@ -53,10 +53,10 @@ class OutputOptions:
 
 @dataclass(slots=True)
 class Outputs:
-    """All of a command's targets.
+    """All outputs of a command.
 
-    :param command: as the user typed it: ``diagnose``.
-    :param started: when the command began, UTC.
+    :param command: its name: ``diagnose``.
+    :param started: start of the command, UTC.
     """
 
     command: str
@@ -75,7 +75,7 @@ class Outputs:
 
         :raises InputError: one cannot, or two are the same.
         """
-        see_that_they_differ({"--json": given.json_file, "--junit": given.junit, "--markdown": given.markdown})
+        check_distinct({"--json": given.json_file, "--junit": given.junit, "--markdown": given.markdown})
         page = (os.environ.get(STEP_SUMMARY) or None) if given.annotations else None
         return cls(
             command=command,
@@ -89,17 +89,17 @@ class Outputs:
 
     @property
     def to_stdout(self) -> bool:
-        """Standard output carries a document, and nothing else may."""
+        """True if standard output carries a document, and so must carry nothing else."""
         return self.json.to_stdout or "-" in (self.junit.where, self.markdown.where)
 
     def console(self) -> Console:
-        """Where people read: standard output unless that carries a document."""
+        """The console for text: standard output, or standard error if that carries a document."""
         from rich.console import Console
 
         return Console(file=sys.stderr if self.to_stdout else sys.stdout)
 
     def show(self, render: Callable[[], RenderableType], gates: Sequence[GateResult] = ()) -> None:
-        """Show the result; where standard output carries a document, a line a gate instead, beside it."""
+        """Show the result; if standard output carries a document, only a line per gate on standard error."""
         from rich.text import Text
 
         if not self.to_stdout:
@@ -114,28 +114,28 @@ class Outputs:
         self,
         document: Mapping[str, Any],
         *,
-        beside: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
         workload: str = "",
         failure: str = "",
         interrupted: bool = False,
     ) -> None:
-        """Write the document, and what CI reads of it.
+        """Write the document and the outputs for CI.
 
-        :param beside: what CI's reports show beside the document.
-        :param workload: its name where the document has none.
-        :param failure: why it is not to be relied on; empty where it is.
+        :param extra: further fields for the CI outputs.
+        :param workload: its name if the document has none.
+        :param failure: why the result is not reliable; empty if it is.
         """
         self.json.write_json(document)
         if self._for_ci():
             from latfix.reports.ci.ci_summary import read_summary
 
             why = failure or (_INTERRUPTED if interrupted else "")
-            whole = {**document, **(beside or {})}
+            whole = {**document, **(extra or {})}
             self._report(read_summary(whole, command=self.command, workload=workload, failure=why))
 
     @contextlib.contextmanager
     def in_any_case(self, workload: str, gates: Sequence[str]) -> Iterator[None]:
-        """What happens inside is reported even where it ends in an error before :meth:`write`."""
+        """Write the CI outputs even if the block fails before :meth:`write`."""
         try:
             yield
         except LatfixError as error:
@@ -146,7 +146,7 @@ class Outputs:
             raise
 
     def interrupted(self, workload: str, gates: Sequence[str]) -> None:
-        """The run was interrupted before there was a document to write."""
+        """Write the CI outputs of a run that was interrupted before it had a result."""
         self._fail(workload, gates, _INTERRUPTED)
 
     def _fail(self, workload: str, gates: Sequence[str], why: str) -> None:
@@ -172,7 +172,7 @@ class Outputs:
         if self.annotations:
             from latfix.reports.ci.github_annotations import annotation_lines
 
-            # GitHub's runner reads commands from both streams.
+            # GitHub reads annotations from both streams.
             stream = sys.stderr if self.to_stdout else sys.stdout
             stream.write("".join(f"{line}\n" for line in annotation_lines(summary)))
 
@@ -186,21 +186,21 @@ class Outputs:
         return junit_xml(summary, started=stamp, seconds=seconds, host=platform.node())
 
 
-_INTERRUPTED = "interrupted: what was recorded until then is kept"
+_INTERRUPTED = "interrupted: the recorded part is kept"
 
 
-def see_that_they_differ(named: Mapping[str, str | None]) -> None:
-    """Refuse outputs that would overwrite each other.
+def check_distinct(named: Mapping[str, str | None]) -> None:
+    """Check that outputs do not overwrite each other.
 
-    :param named: where each goes, by its option.
-    :raises InputError: two go to the same place.
+    :param named: destinations by option.
+    :raises InputError: two are the same.
     """
     seen: dict[str, str] = {}
     for option, where in named.items():
         if where is None:
             continue
-        path = os.path.realpath(where) if where != "-" else where  # Path.resolve() raises at a loop of links
+        path = os.path.realpath(where) if where != "-" else where  # Path.resolve() raises for a loop of links
         if path in seen and where != os.devnull:
             what = "standard output" if where == "-" else where
-            raise InputError(f"{option}: found {what}, which {seen[path]} writes to as well; expected another file")
+            raise InputError(f"{option}: found {what}, which {seen[path]} also writes to; expected another file")
         seen[path] = option

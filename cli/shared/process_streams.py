@@ -1,4 +1,4 @@
-"""The process around a command: standard streams that are closed, full or not UTF-8; signals that ask it to end."""
+"""The process of a command: standard streams that are closed, full or not UTF-8, and signals that terminate it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-#: How job schedulers, container runtimes and terminals ask a program to end. Each is an interruption, like Ctrl-C.
-_ASKING_TO_END = (signal.SIGTERM, signal.SIGHUP)
+#: Termination signals of job schedulers, container runtimes and terminals: interruptions, like Ctrl-C.
+_TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 
 
-def mend_streams() -> None:
-    """Have all three standard streams there, and able to take any text.
+def repair_streams() -> None:
+    """Open closed standard streams, and make output streams accept any text.
 
-    A file that is opened later would otherwise get the number of a stream that is closed, and be written to by
-    whoever means the stream. Characters that an output's encoding lacks are written as escapes.
+    Otherwise a file opened later could get the number of a closed stream, and receive its output. Characters that the
+    encoding lacks are written as escapes.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # the lowest number that is free: this one
+        except OSError:  # gets the lowest free number: this one
             os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
     nowhere = Path(os.devnull)
     sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
@@ -36,8 +36,8 @@ def mend_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def tell(line: str) -> None:
-    """A line on standard error; where that takes nothing any more, the exit code alone has to tell."""
+def print_error(line: str) -> None:
+    """Print a line on standard error; if that fails, only the exit code remains."""
     try:
         sys.stderr.write(f"latfix: {line}\n")
         sys.stderr.flush()
@@ -46,27 +46,27 @@ def tell(line: str) -> None:
 
 
 def discard(number: int) -> None:
-    """Let a standard stream go nowhere: what is still buffered for it has no place to go."""
+    """Redirect a standard stream to the null device, including its buffered output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 @contextlib.contextmanager
-def asked_to_end_is_interrupted() -> Iterator[None]:
-    """Being asked to end raises :class:`KeyboardInterrupt`, so that what was recorded is closed and reported.
+def signals_as_interrupt() -> Iterator[None]:
+    """Turn termination signals into :class:`KeyboardInterrupt`, so that records are closed and reported.
 
-    Signals that somebody handles or ignores already (``nohup``) stay theirs.
+    Signals with a handler, or ignored (``nohup``), are left alone.
     """
 
     def interrupted(_number: int, _frame: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    taken = []
+    replaced = []
     if threading.current_thread() is threading.main_thread():
-        taken = [number for number in _ASKING_TO_END if signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
+        replaced = [number for number in _TERMINATION if signal.getsignal(number) == signal.SIG_DFL]
+    for number in replaced:
         signal.signal(number, interrupted)
     try:
         yield
     finally:
-        for number in taken:
+        for number in replaced:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""What ``latfix diagnose`` does with a recording: read, attribute, write, show, judge the gates."""
+"""``latfix diagnose`` of a recording: read, attribute, write, show, evaluate gates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
     from latfix.cli.shared.options import TrafficOptions
     from latfix.cli.shared.output_options import Outputs
-    from latfix.gates.evaluate import GateResult
     from latfix.profilers.recordings.reader import ReadOptions
-    from latfix.results.diagnosis import Diagnosis
 
 
 def is_recording(workload: str) -> bool:
-    """Whether a command line names something that is there and that is neither a workload nor a model file."""
+    """True if the path exists and is neither a workload nor a model file."""
     from latfix.config.model_file_kind import is_model_file
     from latfix.config.workload_toml import SPEC_FILE
 
@@ -28,14 +26,14 @@ def is_recording(workload: str) -> bool:
         if path.is_dir():
             return bool(workload) and not (path / SPEC_FILE).exists()
         return path.exists() and path.name != SPEC_FILE and not is_model_file(path)
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
 def check(path: Path) -> None:
-    """Refuse what no reader knows, before options are judged as those of a recording.
+    """Check that a reader recognizes the recording, before options are checked.
 
-    :raises InputError: nobody knows it, or it cannot be read.
+    :raises InputError: no reader recognizes it, or it cannot be read.
     """
     from latfix.profilers.recordings.detect import reader_of
     from latfix.profilers.recordings.reader import recorded_at
@@ -43,10 +41,10 @@ def check(path: Path) -> None:
     reader_of(recorded_at(path))
 
 
-def asked(step: str | None, percentile: float | None, seed: int, traffic: TrafficOptions) -> ReadOptions:
-    """What the options say of a recording.
+def read_options(step: str | None, percentile: float | None, seed: int, traffic: TrafficOptions) -> ReadOptions:
+    """The options that apply to a recording.
 
-    :raises InputError: ``--step`` is no regular expression.
+    :raises InputError: ``--step`` is not a regular expression.
     """
     from latfix.profilers.recordings.reader import ReadOptions
 
@@ -65,42 +63,31 @@ def asked(step: str | None, percentile: float | None, seed: int, traffic: Traffi
 
 
 def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
-    """Diagnose a recording; writes ``diagnosis.json`` and ``report.html``, prints, and returns the exit code.
+    """Diagnose a recording, write ``diagnosis.json`` and ``report.html``, print, and return the exit code.
 
-    :raises InputError: it is none, or is damaged, cut off or empty.
+    :raises InputError: it is not a recording, or is damaged, truncated or empty.
     """
-    from latfix.profilers.recordings.detect import diagnose_recording
-
-    with outputs.in_any_case(path.name, gates.texts):
-        return conclude(diagnose_recording(path, options), outputs, gates, out=out)
-
-
-def conclude(diagnosis: Diagnosis, outputs: Outputs, gates: Gates, *, out: Path | None) -> int:
-    """What follows a diagnosis that has no record of latfix's own behind it."""
     from latfix.cli.shared.diagnose_flow import writing_into
     from latfix.files.atomic_write import write_json
-    from latfix.gates.evaluate import exit_code
+    from latfix.gates.evaluate import evaluate, exit_code
+    from latfix.gates.subject import GateSubject
+    from latfix.profilers.recordings.detect import diagnose_recording
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.terminal.diagnosis import render_diagnosis
     from latfix.runners.replay.run_session import default_folder, open_folder
-
-    results = _judged(diagnosis, gates)
-    diagnosis = replace(diagnosis, gates=tuple(results))
-    document = diagnosis.to_json()
-    folder = open_folder(out or default_folder(diagnosis.workload, "diagnose"))
-    with writing_into(folder):
-        write_json(folder / "diagnosis.json", document)
-        write_recording_report(folder / "report.html", diagnosis)
-    outputs.show(lambda: render_diagnosis(diagnosis, folder=folder, verbose=outputs.verbose), results)
-    outputs.write(document)
-    return exit_code(results) if results else EXIT_OK
-
-
-def _judged(diagnosis: Diagnosis, gates: Gates) -> list[GateResult]:
-    from latfix.gates.evaluate import evaluate
-    from latfix.gates.subject import GateSubject
     from latfix.statistics.censored import Outcomes
 
-    subject = GateSubject.from_diagnosis(diagnosis.to_json())
-    subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
-    return [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
+    with outputs.in_any_case(path.name, gates.texts):
+        diagnosis = diagnose_recording(path, options)
+        subject = GateSubject.from_diagnosis(diagnosis.to_json())
+        subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
+        results = [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
+        gated = replace(diagnosis, gates=tuple(results))
+        document = gated.to_json()
+        folder = open_folder(out or default_folder(diagnosis.workload, "diagnose"))
+        with writing_into(folder):
+            write_json(folder / "diagnosis.json", document)
+            write_recording_report(folder / "report.html", gated)
+        outputs.show(lambda: render_diagnosis(gated, folder=folder, verbose=outputs.verbose), results)
+        outputs.write(document)
+    return exit_code(results) if results else EXIT_OK

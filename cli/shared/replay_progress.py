@@ -1,4 +1,4 @@
-"""A replay with its progress on the terminal: a live line, or plain lines where nobody watches."""
+"""Replays with progress on standard error: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def progress_of(label: str, traffic: Traffic, folder: Path, *, loading: bool = False) -> ReplayProgress:
-    """Progress of a replay of ``traffic`` that is recorded in ``folder``; ``loading``: once the service is."""
+    """Progress of a replay into ``folder``; with ``loading``, the service is loaded first."""
     from latfix.reports.replay_progress import ReplayProgress
 
     return ReplayProgress(
@@ -29,7 +29,7 @@ def progress_of(label: str, traffic: Traffic, folder: Path, *, loading: bool = F
 
 
 def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
-    """Replay into ``folder``, showing how it goes on standard error."""
+    """Replay into ``folder`` with progress on standard error."""
     from latfix.runners.replay.run_session import run
 
     with ReplayLines().replay(replay.spec.name, replay.traffic, folder, loading=True) as on_event:
@@ -37,9 +37,9 @@ def replay_with_progress(folder: Path, replay: Replay) -> RunRecord:
 
 
 class ReplayLines:
-    """Progress of several replays on standard error: each its own bar, with lines between them.
+    """Progress of several replays on standard error, with lines between them.
 
-    Before the first one it says how busy the machine was, where that is worth a line.
+    Before the first replay, warns if the machine was busy.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ReplayLines:
         from latfix.runners.replay.run_session import waited_before
 
         self._console = Console(stderr=True, highlight=False)
-        self._busy = busy_words(waited_before())  # before anything of latfix's own computes
+        self._busy = busy_words(waited_before())  # before latfix itself causes load
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -57,9 +57,9 @@ class ReplayLines:
 
     @contextlib.contextmanager
     def replay(self, label: str, traffic: Traffic, folder: Path, *, loading: bool = False) -> Iterator[OnEvent]:
-        """Show one replay while it runs; ``loading``: once the service is."""
+        """Show one replay while it runs; with ``loading``, the service is loaded first."""
         if self._busy:
-            self.say(f"The machine is busy: {self._busy}. Stop what computes beside, or expect figures that jitter.")
+            self.say(f"The machine is busy: {self._busy}. Stop other processes, or expect noisy figures.")
             self._busy = ""
         with progress_of(label, traffic, folder, loading=loading) as progress:
             yield progress.on_event

@@ -1,4 +1,4 @@
-"""``--request`` and ``--slowest``: which requests of a run are told of one by one."""
+"""``--request`` and ``--slowest``: requests to explain one by one."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Stories of the requests asked for by id, and of the slowest."""
+class Stories:
+    """Stories of the requested ids, and of the slowest requests.
 
-    asked: tuple[Story, ...]
+    :param listed: the slowest were requested.
+    """
+
+    requested: tuple[Story, ...]
     slowest: tuple[Story, ...]
     listed: bool
 
     def to_json(self) -> list[dict[str, Any]]:
-        """``requests_explained``: each request once, those asked for by id first."""
-        rows = {story.row for story in self.asked}
-        return [story.to_json() for story in (*self.asked, *(s for s in self.slowest if s.row not in rows))]
+        """``requests_explained``: each request once, requested ids first."""
+        rows = {story.row for story in self.requested}
+        return [story.to_json() for story in (*self.requested, *(s for s in self.slowest if s.row not in rows))]
 
     def render(self) -> RenderableType:
-        """For a terminal."""
+        """The stories for a terminal."""
         from latfix.reports.terminal.requests import render_stories
 
-        return render_stories(self.asked, self.slowest, listed=self.listed)
+        return render_stories(self.requested, self.slowest, listed=self.listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillDown:
-    """What was asked for; nothing by default."""
+    """The requests to explain; none by default."""
 
     request: Annotated[
         list[str] | None,
-        typer.Option("--request", metavar="ID", help="Tell this request's story, entry by entry; may be repeated."),
+        typer.Option("--request", metavar="ID", help="Explain this request entry by entry; may be repeated."),
     ] = None
     slowest: Annotated[
         int | None,
@@ -54,17 +57,17 @@ class DrillDown:
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """Ids of the traffic, each once."""
+        """Requested ids, each once."""
         return tuple(dict.fromkeys(self.request or ()))
 
     def given(self) -> dict[str, object]:
-        """By option what the user gave."""
+        """Values by option, ``None`` for those not given."""
         return {"--request": self.request, "--slowest": self.slowest}
 
     def check_slowest(self) -> None:
-        """Refuse a number of slowest requests that is out of range.
+        """Check the number of slowest requests.
 
-        :raises InputError: it is.
+        :raises InputError: it is out of range.
         """
         if self.slowest is not None:
             from latfix.profilers.drilldown.selection import check_slowest
@@ -72,9 +75,9 @@ class DrillDown:
             check_slowest(self.slowest)
 
     def check(self, traffic: Traffic) -> None:
-        """Refuse ids that a traffic does not have, before it is replayed.
+        """Check that the traffic has the ids, before it is replayed.
 
-        :raises InputError: naming the nearest ones.
+        :raises InputError: it does not; names the nearest ids.
         """
         if self.requests:
             from latfix.profilers.drilldown.selection import check_ids
@@ -82,22 +85,22 @@ class DrillDown:
             check_ids(self.requests, traffic.ids)
 
     def check_size(self, requests: int) -> None:
-        """Refuse runs too large to be laid out at once, which a story needs.
+        """Check that the run fits into memory, which stories need.
 
-        :raises InputError: stories are asked for, and there are more requests.
+        :raises InputError: stories are requested, and the run is too large.
         """
         from latfix.run_record.chunked_record import LARGE
 
         if (self.requests or self.slowest is not None) and requests > LARGE:
             raise InputError(
                 f"--request, --slowest: found a run of {requests:,} requests; expected at most {LARGE:,}; "
-                "its report lists the slowest, and causes.parquet holds every request's entries"
+                "its report lists the slowest, and causes.parquet has the entries of every request"
             )
 
     def check_record(self, record: RunRecord | RecordFile) -> None:
-        """Refuse ids that a record does not have, and records that are too large.
+        """Check that the record has the ids and is small enough.
 
-        :raises InputError: naming the nearest ids.
+        :raises InputError: it is not; names the nearest ids.
         """
         from latfix.run_record.run_record import RunRecord
 
@@ -107,8 +110,8 @@ class DrillDown:
         else:
             self.check_size(len(record))
 
-    def tell(self, record: RunRecord, diagnosis: Diagnosis) -> Told | None:
-        """The stories; ``None`` where nothing was asked for.
+    def explain(self, record: RunRecord, diagnosis: Diagnosis) -> Stories | None:
+        """The requested stories; ``None`` if none were requested.
 
         :raises InputError: an id is not in the record's traffic.
         """
@@ -117,7 +120,7 @@ class DrillDown:
         from latfix.profilers.drilldown.explain import tell
         from latfix.profilers.drilldown.selection import choose_ids, choose_slowest
 
-        asked = choose_ids(record, self.requests)
-        slowest = choose_slowest(record, self.slowest or 0)
-        stories = tell(record, diagnosis.ledger, (*asked, *slowest))
-        return Told(asked=stories[: len(asked)], slowest=stories[len(asked) :], listed=self.slowest is not None)
+        ids = choose_ids(record, self.requests)
+        stories = tell(record, diagnosis.ledger, (*ids, *choose_slowest(record, self.slowest or 0)))
+        count = len(ids)
+        return Stories(requested=stories[:count], slowest=stories[count:], listed=self.slowest is not None)

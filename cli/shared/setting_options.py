@@ -1,4 +1,4 @@
-"""Settings on the command line: ``KEY=VALUE``, by the same rules as in ``workload.toml``."""
+"""Settings on the command line as ``KEY=VALUE``, with the rules of ``workload.toml``."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _NEXT = re.compile(r",(?=\s*[A-Za-z_][\w.]*\s*=)")
 
 
 def setting_rule(key: str, but: Collection[str] = ()) -> Rule:
-    """The values that a setting takes.
+    """The rule for the values of a setting.
 
-    :param but: settings that cannot be given here.
-    :raises InputError: there is no such setting, with the nearest one.
+    :param but: settings that are not allowed here.
+    :raises InputError: there is no such setting; names the nearest one.
     """
     from latfix.settings import RunnerSettings, rules_of
 
     rules = {name: rule for name, rule in rules_of(RunnerSettings).items() if name not in but}
     if key not in rules:
         advice = did_you_mean(key, rules, f"settings are {', '.join(rules)}")
-        found = f"{key!r}, which cannot be listed" if key in but else f"{key!r}, which is no setting"
+        found = f"{key!r}, which cannot be listed" if key in but else f"{key!r}, which is not a setting"
         raise InputError(f"--set: found {found}; {advice}")
     return rules[key]
 
 
 def setting_value(key: str, text: str, rule: Rule) -> Any:
-    """A value as TOML would have it, texts without quotes.
+    """The value as in TOML, with strings unquoted.
 
-    :raises InputError: the setting cannot have it, with the nearest one that it can.
+    :raises InputError: the setting does not allow it; names the nearest allowed one.
     """
     value = _value(text)
     if not rule.check(value):
@@ -47,9 +47,9 @@ def setting_value(key: str, text: str, rule: Rule) -> Any:
 def parse_changes(text: str) -> dict[str, Any]:
     """Settings of ``KEY=VALUE[,KEY=VALUE…]``, for ``RunnerSettings.with_overrides``.
 
-    A variable of the process is ``env.NAME=TEXT``; modules are listed as ``keep_precision=NAME,NAME``.
+    An environment variable is ``env.NAME=TEXT``; modules are listed as ``keep_precision=NAME,NAME``.
 
-    :raises InputError: a key that is no setting, or a value that it cannot have.
+    :raises InputError: an unknown setting, or an invalid value.
     """
     changes: dict[str, Any] = {}
     for part in _NEXT.split(text):

@@ -1,37 +1,37 @@
-"""What ``latfix init`` writes: a small workload that runs as it is, with every line that a user would change."""
+"""The files of ``latfix init``: a small workload that runs unchanged, with comments on every line to adapt."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _SETTINGS = """\
-# A workload: a model, how its service runs today, and recorded traffic.
-# Run it as it is:  latfix diagnose .      then:  latfix optimize .
+# A workload: a model, the current settings of its service, and recorded traffic.
+# It runs unchanged:  latfix diagnose .      then:  latfix optimize .
 
 [workload]
 name = "{name}"
 entry = "workload:Example"        # file:Class of the adapter, relative to this folder
 traffic = "traffic.jsonl"         # recorded traffic; see: latfix traffic inspect traffic.jsonl
 
-[runner]                          # how the service runs today: the "before"
+[runner]                          # current settings of the service: the "before"
 device = "auto"                   # auto | cpu | cuda | cuda:N
-max_batch_size = 8                # most requests that share one call of the model
-batch_window_ms = 5.0             # how long the oldest request waits for company
-workers = 1                       # model instances, each on a thread of its own
+max_batch_size = 8                # maximum number of requests in one call of the model
+batch_window_ms = 5.0             # longest wait of a request for its batch to fill
+workers = 1                       # model instances, each on its own thread
 prepare_threads = 1               # threads that run prepare(); above 1 it must be thread-safe
-# intra_op_threads = 1            # threads of one operator; the framework's own default if left out
-# max_queue = 0                   # requests inside beyond which new ones are shed; 0 = no limit
-# timeout_ms = 0                  # deadline of requests that bring none; 0 = none
+# intra_op_threads = 1            # threads of one operator; default: the framework's own
+# max_queue = 0                   # shed new requests if this many are inside; 0 = no limit
+# timeout_ms = 0                  # default deadline of requests; 0 = none
 # hang_limit_ms = 60000           # a batch that takes longer ends the replay; 0 = no limit
-warmup_requests = 0               # sent before the clock starts; recorded, marked, left out
+warmup_requests = 0               # sent before the measurement; recorded, but excluded from figures
 seed = 0
 
 [objective]
 percentile = 99
 slo_ms = 200.0
-max_accuracy_drop = 0.01          # the most that a fix may cost, in evaluate()'s own unit
+max_accuracy_drop = 0.01          # largest loss of accuracy by a fix, in the unit of evaluate()
 
-# Features derived from others, for traffic that names them differently:
+# Features derived from others, for traffic with other names:
 # [traffic.map]
 # length = "min(input_tokens / 16, 256)"
 """
@@ -75,13 +75,13 @@ class Example(Workload):
         """The tensors of ONE request on the host, without a batch dimension."""
         length = max(1, int(request.features.get("length", 64)))
         generator = torch.Generator().manual_seed(length)
-        # Time spent outside (a database, another service) is declared, so that it is not blamed on Python:
+        # Declare time spent outside (a database, another service), so that it is not attributed to Python:
         # with latfix.span("feature_store"):
         #     rows = store.get(request.payload["user"])
         return torch.randint(1, 1000, (length,), generator=generator)
 
     # def collate(self, inputs):        # default: stack; pad dimension 0 with zeros to the longest
-    # def finish(self, output, request): # default: the output as it is
+    # def finish(self, output, request): # default: the output unchanged
 
     # Without evaluate, accuracy is the agreement of answers with the unmodified model.
     # def evaluate(self, predict):
@@ -91,7 +91,7 @@ class Example(Workload):
 
 
 def write_starter(folder: Path) -> list[Path]:
-    """Write the starting point into ``folder`` and return its files.
+    """Write the workload into ``folder`` and return its files.
 
     :raises OSError: the folder cannot be written.
     """

@@ -1,1 +1,1 @@
-"""Matplotlib to inline SVG."""
+"""Charts of the pages: matplotlib figures as inline SVG."""

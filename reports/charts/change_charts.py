@@ -1,4 +1,4 @@
-"""The pictures of a change: what each fix gave, configurations beside each other, and how good the forecast was."""
+"""Charts of a change: the effect of each fix, configurations, and predictions against measurements."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from markupsafe import Markup
 
 from latfix.formatting import significant, tick, visible
-from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis, whisker
+from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
 from latfix.reports.comparison_rows import Share, StepRow
 from latfix.reports.plan_rows import FrontRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: How far beyond the points an interval is drawn, as a factor; what goes on has an arrow.
+#: Intervals are drawn up to this factor beyond the points, and end in an arrow there.
 _REACH = 8.0
 _STATUS_ROLE = {"good": "after", "bad": "bad", "warn": "queue", "calm": "muted"}
 
 
 def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
-    """Each fix's ratio of p99 with its interval, on a logarithmic axis around 1; ``None`` without any ratio."""
+    """Each fix's ratio of p99 with its interval, on a logarithmic axis; ``None`` without any ratio."""
     shown = [step for step in steps if step.p99.value is not None and step.p99.value > 0]
     if not shown:
         return None
@@ -39,20 +39,20 @@ def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
             ends = whisker(axes, step.p99.ci95 or (value, value), y, within, color=color, linewidth=2.2)
             axes.plot([value], [y], color=color, marker="o", markersize=7)
             reached += ends
-            beside(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
+            label_right(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
         low, high = min(reached), max(reached)
         axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
         axes.set_ylim(-0.6, len(shown) - 0.3)
         axes.set_yticks(position, [visible(step.fix, limit=LABEL) for step in shown])
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         _ratio_marks(axes.xaxis, low * 0.9, high * 1.2)
-        axes.set_xlabel("p99 after / before (left of 1 is faster), with 95 % interval")
+        axes.set_xlabel("p99 after / before, with 95 % interval (below 1 is faster)")
 
     return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
 
 
 def _ratio_marks(axis: Any, low: float, high: float) -> None:
-    """Ratios as marks of a logarithmic axis."""
+    """Set ratios as ticks of a logarithmic axis."""
     fine = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0)
     coarse = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
     marks = [m for m in (fine if high < 4 * low else coarse) if low <= m <= high]
@@ -65,7 +65,7 @@ def _signed(value: float) -> str:
 
 
 def waterfall(name: str, shares: Sequence[Share]) -> Markup:
-    """Bars from the first p99 to the last, one a fix."""
+    """p99 from before to after, a bar for each fix."""
 
     def plot(panels: list[Axes]) -> None:
         axes = panels[0]
@@ -75,13 +75,13 @@ def waterfall(name: str, shares: Sequence[Share]) -> Markup:
             (position[-1], "after", shares[-1].after_ms),
         ):
             axes.barh(y, value, color=INK[role], height=0.62)
-            beside(axes, significant(value), value, y, weight="bold")
+            label_right(axes, significant(value), value, y, weight="bold")
         for y, share in zip(position[1:-1], shares, strict=True):
             role = "muted" if share.ratio is None else "relief" if share.after_ms <= share.before_ms else "bad"
             low, high = sorted((share.before_ms, share.after_ms))
             axes.barh(y, high - low, left=low, color=INK[role], height=0.62)
             axes.plot((share.before_ms, share.before_ms), (y, y + 1), color=INK["muted"], linewidth=0.8)
-            beside(axes, _signed(share.after_ms - share.before_ms), high, y)
+            label_right(axes, _signed(share.after_ms - share.before_ms), high, y)
         named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
         axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
         axes.set_xlabel("p99, ms")
@@ -91,7 +91,7 @@ def waterfall(name: str, shares: Sequence[Share]) -> Markup:
 
 
 def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:
-    """Configurations by latency and by how much full batches serve, both over the service as it is.
+    """Configurations by latency and by throughput of full batches, both over the baseline.
 
     :param key: label of the percentile.
     """
@@ -107,21 +107,21 @@ def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:
             axes.plot([value], [served], "o", color=color, markersize=8, markerfacecolor=face, markeredgewidth=1.6)
             if row.best or not row.fixes:
                 accuracy = "" if row.accuracy is None else f", accuracy {significant(row.accuracy, 4)}"
-                beside(axes, visible(f"{row.name}{accuracy}", limit=70), value, served, gap=9)
+                label_right(axes, visible(f"{row.name}{accuracy}", limit=70), value, served, gap=9)
         axes.set_xscale("log")
         axes.margins(x=0.1, y=0.2)
         low, high = axes.get_xlim()
         axes.set_xlim(low, high * (high / low) ** 0.6)  # room for names
         _ratio_marks(axes.xaxis, low, high)
-        axes.set_xlabel(f"{key} over the service as it is (left is faster)")
-        axes.set_ylabel("full batches a second, ×")
+        axes.set_xlabel(f"{key} over the baseline (left is faster)")
+        axes.set_ylabel("throughput of full batches, ×")
         number_axis(axes.yaxis)
 
     return draw(name, f"{key}, throughput and accuracy of configurations", 3.4, 1, plot)
 
 
 def predicted_against_measured(name: str, rows: Sequence[FrontRow], key: str) -> Markup | None:
-    """Ratios that were foretold against those that were replayed; ``None`` where none has both."""
+    """Predicted against replayed ratios; ``None`` if no configuration has both."""
     both = [row for row in rows if row.fixes and row.predicted and row.ratio.value]
     if not both:
         return None
@@ -137,14 +137,14 @@ def predicted_against_measured(name: str, rows: Sequence[FrontRow], key: str) ->
             ends = row.ratio.ci95 or (y, y)
             axes.plot((x, x), (max(ends[0], low), min(ends[1], high)), color=color, linewidth=1.6)
             axes.plot([x], [y], "o", color=color, markersize=7)
-            beside(axes, visible(row.name, limit=60), x, y, gap=9)
+            label_right(axes, visible(row.name, limit=60), x, y, gap=9)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high * (high / low) ** 0.4)  # room for names
         axes.set_ylim(low, high)
         _ratio_marks(axes.xaxis, low, high)
         _ratio_marks(axes.yaxis, low, high)
-        axes.set_xlabel(f"{key} foretold")
+        axes.set_xlabel(f"{key} predicted")
         axes.set_ylabel("replayed")
 
-    return draw(name, f"{key} foretold against replayed", 3.4, 1, plot)
+    return draw(name, f"{key} predicted against replayed", 3.4, 1, plot)

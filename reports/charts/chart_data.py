@@ -1,4 +1,4 @@
-"""What the pictures draw: arrays from a run's record, thinned so that a page stays small."""
+"""Data of the charts: arrays from a run's record, thinned so that a page stays small."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from latfix.statistics.censored import Outcomes, outcomes_of
 
 Rows = npt.NDArray[np.intp]
 
-#: Points that a scatter draws at most; the slowest are always among them.
+#: Most points in a scatter; it always includes the slowest.
 POINTS = 3000
 _SLOWEST = 1000
 _WINDOWS = 60
 _CURVE = 400
 _SPANS = 240
 _EVENTS = 300
-#: What is drawn of a run's samples: by axis, series with their label and factor. What ends with ``_ns`` counts up.
+#: Sampled series to draw: by axis, label and factor of each. Series that end with ``_ns`` are counters.
 _MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "memory, MiB": {
         "process.rss_bytes": ("process", 2.0**-20),
@@ -32,7 +32,7 @@ _MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
         "nvml.memory_used_bytes": ("used on the device", 2.0**-20),
     },
     "pieces, MiB": {
-        "cuda.inactive_split_bytes": ("free, but in parts of blocks in use", 2.0**-20),
+        "cuda.inactive_split_bytes": ("free, inside blocks in use", 2.0**-20),
         "cuda.largest_free_block_bytes": ("largest free block", 2.0**-20),
     },
     "cores": {
@@ -40,7 +40,7 @@ _MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
         "process.cpu_ns": ("used by the service", 1e-9),
         "host.steal_ns": ("taken by the hypervisor", 1e-9),
     },
-    "GPU, %": {"nvml.gpu_util": ("busy", 1.0), "nvml.others_sm_util": ("busy for others", 1.0)},
+    "GPU, %": {"nvml.gpu_util": ("busy", 1.0), "nvml.others_sm_util": ("busy for other processes", 1.0)},
     "clock, MHz": {"nvml.sm_clock_mhz": ("SM", 1.0), "nvml.mem_clock_mhz": ("memory", 1.0)},
     "power, W": {"nvml.power_w": ("power", 1.0)},
     "°C": {"nvml.temperature_c": ("temperature", 1.0)},
@@ -51,12 +51,11 @@ _MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
 class Scatter:
     """Latency by scheduled arrival.
 
-    :param arrival_s: of the points that are drawn.
-    :param latency_ms: of the points that are drawn.
-    :param total: how many requests they stand for.
+    :param arrival_s: of the drawn points; ``latency_ms`` likewise.
+    :param total: number of requests that ended ok.
     :param failed_s: arrivals of requests that did not end ok, thinned.
-    :param failed: how many those are.
-    :param rows: of the record, which the points are; ``failed_rows`` likewise.
+    :param failed: number of requests that did not end ok.
+    :param rows: rows of the record behind the points; ``failed_rows`` likewise.
     """
 
     arrival_s: Floats
@@ -69,13 +68,13 @@ class Scatter:
 
     @property
     def thinned(self) -> bool:
-        """Some points are left out."""
+        """True if not all points are drawn."""
         return len(self.arrival_s) < self.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Percentiles over equal spans of time; windows with too few requests hold NaN.
+    """Percentiles over windows of equal length; NaN in windows with too few requests.
 
     :param edges_s: ``(k + 1,)``.
     """
@@ -86,7 +85,7 @@ class Windows:
 
 
 def measured_ok(record: RunRecord) -> Bools:
-    """Rows of the requests over which percentiles are taken."""
+    """Mask of the measured requests that ended ok."""
     return np.asarray(record.measured & (record.requests["status"] == Status.OK))
 
 
@@ -140,9 +139,9 @@ def windows(record: RunRecord) -> Windows:
 
 
 def percentile_curve(record: RunRecord) -> tuple[Floats, Floats, int]:
-    """Latency in ms against the share of requests that are slower, from all of them down to the slowest answer.
+    """The share of slower requests, the latency in ms there, and the number of requests.
 
-    Requests that were lost are slower than any. Last, how many requests it rests on.
+    Lost requests count as slower than all others, so the curve ends at the slowest answer.
     """
     outcomes = outcomes_of(record)
     count = len(outcomes)
@@ -177,7 +176,7 @@ def stage_profile(record: RunRecord) -> tuple[list[str], Floats]:
 
 
 def arrival_rate(record: RunRecord) -> tuple[Floats, Floats]:
-    """Scheduled arrivals a second over equal spans of time: edges in seconds, and the rate in each."""
+    """Scheduled arrivals a second in windows of equal length: edges in seconds, and rates."""
     arrival = record.requests["arrival_ns"][record.measured] / 1e9
     if not len(arrival):
         return np.zeros(1), np.zeros(0)
@@ -189,7 +188,7 @@ def arrival_rate(record: RunRecord) -> tuple[Floats, Floats]:
 
 
 def in_flight(record: RunRecord) -> tuple[Floats, Floats]:
-    """Requests inside the service over time: the largest number in each of at most 600 spans."""
+    """Requests inside the service over time: the maximum in each of at most 600 windows."""
     rows = record.requests
     arrival = np.sort(rows["arrival_ns"][record.measured])
     end = np.sort((rows["arrival_ns"] + rows["latency_ns"])[record.measured])
@@ -204,7 +203,7 @@ def in_flight(record: RunRecord) -> tuple[Floats, Floats]:
 
 
 def machine_series(record: RunRecord) -> dict[str, list[tuple[str, Floats, Floats]]]:
-    """What was sampled of memory, cores and devices: by axis the lines with label, seconds and values."""
+    """Samples of memory, cores and devices: by axis, lines as label, seconds and values."""
     last = int((record.requests["arrival_ns"] + record.requests["latency_ns"]).max(initial=0))
     edges = np.linspace(0, last, _SPANS + 1)
     names = record.samples["series"]
@@ -225,9 +224,9 @@ def machine_series(record: RunRecord) -> dict[str, list[tuple[str, Floats, Float
 
 
 def _by_span(at: npt.NDArray[np.int64], values: Floats, edges: Floats, *, rises: bool) -> tuple[Floats, Floats]:
-    """Means of spans in which there are samples, at the spans' ends in seconds.
+    """Means of the samples in each span, with their mean time in seconds.
 
-    :param rises: the values count up, and their slope a second is meant.
+    :param rises: the series is a counter; return its slope per second.
     """
     good = np.isfinite(values) & (at >= 0) & (at <= edges[-1])
     at, values = at[good], values[good]
@@ -243,7 +242,7 @@ def _by_span(at: npt.NDArray[np.int64], values: Floats, edges: Floats, *, rises:
 
 
 def event_spans(record: RunRecord) -> dict[str, list[tuple[float, float]]]:
-    """By kind of event the longest of them: begin and length in seconds; spans that the user declared are none."""
+    """The longest events by kind, as begin and length in seconds; without spans declared by the user."""
     kinds = record.events["kind"].astype(str)
     found = {}
     for kind in np.unique(kinds[kinds != "span"]).tolist():

@@ -1,4 +1,4 @@
-"""Flame graphs of sampled stacks: callers above what they called, widths by milliseconds of a slow unit of work."""
+"""Flame graphs of sampled stacks: callers above callees, as wide as their milliseconds in a slow unit of work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from latfix.results.diagnosis import StackTime
 _WIDTH, _ROW, _LETTER = 1000.0, 19, 6.6
 #: Narrower frames are not drawn.
 _NARROWEST = 2.0
-#: From this share of its time on that typical units do not spend in it, a frame is one that slow units are slow for.
+#: A frame is red if at least this share of its time is absent from typical units.
 _GROWN = 0.5
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib/python[0-9.]+)/")
 
 
 @dataclass(slots=True)
 class _Frame:
-    """A frame below the same callers, and all that it called."""
+    """A frame below the same callers, with its callees."""
 
     name: str
     slow_ms: float = 0.0
@@ -38,9 +38,9 @@ class _Frame:
 
 
 def flame_graphs(times: Sequence[StackTime], workload_folder: str) -> dict[str, Markup]:
-    """A graph of each kind of unit that slow ones were looked into, the one with most time first.
+    """A graph for each kind of unit with sampled slow ones, the one with most time first.
 
-    :param workload_folder: whose files are named from there on.
+    :param workload_folder: files inside it are named relative to it.
     """
     roots: dict[str, _Frame] = {}
     for time in times:
@@ -60,7 +60,7 @@ def _graph(unit: str, root: _Frame) -> Markup:
 
 
 def frame_name(frame: str, workload_folder: str) -> str:
-    """``model.py:41 Ranker.lookup``: without the part of the path that is another on each machine."""
+    """``model.py:41 Ranker.lookup``: without the machine-specific part of the path."""
     return _INSTALLED.sub("", frame.removeprefix(f"{workload_folder.rstrip('/')}/") if workload_folder else frame)
 
 
@@ -75,7 +75,7 @@ def _drawn(frame: _Frame, left: float, depth: int, scale: float) -> Iterator[tup
 
 def _rectangle(frame: _Frame, left: float, depth: int, width: float) -> Markup:
     grown = frame.slow_ms - frame.typical_ms >= _GROWN * frame.slow_ms
-    told = f"{visible(frame.name, limit=300)}: {significant(frame.slow_ms)} ms in a slow one, "
+    title = f"{visible(frame.name, limit=300)}: {significant(frame.slow_ms)} ms in a slow unit, "
     place, _, function = frame.name.rpartition(" ")
     name = f"{function} {place.rpartition('/')[2]}" if depth else frame.name
     words = visible(name.strip(), limit=max(int(width / _LETTER) - 1, 1))
@@ -84,7 +84,7 @@ def _rectangle(frame: _Frame, left: float, depth: int, width: float) -> Markup:
         '<g><title>{}</title><rect x="{:.1f}" y="{}" width="{:.1f}" height="{}" style="fill: var(--{});'
         ' fill-opacity: 0.45"></rect>{}</g>'
     ).format(
-        f"{told}{significant(frame.typical_ms)} in a typical one",
+        f"{title}{significant(frame.typical_ms)} ms in a typical one",
         left,
         depth * _ROW,
         max(width - 0.6, 0.4),

@@ -1,7 +1,7 @@
-"""Matplotlib figures as inline SVG: deterministic, small, colored by the page and unique in their ids.
+"""Matplotlib figures as inline SVG: deterministic, small, colored by the page, with unique ids.
 
-Figures are drawn with stand-in colors (:data:`INK`), which become CSS variables here, so that one drawing
-reads well on light and dark pages and on paper.
+Figures are drawn with placeholder colors (:data:`INK`), replaced here by CSS variables, so that one drawing works on
+light pages, dark pages and paper.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 10.0
-#: Longest name of an axis' mark or of a line, in characters.
+#: Longest tick label or name of a line, in characters.
 LABEL = 32
 
 _ROLES: Final = (
@@ -42,7 +42,7 @@ _ROLES: Final = (
     "bad",
     *(f"stage-{k}" for k in range(8)),
 )
-#: Stand-in color of each role of the page's palette.
+#: Placeholder color of each role of the page's palette.
 INK: Final[dict[str, str]] = {role: f"#01fe{k + 16:02x}" for k, role in enumerate(_ROLES)}
 _VARIABLES: Final = {color: f"var(--{role})" for role, color in INK.items()}
 
@@ -93,18 +93,18 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def load_matplotlib() -> None:
-    """Import matplotlib as if the environment named no backend: none is needed, and an unknown one is an error."""
-    wished = os.environ.pop("MPLBACKEND", None)
+    """Import matplotlib with ``MPLBACKEND`` unset: no backend is needed, and an unknown one would raise."""
+    backend = os.environ.pop("MPLBACKEND", None)
     try:
         import matplotlib  # noqa: F401
     finally:
-        if wished is not None:
-            os.environ["MPLBACKEND"] = wished
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
 
 
 @contextmanager
 def drawing_style() -> Iterator[None]:
-    """The settings under which a figure must be made and saved; the caller's own are left as they were."""
+    """Context with the settings for making and saving figures; restores the caller's settings."""
     load_matplotlib()
     import matplotlib
 
@@ -125,7 +125,7 @@ def draw(
     *,
     height_ratios: list[float] | None = None,
 ) -> Markup:
-    """A figure of ``rows`` panels one above the other as SVG, drawn by ``plot``; ``height`` in inches."""
+    """SVG of ``rows`` stacked panels, drawn by ``plot``; ``height`` in inches."""
     with drawing_style():
         from matplotlib.figure import Figure
 
@@ -136,7 +136,7 @@ def draw(
 
 
 def number_axis(axis: Any) -> None:
-    """Plain numbers as marks, without minor ones."""
+    """Plain numbers as tick labels, without minor ones."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _position: tick(value)))
@@ -144,13 +144,13 @@ def number_axis(axis: Any) -> None:
 
 
 def named_rows(axes: Axes, positions: npt.ArrayLike, names: Iterable[str], *, limit: int = LABEL) -> None:
-    """Names at the left of horizontal bars."""
+    """Names to the left of horizontal bars."""
     axes.set_yticks(positions, [visible(name, limit=limit) for name in names])
     axes.tick_params(axis="y", labelcolor=INK["ink"])
     axes.grid(visible=False, axis="y")
 
 
-def beside(axes: Axes, text: str, x: float, y: float, *, gap: int = 6, weight: str = "normal") -> None:
+def label_right(axes: Axes, text: str, x: float, y: float, *, gap: int = 6, weight: str = "normal") -> None:
     """A text to the right of a point."""
     axes.annotate(text, (x, y), (gap, 0), textcoords="offset points", va="center", color=INK["ink"], weight=weight)
 
@@ -165,7 +165,7 @@ def whisker(
     linewidth: float,
     cap: str = "",
 ) -> tuple[float, float]:
-    """An interval as a line; an end beyond ``within`` is an arrow there. Where it is drawn from and to."""
+    """Draw an interval, with an arrow where it exceeds ``within``. Returns the drawn ends."""
     low, high = (min(max(bound, within[0]), within[1]) for bound in bounds)
     axes.plot((low, high), (y, y), color=color, linewidth=linewidth, solid_capstyle="round")
     for end, bound, arrow in ((low, bounds[0], "<"), (high, bounds[1], ">")):
@@ -179,7 +179,7 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
     """The figure as one ``<svg>`` element.
 
     :param name: unique on the page; it prefixes every id inside.
-    :param label: a description for readers who cannot see the picture.
+    :param label: a description for screen readers.
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -200,7 +200,7 @@ def inline_svg(figure: Figure, *, name: str, label: str) -> Markup:
 
 
 def _is_empty(node: ElementTree.Element) -> bool:
-    """Groups and definitions that hold nothing (matplotlib leaves several)."""
+    """True for empty groups and definitions (matplotlib leaves several)."""
     return node.tag in (f"{_SVG}defs", f"{_SVG}g") and not len(node) and not (node.text or "").strip()
 
 

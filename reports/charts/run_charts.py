@@ -1,4 +1,4 @@
-"""The pictures of the HTML reports, drawn with matplotlib from plain arrays and returned as inline SVG."""
+"""Charts of a run: plain arrays in, inline SVG out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 from latfix.arrays import Floats
 from latfix.formatting import milliseconds, percentile_label, significant, visible
 from latfix.reports.charts.chart_data import Scatter, Windows
-from latfix.reports.charts.inline_svg import INK, LABEL, beside, draw, named_rows, number_axis, whisker
+from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
 from latfix.reports.diagnosis_rows import CauseRow
 from latfix.results.diagnosis import Activity, Window
 from latfix.stages import STAGES
@@ -20,11 +20,11 @@ from latfix.stages import STAGES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Curves go on to p99.99 at least, and are gray from where fewer requests than so many are slower.
+#: Curves reach p99.99 or beyond; they are gray where fewer than this many requests are slower.
 _TO, _BEYOND = 1e-4, 10
-#: Letters of names that a row of a legend has room for.
+#: Letters that fit in one row of a legend.
 _LEGEND = 90
-#: How far beyond the longest bar whiskers are drawn.
+#: Whiskers are drawn up to this multiple of the longest bar.
 _WHISKER = 1.6
 
 
@@ -42,7 +42,7 @@ class Arrivals:
 class Curve:
     """One arm's percentile curve: latency against the share of slower requests.
 
-    :param requests: that it rests on.
+    :param requests: number of requests behind it.
     """
 
     label: str
@@ -53,13 +53,13 @@ class Curve:
 
 
 def is_wide(latency_ms: Floats) -> bool:
-    """Whether the tail would flatten everything else on a linear axis."""
+    """True if the tail would flatten everything else on a linear axis."""
     positive = latency_ms[np.isfinite(latency_ms) & (latency_ms > 0)]
     return len(positive) > 0 and bool(positive.max() > 15 * np.median(positive))
 
 
 def _latency_axis(axes: Axes, values: Floats) -> None:
-    """Milliseconds from zero, or on a logarithmic axis where the tail would flatten everything else."""
+    """Milliseconds from zero, or on a logarithmic axis if :func:`is_wide`."""
     positive = values[np.isfinite(values) & (values > 0)]
     axes.set_ylabel("latency, ms")
     if is_wide(values):
@@ -71,7 +71,7 @@ def _latency_axis(axes: Axes, values: Floats) -> None:
 
 
 def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Markup:
-    """Every request as a dot by its scheduled arrival, with p50 and p99 of each window; one panel an arm."""
+    """Requests as dots by scheduled arrival, with p50 and p99 of each window; a panel for each arm."""
 
     def plot(panels: list[Axes]) -> None:
         together = np.concatenate([arm.points.latency_ms for arm in arms])
@@ -101,7 +101,7 @@ def latency_over_time(name: str, arms: Sequence[Arrivals]) -> Markup:
 
 def _scatter(axes: Axes, arm: Arrivals) -> None:
     points = arm.points
-    # Dots as zero-length strokes of one path: a tenth of the size of one marker element a request.
+    # Dots as zero-length strokes of one path: a tenth of the size of a marker element per request.
     x = np.repeat(points.arrival_s, 3)
     y = np.repeat(points.latency_ms, 3)
     y[2::3] = np.nan
@@ -120,7 +120,7 @@ def _steps(axes: Axes, edges: Floats, values: Floats, *, color: str, label: str,
 
 
 def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
-    """Latency by percentile, the tail spread out: each division of the axis is ten times rarer."""
+    """Latency by percentile on a logarithmic axis: each division is ten times rarer."""
     curves = [curve for curve in curves if len(curve.slower)]
 
     def plot(panels: list[Axes]) -> None:
@@ -145,7 +145,7 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
         _latency_axis(axes, np.concatenate(together) if together else np.zeros(0))
         supported = _BEYOND / max(min((curve.requests for curve in curves), default=1), 1)
         if supported > end:
-            few = f"fewer than {_BEYOND} requests are slower: not to be relied on"
+            few = f"unreliable: fewer than {_BEYOND} requests are slower"
             axes.axvspan(min(supported, 1.0), end, color=INK["muted"], alpha=0.15, linewidth=0, label=few)
         if len(curves) > 1 or supported > end:
             axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.1)
@@ -154,7 +154,7 @@ def percentile_curves(name: str, curves: Sequence[Curve]) -> Markup:
 
 
 def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence[str] = STAGES) -> Markup:
-    """One stacked bar a group, a color a stage.
+    """One stacked bar for each group, one color for each stage.
 
     :param groups: name and ``(stages,)`` mean milliseconds, from the top.
     :param labels: of the stages.
@@ -170,7 +170,7 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
             axes.barh(position, widths, left=left, height=0.62, color=INK[f"stage-{k}"], label=labels[k])
             left += widths
         for y, total in zip(position, left, strict=True):
-            beside(axes, milliseconds(float(total)), total, y)
+            label_right(axes, milliseconds(float(total)), total, y)
         named_rows(axes, position, [group for group, _ in groups])
         axes.set_xlim(0, float(left.max(initial=0.0)) * 1.14 or 1.0)
         axes.set_xlabel("mean of the group, ms")
@@ -184,9 +184,10 @@ def stage_bars(name: str, groups: Sequence[tuple[str, Floats]], labels: Sequence
 def cause_waterfall(
     name: str, rows: Sequence[CauseRow], reference_ms: float, unit: str = "request", *, of: str = ""
 ) -> Markup:
-    """From a quiet request to the mean of the tail, cause by cause: own and through the queue, with the interval.
+    """From a quiet request to the mean of the tail, cause by cause: own and through the queue, with intervals.
 
-    :param reference_ms: zero where there is a single unit, and no tail. ``of`` names the tail.
+    :param reference_ms: zero for a single unit, which has no tail.
+    :param of: name of the tail.
     """
     total = reference_ms + sum(row.tail_ms for row in rows)
 
@@ -206,18 +207,18 @@ def cause_waterfall(
                 within = (min(0.0, begun), max(total, begun) + (_WHISKER - 1) * longest)
                 ends = (begun + row.ci95_ms[0], begun + row.ci95_ms[1])
                 high = max(high, *whisker(axes, ends, y, within, color=INK["ink"], linewidth=1.2, cap="|"))
-            beside(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
+            label_right(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
             reached = max(reached, high)
         for y, value in ((position[0], reference_ms), (position[-1], total)):
             axes.barh(y, value, height=0.6, color=INK["muted"])
-            beside(axes, significant(value), value, y)
+            label_right(axes, significant(value), value, y)
         named_rows(axes, position, [f"quiet {unit}", *(row.label for row in rows), f"{of}, mean" if of else unit])
         axes.axvline(0, color=INK["muted"], linewidth=1)
         axes.set_xlim(min(axes.get_xlim()[0], 0.0), 1.1 * max(reached, 1e-9))
         axes.set_ylim(-0.6, len(rows) + (1.6 if reference_ms else 0.6))
         axes.set_xlabel(f"milliseconds, mean of {unit}s" if reference_ms else f"milliseconds of the {unit}")
         number_axis(axes.xaxis)
-        for role, words in (("own", "own path"), ("queue", "through the queue"), ("relief", "shortens the tail")):
+        for role, words in (("own", "own"), ("queue", "through the queue"), ("relief", "shortens the tail")):
             if role != "relief" or _shows_relief(rows):
                 axes.barh(np.nan, np.nan, color=INK[role], label=words)
         if unit == "request":
@@ -227,13 +228,13 @@ def cause_waterfall(
 
 
 def _shows_relief(rows: Sequence[CauseRow]) -> bool:
-    """Some negative part is wide enough to be seen."""
+    """True if a negative part is wide enough to be visible."""
     parts = [part for row in rows for part in (row.own_ms, row.propagated_ms)]
     return min(parts, default=0.0) < -0.005 * max(map(abs, parts), default=0.0)
 
 
 def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floats, Floats]) -> Markup:
-    """Arrivals a second, and below it how many requests were inside the service."""
+    """Arrivals a second, and below it the number of requests inside the service."""
 
     def plot(panels: list[Axes]) -> None:
         top, bottom = panels
@@ -257,7 +258,7 @@ def causes_over_time(
     active: Sequence[tuple[str, Activity]],
     events: Mapping[str, Sequence[tuple[float, float]]],
 ) -> Markup:
-    """Mean milliseconds a request by cause in each window, and below it when causes were active and events happened.
+    """Mean milliseconds per request by cause and window; below it, when causes were active and events happened.
 
     :param causes: those to stack, at most eight.
     :param events: by kind, begin and length in seconds.
@@ -282,7 +283,7 @@ def causes_over_time(
 
 
 def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) -> None:
-    """Causes on top of each other; what shortens latency below zero."""
+    """Stack the causes; those that shorten latency go below zero."""
     edges = np.array([*(window.start_s for window in windows), windows[-1].end_s])
     above, below = np.zeros(len(windows)), np.zeros(len(windows))
     for k, cause in enumerate(causes):
@@ -299,7 +300,7 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
             label=visible(cause, limit=LABEL),
         )
         above, below = above + np.maximum(values, 0.0), below + np.minimum(values, 0.0)
-    axes.set_ylabel("ms a request")
+    axes.set_ylabel("ms per request")
     number_axis(axes.yaxis)
     axes.axhline(0, color=INK["muted"], linewidth=0.8)
     p50 = [window.p50_ms for window in windows]
@@ -312,9 +313,9 @@ def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) 
 
 
 def machine_over_time(name: str, panels: Mapping[str, Sequence[tuple[str, Floats, Floats]]]) -> Markup:
-    """Memory, cores and devices over time, a panel an axis.
+    """Memory, cores and devices over time, a panel for each axis.
 
-    :param panels: by axis the lines with label, seconds and values.
+    :param panels: by axis, lines as label, seconds and values.
     """
 
     def plot(drawn: list[Axes]) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of a sweep's page: latency and throughput over load, the front, and theory beside reality."""
+"""Charts of a sweep: latency and throughput over load, the Pareto front, and models against measurements."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from markupsafe import Markup
 
 from latfix.formatting import visible
-from latfix.reports.charts.inline_svg import INK, beside, draw, number_axis
-from latfix.reports.sweep_rows import MODEL_WORDS, SettingRow, SweepRows, predicted_ms, wait_ms
+from latfix.reports.charts.inline_svg import INK, draw, label_right, number_axis
+from latfix.reports.sweep_rows import MODEL_WORDS, SettingRow, SweepRows, predicted_ms, setting_label, wait_ms
 from latfix.results.sweep import SweepPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LABEL = 40
-#: Settings beyond this many share a color and have no name in the legend.
+#: Settings beyond this many reuse colors and are not in the legend.
 COLORS = 8
 _MODEL_STYLE = {"mm1": ":", "mg1": "-.", "kingman": "--", "replay": "-", "replay_own": (0, (1, 1))}
 _MODEL_ROLE = {"mm1": "muted", "mg1": "stage-3", "kingman": "queue", "replay": "after", "replay_own": "before"}
@@ -37,7 +37,7 @@ def _named(settings: Sequence[SettingRow]) -> list[tuple[int, SettingRow]]:
 
 
 def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> None:
-    """Logarithmic where the figures span more than a factor of eight."""
+    """An axis of milliseconds, logarithmic if the values span more than a factor of eight."""
     positive = [value for value in (*values, *([limit] if limit else [])) if value > 0]
     if positive and max(positive) > 8 * min(positive):
         axes.set_yscale("log")
@@ -48,7 +48,7 @@ def _milliseconds(axes: Axes, values: Sequence[float], limit: float | None) -> N
 
 
 def latency_over_load(name: str, rows: SweepRows) -> Markup:
-    """The objective's percentile by offered load: replays with intervals, what is predicted, and the limit."""
+    """The objective's percentile by offered load: replays with intervals, predictions, and the limit."""
 
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
@@ -57,12 +57,12 @@ def latency_over_load(name: str, rows: SweepRows) -> Markup:
             x = [point.offered_rps for point in some]
             y = [_percentile(point) for point in some]
             values += y
-            label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
+            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
             axes.plot(x, y, color=_color(place), linewidth=0 if setting.found.predicted else 1.8)
             axes.plot([], [], color=_color(place), marker="o", markersize=6, linewidth=1.8, label=label)
             for point in some:
                 _interval(axes, point, _color(place))
-            _foretold(axes, setting, _color(place))
+            _predictions(axes, setting, _color(place))
             _marks(axes, some, _color(place))
         _limit(axes, rows)
         _milliseconds(axes, values, rows.found.objective.slo_ms)
@@ -95,11 +95,10 @@ def _interval(axes: Axes, point: SweepPoint, color: str) -> None:
         axes.plot([x], [value * 1.12], color=color, marker="^", markersize=4, linestyle="none")
 
 
-def _foretold(axes: Axes, setting: SettingRow, color: str) -> None:
-    """The line of predictions, as far as it stays near what was replayed, and its interval."""
-    shown = setting.found.predicted
+def _predictions(axes: Axes, setting: SettingRow, color: str) -> None:
+    """The predicted line and its interval, as far as it is within four times the replayed values."""
     most = 4 * max((_percentile(point) for point in setting.points if not point.saturated), default=np.inf)
-    some = [each for each in shown if each.percentile_ms <= most]
+    some = [each for each in setting.found.predicted if each.percentile_ms <= most]
     x = [each.offered_rps for each in some]
     axes.plot(x, [each.percentile_ms for each in some], color=color, linewidth=1.5, linestyle="--")
     low, high = ([each.ci95_ms[k] for each in some] for k in (0, 1))
@@ -121,16 +120,16 @@ def _marks(axes: Axes, points: Sequence[SweepPoint], color: str) -> None:
 
 
 def throughput_over_load(name: str, rows: SweepRows) -> Markup:
-    """Requests served by offered load, and how busy the workers were."""
+    """Requests served and busy workers, by offered load."""
 
     def plot(panels: list[Axes]) -> None:
         top, bottom = panels
         offered = [point.offered_rps for _, setting in _named(rows.settings) for point in setting.points]
         reach = max(offered, default=1.0)
-        top.plot((0, reach), (0, reach), color=INK["muted"], linewidth=1, linestyle=":", label="all that is offered")
+        top.plot((0, reach), (0, reach), color=INK["muted"], linewidth=1, linestyle=":", label="everything offered")
         for place, setting in _named(rows.settings):
             x = [point.offered_rps for point in setting.points]
-            label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
+            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
             served = [point.achieved_rps for point in setting.points]
             busy = [100 * point.utilization.get("workers", np.nan) for point in setting.points]
             top.plot(x, served, color=_color(place), marker="o", markersize=4, linewidth=1.8, label=label)
@@ -149,14 +148,14 @@ def throughput_over_load(name: str, rows: SweepRows) -> Markup:
 
 
 def front(name: str, rows: SweepRows) -> Markup:
-    """Every load of every setting by throughput and percentile, and the front of those that none beats."""
+    """Every load of every setting by throughput and percentile, and the Pareto front."""
 
     def plot(panels: list[Axes]) -> None:
         axes, values = panels[0], []
         for place, setting in _named(rows.settings):
             some = [p for p in setting.points if p.objective.percentile_ms is not None and not p.saturated]
             values += [_percentile(point) for point in some]
-            label = visible(setting.found.label, limit=_LABEL) if place < COLORS else None
+            label = visible(setting.label, limit=_LABEL) if place < COLORS else None
             axes.plot(
                 [point.achieved_rps for point in some],
                 [_percentile(point) for point in some],
@@ -181,7 +180,7 @@ def front(name: str, rows: SweepRows) -> Markup:
 
 
 def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
-    """What each setting serves at most and the memory it takes, by rising batch size; ``None`` of fewer than two."""
+    """Highest throughput and memory of each setting, by rising batch size; ``None`` for fewer than two settings."""
     known = [
         (setting.found, setting.found.device_memory_bytes or setting.found.memory_bytes)
         for setting in rows.settings
@@ -198,20 +197,20 @@ def memory_and_throughput(name: str, rows: SweepRows) -> Markup | None:
         axes.plot(served, [memory for _, memory in some], color=INK["muted"], linewidth=1, linestyle=":")
         for place, (found, memory) in enumerate(some):
             axes.plot([served[place]], [memory], "o", color=_color(place), markersize=8)
-            beside(axes, visible(found.label, limit=_LABEL), served[place], memory, gap=9)
+            label_right(axes, visible(setting_label(found.label), limit=_LABEL), served[place], memory, gap=9)
         where = "reserved on devices" if some[0][0].device_memory_bytes else "resident"
         axes.set_ylabel(f"memory {where}, MiB")
-        axes.set_xlabel("most served, requests a second (right is better)")
+        axes.set_xlabel("highest throughput, requests a second (right is better)")
         axes.set_ylim(0, None)
         axes.set_xlim(0, 1.3 * max(served))
         number_axis(axes.xaxis)
         number_axis(axes.yaxis)
 
-    return draw(name, "Memory by the most that each setting served", 3.0, 1, plot)
+    return draw(name, "Memory and highest throughput by setting", 3.0, 1, plot)
 
 
 def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:
-    """Mean wait and percentile over load: measured, and as each model has it."""
+    """Mean wait and percentile over load: measured, and by each model."""
 
     def plot(panels: list[Axes]) -> None:
         waits, tails = panels
@@ -220,12 +219,12 @@ def theory(name: str, setting: SettingRow, rows: SweepRows) -> Markup:
         waits.set_ylabel("mean wait, ms")
         tails.set_ylabel(f"{rows.percentile}, ms")
         tails.set_xlabel("offered load, requests a second")
-        waits.set_title(visible(setting.found.label, limit=_LABEL))
+        waits.set_title(visible(setting.label, limit=_LABEL))
         _legend(waits, columns=2)
         tails.set_xlim(0, None)
         number_axis(tails.xaxis)
 
-    return draw(name, f"Measured and predicted waits and {rows.percentile}, {setting.found.label}", 5.4, 2, plot)
+    return draw(name, f"Measured and predicted waits and {rows.percentile}, {setting.label}", 5.4, 2, plot)
 
 
 def _compared(

@@ -1,1 +1,1 @@
-"""For machines and pull requests."""
+"""Summaries for CI servers and pull requests."""

@@ -1,11 +1,11 @@
-"""A result for CI in one shape, from ``diagnosis.json``, ``optimization.json`` or a comparison's document.
+"""One summary type for CI, from the document of a diagnosis, an optimization or a comparison.
 
-Everything in it is as the document has it; each report escapes for its own format.
+Its texts are unescaped; each report escapes for its own format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,15 @@ from latfix.results.optimization import Optimization
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a command found, or why it found nothing.
+    """The result of a command, or why there is none.
 
     :param command: ``diagnose``, ``report``, ``optimize``, ``compare`` or ``gate``.
-    :param run: figures of a single run; ``None`` where there are two.
+    :param run: figures of a single run; ``None`` for two.
     :param intervals_ms: 95 % intervals of the single run's latencies, by key.
     :param change: before and after; ``None`` for a single run.
-    :param failure: why there is no result, or none to rely on; empty where there is.
-    :param answer: what a reader must know first; ``None`` for what has none.
-    :param unjudged: gates that were asked for and could not be looked at.
+    :param failure: why there is no reliable result; empty if there is one.
+    :param answer: the answer block; ``None`` for results without one.
+    :param unjudged: requested gates that could not be evaluated.
     """
 
     command: str
@@ -58,24 +58,29 @@ class Summary:
     answer: Answer | None = None
 
     def count(self, outcome: Outcome) -> int:
-        """How many gates came out so."""
+        """The number of gates with this outcome."""
         return sum(gate.outcome == outcome for gate in self.gates)
+
+    def findings(self) -> Iterator[tuple[Outcome, GateRow]]:
+        """Gates that did not pass, the failed ones first."""
+        outcomes: tuple[Outcome, ...] = ("failed", "undecided")
+        return ((outcome, gate) for outcome in outcomes for gate in self.gates if gate.outcome == outcome)
 
     def gate_words(self) -> str:
         """``gates: 2 passed, 1 failed``; empty without gates."""
         outcomes: tuple[Outcome, ...] = ("passed", "failed", "undecided")
-        told = [f"{self.count(outcome)} {outcome}" for outcome in outcomes if self.count(outcome)]
+        counts = [f"{self.count(outcome)} {outcome}" for outcome in outcomes if self.count(outcome)]
         if self.unjudged:
-            told.append(f"{len(self.unjudged)} not judged")
-        return f"gates: {', '.join(told)}" if told else ""
+            counts.append(f"{len(self.unjudged)} not evaluated")
+        return f"gates: {', '.join(counts)}" if counts else ""
 
 
 def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "", failure: str = "") -> Summary:
     """The summary of a document.
 
-    :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline;
-        of other results, what is known of every one.
-    :param workload: its name where the document has none.
+    :param document: of a diagnosis, a comparison, or an optimization, which may have ``causes`` of its baseline; of
+        any other result, only the common fields are read.
+    :param workload: its name if the document has none.
     """
     common: dict[str, Any] = {"command": command, "failure": failure}
     schema = document.get("schema")

@@ -1,4 +1,4 @@
-"""Annotations of a GitHub Actions run: workflow commands, one line each, the most urgent first."""
+"""Annotations of a GitHub Actions run: workflow commands, one per line, the most urgent first."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ _LONGEST = 1000
 def annotation_lines(summary: Summary) -> Iterator[str]:
     """An ``error`` for a failed run and each failed gate, a ``warning`` for each undecided one, and a ``notice``.
 
-    GitHub shows ten of each kind a step.
+    GitHub shows at most ten of each level in a step.
     """
     title = f"latfix {summary.command} {summary.workload}"
     if summary.failure:
         yield _command("error", title, summary.failure)
-    for outcome, level in (("failed", "error"), ("undecided", "warning")):
-        for gate in summary.gates:
-            if gate.outcome == outcome:
-                yield _command(level, f"gate {gate.gate} {outcome}", gate.reason)
+    for outcome, gate in summary.findings():
+        level = "error" if outcome == "failed" else "warning"
+        yield _command(level, f"gate {gate.gate} {outcome}", gate.reason)
     for gate_text in summary.unjudged:
-        yield _command("warning", f"gate {gate_text} not judged", summary.failure or "the run did not reach its end")
+        yield _command("warning", f"gate {gate_text} not evaluated", summary.failure or "the run did not finish")
     words = "; ".join(part for part in (summary.sentence.rstrip("."), summary.gate_words()) if part)
     if words:
         yield _command("notice", title, words)
@@ -34,10 +33,10 @@ def _command(level: str, title: str, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    """As the runner reads what follows the second ``::``."""
+    """Escape the message, which follows the second ``::``."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """As the runner reads a property's value."""
+    """Escape the value of a property."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

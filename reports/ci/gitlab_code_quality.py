@@ -1,4 +1,4 @@
-"""GitLab's code quality report: what a merge request shows of gates that did not pass.
+"""GitLab's code quality report: the gates that did not pass, as shown in a merge request.
 
 Format: https://docs.gitlab.com/ci/testing/code_quality/#code-quality-report-format.
 """
@@ -15,17 +15,14 @@ _LONGEST = 1000
 
 
 def code_quality(summary: Summary, *, path: str) -> str:
-    """The document: ``blocker`` a failed run, ``major`` a failed gate, ``minor`` an undecided one.
+    """The document: ``blocker`` for a failed run, ``major`` for a failed gate, ``minor`` for an undecided one.
 
-    :param path: the file that findings are shown at, from the repository's root.
+    :param path: the file to attach findings to, relative to the repository's root.
     """
     found = [("blocker", "latfix", summary.failure)] if summary.failure else []
-    for outcome, severity in (("failed", "major"), ("undecided", "minor")):
-        found += [
-            (severity, gate.gate, f"gate {gate.gate} {outcome}: {gate.reason}")
-            for gate in summary.gates
-            if gate.outcome == outcome
-        ]
+    for outcome, gate in summary.findings():
+        severity = "major" if outcome == "failed" else "minor"
+        found.append((severity, gate.gate, f"gate {gate.gate} {outcome}: {gate.reason}"))
     entries = [
         {
             "description": visible(words, limit=_LONGEST),
@@ -40,6 +37,6 @@ def code_quality(summary: Summary, *, path: str) -> str:
 
 
 def _fingerprint(summary: Summary, name: str) -> str:
-    """The same for the same gate of the same workload, by which GitLab tells what is new."""
+    """Stable for a gate of a workload, so that GitLab recognizes new findings."""
     known = "\0".join((summary.command, summary.workload, name))
     return hashlib.sha256(known.encode(errors="surrogatepass")).hexdigest()

@@ -1,7 +1,7 @@
-"""JUnit XML: one testcase a gate, in the shape that Jenkins' and Ant's schemas and their readers share.
+"""JUnit XML: one testcase per gate, valid by Jenkins' and Ant's schemas.
 
-An undecided gate is ``skipped``, with its reason: it has neither passed nor failed, and the exit code says 3.
-A gate that could not be looked at, because the run failed, is an ``error``.
+An undecided gate is ``skipped``, with its reason: it neither passed nor failed, and the exit code is 3. A gate that
+could not be evaluated because the run failed is an ``error``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _TAGS = {"failed": "failure", "undecided": "skipped"}
 def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> str:
     """The document, with its XML declaration.
 
-    :param started: UTC, ``2026-01-02T03:04:05``: the schema has no room for a time zone.
-    :param seconds: that everything took.
-    :param host: name of the machine; ``localhost`` where it is empty.
+    :param started: UTC, ``2026-01-02T03:04:05``: the schema does not allow a time zone.
+    :param seconds: total duration.
+    :param host: name of the machine; empty for ``localhost``.
     """
     cases = [_case(summary, gate) for gate in summary.gates]
-    errors = [_error(summary, gate, summary.failure or "it was not judged") for gate in summary.unjudged]
+    errors = [_error(summary, gate, summary.failure or "the run did not finish") for gate in summary.unjudged]
     if summary.failure and not errors:
         errors.append(_error(summary, "run", summary.failure))
     suite = ElementTree.Element(
@@ -59,7 +59,7 @@ def _case(summary: Summary, gate: GateRow) -> ElementTree.Element:
     tag = _TAGS.get(gate.outcome)
     if tag is not None:
         reason = visible(gate.reason, limit=_LONGEST)
-        kind = {"type": gate.outcome} if tag == "failure" else {}  # Ant's schema has no type for what was skipped
+        kind = {"type": gate.outcome} if tag == "failure" else {}  # Ant's schema has no type for skipped
         ElementTree.SubElement(case, tag, {**kind, "message": reason}).text = reason
     return case
 
@@ -92,5 +92,5 @@ def _properties(summary: Summary) -> ElementTree.Element:
 
 
 def _token(text: str) -> str:
-    """A text as a name: visible, and without blanks that a reader would fold."""
+    """The text as a name: printable, with blanks normalized."""
     return re.sub(r"\s+", " ", visible(text, limit=200)).strip() or "unnamed"

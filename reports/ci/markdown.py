@@ -1,8 +1,8 @@
 """The Markdown summary for a pull request: verdict, gates, before and after, causes, fixes.
 
-Texts from outside (names, reasons, notes) are written so that GitHub-flavored Markdown shows them as they are:
-every sign that could mean something there becomes a character reference, so that nothing ends a table's cell,
-starts markup or HTML, links, or mentions anyone.
+Text from outside (names, reasons, notes) is escaped so that GitHub-flavored Markdown shows it literally: every
+character with a meaning there becomes a character reference, so that nothing ends a table cell, starts markup or
+HTML, links, or mentions a user.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from latfix.reports.vocabulary import verdict_words
 
 _LONGEST = 600
 _MOST_ROWS = 40
-#: Causes of less of the tail are counted, not listed.
+#: Causes below this share of the tail are counted, not listed.
 _LEAST_SHARE = 0.01
 _PLAIN = frozenset(" ,;%'/?()")
-#: Signs that mean nothing between two letters or digits, as in ``python.gc``, ``98.0`` and ``error_rate``.
+#: Characters without meaning between two letters or digits, as in ``python.gc``, ``98.0`` and ``error_rate``.
 _INSIDE = frozenset(".-_")
-#: Signs that mean nothing between a letter or digit and a blank or the end.
+#: Characters without meaning between a letter or digit and a blank or the end.
 _AFTER = frozenset(".:")
-#: What GitHub still joins with what stands behind it once the page is made: a mention, an issue, an emoji, a link.
+#: Characters that GitHub joins with the following text even as references: a mention, an issue, an emoji, a link.
 _JOINING = frozenset("@#:")
-#: ``GH-12`` is an issue as ``#12`` is.
+#: ``GH-12`` links an issue, like ``#12``.
 _GITHUB_ISSUE = re.compile(r"(?<![A-Za-z0-9])gh-(?=[0-9])", re.IGNORECASE)
-#: What :func:`_code` and :func:`_character` write; nothing from outside can look like it.
+#: Output of :func:`_code` and :func:`_character`; escaped text cannot match these.
 _NAME, _REFERENCE = re.compile("<code>(.*?)</code>"), re.compile("&#([0-9]+);")
 _OUTCOMES = {"passed": "passed", "failed": "**FAILED**", "undecided": "undecided"}
 
@@ -63,20 +63,20 @@ def markdown(summary: Summary) -> str:
 
 
 def plain_markdown(summary: Summary) -> str:
-    """The document for readers other than GitHub, and for people: no HTML and no character references.
+    """The document without HTML and character references, for other readers.
 
-    A sign that could mean something has a backslash before it instead; names are in backticks.
+    Characters with a meaning are escaped by a backslash; names are in backticks.
     """
     parts = _NAME.split(markdown(summary).replace("<!-- -->", ""))
     parts[::2] = (_REFERENCE.sub(lambda found: f"\\{chr(int(found[1]))}", part) for part in parts[::2])
     names = (_REFERENCE.sub(lambda found: chr(int(found[1])), part) for part in parts[1::2])
-    # Nothing in backticks can be escaped, but for what ends a table's cell.
+    # Backticks allow no escapes, except of the character that ends a table cell.
     parts[1::2] = (f"`{name.replace('`', chr(39)).replace('|', chr(92) + '|')}`" if name else "" for name in names)
     return "".join(parts)
 
 
 def text(value: object, *, limit: int = _LONGEST) -> str:
-    """A text from outside as Markdown and HTML show it literally, on one line."""
+    """Text from outside, escaped to be shown literally, on one line."""
     shown = visible(value, limit=limit)
     return "".join(_character(shown, k) for k in range(len(shown)))
 
@@ -96,7 +96,7 @@ def _character(shown: str, k: int) -> str:
 
 
 def _begins_link(shown: str, k: int) -> bool:
-    """Whether a dot or a hyphen would make a link of what follows: ``www.``, ``GH-12``."""
+    """True if the dot or hyphen at ``k`` would start a link: ``www.``, ``GH-12``."""
     if shown[k] == "-":
         return k >= 2 and _GITHUB_ISSUE.match(shown, k - 2) is not None
     return shown[max(k - 3, 0) : k].lower() == "www"
@@ -119,7 +119,7 @@ def _headline(summary: Summary) -> str:
 def _paragraphs(summary: Summary) -> list[str]:
     lines = []
     if summary.failure:
-        lines.append(f"**It failed:** {text(_stopped(summary.failure))}")
+        lines.append(f"**Failed:** {text(_stopped(summary.failure))}")
     if summary.sentence:
         lines += [*([""] if lines else []), text(_stopped(summary.sentence))]
     words = summary.gate_words()
@@ -129,20 +129,20 @@ def _paragraphs(summary: Summary) -> list[str]:
 
 
 def _answer(answer: Answer | None) -> list[str]:
-    """The lines of the answer; why a gate did not pass is in the table of gates."""
+    """The lines of the answer; the reasons of gates are in the table of gates."""
     lines = [] if answer is None else [line for line in answer.lines if line.label]
     return [
         f"- **{text(line.label)}** {_code(line.words) if line.is_command else text(line.words)}" for line in lines
     ]
 
 
-def _stopped(said: str) -> str:
-    """A sentence with its full stop; ``p99`` at its start stays small."""
-    return said if said[-1:] in ".!?…" else f"{said}."
+def _stopped(sentence: str) -> str:
+    """The sentence with a full stop; ``p99`` at its start stays lowercase."""
+    return sentence if sentence[-1:] in ".!?…" else f"{sentence}."
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
-    """A table; the first ``left`` columns are texts, the others figures."""
+    """A table; the first ``left`` columns are text, the others figures."""
     rule = ["---" if k < left else "---:" for k in range(len(columns))]
     lines = [columns, rule, *rows]
     return [f"| {' | '.join(cell or ' ' for cell in line)} |" for line in lines] if len(lines) > 2 else []
@@ -150,7 +150,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int =
 
 def _gates(summary: Summary) -> list[str]:
     rows = [(_code(gate.gate), _OUTCOMES[gate.outcome], text(gate.reason)) for gate in summary.gates[:_MOST_ROWS]]
-    rows += [(_code(gate), "not judged", "the run did not reach its end") for gate in summary.unjudged[:_MOST_ROWS]]
+    rows += [(_code(gate), "not evaluated", "the run did not finish") for gate in summary.unjudged[:_MOST_ROWS]]
     return _table(("gate", "outcome", "why"), rows, left=3)
 
 
@@ -192,8 +192,8 @@ def _causes(summary: Summary) -> list[str]:
         for cause in worth[:_MOST_ROWS]
     ]
     if rows and len(worth) < len(summary.causes):
-        rows.append((f"{len(summary.causes) - len(worth)} smaller ones", "", "", "", "", ""))
-    return _table(("cause of the tail", "fixes", " ", "tail", "95 % interval", "share"), rows, left=3)
+        rows.append((f"{len(summary.causes) - len(worth)} smaller causes", "", "", "", "", ""))
+    return _table(("cause of the tail", "fixes", " ", "mean in the tail", "95 % interval", "share"), rows, left=3)
 
 
 def _steps(summary: Summary) -> list[str]:

@@ -1,1 +1,1 @@
-"""A run in the formats of other tools, one module a format, written piece by piece."""
+"""Runs in the formats of other tools: one module per format, written in pieces."""

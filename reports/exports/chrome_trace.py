@@ -1,6 +1,6 @@
-"""Trace events as Perfetto and Chrome read them: requests by stage, batches on their workers, events, counters.
+"""Trace events for Perfetto and Chrome: requests by stage, batches by worker, events, counters.
 
-Format: "Trace Event Format" (Google), JSON object form. Times are microseconds from the first thing recorded.
+Format: "Trace Event Format" (Google), JSON object form. Times are microseconds from the first recorded time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from latfix.run_record.schema import Columns
 
 REQUESTS, WORKERS, EVENTS, COUNTERS = 1, 2, 3, 4
 _PROCESSES = {REQUESTS: "requests", WORKERS: "workers", EVENTS: "events", COUNTERS: "counters"}
-#: Parts of a batch, each from the end of the one before.
+#: Parts of a batch; each starts at the end of the previous one.
 BATCH_PARTS = (
     ("window", "close_ns"),
     ("collate", "collated_ns"),
@@ -43,10 +43,10 @@ def chrome_trace(source: RecordSource) -> Iterator[str]:
 
 
 def _earliest(source: RecordSource) -> int:
-    """The first moment of anything recorded: trace viewers have no times below zero."""
+    """The first recorded time: trace viewers do not accept times below zero."""
     first = [int(rows["arrival_ns"].min()) for rows in source.scan(("arrival_ns",)) if len(rows["arrival_ns"])]
     tables: tuple[tuple[TableName, str], ...] = (("batches", "open_ns"), ("events", "t_ns"), ("samples", "t_ns"))
-    for table, column in tables:  # each in order of time
+    for table, column in tables:  # sorted by time
         first += [int(rows[column].min()) for rows in _first_of(source.table(table)) if len(rows[column])]
     return min(first, default=0)
 
@@ -77,7 +77,7 @@ def _metadata(name: str, pid: int, tid: int, args: Mapping[str, Any]) -> str:
 
 
 def _requests(source: RecordSource, zero: int) -> Iterator[str]:
-    """Each a nested asynchronous slice: viewers lay slices of one name, the status, on rows of their own."""
+    """Nested asynchronous slices, named by status: viewers put slices of one name on the same rows."""
     for each in request_slices(source):
         same = f'"cat":"request","id":"{each.index}","pid":{REQUESTS},"tid":0'
         begin, end = _us(each.arrival_ns - zero), _us(each.arrival_ns + each.latency_ns - zero)
@@ -134,7 +134,7 @@ def _events(source: RecordSource, zero: int) -> Iterator[str]:
 
 
 def _plain(value: object) -> object:
-    """A value that every JSON reader takes."""
+    """A value that every JSON reader accepts."""
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return visible(value, limit=2000)

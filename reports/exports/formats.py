@@ -1,4 +1,4 @@
-"""The formats that ``latfix export`` knows, by name: what each is made from, and how it is written."""
+"""The formats of ``latfix export``, by name: the input of each, and its writer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from latfix.results.diagnosis import Diagnosis, StackTime
 from latfix.results.optimization import Optimization
 from latfix.run_record.chunked_record import RecordSource
 
-#: The commands whose results can be summed up for CI.
+#: The command of each result that has a CI summary.
 COMMANDS: Mapping[type[Document], str] = {Diagnosis: "diagnose", Optimization: "optimize", Comparison: "compare"}
 
 
@@ -30,7 +30,7 @@ COMMANDS: Mapping[type[Document], str] = {Diagnosis: "diagnose", Optimization: "
 class Subject:
     """What is exported: a run's record, a result, or both.
 
-    :param path: of the workload as a repository has it, for findings about it.
+    :param path: of the workload file within its repository, to attach findings to.
     :param stacks: time in sampled stacks, of slow and of typical work.
     """
 
@@ -41,13 +41,13 @@ class Subject:
 
     @property
     def requests(self) -> RecordSource:
-        """The record; only of formats that need one."""
+        """The record; only for formats that need one."""
         assert self.record is not None
         return self.record
 
     @property
     def summary(self) -> Summary:
-        """The result as CI is told of it."""
+        """The result as a CI summary."""
         assert self.result is not None
         return read_summary(self.result.to_json(), command=COMMANDS[type(self.result)])
 
@@ -56,9 +56,9 @@ class Subject:
 class Format:
     """One format.
 
-    :param file: name of the file in a folder.
-    :param pieces: its text; ``None`` of one that is no text, which ``write`` writes.
-    :param needs: the types of results that it is made from; empty where it is made from requests.
+    :param file: default file name.
+    :param pieces: its text; ``None`` for a binary format, which ``write`` writes.
+    :param needs: types of results that it is made from; empty for formats of requests.
     """
 
     file: str
@@ -67,7 +67,7 @@ class Format:
     needs: tuple[type[Document], ...] = ()
 
     def write_to(self, subject: Subject, file: BinaryIO) -> None:
-        """Write it whole, text in UTF-8."""
+        """Write the file, text as UTF-8."""
         if self.write is not None:
             self.write(subject, file)
         for piece in self.pieces(subject) if self.pieces is not None else ():

@@ -1,8 +1,8 @@
-"""An HdrHistogram log: latencies in nanoseconds, three digits exact, one histogram a second of arrivals.
+"""An HdrHistogram log: latencies in nanoseconds with three exact digits, one histogram for each second of arrivals.
 
-Requests that did not end ``ok`` have the time until they were lost in histograms tagged with their status, since no
-histogram holds a value that is known from below only. Encoding: HdrHistogram's V2, ``ZigZag LEB128`` counts with runs
-of zeros as negative numbers, compressed by zlib, in base64 (HdrHistogram/AbstractHistogram.java).
+Requests that did not end ``ok`` are in histograms tagged with their status, with the time until they were lost: a
+histogram cannot hold lower bounds. Encoding: HdrHistogram's V2, ``ZigZag LEB128`` counts with runs of zeros as
+negative numbers, compressed by zlib, in base64 (HdrHistogram/AbstractHistogram.java).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from latfix.stages import STATUS_NAMES
 
 _SECOND = 10**9
 _DIGITS = 3
-#: Counters of the first bucket for three digits, and of half of it: each further bucket adds half as many.
+#: Counters of the first bucket for three digits, and half of that: each further bucket adds the half.
 _SUB_BUCKETS, _HALF = 2048, 1024
 #: An hour, in nanoseconds.
 HIGHEST = 3600 * _SECOND
@@ -34,7 +34,7 @@ _COLUMNS = '"StartTimestamp","Interval_Length","Interval_Max","Interval_Compress
 def hdr_log(source: RecordSource) -> Iterator[str]:
     """The lines; measured requests only.
 
-    :raises InputError: ``run.json`` does not say when the run started.
+    :raises InputError: ``run.json`` has no start time.
     """
     start = started_ns(source) / 1e9
     yield f"#[latfix {__version__}: latency of {visible(source.meta.workload, limit=120)}, ns]\n"
@@ -48,7 +48,7 @@ def hdr_log(source: RecordSource) -> Iterator[str]:
         found = {name: rows[name][measured] for name in ("latency_ns", "status")}
         found["second"] = rows["arrival_ns"][measured] // _SECOND
         kept = {name: np.concatenate([kept[name], found[name]]) for name in kept}
-        if len(kept["second"]):  # rows come by arrival: all but the last second are whole
+        if len(kept["second"]):  # rows are sorted by arrival: all seconds but the last are complete
             yield from _lines({name: values[kept["second"] < kept["second"][-1]] for name, values in kept.items()})
             kept = {name: values[kept["second"] >= kept["second"][-1]] for name, values in kept.items()}
     yield from _lines(kept)
@@ -66,7 +66,7 @@ def _lines(rows: dict[str, Ints]) -> Iterator[str]:
 
 
 def places_of(values_ns: Ints) -> Ints:
-    """The counter that each value belongs to; values beyond an hour belong to the last."""
+    """The index of the counter of each value; values above an hour share the last."""
     values = np.clip(values_ns, 0, HIGHEST)
     bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)  # exact: an hour has 42 bits
     bucket = np.maximum(bits - _SUB_BUCKETS.bit_length() + 1, 0)
@@ -82,7 +82,7 @@ def encoded(counts: Ints) -> str:
 
 
 def _runs(counts: Ints) -> Iterator[int]:
-    """The counters; each run of zeros as its length below zero."""
+    """The counters, with each run of zeros as its negative length."""
     before = -1
     for place in np.flatnonzero(counts).tolist():
         if place - before > 1:

@@ -1,4 +1,4 @@
-"""``/metrics`` over HTTP: the latest figures of a service that is being watched, for Prometheus to fetch."""
+"""``/metrics`` over HTTP: the latest figures of ``latfix watch``, for Prometheus to scrape."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from latfix.errors import InputError
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _HOME = "127.0.0.1"
-#: Seconds after which a client that says nothing is let go.
-_PATIENCE_S = 5.0
+#: Seconds after which a silent client is disconnected.
+_TIMEOUT_S = 5.0
 
 
 class MetricsEndpoint(ThreadingHTTPServer):
     """Answers ``GET /metrics`` with :attr:`text`.
 
-    :ivar text: what is told now.
+    :ivar text: the current figures.
     """
 
     daemon_threads = True
@@ -26,13 +26,13 @@ class MetricsEndpoint(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _PATIENCE_S
+    timeout = _TIMEOUT_S
     server: MetricsEndpoint
 
     def do_GET(self) -> None:
-        """The figures, or that there is nothing else."""
+        """Send the figures; 404 for any other path."""
         if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "only /metrics is here")
+            self.send_error(404, "only /metrics is served")
             return
         body = self.server.text.encode()
         self.send_response(200)
@@ -42,15 +42,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is the watcher's."""
+        """Log nothing: the terminal shows ``latfix watch``."""
 
 
 @contextlib.contextmanager
 def metrics_endpoint(where: str | None) -> Iterator[MetricsEndpoint | None]:
-    """An endpoint for as long as the block lasts; ``None`` without one.
+    """An endpoint for the duration of the block; ``None`` if ``where`` is.
 
-    :param where: ``[HOST:]PORT``; of this machine only where no host is named. Port 0: any that is free.
-    :raises InputError: nothing can listen there.
+    :param where: ``[HOST:]PORT``, by default on the loopback interface. Port 0 picks a free one.
+    :raises InputError: the address cannot be bound.
     """
     if where is None:
         yield None
@@ -61,7 +61,7 @@ def metrics_endpoint(where: str | None) -> Iterator[MetricsEndpoint | None]:
     try:
         server = MetricsEndpoint((host.strip("[]") or _HOME, int(port)), _Handler)
     except OSError as error:
-        raise InputError(f"--metrics: found {where}, where nothing can listen ({error.strerror or error})") from error
+        raise InputError(f"--metrics: found {where}, which cannot be bound ({error.strerror or error})") from error
     with server:
         thread = threading.Thread(target=server.serve_forever, name="latfix-metrics", daemon=True)
         thread.start()

@@ -23,23 +23,23 @@ def openmetrics(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: 
     """The lines.
 
     :param source: the run's requests; without them there is no histogram.
-    :param window_s: the diagnosis is of the last so many seconds of a service that goes on.
+    :param window_s: length of the diagnosed window of a running service; ``None`` for a complete run.
     """
     same = {"workload": diagnosis.workload}
     statuses = {name: number for name, number in diagnosis.requests.items() if number is not None}
     suffix = "_total" if window_s is None else ""
     counts = [(suffix, {**same, "status": name}, number) for name, number in statuses.items()]
     if window_s is None:
-        yield from _family("requests", "counter", "", "Measured requests by how they ended.", counts)
+        yield from _family("requests", "counter", "", "Measured requests by status.", counts)
     else:
-        yield from _family("window_requests", "gauge", "", "Requests of the window by how they ended.", counts)
-        words = "What all other figures are of: so many seconds until now."
+        yield from _family("window_requests", "gauge", "", "Requests of the window by status.", counts)
+        words = "Length of the window that all other figures cover."
         yield from _family("window", "gauge", "seconds", words, [("", same, window_s)])
     if source is not None:
         words = "Latency of measured requests; those that did not end ok are in the last bucket only."
         yield from _family("request_latency", "histogram", "seconds", words, _histogram(source, same))
     figures = [({"figure": key_label(key)}, value) for key, value in diagnosis.latency_ms.items()]
-    yield from _gauges("latency", "seconds", "Percentiles of latency over all that arrived.", same, figures)
+    yield from _gauges("latency", "seconds", "Percentiles of latency over all requests that arrived.", same, figures)
     stages = [
         ({"stage": stage, "figure": key_label(key)}, value)
         for stage, row in diagnosis.stages_ms.items()
@@ -47,17 +47,19 @@ def openmetrics(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: 
     ]
     yield from _gauges("stage", "seconds", "Time of requests in each stage.", same, stages)
     excess = [({"percentile": f"{diagnosis.percentile:g}"}, diagnosis.excess_ms)]
-    yield from _gauges("tail_excess", "seconds", "The slowest requests' mean beyond a quiet request.", same, excess)
+    yield from _gauges("tail_excess", "seconds", "Mean latency of the tail above a quiet request.", same, excess)
     causes = [
         ({"cause": each.cause, "class": each.evidence_class, "named": str(each.named).lower()}, each.tail_ms)
         for each in diagnosis.causes
     ]
-    yield from _gauges("cause_tail", "seconds", "What each cause adds to a request of the tail.", same, causes)
+    yield from _gauges(
+        "cause_tail", "seconds", "Mean time that each cause adds to a request of the tail.", same, causes
+    )
     rate = [("", same, diagnosis.throughput_rps)] if finite(diagnosis.throughput_rps) is not None else []
     yield from _family("throughput", "gauge", "", "Requests that ended ok a second.", rate)
     passed = {True: 1, False: 0, None: "NaN"}
     gates = [("", {**same, "gate": each.gate.text}, passed[each.passed]) for each in diagnosis.gates]
-    yield from _family("gate_passed", "gauge", "", "1 where a gate passed, 0 where not, NaN where undecided.", gates)
+    yield from _family("gate_passed", "gauge", "", "1 if the gate passed, 0 if it failed, NaN if undecided.", gates)
     yield "# EOF\n"
 
 
@@ -74,7 +76,7 @@ def _gauges(
 
 
 def _family(name: str, kind: str, unit: str, words: str, samples: Iterable[_Sample]) -> Iterator[str]:
-    """A metric with what describes it; nothing where it has no sample."""
+    """A metric with its type, unit and help; nothing without samples."""
     full = f"latfix_{name}_{unit}" if unit else f"latfix_{name}"
     head = [f"# TYPE {full} {kind}\n", *([f"# UNIT {full} {unit}\n"] if unit else []), f"# HELP {full} {words}\n"]
     for suffix, labels, value in samples:

@@ -1,8 +1,8 @@
 """OpenTelemetry spans in OTLP's JSON: a request is a trace, its stages are the children of its root span.
 
-One ``ExportTraceServiceRequest`` a line, as the collector's file exporter writes and its ``otlpjsonfile`` receiver
-reads them (opentelemetry-proto, trace/v1/trace.proto; ids in hexadecimal, 64-bit integers as strings).
-Warm-up is left out. Times count from ``started`` of ``run.json``, the only wall clock of a record.
+One ``ExportTraceServiceRequest`` per line, as the collector's file exporter writes and its ``otlpjsonfile`` receiver
+reads (opentelemetry-proto, trace/v1/trace.proto; ids in hexadecimal, 64-bit integers as strings). Warm-up is
+excluded. Times count from ``started`` in ``run.json``, the only wall clock of a record.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from latfix.reports.exports.request_slices import RequestSlice, request_slices
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_meta import RUN_FILE
 
-#: Requests of a line.
-_A_LINE = 500
+#: Requests per line.
+_PER_LINE = 500
 _INTERNAL, _SERVER, _ERROR = 1, 2, 2
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -29,22 +29,22 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 def otlp_lines(source: RecordSource) -> Iterator[str]:
     """The lines, each with its line break.
 
-    :raises InputError: ``run.json`` does not say when the run started.
+    :raises InputError: ``run.json`` has no start time.
     """
     zero, run = started_ns(source), _run_id(source)
     resource = json.dumps({"attributes": _resource(source)})
     scope = json.dumps({"name": "latfix", "version": __version__})
     measured = (each for each in request_slices(source) if each.index >= 0)
-    while some := list(islice(measured, _A_LINE)):
+    while some := list(islice(measured, _PER_LINE)):
         spans = ",".join(span for each in some for span in _spans(each, zero, run))
         inside = f'"scopeSpans":[{{"scope":{scope},"spans":[{spans}]}}]'
         yield f'{{"resourceSpans":[{{"resource":{resource},{inside}}}]}}\n'
 
 
 def started_ns(source: RecordSource) -> int:
-    """When the run's clock began, nanoseconds since 1970.
+    """Start of the run's clock, in nanoseconds since 1970.
 
-    :raises InputError: ``run.json`` does not say.
+    :raises InputError: ``run.json`` has no start time.
     """
     try:
         started = datetime.datetime.fromisoformat(source.meta.started)
@@ -56,7 +56,7 @@ def started_ns(source: RecordSource) -> int:
 
 
 def _run_id(source: RecordSource) -> str:
-    """Eight bytes in hexadecimal, by which traces of several runs differ."""
+    """Eight bytes in hexadecimal that tell traces of different runs apart."""
     known = f"{source.meta.started}\0{source.meta.workload}\0{source.folder.resolve().name}"
     return hashlib.sha256(known.encode(errors="surrogatepass")).hexdigest()[:16]
 

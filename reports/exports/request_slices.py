@@ -1,4 +1,4 @@
-"""Requests one by one with their stages, from a record of any size."""
+"""Iterates over requests with their stages, for records of any size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, STATUS_NAMES, stage_label
 
-#: Requests in memory at once.
+#: Requests in memory at a time.
 STEP = 16_384
 _LONGEST_ID, _LONGEST_ERROR = 200, 600
 
@@ -21,9 +21,10 @@ _LONGEST_ID, _LONGEST_ERROR = 200, 600
 class RequestSlice:
     """One request. Times in nanoseconds from the run's start; a warm-up request's index is negative.
 
-    :param id: of the traffic, printable; ``stages`` with where each began and how long it took, empty ones left out.
-    :param error: its message, printable; empty where it has none.
-    :param worker: that served it; -1 where none did.
+    :param id: from the traffic, printable.
+    :param stages: name, begin and duration of each stage that took time.
+    :param error: error message, printable; empty without one.
+    :param worker: that served it, or -1.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Requests as rows, in CSV and in Parquet: the columns of ``requests.parquet``, also of a run that was killed."""
+"""Requests as CSV and Parquet: the columns of ``requests.parquet``, also for a run that was killed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from latfix.formatting import visible
 from latfix.run_record.chunked_record import RecordSource
 from latfix.run_record.run_record import request_tables, write_parts
 
-#: A spreadsheet takes a text that begins so for a formula.
+#: Text with these prefixes is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@")
 _LONGEST = 32_000
 
 
 def write_parquet(source: RecordSource, file: BinaryIO) -> None:
-    """All columns, texts as they were recorded."""
+    """All columns, with texts as recorded."""
     write_parts(file, request_tables(source.folder))
 
 
 def csv_pieces(source: RecordSource) -> Iterator[str]:
-    """A line of names, then one a request. Texts are printable, and none is a formula to a spreadsheet."""
+    """A header line, then a line per request. Texts are made printable and safe for spreadsheets."""
     import pyarrow as pa
     from pyarrow import csv
 

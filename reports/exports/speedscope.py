@@ -1,6 +1,6 @@
-"""A speedscope file: where the time of mean requests goes, in which Python, and what each worker did when.
+"""A speedscope file: stages of mean requests, sampled Python stacks, and the batches of each worker over time.
 
-Format: https://www.speedscope.app/file-format-schema.json. Frames come last, since they are known only then.
+Format: https://www.speedscope.app/file-format-schema.json. Frames are written last, when all are known.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from latfix.stages import STAGES, Status, stage_label
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _TAIL = 0.99
-#: Series of samples that say in which stack a thread was seen.
-_SEEN = "stack."
+#: Prefix of the sample series that hold the stack of a thread.
+_STACK = "stack."
 
 
 def speedscope(source: RecordSource, stacks: Sequence[StackTime] = ()) -> Iterator[str]:
@@ -36,7 +36,7 @@ def speedscope(source: RecordSource, stacks: Sequence[StackTime] = ()) -> Iterat
     head: dict[str, object] = {"$schema": _SCHEMA, "exporter": f"latfix {__version__}", "activeProfileIndex": 0}
     head["name"] = visible(source.meta.workload, limit=200)
     yield f'{json.dumps(head)[:-1]},"profiles":['
-    python = chain(_python(source, frames, stacks), _looks(source, frames))
+    python = chain(_python(source, frames, stacks), _stacks_over_time(source, frames))
     for number, profile in enumerate(chain(_means(source, frames), _workers(source, frames), python)):
         yield from chain([",\n"] if number else [], profile)
     yield f'],\n"shared":{{"frames":{json.dumps([{"name": frame} for frame in frames])}}}}}\n'
@@ -47,13 +47,13 @@ def _place(frames: dict[str, int], name: str) -> int:
 
 
 def _means(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
-    """A profile each of the mean request and of the mean of the slowest 1 %: stages by nanoseconds."""
+    """Two profiles, the mean request and the mean of the slowest 1 %: stages by nanoseconds."""
     counts = np.zeros(0, np.int64)
     for rows in _answered(source, ("latency_ns",)):
         found = np.bincount(places_of(rows["latency_ns"]))
         counts = np.pad(counts, (0, max(len(found) - len(counts), 0)))
         counts[: len(found)] += found
-    # Three digits tell where p99 lies: all that share its counter belong to the tail.
+    # p99 to three digits: all requests in its counter belong to the tail.
     rank = int(np.searchsorted(np.cumsum(counts), _TAIL * counts.sum(), side="left"))
     for title, least in (("mean of all requests", 0), ("mean of the slowest 1 %", rank)):
         sums, number = np.zeros(len(STAGES), np.int64), 0
@@ -68,7 +68,7 @@ def _means(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
 
 
 def _python(source: RecordSource, frames: dict[str, int], stacks: Sequence[StackTime]) -> Iterator[list[str]]:
-    """A profile each of the sampled Python of slow and of typical units, by nanoseconds."""
+    """Profiles of the sampled Python of slow and of typical units, by nanoseconds."""
     for unit in dict.fromkeys(time.unit for time in stacks):
         some = [time for time in stacks if time.unit == unit]
         samples = [_stack(source, frames, time.frames) for time in some]
@@ -76,24 +76,24 @@ def _python(source: RecordSource, frames: dict[str, int], stacks: Sequence[Stack
         yield _sampled(f"Python of typical {unit}", samples, [round(time.typical_ms * 1e6) for time in some])
 
 
-def _looks(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
-    """A profile each of the Python that a thread was seen in, over time.
+def _stacks_over_time(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
+    """A profile of the sampled Python of each thread over time.
 
-    A look stands for what is since the last one, as far as that is usual between two.
+    A sample covers the time since the previous one, at most the median period.
     """
     stacks = source.meta.stacks
     seen: dict[str, list[tuple[int, int]]] = {}
     for rows in source.table("samples") if stacks else ():
         for t, series, value in zip(*(rows[name].tolist() for name in ("t_ns", "series", "value")), strict=True):
-            if series.startswith(_SEEN) and value in range(len(stacks)):
-                seen.setdefault(series.removeprefix(_SEEN), []).append((t, int(value)))
-    gaps = [later - sooner for looks in seen.values() for (sooner, _), (later, _) in pairwise(looks)]
+            if series.startswith(_STACK) and value in range(len(stacks)):
+                seen.setdefault(series.removeprefix(_STACK), []).append((t, int(value)))
+    gaps = [later - sooner for times in seen.values() for (sooner, _), (later, _) in pairwise(times)]
     period = int(np.median(gaps)) if gaps else 0
-    for thread, looks in seen.items():
+    for thread, times in seen.items():
         samples: list[list[int]] = []
         weights: list[int] = []
         last = 0
-        for t, stack in looks:
+        for t, stack in times:
             begun = max(last, t - period)
             samples += [[], _stack(source, frames, stacks[stack])]
             weights += [begun - last, max(t - begun, 0)]
@@ -102,7 +102,7 @@ def _looks(source: RecordSource, frames: dict[str, int]) -> Iterator[list[str]]:
 
 
 def _stack(source: RecordSource, frames: dict[str, int], names: Sequence[str]) -> list[int]:
-    """A stack as speedscope has it, from the outermost frame."""
+    """The indexes of a stack's frames, outermost first."""
     known = (visible(frame_name(name, source.meta.workload_folder), limit=300) for name in reversed(names))
     return [_place(frames, name) for name in known]
 
@@ -120,7 +120,7 @@ def _answered(source: RecordSource, names: tuple[str, ...]) -> Iterator[Columns]
 
 
 def _workers(source: RecordSource, frames: dict[str, int]) -> Iterator[Iterator[str]]:
-    """A profile each of the batches of a worker, over time: one pass over the batches a worker."""
+    """A profile of each worker's batches over time; one pass over the batches per worker."""
     workers: set[int] = set()
     latest = 0
     for rows in source.table("batches"):
@@ -138,7 +138,7 @@ def _worker(source: RecordSource, frames: dict[str, int], worker: int, latest: i
         keep = rows["worker"] == worker
         columns = [rows[name][keep].tolist() for name in ("size", "open_ns", *(end for _, end in BATCH_PARTS))]
         for size, opened, *ends in zip(*columns, strict=True):
-            now = begun = max(now, opened)  # times of a profile never go back
+            now = begun = max(now, opened)  # times in a profile must not decrease
             whole = _place(frames, f"batch of {size}")
             yield f'{between}{{"type":"O","frame":{whole},"at":{begun}}}'
             between = ",\n"

@@ -1,4 +1,4 @@
-"""The pictures of a page as files of their own: SVG in the colors of a light page."""
+"""The charts of a page as SVG files, in the colors of a light page."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _COLOR = re.compile(r"--([a-z0-9-]+): (#[0-9a-f]+);")
 
 
 def figures_of(page: str) -> dict[str, str]:
-    """Each picture of a page as a document, by its name."""
+    """The charts of a page as SVG documents, by name."""
     return {found[3]: _document(found) for found in _PICTURE.finditer(page)}
 
 
 def write_figures(page: Path, folder: Path) -> list[Path]:
-    """Write the pictures of a page into a folder, ``NAME.svg`` each.
+    """Write the charts of a page into a folder as ``NAME.svg``.
 
-    :raises InputError: one cannot be written.
+    :raises InputError: a file cannot be written.
     """
     files = []
     for name, picture in figures_of(page.read_text(encoding="utf-8")).items():
@@ -32,13 +32,13 @@ def write_figures(page: Path, folder: Path) -> list[Path]:
         try:
             write_text(files[-1], picture)
         except OSError as error:
-            raise InputError(f"--figures: found that {files[-1]} cannot be written ({error.strerror})") from error
+            raise InputError(f"--figures: cannot write {files[-1]} ({error.strerror})") from error
     return files
 
 
 def _document(found: re.Match[str]) -> str:
     left, top, width, height = found[2].split()
-    # The first block of the style is the light page's.
+    # The first block of the style sheet holds the light colors.
     style = resources.files("latfix.reports.html").joinpath("templates", "style.css").read_text(encoding="utf-8")
     colors = dict(_COLOR.findall(style.partition("}")[0]))
     size = f'width="{width}" height="{height}"'

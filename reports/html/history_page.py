@@ -1,4 +1,4 @@
-"""The page of a history: each trend drawn over its runs, with the levels and the runs that changed them."""
+"""The page of a history: each trend over its runs, its levels, and the runs that changed them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_history_page(path: Path, found: HistoryTrends, *, workload: str | None
 
 
 def _trend(metric: str, trend: HistoryTrend) -> dict[str, Any]:
-    """A trend drawn as a line through its runs, at equal distances: a level is of runs, not of days."""
+    """A trend as a line through its runs, equally spaced: levels count runs, not days."""
     width, height, margin = 960.0, 180.0, 14.0
     low, high = min(trend.values, default=0.0), max(trend.values, default=0.0)
     span = (high - low) or max(abs(high), 1e-9)

@@ -1,4 +1,4 @@
-"""Pages from templates: one self-contained HTML file each, written whole or not at all."""
+"""Renders templates into self-contained HTML files, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 def write_page(path: Path, template: str, **values: object) -> None:
     """Render a template into a file.
 
-    :param values: ``kind``, ``heading``, ``facts`` (a line under the heading), and what the template names;
-        ``points`` of a chart that a reader can explore (:func:`point_data.points_over_time`).
+    :param values: ``kind``, ``heading``, ``facts`` (a line under the heading), the template's own variables, and
+        ``points`` of the interactive chart (:func:`point_data.points_over_time`).
     :raises InputError: the file cannot be written.
     """
     page = render(template, **values)
@@ -47,15 +47,14 @@ def write_page(path: Path, template: str, **values: object) -> None:
         write_text(path, page)
     except OSError as error:
         raise InputError(
-            f"{path}: found that it cannot be written ({error.strerror or error}); expected a writable file; "
-            "name another one"
+            f"{path}: cannot be written ({error.strerror or error}); expected a writable file; name another one"
         ) from error
 
 
 def render(template: str, **values: object) -> str:
-    """The text of a template; every value in it is escaped and made visible, except drawings.
+    """The text of a template; every value except charts is escaped and made printable.
 
-    The page's policy lets browsers run the scripts that latfix brought along, and load nothing.
+    The page's content security policy allows only latfix's own scripts, and no loading of anything.
     """
     scripts = [_CHART_SCRIPT, _PAGE_SCRIPT] if values.get("points") else [_PAGE_SCRIPT]
     return (
@@ -66,9 +65,9 @@ def render(template: str, **values: object) -> str:
                 "version": __version__,
                 "points": None,
                 "policy": f"{_POLICY} script-src {' '.join(map(_digest, scripts))}",
-                "chart_style": _brought("vendor/uPlot.min.css"),
-                "chart_script": _brought(_CHART_SCRIPT),
-                "page_script": _brought(_PAGE_SCRIPT),
+                "chart_style": _resource("vendor/uPlot.min.css"),
+                "chart_script": _resource(_CHART_SCRIPT),
+                "page_script": _resource(_PAGE_SCRIPT),
                 **values,
             }
         )
@@ -76,8 +75,8 @@ def render(template: str, **values: object) -> str:
 
 
 @cache
-def _brought(name: str) -> Markup:
-    """A file of the package as it is."""
+def _resource(name: str) -> Markup:
+    """A file of the package, unescaped."""
     from markupsafe import Markup
 
     return Markup(resources.files("latfix.reports.html").joinpath(name).read_text(encoding="utf-8"))
@@ -85,8 +84,8 @@ def _brought(name: str) -> Markup:
 
 @cache
 def _digest(name: str) -> str:
-    """A script as a policy names it."""
-    found = hashlib.sha256(_brought(name).encode()).digest()
+    """The hash of a script for the content security policy."""
+    found = hashlib.sha256(_resource(name).encode()).digest()
     return f"'sha256-{base64.b64encode(found).decode()}'"
 
 
@@ -111,5 +110,5 @@ def _source(name: str) -> str:
 
 
 def _finalized(value: object) -> object:
-    """Values without what a browser would obey besides markup, which is escaped afterwards."""
+    """Make control characters visible; markup is escaped afterwards."""
     return value if hasattr(value, "__html__") else formatting.visible(value, limit=_LONGEST)

@@ -60,26 +60,21 @@ from latfix.reports.diagnosis_rows import (
 )
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.point_data import points_over_time
-from latfix.reports.next_commands import Words, optimize_command, replay_command, workload_argument
+from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
 from latfix.reports.plan_rows import front_rows, plan_is_empty, setting_rows
 from latfix.reports.request_rows import (
     balance_words,
+    described_rows,
     header_facts,
     holder_rows,
     ledger_rows,
-    rows_told,
     slow_rows,
     stage_lines,
     wait_words,
 )
-from latfix.reports.vocabulary import (
-    CLASS_WORDS,
-    DEFINITIONS,
-    LINES_WORDS,
-    cause_words,
-)
+from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words
 from latfix.results.comparison import Comparison
-from latfix.results.diagnosis import Activity, Diagnosis, Window
+from latfix.results.diagnosis import Activity, Diagnosis, Ledger, Window
 from latfix.results.optimization import Optimization, untried_of
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
@@ -97,7 +92,7 @@ _TITLES = {
     "windows": "Over time",
     "stages": "Stages",
     "workers": "Workers",
-    "lines": "Which lines",
+    "lines": "Slow lines of code",
     "slowest": "Slowest requests",
     "units": "The slowest",
     "read": "What was read",
@@ -105,35 +100,32 @@ _TITLES = {
     "traffic": "Traffic",
     "change": "Before and after",
     "gates": "Gates",
-    "ablation": "What each fix gave",
+    "ablation": "Effect of each fix",
     "steps": "What was tried",
     "arms": "Both replays",
     "plan": "Plan",
     "settings": "Settings",
     "loads": "Load by load",
     "front": "Accuracy, latency and throughput",
-    "theory": "Theory and reality",
+    "theory": "Queueing models",
     "method": "How it was measured",
     "definitions": "What the figures mean",
 }
-#: What the head of a page says of where a run was started from.
+#: Facts about the origin of a run in the head of a page.
 _ORIGIN = ("host", "branch", "commit", "command")
 _CAUSES = 14
 _WINDOW_CAUSES = 5
-#: Requests that still hurt after a change.
+#: Slowest requests listed after a change.
 _SLOWEST = 10
 _LONGEST_NAME = 32
-#: Rows of ``run.json`` on a page, and how deep its tables are opened.
+#: Most rows of ``run.json`` on a page, and the depth to which its tables are expanded.
 _MOST_ROWS, _DEEPEST = 150, 4
 
 
-def write_run_report(
-    path: Path, record: RunRecord, diagnosis: Diagnosis, *, stories: Sequence[Story] = (), command: str | None = None
-) -> None:
+def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, stories: Sequence[Story] = ()) -> None:
     """The page of one run.
 
     :param stories: of the slowest requests.
-    :param command: what to run next, as the user would type it; made from ``run.json`` where ``None``.
     :raises InputError: the file cannot be written.
     """
     advice, active = cause_advice(diagnosis), active_causes(diagnosis)
@@ -144,7 +136,8 @@ def write_run_report(
     machine_panels = machine_series(record)
     absent |= set() if machine_panels else {"machine"}
     fixable = any(entry.fixes for entry in advice)
-    arrivals = _arrivals("this run", record, "after")
+    charts = _latency_charts("latency", [("this run", record, "after")], diagnosis.ledger)
+    workload = _without_path(workload_argument(record.meta))
     write_page(
         path,
         "run.html",
@@ -153,21 +146,17 @@ def write_run_report(
         facts=_facts(diagnosis.device, record),
         contents=contents_of(anchor for anchor in (*anchors, "machine", "method") if anchor not in absent),
         diagnosis=diagnosis,
-        answer=diagnosis_answer(diagnosis, workload=_without_path(workload_argument(record.meta))),
+        answer=diagnosis_answer(diagnosis, workload=workload),
         notes=_run_notes(record, diagnosis),
         cards=_run_cards(diagnosis),
         advice=advice,
         closing=closing_advice(diagnosis),
-        command=(command or optimize_command(_without_path(workload_argument(record.meta)))) if fixable else "",
-        latency_rows=[
-            [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
-            for key in LATENCY_KEYS
-        ],
-        latency_charts=_latency_charts(record, arrivals),
-        points=points_over_time([(arrivals, record, diagnosis.ledger)]),
+        command=optimize_command(workload) if fixable else "",
+        latency_rows=latency_rows(diagnosis),
+        latency_charts=charts,
+        points=None if charts is None else charts["points"],
         active=active,
         windows=window_values(diagnosis.windows, active, event_spans(record)) if diagnosis.windows else None,
-        stages_chart=_stages_chart("stages-chart", [("", record)]),
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
             for stage in (STAGES if set(diagnosis.stages_ms) <= set(STAGES) else diagnosis.stages_ms)
@@ -196,9 +185,17 @@ def write_run_report(
         machine_chart=run_charts.machine_over_time("machine-chart", machine_panels) if machine_panels else None,
         method=_run_method(record, diagnosis),
         machine=_machine(record, "Machine, versions and settings"),
-        definitions=_definitions(),
+        definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
         **tail_values(diagnosis),
     )
+
+
+def latency_rows(diagnosis: Diagnosis) -> list[list[str]]:
+    """Latencies with their intervals."""
+    return [
+        [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
+        for key in LATENCY_KEYS
+    ]
 
 
 _STAGE_FIGURES = ("mean", "p50", "p99", "reference")
@@ -212,10 +209,10 @@ def write_optimization_report(
     before: RunRecord | None,
     after: RunRecord | None,
 ) -> None:
-    """The page of an optimization: what changed, what each fix did, and where the tail came from.
+    """The page of an optimization: the change, the effect of each fix, and the causes of the tail.
 
-    :param diagnosis: of the baseline, where it was kept.
-    :param before: a replay of the unchanged service, drawn beside ``after``.
+    :param diagnosis: of the baseline, if it was kept.
+    :param before: a replay of the unchanged service, drawn alongside ``after``.
     :raises InputError: the file cannot be written.
     """
     recorded = before or after
@@ -255,18 +252,19 @@ def write_optimization_report(
 
 
 def _without_path(workload: str) -> str:
-    """What to type for a workload, by its own name: the folder that it lies in is another on each machine."""
+    """The workload as a user types it, without its machine-specific parent folder."""
     first, _, rest = workload.partition(" ")
-    known = [first.rstrip("/").rpartition("/")[2], rest] if "/" in first else [workload]
-    return Words(" ".join(filter(None, known))) if isinstance(workload, Words) else " ".join(filter(None, known))
+    if "/" in first:
+        first = first.rstrip("/").rpartition("/")[2]
+    return type(workload)(" ".join(filter(None, (first, rest))))
 
 
 def _ablation(found: Optimization) -> dict[str, Any]:
-    """What each kept fix gave; columns that hold nothing are left out."""
+    """The effect of each kept fix, without empty columns."""
     shares = shares_of(found.ablation, "p99")
     columns = ["fix"]
     for key in ("p99", "mean"):
-        columns += [f"{key} when added", f"{key} foretold", f"{key} beside the others"]
+        columns += [f"{key} when added", f"{key} predicted", f"{key} on top of the others"]
     rows = [
         [p99.name, *p99.cells(), *mean.cells()]
         for p99, mean in zip(shares, shares_of(found.ablation, "mean"), strict=True)
@@ -277,22 +275,22 @@ def _ablation(found: Optimization) -> dict[str, Any]:
 
 
 def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """A table without the columns in which every cell is empty."""
+    """A table without empty columns."""
     kept = [k for k in range(len(columns)) if not k or any(row[k] not in ("", NONE) for row in rows)]
     return {"columns": [columns[k] for k in kept], "rows": [[row[k] for k in kept] for row in rows]}
 
 
 def _front(found: Optimization) -> dict[str, Any] | None:
-    """Configurations: accuracy, latency, throughput; ``None`` where there is nothing to choose."""
+    """Configurations by accuracy, latency and throughput; ``None`` without any."""
     rows = front_rows(found)
     if not rows:
         return None
     name = key_label(found.judged)
-    columns = ["configuration", "", "status", f"{name}, replayed", "95 %", f"{name}, foretold", "accuracy", "served"]
+    columns = ["configuration", "", "status", f"{name}, replayed", "95 %", f"{name}, predicted", "accuracy", "served"]
     columns.append("compute")
     caption = (
-        "Configurations that were replayed or foretold, the fastest first. Best: of those replayed none is as good "
-        "in accuracy, latency and compute together. Compute is the time of typical batches, which bounds the "
+        "Replayed and predicted configurations, the fastest first. Best: no other replayed configuration is as good "
+        "in accuracy, latency and compute together. Compute is the time of typical batches, which limits the "
         "throughput."
     )
     cells = [[row.name, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
@@ -305,7 +303,7 @@ def _front(found: Optimization) -> dict[str, Any] | None:
 
 
 def _steps(found: Optimization) -> dict[str, Any]:
-    """Fixes that were replayed or judged, those a forecast ruled out, and those that were not tried."""
+    """Fixes that were replayed or rejected, those ruled out by a prediction, and those not tried."""
     rows = step_rows(found.steps)
     tried = [step for step in rows if step.status != "skipped"]
     judged = [step for step in tried if step.p99.value is not None or step.status != "no_gain"]
@@ -314,7 +312,7 @@ def _steps(found: Optimization) -> dict[str, Any]:
     figures = ["mean", "p99", "p99, ms", "predicted", "accuracy"] if replayed else []
     return {
         "chart": change_charts.ratio_forest("steps-chart", tried),
-        "columns": ["fix", "status", *figures, "why, and how it was verified"],
+        "columns": ["fix", "status", *figures, "reason and verification"],
         "replayed": replayed,
         "tried": judged,
         "not_replayed": [[step.fix, step.reason] for step in tried if step not in judged],
@@ -324,7 +322,7 @@ def _steps(found: Optimization) -> dict[str, Any]:
 
 
 def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord, new: RunRecord) -> None:
-    """The page of two runs side by side.
+    """The page of a comparison of two runs.
 
     :raises InputError: the file cannot be written.
     """
@@ -355,16 +353,16 @@ def _write_change(
 ) -> None:
     """A page of two arms.
 
-    :param measured: both were replayed beside each other; else the second is no more than the first again.
-    :param present: sections by anchor that the page has where the value is true.
+    :param present: optional sections by anchor, shown if the value is true.
+    :param measured: false if there was no final replay, so that the second arm only repeats the first.
     """
     named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
-    arms = _arms([(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
+    arms = _latency_charts("arms", [(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
     last = records[1] or records[0]
-    slowest = [] if last is None else rows_told(last, None, last.slowest(_SLOWEST))
+    slowest = [] if last is None else described_rows(last, None, last.slowest(_SLOWEST))
     shown = {"change": True, **present, "arms": arms, "slowest": slowest, "method": True}
     order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "slowest", "causes", "method")
-    labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "As it is"
+    labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "Baseline"
     still = {"slowest": f"Slowest requests, {change.after.label}"} if slowest and measured else {}
     titles = {"change": labels, **still, **({} if measured or not arms else {"arms": "The replay"})}
     write_page(
@@ -383,13 +381,13 @@ def _write_change(
             for label, record in named
             if record is not None
         ],
-        definitions=_definitions(),
+        definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
         **values,
     )
 
 
 def story_values(story: Story) -> dict[str, Any]:
-    """What the template of a story shows."""
+    """Variables of the template of a story."""
     scale = max(story.latency_ns, 1)
     known = story.reference_ns is not None
     return {
@@ -403,7 +401,7 @@ def story_values(story: Story) -> dict[str, Any]:
 
 
 def _strip_part(stage: StageTime, scale: int) -> tuple[float, float, int]:
-    """Where in the request's life a stage lies: start and width in percent, number of the stage."""
+    """Start and width of a stage in percent of the request's latency, and its number."""
     left = min(max(stage.at_ns / scale, 0.0), 1.0) * 100
     width = max(min(max(stage.duration_ns / scale, 0.0) * 100, 100 - left), 0.3)
     return left, width, stage_number(stage.stage)
@@ -426,11 +424,12 @@ def _facts(device: str, record: RunRecord | None) -> str:
 
 def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
     if record.partial and not any("partial" in note.lower() for note in diagnosis.notes):
-        return (*diagnosis.notes, "Partial run: it did not reach its end; figures cover what was recorded.")
+        return (*diagnosis.notes, "Partial run: it did not reach its end; figures cover the recorded part.")
     return diagnosis.notes
 
 
-def _run_cards(diagnosis: Diagnosis) -> list[Card]:
+def latency_cards(diagnosis: Diagnosis) -> list[Card]:
+    """The median, the objective's percentile, the maximum and the excess."""
     bounds = diagnosis.latency_ci95_ms
     cards = [
         (
@@ -440,11 +439,15 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
+    above = f"above {milliseconds(diagnosis.reference_ms)}"
+    return [*cards, ("excess of the tail", milliseconds(diagnosis.excess_ms), above)]
+
+
+def _run_cards(diagnosis: Diagnosis) -> list[Card]:
     failed = {name: number for name, number in diagnosis.requests.items() if name != "ok" and number is not None}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
-        *cards,
-        ("excess of the tail", milliseconds(diagnosis.excess_ms), f"above {milliseconds(diagnosis.reference_ms)}"),
+        *latency_cards(diagnosis),
         ("throughput", rate(diagnosis.throughput_rps), f"{count(diagnosis.requests.get('ok', 0))} ok"),
         ("not ok", count(sum(failed.values())), counts),
     ]
@@ -469,12 +472,12 @@ def _change_cards(change: Change) -> list[Card]:
 
 
 def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The ledger of the tail, and the words in it."""
+    """Variables of the section on the tail's causes."""
     rows = cause_rows(diagnosis, limit=_CAUSES)
     total, whole = cause_total(rows, diagnosis)
     words = (
-        f"{excess_words(diagnosis)}. These milliseconds divide among the causes below; "
-        "the parts sum to the whole, and what no cause explains is shown as it is."
+        f"{excess_words(diagnosis)}. The causes below sum to this time; the part that no cause explains is listed "
+        "as unexplained."
     )
     queued, single = diagnosis.unit == "request", diagnosis.is_single
     reference = 0.0 if single else finite(diagnosis.reference_ms) or 0.0
@@ -489,22 +492,6 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _arrivals(label: str, record: RunRecord, role: str) -> run_charts.Arrivals:
-    return run_charts.Arrivals(label=label, role=role, points=scatter(record), windows=windows(record))
-
-
-def _latency_charts(record: RunRecord, arrivals: run_charts.Arrivals) -> dict[str, Any] | None:
-    points = arrivals.points
-    if not points.total:
-        return None
-    curve = _curve("this run", record, "after")
-    return {
-        "time": run_charts.latency_over_time("latency-time", [replace(arrivals, label="")]),
-        "curve": run_charts.percentile_curves("latency-curve", [curve]),
-        "drawn": _drawn_words(len(points.arrival_s), points.total),
-    }
-
-
 def _curve(label: str, record: RunRecord, role: str) -> run_charts.Curve:
     slower, latency, requests = percentile_curve(record)
     return run_charts.Curve(label=label, role=role, slower=slower, latency_ms=latency, requests=requests)
@@ -516,31 +503,45 @@ def _drawn_words(drawn: int, total: int) -> str:
     return f"{count(drawn)} of {count(total)} requests are drawn: the slowest, and an even sample of the others."
 
 
-def _arms(arms: Iterable[tuple[str, RunRecord | None, str]]) -> dict[str, Any] | None:
-    """Both arms' latency over time, percentile curves and stages; ``None`` where there is no record to draw."""
+def _latency_charts(
+    name: str, arms: Iterable[tuple[str, RunRecord | None, str]], ledger: Ledger | None = None
+) -> dict[str, Any] | None:
+    """Latency over time, percentile curves and stages, of a run or of two arms; ``None`` if no request ended ok.
+
+    :param name: prefix of the charts' ids; ``latency`` for a run, whose charts have no labels.
+    :param arms: label, record and role in the palette of each.
+    :param ledger: of the run.
+    """
     known = [
         (label, record, role) for label, record, role in arms if record is not None and len(record.latencies_ns())
     ]
     if not known:
         return None
-    panels, curves = [], []
-    for label, record, role in known:
-        curves.append(_curve(label, record, role))
-        panels.append(_arrivals(label, record, role))
+    single = name == "latency"
+    panels = [
+        run_charts.Arrivals(label=label, role=role, points=scatter(record), windows=windows(record))
+        for label, record, role in known
+    ]
+    titles = ["" if single else label for label, _, _ in known]
+    drawn = [_drawn_words(len(panel.points.arrival_s), panel.points.total) for panel in panels]
     return {
-        "points": points_over_time([(panel, arm[1], None) for panel, arm in zip(panels, known, strict=True)]),
-        "curve": run_charts.percentile_curves("arms-curve", curves),
-        "time": run_charts.latency_over_time("arms-time", panels),
-        "stages": _stages_chart("arms-stages", [(label, record) for label, record, _ in known]),
+        "points": points_over_time([(panel, arm[1], ledger) for panel, arm in zip(panels, known, strict=True)]),
+        "curve": run_charts.percentile_curves(f"{name}-curve", [_curve(*arm) for arm in known]),
+        "time": run_charts.latency_over_time(
+            f"{name}-time", [replace(panel, label=title) for panel, title in zip(panels, titles, strict=True)]
+        ),
+        "stages": _stages_chart(
+            "stages-chart" if single else "arms-stages",
+            [(title, record) for title, (_, record, _) in zip(titles, known, strict=True)],
+        ),
         "drawn": " ".join(
-            f"{panel.label.capitalize()}: {_drawn_words(len(panel.points.arrival_s), panel.points.total)}"
-            for panel in panels
+            f"{title.capitalize()}: {words}" if title else words for title, words in zip(titles, drawn, strict=True)
         ),
     }
 
 
 def _stages_chart(name: str, records: Sequence[tuple[str, RunRecord]]) -> Markup | None:
-    """Groups of requests of each record, the same group of all next to each other."""
+    """Stage bars by group of requests; bars of the same group are adjacent."""
     profiles = [(label, dict(zip(*stage_profile(record), strict=True))) for label, record in records]
     names = dict.fromkeys(group for _, profile in profiles for group in profile)
     groups: list[tuple[str, Floats]] = [
@@ -565,9 +566,9 @@ def window_values(
     active: Sequence[tuple[str, Activity]],
     events: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> dict[str, Any]:
-    """What the template of windows shows.
+    """Variables of the section on windows.
 
-    :param events: by kind, when they began and for how long, in seconds.
+    :param events: by kind, begin and length in seconds.
     """
     causes = largest_window_causes(windows, _WINDOW_CAUSES)
     several = len(windows) > 1
@@ -595,9 +596,9 @@ def window_values(
 def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]]:
     lag = ", ".join(f"{key} {milliseconds(diagnosis.dispatch_ms.get(key))}" for key in ("p50", "p99", "max"))
     verdict = (
-        "small enough for the percentiles to mean what they say"
+        "small enough for reliable percentiles"
         if diagnosis.trustworthy
-        else "too large: the percentiles of this run are not to be trusted"
+        else "too large, the percentiles of this run are unreliable"
     )
     cost = diagnosis.overhead
     counts = ", ".join(f"{count(number)} {name}" for name, number in record.counts().items())
@@ -608,9 +609,9 @@ def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]
     return [
         ("Replay lag", f"{lag} behind the schedule: {verdict}."),
         ("Cost of latfix", f"{micros} µs a request, {core} of a core."),
-        ("Requests", f"{counts}; {count(warm)} warm-up requests left out{unrecorded}."),
+        ("Requests", f"{counts}; {count(warm)} warm-up requests excluded{unrecorded}."),
         *((name.capitalize(), f"{words}.") for name, words in service_words(diagnosis)),
-        ("Ledger", f"largest gap between a request's excess and its entries: {gap}."),
+        ("Ledger", f"largest difference between a request's excess and the sum of its entries: {gap}."),
     ]
 
 
@@ -637,7 +638,3 @@ def _value_words(value: object) -> str:
     if isinstance(value, list | tuple):
         return visible(", ".join(visible(part, limit=80) for part in value[:30]), limit=600)
     return visible(value, limit=600)
-
-
-def _definitions() -> list[tuple[str, str]]:
-    return [*DEFINITIONS, *((f"Known by: {name}", f"{words}.") for name, words in CLASS_WORDS.items())]

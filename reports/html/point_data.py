@@ -1,4 +1,4 @@
-"""What a page's script draws: requests over time as numbers and texts, which the template writes as JSON."""
+"""Data of the interactive chart: requests over time, which the template writes as JSON."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.formatting import visible
 from latfix.reports.charts.run_charts import Arrivals, is_wide
-from latfix.reports.request_rows import SlowRow, rows_told
+from latfix.reports.request_rows import SlowRow, described_rows
 from latfix.results.diagnosis import Ledger
 from latfix.run_record.run_record import RunRecord
 
-#: The figure whose picture the script replaces.
+#: Id of the figure whose chart the script replaces.
 FIGURE = "over-time"
-#: Longest id; a story's ``data-request`` is cut alike.
+#: Longest id; a story's ``data-request`` is cut to the same length.
 LONGEST_ID = 120
 _LONGEST_WORDS = 300
 
 
 def points_over_time(arms: Sequence[tuple[Arrivals, RunRecord, Ledger | None]]) -> dict[str, Any] | None:
-    """The points of a chart, each with its request's id and a line of its story; ``None`` where none ended ok.
+    """The points of the chart, each with its request's id and summary; ``None`` if no request ended ok.
 
-    :param arms: what the picture draws, with the record that it is of, and its ledger where there is one.
+    :param arms: each with its record and, if there is one, its ledger.
     """
     if not any(arrivals.points.total for arrivals, _, _ in arms):
         return None
@@ -35,15 +35,15 @@ def points_over_time(arms: Sequence[tuple[Arrivals, RunRecord, Ledger | None]]) 
 def _arm(arrivals: Arrivals, record: RunRecord, ledger: Ledger | None) -> dict[str, Any]:
     points, windows = arrivals.points, arrivals.windows
     rows = np.concatenate([points.rows, points.failed_rows]).tolist()
-    told = rows_told(record, ledger, rows)
+    described = described_rows(record, ledger, rows)
     return {
         "label": visible(arrivals.label, limit=40),
         "role": arrivals.role,
-        "at_s": [round(row.arrival_s, 4) for row in told],
-        "ms": [float(f"{row.latency_ms:.5g}") for row in told],
-        "failed": [row.status != "ok" for row in told],
-        "ids": [visible(row.id, limit=LONGEST_ID) for row in told],
-        "words": [_words(row) for row in told],
+        "at_s": [round(row.arrival_s, 4) for row in described],
+        "ms": [float(f"{row.latency_ms:.5g}") for row in described],
+        "failed": [row.status != "ok" for row in described],
+        "ids": [visible(row.id, limit=LONGEST_ID) for row in described],
+        "words": [_words(row) for row in described],
         "edges_s": _numbers(windows.edges_s),
         "p50_ms": _numbers(windows.p50_ms),
         "p99_ms": _numbers(windows.p99_ms),

@@ -1,24 +1,24 @@
-"""The page of a recording that was not replayed: the ledger, advice, the slowest units, and what was read."""
+"""The page of a recording that was not replayed: causes, advice, the slowest units, and the facts read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from latfix.formatting import LATENCY_KEYS, count, finite, interval, key_label, milliseconds, significant, visible
+from latfix.formatting import count, finite, milliseconds, significant, visible
 from latfix.reports.answer import diagnosis_answer
-from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key, read_words
+from latfix.reports.diagnosis_rows import cause_advice, closing_advice, read_words
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.pages import Card, contents_of, tail_values, window_values
-from latfix.reports.vocabulary import CLASS_WORDS, DEFINITIONS
+from latfix.reports.html.pages import Card, contents_of, latency_cards, latency_rows, tail_values, window_values
+from latfix.reports.vocabulary import CLASS_DEFINITIONS, DEFINITIONS
 from latfix.results.diagnosis import Diagnosis, UnitLedger
 
-#: Columns of the table of the slowest: causes with the most time.
+#: Most cause columns in the table of the slowest units.
 _COLUMNS = 6
 _LONGEST_NAME = 60
 _STAGE_FIGURES = {"mean": "mean, ms", "p50": "p50, ms", "p99": "p99, ms", "reference": "quiet, ms"}
-#: Definitions that hold of recordings too.
-_DEFINED = ("95 % interval", "Reference", "Tail and excess", "Unexplained", "Named cause")
+#: Definitions that also apply to recordings.
+_DEFINED = ("95 % interval", "Quiet request, reference", "Tail and excess", "Unexplained", "Named cause")
 
 
 def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
@@ -57,10 +57,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         cards=_cards(diagnosis),
         advice=cause_advice(diagnosis),
         closing=closing_advice(diagnosis),
-        latency_rows=[
-            [key_label(key), significant(diagnosis.latency_ms.get(key)), interval(diagnosis.latency_ci95_ms.get(key))]
-            for key in LATENCY_KEYS
-        ],
+        latency_rows=latency_rows(diagnosis),
         windows=window_values(diagnosis.windows, ()) if diagnosis.windows else None,
         stage_rows=stages,
         stage_columns=["stage", *figures.values()],
@@ -69,7 +66,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         read=read_words(diagnosis),
         definitions=[
             *((name, words) for name, words in DEFINITIONS if name in _DEFINED),
-            *((f"Known by: {name}", f"{words}.") for name, words in CLASS_WORDS.items()),
+            *CLASS_DEFINITIONS,
         ],
         **tail_values(diagnosis),
     )
@@ -81,20 +78,8 @@ def _cards(diagnosis: Diagnosis) -> list[Card]:
     if not diagnosis.is_timed:
         return [number]
     if diagnosis.is_single:
-        return [(unit, milliseconds(diagnosis.excess_ms), "alone in the recording"), number]
-    bounds = diagnosis.latency_ci95_ms
-    return [
-        *(
-            (
-                key_label(key),
-                milliseconds(diagnosis.latency_ms.get(key)),
-                f"95 % {interval(bounds[key])}" if key in bounds else "",
-            )
-            for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
-        ),
-        ("excess of the tail", milliseconds(diagnosis.excess_ms), f"above {milliseconds(diagnosis.reference_ms)}"),
-        number,
-    ]
+        return [(unit, milliseconds(diagnosis.excess_ms), "the only one in the recording"), number]
+    return [*latency_cards(diagnosis), number]
 
 
 def _largest(units: Sequence[UnitLedger], limit: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The page of a sweep: the answer, loads and settings, the front, and where reality departs from theory."""
+"""The page of a sweep: the answer, settings and loads, the Pareto front, and models against measurements."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from latfix.reports.answer import sweep_answer
 from latfix.reports.charts import sweep_charts
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of
-from latfix.reports.sweep_rows import MODEL_WORDS, SweepRows, largest_words
+from latfix.reports.sweep_rows import MODEL_WORDS, SweepRows, largest_words, setting_label
 from latfix.reports.vocabulary import SWEEP_DEFINITIONS
 from latfix.results.sweep import Sweep
 
-#: Settings whose theory is drawn.
+#: Most settings with a chart of the models.
 _DRAWN = 6
 
 
@@ -67,14 +67,14 @@ def _sweep_cards(rows: SweepRows) -> list[Card]:
     cards: list[Card] = []
     if rows.judged:
         words = largest_words(best) if best is not None else "undecided" if rows.undecided() else "none"
-        cards.append(("largest load that meets it", words, "" if best is None else best.label))
+        cards.append(("largest load", words, "" if best is None else setting_label(best.label)))
         cards.append(("objective", f"{rows.percentile} < {milliseconds(found.objective.slo_ms)}", ""))
     top = rows.best_setting()
     top = top if top is not None and top.found.knee is not None else rows.top_knee()
-    cards.append(("knee", NONE, "") if top is None else ("knee", top.knee_words(), top.found.label))
+    cards.append(("knee", NONE, "") if top is None else ("knee", top.knee_words(), top.label))
     dispersion = found.traffic.dispersion
-    burst = f"index of dispersion {significant(dispersion)}; independent arrivals have 1"
-    cards.append(("recorded", rate(found.traffic.recorded_rps), "" if dispersion is None else burst))
+    burst = f"index of dispersion {significant(dispersion)} (1 for independent arrivals)"
+    cards.append(("recorded rate", rate(found.traffic.recorded_rps), "" if dispersion is None else burst))
     if rows.gate is not None:
         cards.append((rows.gate.gate, rows.gate.words, rows.gate.reason))
     return cards
@@ -82,19 +82,19 @@ def _sweep_cards(rows: SweepRows) -> list[Card]:
 
 def _sweep_method(found: Sweep) -> list[tuple[str, str]]:
     spread = found.spread
-    words = "no point was replayed twice; that replays differ by a tenth is assumed"
+    words = "no point was replayed twice; a difference of 10 % between replays is assumed"
     if spread is not None and spread.freedom:
         words = (
-            "beyond what their requests explain, the percentiles of two replays of one point differ by a factor of "
-            f"{significant(spread.ratio)} (one standard deviation, repeats: "
-            f"{count(spread.freedom)}; the largest ratio was {significant(spread.largest)})"
+            "in addition to sampling noise, the percentiles of two replays of one point differ by a factor of "
+            f"{significant(spread.ratio)} (one standard deviation, {count(spread.freedom)} repeats; largest ratio "
+            f"{significant(spread.largest)})"
         )
     machine = {name: value for name, value in found.machine.items() if value is not None and name != "torch"}
     memory = finite(machine.pop("memory_bytes", None))
     return [
-        ("Requests a point", f"{count(found.traffic.requests_per_point)}, or several times these at high loads"),
-        ("Seconds", f"{significant(found.seconds)} of {significant(found.budget_s)}"),
-        ("Order", f"settings in turns, loads in random order, seed {found.seed or 0}"),
+        ("Requests per point", f"{count(found.traffic.requests_per_point)}, repeated at high loads"),
+        ("Duration", f"{significant(found.seconds)} s of a budget of {significant(found.budget_s)} s"),
+        ("Order", f"settings alternate, loads in random order, seed {found.seed or 0}"),
         ("Between replays", words),
         *((name, str(value)) for name, value in machine.items()),
         *([] if memory is None else [("memory", f"{significant(memory / 2**30)} GiB")]),

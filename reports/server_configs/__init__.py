@@ -1,1 +1,1 @@
-"""What a plan decided, in the configuration of servers that people run."""
+"""A plan as the configuration of other inference servers."""

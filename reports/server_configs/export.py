@@ -1,4 +1,4 @@
-"""A plan as files of another server: one function a server, over its table."""
+"""A plan as the files of another server: one function for each server, over its table of settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from latfix.config.plan import Plan
 from latfix.files.toml_writer import toml_comment
-from latfix.reports.server_configs import environment, kubernetes, litserve, rayserve, torchserve, triton, vllm
+from latfix.reports.server_configs import kubernetes, litserve, rayserve, torchserve, triton, vllm
 from latfix.reports.server_configs.formats import (
     properties,
     protobuf_text,
@@ -16,9 +16,9 @@ from latfix.reports.server_configs.formats import (
     shell_variables,
     yaml,
 )
-from latfix.reports.server_configs.translation import Table, translate
+from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, translate
 
-#: How the first line of every file begins.
+#: Start of the first line of every file.
 MARK = "# Written by latfix export-plan"
 _Document = dict[str, Any]
 _Environment = Mapping[str, str]
@@ -26,7 +26,7 @@ _Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ServerFile:
-    """One file, by its usual name."""
+    """One file with its usual name."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class ServerFile:
 class Export:
     """The files of a server.
 
-    :param notes: what they do not say, one line each; the files have them as comments.
+    :param notes: settings that the files do not cover, one per line; also comments in the files.
     """
 
     files: tuple[ServerFile, ...]
@@ -45,9 +45,9 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server: its name for people, its table, and its files' texts from the translated entries.
+    """A server: its display name, its table, and the function that writes its files from translated entries.
 
-    :param usage: what to do with the files.
+    :param usage: how to use the files.
     """
 
     title: str
@@ -59,25 +59,17 @@ class Target:
 def export(target: str, plan: Plan, environment: Mapping[str, str]) -> Export:
     """A plan for one of :data:`TARGETS`.
 
-    :param environment: all variables that the plan's settings ask for and imply.
+    :param environment: all environment variables that the plan's settings require.
     """
     server = TARGETS[target]
     document, notes = translate(server.table, plan.settings(), server.title)
     if not plan.settings():
-        notes = ["the plan has no settings: nothing was decided"]
+        notes = ["the plan is empty: it changes no settings"]
     head = [f"{MARK} from a plan for {plan.workload}: {server.usage}"]
     head += ["Measured in latfix's own engine; measure again in this server.", *notes]
     comments = "".join(f"{toml_comment(line.removeprefix('# '))}\n" for line in head)
     texts = server.texts(document, plan, environment)
     return Export(tuple(ServerFile(name, comments + text) for name, text in texts.items()), tuple(notes))
-
-
-def _triton(document: _Document, plan: Plan, _environment: _Environment) -> dict[str, str]:
-    return {"config.pbtxt": protobuf_text({"name": plan.workload, **document})}
-
-
-def _vllm(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
-    return {"vllm.yaml": yaml(document)}
 
 
 def _torchserve(document: _Document, _plan: Plan, _environment: _Environment) -> dict[str, str]:
@@ -107,29 +99,45 @@ def _rayserve(document: _Document, plan: Plan, environment: _Environment) -> dic
     return {"serve_config.yaml": yaml({**http, "applications": [application]})}
 
 
-def _env(document: _Document, _plan: Plan, environment: _Environment) -> dict[str, str]:
-    return {"latfix.env": shell_variables({**document, **environment})}
-
-
 def _kubernetes(document: _Document, _plan: Plan, environment: _Environment) -> dict[str, str]:
     variables = {each["name"]: each["value"] for each in document.get("env", ())} | dict(environment)
     env = [{"name": name, "value": value} for name, value in variables.items()]
     return {"container.yaml": yaml({**document, "env": env} if env else document)}
 
 
-_SERVE = "vllm serve MODEL --config vllm.yaml; only for language models that vLLM knows"
+#: Variables that a service's process must be started with, as a shell file.
+_ENVIRONMENT: Table = {
+    **NO_COUNTERPART,
+    "intra_op_threads": lambda value, _settings: [Put(("OMP_NUM_THREADS",), str(value))] if value else [],
+    "huge_pages": lambda value, _settings: (
+        ["no environment variable disables huge pages"] if value == "never" else []
+    ),
+    "env": lambda _value, _settings: [],  # the whole environment is written
+}
+
+_SERVE = "vllm serve MODEL --config vllm.yaml; only for language models that vLLM supports"
 _LIT = "MyAPI(**LIT_API), LitServer(api, **LIT_SERVER)"
 _SHELL = "set -a; . ./latfix.env; set +a"
 _MERGE = "merge it into your container in spec.template.spec.containers"
 
 TARGETS: Mapping[str, Target] = {
-    "triton": Target("Triton", triton.TABLE, _triton, "add input and output, or let Triton complete them"),
-    "vllm": Target("vLLM", vllm.TABLE, _vllm, _SERVE),
+    "triton": Target(
+        "Triton",
+        triton.TABLE,
+        lambda document, plan, _: {"config.pbtxt": protobuf_text({"name": plan.workload, **document})},
+        "add input and output, or let Triton complete them",
+    ),
+    "vllm": Target("vLLM", vllm.TABLE, lambda document, *_: {"vllm.yaml": yaml(document)}, _SERVE),
     "torchserve": Target(
         "TorchServe", torchserve.TABLE, _torchserve, "--ts-config, and --config-file of the archiver"
     ),
     "litserve": Target("LitServe", litserve.TABLE, _litserve, _LIT),
-    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "put in your import_path and deployment's name"),
-    "env": Target("the environment", environment.TABLE, _env, _SHELL),
+    "rayserve": Target("Ray Serve", rayserve.TABLE, _rayserve, "fill in your import_path and deployment's name"),
+    "env": Target(
+        "the environment",
+        _ENVIRONMENT,
+        lambda document, _, variables: {"latfix.env": shell_variables({**document, **variables})},
+        _SHELL,
+    ),
     "kubernetes": Target("Kubernetes", kubernetes.TABLE, _kubernetes, _MERGE),
 }

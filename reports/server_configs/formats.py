@@ -1,4 +1,4 @@
-"""The notations of other servers' files: protobuf text, YAML, properties, shell and Python."""
+"""File formats of other servers: protobuf text, YAML, properties, shell and Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-#: Keys that YAML 1.1 takes for truth values or nothing unless they are quoted.
+#: Keys that YAML 1.1 reads as booleans or null unless quoted.
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
@@ -23,7 +23,7 @@ def protobuf_text(message: Mapping[str, Any]) -> str:
 
 
 def yaml(document: Mapping[str, Any]) -> str:
-    """YAML in blocks; texts are quoted as in JSON, which YAML contains."""
+    """Block-style YAML, with strings quoted as in JSON."""
     return "".join(f"{line}\n" for line in _yaml_lines(document))
 
 

@@ -1,6 +1,6 @@
-"""What the plan asks of a container: resources, environment, capabilities; to be merged into its entry.
+"""What the plan requires of a container: resources, environment and capabilities, to merge into its entry.
 
-Whole CPUs with requests equal to limits are what the kubelet's static CPU manager gives a container to itself:
+The kubelet's static CPU manager assigns exclusive cores for whole CPUs with requests equal to limits:
 https://kubernetes.io/docs/tasks/administer-cluster/cpu-management-policies/
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, gpus
 
 _CAPABILITIES = ("securityContext", "capabilities", "add")
-_STATIC = "cores of its own need whole CPUs with requests equal to limits, and a node with cpuManagerPolicy: static"
+_STATIC = "exclusive cores need whole CPUs with requests equal to limits, and a node with cpuManagerPolicy: static"
 
 
 def _both(resource: str, amount: str) -> Iterator[Put]:
@@ -21,12 +21,12 @@ def _both(resource: str, amount: str) -> Iterator[Put]:
 
 
 def _cores(_value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
-    """One CPU for each thread of each worker, where the plan names both."""
+    """One CPU for each thread of each worker, if the plan sets both."""
     workers, threads = int(settings.get("workers", 1)), int(settings.get("intra_op_threads", 0))
     if threads:
         yield from _both("cpu", str(workers * threads))
     elif workers > 1:
-        yield "how many CPUs they need the plan leaves open: it sets no intra_op_threads"
+        yield "set the number of CPUs yourself: the plan does not set intra_op_threads"
 
 
 def _device(_value: str, settings: Mapping[str, Any]) -> Iterator[Put]:
@@ -38,7 +38,7 @@ def _nice(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value < 0:
         yield Put(_CAPABILITIES, ["SYS_NICE"])
     if value:
-        yield f"Kubernetes sets no priority of processes: {NO_COUNTERPART['nice']}"
+        yield f"Kubernetes does not set process priorities: {NO_COUNTERPART['nice']}"
 
 
 def _lock(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:

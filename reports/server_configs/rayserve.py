@@ -10,7 +10,7 @@ from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table
 _DEPLOYMENT = "deployment"
 _USER = (_DEPLOYMENT, "user_config")
 _ACTOR = (_DEPLOYMENT, "ray_actor_options")
-_RECONFIGURE = "your deployment's reconfigure hands it to @serve.batch (set_max_batch_size, set_batch_wait_timeout_s)"
+_RECONFIGURE = "pass it to @serve.batch in your own reconfigure (set_max_batch_size, set_batch_wait_timeout_s)"
 
 
 def _device(_value: str, settings: Mapping[str, Any]) -> Iterator[Put]:
@@ -31,7 +31,7 @@ def _threads(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
 def _queue(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value:
         yield Put((_DEPLOYMENT, "max_queued_requests"), value)
-        yield "max_queued_requests is of each deployment handle"
+        yield "max_queued_requests applies to each deployment handle"
 
 
 def _timeout(value: float, _settings: Mapping[str, Any]) -> Iterator[Put]:

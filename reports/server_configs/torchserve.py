@@ -16,7 +16,7 @@ _MODEL, _SERVER = "model", "server"
 def _whole_ms(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     yield Put((_MODEL, "maxBatchDelay"), round(value))
     if value != round(value):
-        yield "maxBatchDelay is in whole milliseconds"
+        yield "maxBatchDelay is rounded to whole milliseconds"
 
 
 def _workers(value: int, _settings: Mapping[str, Any]) -> Iterator[Put]:
@@ -36,19 +36,19 @@ def _compile(value: str, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value != "off":
         mode = {"dynamic": "default"}.get(value, value)
         yield Put((_MODEL, "pt2", "compile"), {"enable": True, "backend": "inductor", "mode": mode})
-        yield "read by handlers that are based on BaseHandler"
+        yield "applies to handlers derived from BaseHandler"
 
 
 def _pin(value: str, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value != "off":
         yield Put((_SERVER, "cpu_launcher_enable"), True)
-        yield "the launcher (torch.backends.xeon.run_cpu, with numactl) gives each worker cores of its own"
+        yield "the launcher (torch.backends.xeon.run_cpu, with numactl) gives each worker its own cores"
 
 
 def _queue(value: int, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value:
         yield Put((_SERVER, "job_queue_size"), value)
-        yield "job_queue_size counts requests that wait, max_queue all inside"
+        yield "job_queue_size counts waiting requests; max_queue counts all requests inside"
 
 
 TABLE: Table = {
@@ -59,8 +59,8 @@ TABLE: Table = {
     "batch_window_ms": _whole_ms,
     "workers": _workers,
     "max_queue": _queue,
-    "timeout_ms": "responseTimeout is when a worker is restarted, in whole seconds: set the deadline in the client",
+    "timeout_ms": "responseTimeout restarts the worker, in whole seconds: set the deadline in the client instead",
     "compile": _compile,
-    "inference_mode": by_value({True: ["handlers that are based on BaseHandler do so by default"]}),
+    "inference_mode": by_value({True: ["handlers derived from BaseHandler do so by default"]}),
     "pin": _pin,
 }

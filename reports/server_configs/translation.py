@@ -1,7 +1,7 @@
-"""From the settings of a plan to entries of another server's configuration, setting by setting.
+"""Translates the settings of a plan into another server's configuration, setting by setting.
 
-A server's table has for each setting either a function that returns entries, or words on what to do instead: every
-setting has its line for every server, and what has no counterpart is said, not dropped.
+A server's table maps every setting to a function that returns entries, or to a text on what to do instead: a setting
+without a counterpart is reported, not dropped.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from latfix.settings import RunnerSettings
 class Put:
     """One entry of a configuration.
 
-    :param path: keys from the outside in. A list at the end of the same path is lengthened, anything else replaced.
+    :param path: keys from the outside in. A list extends an existing list at its path; anything else is replaced.
     """
 
     path: tuple[str, ...]
     value: Any
 
 
-#: The entries of a setting with this value, given all settings of the plan; a text is something to be said.
+#: The entries for a setting's value, given all settings of the plan; a text becomes a note.
 Emit = Callable[[Any, Mapping[str, Any]], Iterable[Put | str]]
-#: By setting: what it becomes, or in words what to do because the server has nothing like it.
+#: By setting: its translation, or a text on what to do if the server has no counterpart.
 Table = Mapping[str, Emit | str]
 
-_BY_HAND = "convert the model yourself before it is served"
+_BY_HAND = "convert the model yourself before serving it"
 _ENV = "start the server with the file of latfix export-plan --for env"
 _OWN = "only latfix's engine does this (latfix.load_runner)"
 
-#: For servers that have nothing like a setting: every setting is here.
+#: What to do without a counterpart, for every setting.
 NO_COUNTERPART: Mapping[str, str] = {
     "device": "choose the device in the server's own configuration",
     "devices": "choose the devices in the server's own configuration",
-    "max_batch_size": "collect batches in your own code",
-    "batch_window_ms": "collect batches in your own code",
+    "max_batch_size": "form batches in your own code",
+    "batch_window_ms": "form batches in your own code",
     "workers": "start that many instances of the model",
-    "shared_model": "each instance has weights of its own: mind the memory",
+    "shared_model": "each instance has its own weights: check the memory",
     "prepare_threads": "the server's own threads prepare requests",
     "intra_op_threads": "call torch.set_num_threads when the model is loaded, or set OMP_NUM_THREADS (--for env)",
-    "max_queue": "limit the requests inside in front of the server",
+    "max_queue": "limit concurrent requests in front of the server",
     "timeout_ms": "set the deadline in the client or in front of the server",
-    "hang_limit_ms": "restart the server where its health check does not answer",
-    "warmup_requests": "send requests before traffic is let in",
-    "warmup_shapes": "run the sizes of your traffic before traffic is let in",
+    "hang_limit_ms": "restart the server if its health check does not answer",
+    "warmup_requests": "send requests before admitting traffic",
+    "warmup_shapes": "run the input sizes of your traffic before admitting it",
     "seed": "call torch.manual_seed when the model is loaded",
     "precision": _BY_HAND,
-    "keep_precision": f"{_BY_HAND}, these modules left out",
+    "keep_precision": f"{_BY_HAND}, without these modules",
     "compile": "call torch.compile when the model is loaded",
     "backend": _BY_HAND,
     "memory_format": "call model.to(memory_format=torch.channels_last) when the model is loaded",
@@ -64,8 +64,8 @@ NO_COUNTERPART: Mapping[str, str] = {
     "batch_order": f"batches are in order of arrival; {_OWN}",
     "batch_key": _OWN,
     "schedule": f"requests are served in order of arrival; {_OWN}",
-    "ageing_ms": f"there are no classes that a waiting request rises through; {_OWN}",
-    "admission": f"nothing is refused for being late; {_OWN}",
+    "ageing_ms": f"waiting requests do not rise in priority; {_OWN}",
+    "admission": f"late requests are not refused; {_OWN}",
     "routing": f"instances are treated alike; {_OWN}",
     "memory_limit_mb": _OWN,
     "buffer_pool": _OWN,
@@ -77,9 +77,9 @@ NO_COUNTERPART: Mapping[str, str] = {
     "gc": "call gc.collect() and gc.freeze() when the model is loaded",
     "pin": "start each instance with taskset or numactl",
     "nice": "start the server with nice -n",
-    "prefault_mb": "nothing touches memory ahead; what it needs of the C library is in --for env",
-    "huge_pages": "what it needs of the C library and of torch is in --for env",
-    "keep_warm_ms": "send a small request while it is idle",
+    "prefault_mb": "memory is not touched in advance; the C library's part of this setting is in --for env",
+    "huge_pages": "the C library's and torch's part of this setting is in --for env",
+    "keep_warm_ms": "send a small request while the server is idle",
     "lock_memory": "call mlockall when the model is loaded",
     "hot_rows": _OWN,
     "env": _ENV,
@@ -92,14 +92,14 @@ def put(*path: str) -> Emit:
 
 
 def by_value(entries: Mapping[Any, Iterable[Put | str]]) -> Emit:
-    """A setting of which each value has entries of its own; others have none."""
+    """A setting with entries for each of its values; no entries for other values."""
     return lambda value, _settings: entries.get(value, ())
 
 
 def translate(table: Table, settings: Mapping[str, Any], server: str) -> tuple[dict[str, Any], list[str]]:
-    """The nested entries of a configuration, and what was not said in it, one line each.
+    """The nested entries of a configuration, and notes on what it does not cover, one per line.
 
-    A setting that is at latfix's default asks for nothing where the server has no counterpart.
+    A setting without a counterpart gets no note if it has latfix's default.
 
     :param settings: of a plan, by name.
     """
@@ -147,7 +147,7 @@ def is_gpu(settings: Mapping[str, Any]) -> bool:
 
 
 def gpus(settings: Mapping[str, Any]) -> list[int]:
-    """Numbers of the GPUs that the plan names, from that of ``device`` on; empty where it leaves them open."""
+    """Numbers of the plan's GPUs, starting with ``device``; empty if the plan does not set them."""
     count = int(settings.get("devices", 1))
     if not is_gpu(settings) or not count:
         return []

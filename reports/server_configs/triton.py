@@ -25,7 +25,7 @@ def _microseconds(milliseconds: float) -> int:
 def _window(value: float, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     yield Put(("dynamic_batching", "max_queue_delay_microseconds"), _microseconds(value))
     if "max_batch_size" not in settings:
-        yield "Triton batches only with max_batch_size: put in the workload's own"
+        yield "Triton batches only with max_batch_size: add the workload's value"
 
 
 def _parameter(key: str, value: str) -> Put:
@@ -37,7 +37,7 @@ def _threads(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
         onnx = settings.get("backend") in _ONNX
         yield _parameter("intra_op_thread_count" if onnx else "INTRA_OP_THREAD_COUNT", str(value))
         if not onnx:
-            yield "of the PyTorch backend, for all its models in the process; a Python backend calls set_num_threads"
+            yield "for the PyTorch backend, all its models in the process; call set_num_threads in a Python backend"
 
 
 def _device(value: str, settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -51,7 +51,7 @@ def _workers(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     devices = max(len(gpus(settings)), 1)
     yield Put(("instance_group", "count"), max(value // devices, 1))
     if devices > 1:
-        yield "count is the instances of each GPU"
+        yield "count is the number of instances on each GPU"
 
 
 def _timeout(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -59,7 +59,7 @@ def _timeout(value: float, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
         yield Put((*_QUEUE, "timeout_action"), Symbol("REJECT"))
         yield Put((*_QUEUE, "default_timeout_microseconds"), _microseconds(value))
         yield Put((*_QUEUE, "allow_timeout_override"), True)
-        yield "Triton's timeout ends the wait in the queue, not a request that computes"
+        yield "Triton's timeout ends the wait in the queue, not a running request"
 
 
 def _backend(value: str, settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -79,7 +79,7 @@ def _backend(value: str, settings: Mapping[str, Any]) -> Iterator[Put | str]:
 
 
 def _with_tensorrt(name: str, values: tuple[Any, ...]) -> Any:
-    """A setting that the TensorRT accelerator has an option for; ``_backend`` writes it."""
+    """A setting for which the TensorRT accelerator has an option, written by ``_backend``."""
 
     def emit(value: Any, settings: Mapping[str, Any]) -> Iterator[str]:
         covered = settings.get("backend") == "tensorrt" and value in values
@@ -97,33 +97,31 @@ def _pinned(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put]:
 def _eager(value: bool, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if value:
         yield Put(("optimization", "eager_batching"), True)
-        yield "only Triton's TensorRT backend (.plan files) prepares the next batch meanwhile"
+        yield "only Triton's TensorRT backend (.plan files) prepares the next batch during compute"
 
 
 TABLE: Table = {
     **NO_COUNTERPART,
     "device": _device,
-    "devices": lambda value, settings: (
-        [] if is_gpu(settings) or value == 1 else ["without a device it has no effect"]
-    ),
+    "devices": lambda value, settings: [] if is_gpu(settings) or value == 1 else ["it has no effect without device"],
     "max_batch_size": put("max_batch_size"),
     "batch_window_ms": _window,
     "workers": _workers,
     "intra_op_threads": _threads,
     "max_queue": put(*_QUEUE, "max_queue_size"),
     "timeout_ms": _timeout,
-    "warmup_requests": "describe model_warmup with the inputs of your model",
-    "warmup_shapes": "describe model_warmup with the inputs of your model",
+    "warmup_requests": "add model_warmup with the inputs of your model",
+    "warmup_shapes": "add model_warmup with the inputs of your model",
     "precision": _with_tensorrt("precision", ("fp16",)),
     "backend": _backend,
     "inference_mode": lambda value, _settings: [_parameter("INFERENCE_MODE", "true" if value else "false")],
     "batching": by_value(
         {
-            "adaptive": ["Triton's delay is fixed: choose max_queue_delay_microseconds between the window's ends"],
+            "adaptive": ["Triton's delay is fixed: choose max_queue_delay_microseconds within the window's range"],
             "continuous": ["needs sequence_batching { iterative_sequence: true } and a backend made for it"],
         }
     ),
-    "ageing_ms": "dynamic_batching has priority_levels, but a waiting request never rises",
+    "ageing_ms": "dynamic_batching has priority_levels, but waiting requests do not rise in priority",
     "pinned_staging": _pinned,
     "overlap": _eager,
     "cuda_graphs": _with_tensorrt("cuda_graphs", (True,)),

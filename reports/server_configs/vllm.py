@@ -8,7 +8,7 @@ from typing import Any
 from latfix.reports.server_configs.translation import NO_COUNTERPART, Put, Table, by_value, gpus, put
 
 _BY_DEFAULT = "vLLM does so by default"
-_STEP_BY_STEP = "vLLM batches step by step and waits for no window"
+_STEP_BY_STEP = "vLLM batches at each step, without a window"
 
 
 def _precision(value: str, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
@@ -17,19 +17,19 @@ def _precision(value: str, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
     elif value == "fp8_dynamic":
         yield Put(("quantization",), "fp8")
     elif value != "default":
-        yield f"vLLM takes a checkpoint that is quantized already: {NO_COUNTERPART['precision']}"
+        yield f"vLLM needs a quantized checkpoint: {NO_COUNTERPART['precision']}"
 
 
 def _workers(value: int, settings: Mapping[str, Any]) -> Iterator[Put | str]:
     if len(gpus(settings)) > 1:
         yield Put(("data-parallel-size",), len(gpus(settings)))
     elif value > 1:
-        yield "one engine serves all requests in one batch: start several servers, or leave it"
+        yield "one engine serves all requests in one batch: start several servers if you need more"
 
 
 def _device(value: str, settings: Mapping[str, Any]) -> Iterator[str]:
     if value == "cpu":
-        yield "install the build of vLLM for CPUs; there is no argument for it"
+        yield "install the CPU build of vLLM; there is no argument for it"
     if gpus(settings):
         yield f"start the server with CUDA_VISIBLE_DEVICES={','.join(map(str, gpus(settings)))}"
 
@@ -48,9 +48,9 @@ TABLE: Table = {
     "attention": "see --attention-backend of your version",
     "inference_mode": by_value({True: [_BY_DEFAULT]}),
     "batching": by_value({"continuous": [_BY_DEFAULT], "adaptive": [_STEP_BY_STEP]}),
-    "ageing_ms": "scheduling-policy: priority serves classes, but a waiting request never rises",
+    "ageing_ms": "scheduling-policy: priority serves classes, but waiting requests do not rise in priority",
     "cuda_graphs": by_value({True: [_BY_DEFAULT]}),
-    "memory_limit_mb": "max-num-batched-tokens bounds a step by tokens",
-    "reserve_mb": "vLLM reserves its cache when it starts",
+    "memory_limit_mb": "max-num-batched-tokens limits a step by tokens",
+    "reserve_mb": "vLLM reserves its cache at start-up",
     "device_memory_share": lambda value, _settings: [Put(("gpu-memory-utilization",), value)] if value else [],
 }

@@ -1,1 +1,1 @@
-"""Rich renderables, one module a command."""
+"""Rich renderables, one module per command."""

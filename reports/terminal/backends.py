@@ -1,4 +1,4 @@
-"""The table of ``latfix backends`` on a terminal."""
+"""Terminal table of ``latfix backends``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from latfix.formatting import NONE, count, interval, ratio, significant
 from latfix.reports.terminal.widgets import Portable, plain_table, safe
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 
-#: Numbers that differ by more than this share of the largest one are not rounding of another order of sums.
+#: Differences above this share of the largest number are more than the rounding of reordered sums.
 _ROUNDING = 1e-3
 
 
 def render_backends(found: BackendsTable) -> RenderableType:
-    """The table of ``latfix backends`` as people read it."""
+    """The table, then why backends are missing, how answers were compared, and how it was measured."""
     first = found.backends[0].backend
-    table = plain_table(title=f"{found.workload}: its model in every backend that takes it here")
+    table = plain_table(title=f"{found.workload}: its model in every backend that can run it here")
     for name in ("backend", "load", "one at a time", f"in batches of {found.batch_size}", "answers"):
         table.add_column(name, justify="left" if name in ("backend", "answers") else "right", overflow="fold")
     missing: dict[str, list[str]] = {}
@@ -58,15 +58,15 @@ def _rate(estimate: Estimate | None, speedup: Estimate | None) -> Text:
 
 
 def _answers(row: BackendRow) -> Text:
-    said = (
-        "in shape, kind or whole numbers"
+    difference = (
+        "differ in shape, kind or whole numbers"
         if row.deviation is None
-        else f"by {significant(row.deviation, 2)} of the largest number"
+        else f"differ by {significant(row.deviation, 2)} of the largest number"
     )
     if (row.agreeing or 0) < (row.compared or 0):
-        return Text(f"{row.agreeing} of {count(row.compared)} agree; off {said}", style="bold red")
+        return Text(f"{row.agreeing} of {count(row.compared)} agree; {difference}", style="bold red")
     style = "yellow" if row.deviation is None or row.deviation > _ROUNDING else ""
-    return Text(f"all {count(row.compared)} agree; off {said}", style=style)
+    return Text(f"all {count(row.compared)} agree; {difference}", style=style)
 
 
 def _how(found: BackendsTable) -> str:
@@ -75,7 +75,7 @@ def _how(found: BackendsTable) -> str:
     starred = any(row.convert_s is not None and not row.missing for row in found.backends)
     threads = "1 thread" if found.threads == 1 else f"{count(found.threads)} threads"
     return (
-        f"{count(found.requests)} requests of the traffic in {count(rounds)} rounds, in turns, the model's "
-        f"call alone; {threads}; {versions}; 95 % intervals; load: the first one in a "
-        "process that has imported torch" + ("; * converting it before, once" if starred else "")
+        f"{count(found.requests)} requests of the traffic in {count(rounds)} alternating rounds, timing only the "
+        f"model's call; {threads}; {versions}; 95 % intervals; load: time of the first load in a "
+        "process that has imported torch" + ("; * one-time conversion before it" if starred else "")
     )

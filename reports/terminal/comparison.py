@@ -1,4 +1,4 @@
-"""What a terminal shows of an optimization or a comparison: before and after, what each fix did, and the answer."""
+"""Terminal report of an optimization or a comparison: before and after, the effect of each fix, and the answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import interval, ratio, significant
-from latfix.reports.answer import comparison_answer, optimization_answer, rounds_words
+from latfix.reports.answer import comparison_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Change,
     Ratio,
@@ -33,17 +33,18 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
+from latfix.reports.vocabulary import counted
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization, Untried, untried_of
 
-#: Configurations of the front that are shown where not all are.
+#: Most configurations in the table without ``verbose``.
 _FRONT = 5
 
 
 def render_comparison(comparison: Comparison, *, folder: Path | None = None, verbose: bool = False) -> RenderableType:
-    """Two runs side by side, the verdict and the gates last.
+    """Two runs side by side; the answer is last.
 
-    :param folder: where the page was written; ``None`` where none was.
+    :param folder: of the page; ``None`` without one.
     :param verbose: with every figure.
     """
     change, answer = comparison_change(comparison), comparison_answer(comparison)
@@ -53,7 +54,7 @@ def render_comparison(comparison: Comparison, *, folder: Path | None = None, ver
             *([Text("")] if comparison.notes else []),
             _change_table(change, verbose=verbose),
             Text(pairing_words(comparison), style="dim"),
-            *answer_block(answer, more=_where(folder)),
+            *answer_block(answer, folder=folder),
         )
     )
 
@@ -61,15 +62,15 @@ def render_comparison(comparison: Comparison, *, folder: Path | None = None, ver
 def render_optimization(
     found: Optimization, *, folder: Path | None, workload_argument: str | None = None, verbose: bool = False
 ) -> RenderableType:
-    """An optimization: before and after, what was tried, the plan, and the answer last.
+    """An optimization: before and after, what was tried, the plan; the answer is last.
 
-    :param folder: where plan, records and report were written; ``None`` where nothing was kept.
-    :param workload_argument: what to type for the workload; its own name where it is ``None``.
-    :param verbose: with every fix that was considered, and why not.
+    :param folder: of plan, records and report; ``None`` if nothing was kept.
+    :param workload_argument: the workload as a user types it; ``None`` for its name.
+    :param verbose: with every considered fix and its reason.
     """
     change, words = optimization_change(found), prediction_words(found)
     steps = [step for step in step_rows(found.steps) if step.status != "skipped"]
-    rounds = f"{rounds_words(found.rounds)} of the final replay" if found.rounds else "no final replay"
+    rounds = f"final replay of {counted(found.rounds, 'round')}" if found.rounds else "no final replay"
     parts: list[RenderableType] = [title_line(found.workload, found.device, rounds, "")]
     parts += [*warnings(found.notes), Text("")]
     parts += [_change_table(change, verbose=verbose)] if found.rounds else [_before_table(change)]
@@ -80,11 +81,7 @@ def render_optimization(
     parts += _untried(untried_of(found.steps), verbose=verbose)
     path = found.plan if folder is None else str(folder / found.plan)
     answer = optimization_answer(found, workload=workload_argument or found.workload, plan=path)
-    return Portable(Group(*parts, *answer_block(answer, more=_where(folder))))
-
-
-def _where(folder: Path | None) -> list[tuple[str, str]]:
-    return [] if folder is None else [("report", str(folder / "report.html"))]
+    return Portable(Group(*parts, *answer_block(answer, folder=folder)))
 
 
 def _change_table(change: Change, *, verbose: bool) -> FittedTable:
@@ -106,9 +103,9 @@ def _change_table(change: Change, *, verbose: bool) -> FittedTable:
 
 
 def _before_table(change: Change) -> FittedTable:
-    """The service as it is, where nothing was replayed beside it."""
+    """The baseline alone, if there was no final replay."""
     rows = [[row.name, row.before] for row in change.rows()]
-    return FittedTable([Column("as it is", right=False), Column("")], rows)
+    return FittedTable([Column("baseline", right=False), Column("")], rows)
 
 
 def _ratio(step: Ratio) -> Text:
@@ -116,7 +113,7 @@ def _ratio(step: Ratio) -> Text:
 
 
 def _tried(steps: Sequence[StepRow], *, verbose: bool) -> Iterator[RenderableType]:
-    """The fixes that were replayed, or kept; the others in a line."""
+    """The fixes that were replayed or kept; the number of the others."""
     shown = [step for step in steps if verbose or step.p99.value is not None or step.status in ("kept", "rejected")]
     rest = len(steps) - len(shown)
     if not steps:
@@ -138,23 +135,22 @@ def _tried(steps: Sequence[StepRow], *, verbose: bool) -> Iterator[RenderableTyp
         ]
         yield FittedTable(columns, rows)
     if rest:
-        were = "1 more was" if rest == 1 else f"{rest} more were"
-        yield Text(f"{were} forecast or measured to give nothing, and not replayed; -v lists them", "dim")
+        yield Text(f"{counted(rest, 'more fix')} not replayed: no gain predicted or measured; -v lists them", "dim")
     for step in shown:
         yield from _step_words(step, verbose=verbose)
 
 
 def _front(rows: Sequence[FrontRow], *, verbose: bool) -> Iterator[RenderableType]:
-    """Whole configurations: accuracy, latency, throughput; the best of them without ``verbose``."""
+    """Configurations by accuracy, latency and throughput; without ``verbose`` only the best."""
     shown = rows if verbose else [row for row in rows if row.best or not row.fixes][:_FRONT]
     if len(rows) < 3:
         return
-    yield heading("Configurations, the fastest first (*: replayed, and none is better in all)")
+    yield heading("Configurations, fastest first (*: replayed, and no other is better in all)")
     columns = [
         Column("", right=False),
         Column("p99"),
         Column("95 %", given_up=3),
-        Column("foretold"),
+        Column("predicted"),
         Column("accuracy"),
         Column("served", given_up=2),
         Column("compute", given_up=1),
@@ -165,9 +161,7 @@ def _front(rows: Sequence[FrontRow], *, verbose: bool) -> Iterator[RenderableTyp
         lines.append([safe(f"{'*' if row.best else ' '} {row.name}", limit=400), *cells])
     yield FittedTable(columns, lines)
     if rest := len(rows) - len(shown):
-        yield Text(
-            f"{rest} more {'is' if rest == 1 else 'are'} on the page; -v lists {'it' if rest == 1 else 'them'}", "dim"
-        )
+        yield Text(f"{rest} more on the page and with -v", "dim")
 
 
 def _plan(found: Optimization) -> Iterator[RenderableType]:
@@ -181,19 +175,18 @@ def _plan(found: Optimization) -> Iterator[RenderableType]:
 
 
 def _untried(untried: Untried, *, verbose: bool) -> Iterator[Text]:
-    """Fixes that were not tried, in one line; with ``verbose`` each with its reason."""
+    """The number of fixes that were not tried; with ``verbose`` each with its reason."""
     if not untried.reasons:
         return
-    number = len(untried.reasons)
-    told = f"{number} fix{'' if number == 1 else 'es'} ({untried.words})"
-    yield Text(f"\nNot tried: {told}{'' if verbose else '; -v lists them'}")
+    more = "" if verbose else "; -v lists them"
+    yield Text(f"\nNot tried: {counted(len(untried.reasons), 'fix')} ({untried.words}){more}")
     if verbose:
         for fix, reason in untried.reasons.items():
             yield Text.assemble(safe(fix, "bold", limit=60), ": ", safe(reason))
 
 
 def _step_words(step: StepRow, *, verbose: bool) -> Iterator[Text]:
-    """A step's reason and figures; a step of the same replays as the one above refers to them."""
+    """A step's reason and figures; a step that shares the replays of the one above only refers to them."""
     line = safe(step.fix, "bold", limit=60)
     if step.reason:
         line.append(": ", "")

@@ -1,4 +1,4 @@
-"""What a terminal shows of a diagnosis: the verdict in a sentence, then figures, then what to do."""
+"""Terminal report of a diagnosis: figures, causes, advice; the answer is last."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from latfix.formatting import (
 )
 from latfix.reports.answer import diagnosis_answer, latency_words
 from latfix.reports.diagnosis_rows import (
-    FAILED_STATUSES,
     CauseAdvice,
     active_causes,
     cause_advice,
@@ -63,11 +62,11 @@ from latfix.reports.terminal.widgets import (
 )
 from latfix.reports.vocabulary import CLASS_WORDS, LINES_WORDS, diagnosis_severity
 from latfix.results.diagnosis import Activity, Diagnosis, Window
-from latfix.stages import STAGES
+from latfix.stages import LOST_NAMES, STAGES
 
 _LISTED = 8
 _ADVISED = 4
-#: Share of the tail below which a named cause is mentioned but not explained.
+#: Named causes below this share of the tail are listed, not explained.
 _WORTH_ACTING = 0.05
 _ACTIVE = 4
 _WORKERS = 8
@@ -77,12 +76,12 @@ _UNITS = 4
 def render_diagnosis(
     diagnosis: Diagnosis, *, folder: Path | None, workload_argument: str | None = None, verbose: bool = False
 ) -> RenderableType:
-    """The diagnosis for an on-call engineer, at any width from about 60 columns; the answer is last.
+    """The diagnosis, for any width from about 60 columns; the answer is last.
 
-    :param folder: where the run and its report were written; ``None`` where nothing was kept.
-    :param workload_argument: what to type for the workload (see
-        :func:`latfix.reports.next_commands.workload_argument`); its own name where it is ``None``.
-    :param verbose: with every cause, stage and figure; without, what fits on a screen.
+    :param folder: of the run and its report; ``None`` if nothing was kept.
+    :param workload_argument: the workload as a user types it (see
+        :func:`latfix.reports.next_commands.workload_argument`); ``None`` for its name.
+    :param verbose: every cause, stage and figure; else what fits on a screen.
     """
     some = diagnosis.is_timed and any(diagnosis.requests.values())
     parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
@@ -97,12 +96,11 @@ def render_diagnosis(
         parts += [*_lines(diagnosis)]
         parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
     answer = diagnosis_answer(diagnosis, workload=workload_argument)
-    more = [] if folder is None else [("report", str(folder / "report.html"))]
-    return Portable(Group(*parts, *answer_block(answer, more=more)))
+    return Portable(Group(*parts, *answer_block(answer, folder=folder)))
 
 
 def render_tail(diagnosis: Diagnosis) -> RenderableType:
-    """The verdict, its warnings and where the tail comes from: the diagnosis on the way to something else."""
+    """The verdict, warnings and causes of the tail: the baseline's diagnosis during an optimization."""
     style = SEVERITY_STYLE[diagnosis_severity(diagnosis)]
     verdict = title_line(diagnosis.workload, diagnosis.device, diagnosis.sentence, style)
     parts: list[RenderableType] = [verdict, *warnings(diagnosis.notes)]
@@ -112,9 +110,9 @@ def render_tail(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _title(diagnosis: Diagnosis) -> Text:
-    known = [name for name in ("ok", *FAILED_STATUSES) if diagnosis.requests.get(name) or name == "ok"]
+    known = [name for name in ("ok", *LOST_NAMES) if diagnosis.requests.get(name) or name == "ok"]
     counts = ", ".join(f"{count(diagnosis.requests.get(name, 0))} {name}" for name in known)
-    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    failed = any(diagnosis.requests.get(name) for name in LOST_NAMES)
     served = "" if finite(diagnosis.throughput_rps) is None else f", {rate(diagnosis.throughput_rps)}"
     unit = "" if diagnosis.unit == "request" else f" ({diagnosis.unit}s)"
     return title_line(diagnosis.workload, diagnosis.device, f"{counts}{served}{unit}", "yellow" if failed else "")
@@ -148,7 +146,7 @@ def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
 
 
 def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    """What became of the requests that were lost, and what they had waited for."""
+    """The lost requests by status, and what they had waited for."""
     rows = loss_rows(diagnosis)
     if not rows:
         return
@@ -157,7 +155,7 @@ def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield FittedTable(columns, [[row.status, row.requests, row.waited, row.stages] for row in rows])
     for row in rows:
         if row.waited_for:
-            yield safe(f"{row.status} waited, ms on average: {row.waited_for}", "dim", limit=300)
+            yield safe(f"{row.status}: mean wait by cause, ms: {row.waited_for}", "dim", limit=300)
 
 
 def _named_keys() -> list[tuple[str, str]]:
@@ -165,7 +163,7 @@ def _named_keys() -> list[tuple[str, str]]:
 
 
 def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
-    """What the tail is, its causes as bars to one scale, and what the words mean."""
+    """Definition of the tail, its causes as bars to one scale, and a legend."""
     yield Text("")
     title = "Where the time goes" if diagnosis.is_single else "Where the tail comes from"
     yield Text.assemble((f"{title}. ", "bold"), f"{excess_words(diagnosis)}:")
@@ -176,18 +174,18 @@ def _tail(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
 
 
 def legend(diagnosis: Diagnosis) -> Text:
-    """The words of the table of causes, where they stand."""
+    """Explanation of the terms in the table of causes."""
     text = Text()
     if diagnosis.unit == "request":
-        text.append("█", OWN_STYLE).append(" own: arose in the slow request itself; ", "dim")
-        text.append("▒", QUEUE_STYLE).append(" through the queue: in one ahead of it, arrived as waiting. ", "dim")
+        text.append("█", OWN_STYLE).append(" own: in the slow request itself; ", "dim")
+        text.append("▒", QUEUE_STYLE).append(" through the queue: in a request that it waited behind. ", "dim")
     used = dict.fromkeys(row.evidence_class for row in main_causes(diagnosis))
-    told = "; ".join(f"{name}: {CLASS_WORDS[name]}" for name in used if name in CLASS_WORDS)
-    return text.append(sentence(told), "dim") if told else text
+    classes = "; ".join(f"{name}: {CLASS_WORDS[name]}" for name in used if name in CLASS_WORDS)
+    return text.append(sentence(classes), "dim") if classes else text
 
 
 def _cause_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
-    """Causes as bars of milliseconds; columns that do not fit are left to the page."""
+    """Causes with bars of milliseconds."""
     single, both = diagnosis.is_single, verbose and diagnosis.unit == "request"
     rows = cause_rows(diagnosis, limit=_LISTED) if verbose else main_causes(diagnosis)
     scale = max((abs(row.own_ms + row.propagated_ms) for row in rows), default=0.0) or 1.0
@@ -237,12 +235,12 @@ def _stages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     unknown = [stage for stage in known if _unknown(diagnosis, stage)]
     empty = [stage for stage in known if stage not in used and stage not in unknown]
     no_time = f"; no time in {', '.join(empty)}" if empty else ""
-    no_time += f"; not known: {', '.join(unknown)}" if unknown else ""
-    yield Text(f"bar: p99; quiet: in a {diagnosis.unit} with nothing in its way{no_time}", style="dim")
+    no_time += f"; unknown: {', '.join(unknown)}" if unknown else ""
+    yield Text(f"bar: p99; quiet: in a {diagnosis.unit} that nothing delays{no_time}", style="dim")
 
 
 def _over_time(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[RenderableType]:
-    """Windows as bars, and when causes were active; nothing for fewer than two windows and no such cause."""
+    """Windows as bars, and when causes were active; empty for a single window and no such cause."""
     windows, active = diagnosis.windows, active_causes(diagnosis)
     if len(windows) < 2 and not active:
         return
@@ -285,7 +283,7 @@ def _active_causes(active: Sequence[tuple[str, Activity]]) -> Table:
 
 
 def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    """The typical and the slowest units of a recording; nothing for one alone, whose ledger is above."""
+    """The typical and the slowest units of a recording; empty for a single unit, whose ledger is above."""
     units = [*([diagnosis.typical] if diagnosis.typical else []), *diagnosis.slowest[:_UNITS]]
     if diagnosis.is_single or not units:
         return
@@ -297,26 +295,25 @@ def _units(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         figures = significant(unit.start_ms), significant(unit.latency_ms)
         rows.append([safe(unit.id, limit=40), *figures, *words, *[""] * (2 - len(words))])
     columns = [Column(right=False), Column("at, ms", given_up=2), Column("took, ms")]
-    columns += [Column("most of that, ms", right=False, given_up=1), Column("and", right=False, given_up=3)]
+    columns += [Column("largest cause, ms", right=False, given_up=1), Column("second", right=False, given_up=3)]
     yield FittedTable(columns, rows)
 
 
 def _lines(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    """Lines of the user's code; nothing where none stands out."""
+    """Slow lines of the user's code; empty if none stands out."""
     rows = line_rows(diagnosis)
     if not rows:
         return
-    yield heading("Which lines, ms")
-    columns = [Column("in", right=False), Column("slow"), Column("typical"), Column("seen", given_up=1)]
-    table: list[Sequence[Cell]] = [
-        [unit, slow, typical, seen, safe(where, limit=120)] for unit, where, slow, typical, seen in rows
-    ]
-    yield FittedTable([*columns, Column("line", right=False)], table)
+    yield heading("Slow lines of code, ms")
+    columns = [Column("line", right=False), Column("in", right=False)]
+    columns += [Column("slow"), Column("typical"), Column("samples", given_up=1)]
+    table: list[Sequence[Cell]] = [[safe(where, limit=120), unit, *figures] for unit, where, *figures in rows]
+    yield FittedTable(columns, table)
     yield Text(LINES_WORDS, style="dim")
 
 
 def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    """The workers; nothing where the run had one."""
+    """The workers; empty if the run had one."""
     rows = diagnosis.workers
     if not rows:
         return
@@ -339,8 +336,8 @@ def _workers(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         for row in rows[:_WORKERS]
     ]
     yield FittedTable(columns, lines)
-    more = "; weight: times the fastest, at most" if weighed else ""
-    yield Text(f"p50, p99: compute, ms; tail: share of the requests in it{more}", style="dim")
+    more = "; weight: largest estimated slowdown over the fastest" if weighed else ""
+    yield Text(f"p50, p99: of compute, ms; tail: share of the tail's requests{more}", style="dim")
     if len(rows) > _WORKERS:
         yield Text(f"{len(rows) - _WORKERS} more workers are on the page", style="dim")
 
@@ -381,14 +378,14 @@ def _cause_advice(entry: CauseAdvice) -> Text:
 
 
 def _unknown(diagnosis: Diagnosis, stage: str) -> bool:
-    """Whether how long a stage took cannot be told, which is not the same as no time."""
+    """True if the duration of a stage is unknown, which differs from zero."""
     row = diagnosis.stages_ms.get(stage)
     return row is not None and all(finite(value) is None for value in row.values())
 
 
 def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     counts = ", ".join(f"{count(number)} {name}" for name, number in diagnosis.requests.items() if number is not None)
-    failed = any(diagnosis.requests.get(name) for name in FAILED_STATUSES)
+    failed = any(diagnosis.requests.get(name) for name in LOST_NAMES)
     served = "" if finite(diagnosis.throughput_rps) is None else f"; {rate(diagnosis.throughput_rps)}"
     yield Text(f"{diagnosis.unit}s".ljust(12) + counts + served, style="yellow" if failed else "dim")
     if read := "; ".join(f"{name} {words}" for name, words in read_words(diagnosis)):
@@ -404,4 +401,4 @@ def _small_print(diagnosis: Diagnosis) -> Iterator[Text]:
     if (micros, core) != (NONE, NONE):
         yield Text(f"latfix      {micros} µs a request, {core} of a core", style="dim")
     if diagnosis.partial:
-        yield Text("partial     the run did not reach its end; figures cover what was recorded", style="yellow")
+        yield Text("partial     the run did not reach its end; figures cover the recorded part", style="yellow")

@@ -1,4 +1,4 @@
-"""The findings of ``latfix doctor`` on a terminal: what costs latency first, with what would change it."""
+"""Terminal report of ``latfix doctor``: findings, the costliest first, with the command that changes each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rich.text import Text
 from latfix.reports.terminal.widgets import Portable, heading, safe
 from latfix.results.doctor_finding import Doctor, Finding
 
-#: State, sign, style and title in the order of the report; the sign stands out without color, too.
+#: State, sign, style and title, in the order of the report. The sign replaces color where there is none.
 _SECTIONS: tuple[tuple[str, str, str, str], ...] = (
     ("costs", "!", "bold yellow", "Costs latency or makes it jitter"),
     ("missing", "-", "cyan", "Not installed"),
-    ("unknown", "?", "magenta", "Not told by this system"),
+    ("unknown", "?", "magenta", "Unknown on this system"),
     ("note", "i", "dim", "Good to know"),
-    ("ok", "+", "green", "In order"),
+    ("ok", "+", "green", "OK"),
 )
 _LONGEST = 400
 
 
 def render_doctor(found: Doctor) -> RenderableType:
-    """The findings by how much they matter, with what would change them."""
+    """The findings by state."""
     parts: list[RenderableType] = [Text(_summary(found), style="bold")]
     for state, sign, style, title in _SECTIONS:
         findings = [finding for finding in found.findings if finding.state == state]

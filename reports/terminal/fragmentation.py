@@ -1,4 +1,4 @@
-"""What ``latfix fragmentation`` found, on a terminal."""
+"""Terminal report of ``latfix fragmentation``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from latfix.reports.terminal.widgets import Portable, add_figures, plain_table, 
 from latfix.results.fragmentation import Fragmentation
 
 _GIB, _MIB = 1 << 30, 1 << 20
-#: Columns of a terminal that names of policies get at least; all of them fit into 80.
+#: Minimum width of the column of policies, so that the table fits 80 columns.
 _NAMES = 20
 
 
 def render_fragmentation(found: Fragmentation) -> RenderableType:
-    """Policies side by side, the answer first."""
+    """The answer, then policies side by side."""
     table = plain_table()
     table.add_column("policy", overflow="fold", min_width=_NAMES)
     add_figures(table, "failed", "stalls", "calls", "held", "stuck", "int.", "ext.")
@@ -36,8 +36,8 @@ def render_fragmentation(found: Fragmentation) -> RenderableType:
     if worst is not None:
         parts.append(
             Text(
-                f"\nThe first that failed: {size(worst['bytes'])} at event {count(worst['position'])}, while "
-                f"{size(worst['free_bytes'])} were free, {size(worst['largest_free_block'])} of them in one piece."
+                f"\nFirst failed allocation: {size(worst['bytes'])} at event {count(worst['position'])}, with "
+                f"{size(worst['free_bytes'])} free, of which {size(worst['largest_free_block'])} in one block."
             )
         )
     recorded = found.recorded
@@ -53,7 +53,7 @@ def render_fragmentation(found: Fragmentation) -> RenderableType:
 
 
 def size(value: float) -> str:
-    """Bytes as people read them: ``3.72 GiB``, ``178 MiB``."""
+    """Bytes with their unit: ``3.72 GiB``, ``178 MiB``."""
     return f"{significant(value / _GIB)} GiB" if value >= _GIB else f"{significant(value / _MIB)} MiB"
 
 
@@ -64,9 +64,9 @@ def _short(value: float) -> str:
 
 def _how(found: Fragmentation) -> str:
     return (
-        f"{found.source}: {count(found.events)} events, {size(found.peak_bytes)} in use at most, "
-        f"{size(found.largest_bytes)} the largest; a device of {size(found.capacity_bytes)}. Models, not "
-        "measurements. Stalls: cached memory is given back first, and the device waited for. Calls: of the device. "
-        "Held, and stuck (free, and not to be given back): at most. Internal and external fragmentation: in the "
-        "mean over allocations."
+        f"{found.source}: {count(found.events)} events, peak {size(found.peak_bytes)} in use, largest allocation "
+        f"{size(found.largest_bytes)}; device of {size(found.capacity_bytes)}. These are models, not measurements. "
+        "failed: allocations; stalls: the allocator returns cached memory and waits for the device; calls: device "
+        "allocations and frees; held: peak reserved; stuck: peak that is free but cannot be returned; int., ext.: "
+        "internal and external fragmentation, mean over allocations."
     )

@@ -1,4 +1,4 @@
-"""What a terminal shows of the history: a figure's trend for each workload and machine."""
+"""Terminal report of the history: the trend of a figure for each workload and machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from latfix.results.history import HistoryTrend, HistoryTrends, LevelChange
 
 
 def render_history(found: HistoryTrends, *, workload: str | None) -> RenderableType:
-    """All trends as a table; for one workload its runs as well."""
+    """All trends as a table; for a single workload also its runs."""
     if not found.trends:
         return Portable(Text.assemble("No runs are recorded in ", safe(found.file, limit=400), "."))
     parts: list[RenderableType] = [_table(found)]
@@ -30,11 +30,11 @@ def _table(found: HistoryTrends) -> RenderableType:
     table = plain_table()
     table.add_column("workload", overflow="fold")
     table.add_column("machine", overflow="fold")
-    table.add_column("of", no_wrap=True)
+    table.add_column("command", no_wrap=True)
     add_figures(table, "runs")
     table.add_column(key_label(found.metric), no_wrap=True)
     add_figures(table, "last", "median")
-    table.add_column("one run more, 95 %", justify="right")
+    table.add_column("next run, 95 %", justify="right")
     for trend in found.trends:
         values = trend.values
         table.add_row(
@@ -59,7 +59,7 @@ def _change(metric: str, trend: HistoryTrend, change: LevelChange) -> Text:
         safe(change.started, limit=40),
     )
     if change.differs:
-        text.append("; differs from the run before: ", "dim")
+        text.append("; differences from the previous run: ", "dim")
         text.append_text(safe(", ".join(change.differs), "dim", limit=300))
     return text.append_text(Text.assemble("\n  ", safe(change.folder, "dim", limit=400)))
 
@@ -74,7 +74,7 @@ def _runs(metric: str, trend: HistoryTrend) -> RenderableType:
     table.add_column("started", no_wrap=True)
     table.add_column(key_label(metric), justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
-    table.add_column("not compared with, because", overflow="fold")
+    table.add_column("excluded because", overflow="fold")
     table.add_column("folder", overflow="fold")
     began = {change.run for change in trend.changes}
     for run in trend.runs:

@@ -1,4 +1,4 @@
-"""What a terminal shows of single requests: one request's story, and the slowest ones in short."""
+"""Terminal report on single requests: one request's story, and the list of the slowest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.text import Text
 from latfix.formatting import count, from_ns, share, significant
 from latfix.reports.request_rows import (
     balance_words,
-    counted,
     header_facts,
     holder_rows,
     ledger_rows,
@@ -31,6 +30,7 @@ from latfix.reports.terminal.widgets import (
     plain_table,
     safe,
 )
+from latfix.reports.vocabulary import counted
 from latfix.results.request_explanation import Story, Wait
 
 _WIDE = 100
@@ -38,13 +38,15 @@ _LINE_STYLE = {"": "", "own": "yellow", "other": "dim", "error": "red"}
 _STATUS_STYLE = {"ok": "green", "error": "red", "timeout": "red", "shed": "red"}
 
 
-def render_stories(asked: Sequence[Story], slowest: Sequence[Story] = (), *, listed: bool = False) -> RenderableType:
-    """The stories of requests asked for by id, then the slowest in short.
+def render_stories(
+    requested: Sequence[Story], slowest: Sequence[Story] = (), *, listed: bool = False
+) -> RenderableType:
+    """The stories of the requested ids, then the list of the slowest.
 
-    :param listed: the slowest were asked for, whether there are any or not.
+    :param listed: true if the list was requested; it may be empty.
     """
     parts: list[RenderableType] = []
-    for story in asked:
+    for story in requested:
         parts += [Text(""), *_story(story)]
     if listed:
         parts += [*_slowest(slowest)]
@@ -73,9 +75,9 @@ def _header(story: Story) -> Iterator[RenderableType]:
         title.append_text(Text(f"  {story.status}", style="yellow"))
     yield title
     if story.matches > 1:
-        yield Text(f"! {count(story.matches)} requests of this traffic have this id; each is told.", style="yellow")
+        yield Text(f"! {count(story.matches)} requests of this traffic have this id; all are shown.", style="yellow")
     if story.warmup:
-        yield Text("! A warm-up request: it counts in no percentile.", style="yellow")
+        yield Text("! A warm-up request: excluded from all percentiles.", style="yellow")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -113,7 +115,7 @@ def _wait(wait: Wait) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class _HolderTable:
-    """What held the threads, in order of time; when each began is left out where the terminal is narrow."""
+    """The work that occupied the threads, in order of time; narrow terminals omit the start times."""
 
     wait: Wait
 
@@ -192,6 +194,6 @@ def _slowest(stories: Sequence[Story]) -> Iterator[RenderableType]:
     if known:
         least = min(story.faster_share or 0.0 for story in known)
         yield Text(
-            f"each ok one was slower than at least {share(least)} of the ok requests; --request ID tells one's story",
+            f"each ok one is slower than at least {share(least)} of ok requests; --request ID explains one in full",
             style="dim",
         )

@@ -1,4 +1,4 @@
-"""What a terminal shows of a self-test: progress by case, the scoreboard, and one sentence to remember."""
+"""Terminal report of a self-test: progress by case, the scoreboard, and the conclusion."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _UNITS = {"ms": milliseconds, "share": share}
 
 
 def render_scoreboard(board: Scoreboard) -> RenderableType:
-    """Measures against their bars, causes one by one, what was told wrong, and the conclusion at the end."""
+    """Measures against their targets, causes one by one, wrong diagnoses, and the conclusion."""
     parts: list[RenderableType] = [_head(board), _measures(board), *_causes(board), *_wrong(board), *_limits(board)]
     parts += [Text(""), safe(board.sentence, f"bold {SEVERITY_STYLE[_severity(board)]}", limit=1000)]
     return Portable(Group(*parts))
 
 
 def case_line(place: int, of: int, name: str, score: CaseScore | None) -> Text:
-    """One case's line of progress: what was injected, and what was made of it."""
+    """Progress line of one case: its name, and the outcome once scored."""
     line = Text.assemble((f"{place + 1}/{of} ", "dim"), safe(name, limit=80))
     if score is None:
         return line.append(" …", "dim")
@@ -30,20 +30,21 @@ def case_line(place: int, of: int, name: str, score: CaseScore | None) -> Text:
 
 
 def minutes(seconds: float) -> str:
-    """A length of time for people."""
+    """A duration, in seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _outcome(score: CaseScore) -> Text:
     if not score.counted:
-        return Text("dropped, nothing large enough was injected", style="dim")
+        return Text("dropped: no injected fault was large enough", style="dim")
     if score.group == "quiet":
         if score.alarms:
-            return Text(f"named {', '.join(score.alarms)} though nothing was injected", style=SEVERITY_STYLE["bad"])
-        return Text("quiet, and called so", style=SEVERITY_STYLE["good"])
+            return Text(f"false alarm: {', '.join(score.alarms)}", style=SEVERITY_STYLE["bad"])
+        return Text("correct: quiet", style=SEVERITY_STYLE["good"])
     if score.top_right:
-        return Text(f"right, {score.top}", style=SEVERITY_STYLE["good"])
-    return Text(f"{score.top or 'nothing'} instead of {' or '.join(score.right_tops)}", style=SEVERITY_STYLE["bad"])
+        return Text(f"correct: {score.top}", style=SEVERITY_STYLE["good"])
+    expected = " or ".join(score.right_tops)
+    return Text(f"wrong: {score.top or 'no cause'} instead of {expected}", style=SEVERITY_STYLE["bad"])
 
 
 def _head(board: Scoreboard) -> Text:
@@ -60,7 +61,7 @@ def _head(board: Scoreboard) -> Text:
 
 def _measures(board: Scoreboard) -> RenderableType:
     table = plain_table()
-    for name, right in (("measure", False), ("value", True), ("95 %", True), ("of", True), ("bar", False)):
+    for name, right in (("measure", False), ("value", True), ("95 %", True), ("samples", True), ("target", False)):
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
     table.add_column("")
     for measure in board.measures:
@@ -93,13 +94,13 @@ def _causes(board: Scoreboard) -> list[RenderableType]:
         return []
     table = plain_table()
     table.add_column("cause", no_wrap=True)
-    for name in ("largest when alone", "precision", "recall"):
+    for name in ("top if alone", "precision", "recall"):
         table.add_column(name, justify="right")
-    table.add_column("taken for")
+    table.add_column("mistaken for")
     for cause in board.causes:
-        taken = ", ".join(f"{name} {times}x" for name, times in sorted(cause.taken_for.items(), key=lambda p: -p[1]))
+        wrong = ", ".join(f"{name} {times}x" for name, times in sorted(cause.taken_for.items(), key=lambda p: -p[1]))
         table.add_row(
-            cause.cause, _part(cause.top1), _part(cause.precision), _part(cause.recall), safe(taken or NONE)
+            cause.cause, _part(cause.top1), _part(cause.precision), _part(cause.recall), safe(wrong or NONE)
         )
     return [heading("Cause by cause"), table]
 
@@ -112,7 +113,7 @@ def _wrong(board: Scoreboard) -> list[RenderableType]:
     wrong = [case for case in board.cases if case.counted and (case.top_right is False or case.alarms)]
     if not wrong:
         return []
-    lines: list[RenderableType] = [heading("Told wrong")]
+    lines: list[RenderableType] = [heading("Wrong diagnoses")]
     for case in wrong[:_LISTED_WRONG]:
         lines.append(Text("  ").append_text(safe(case.id)).append(": ").append_text(_outcome(case)))
     if len(wrong) > _LISTED_WRONG:
@@ -130,8 +131,8 @@ def _limits(board: Scoreboard) -> list[RenderableType]:
     if disturbed:
         lines.append(
             Text(
-                f"\nNeighbors disturbed {count(disturbed)} of {count(len(board.cases))} runs: that effect is real "
-                "and of unknown size, so it counts neither for nor against the diagnosis."
+                f"\nOther processes disturbed {count(disturbed)} of {count(len(board.cases))} runs. That effect is "
+                "real but of unknown size, so it counts neither for nor against the diagnosis."
             )
         )
     alarms = [case for case in board.cases if set(case.traffic_alarms) - set(case.alarms)]
@@ -139,8 +140,8 @@ def _limits(board: Scoreboard) -> list[RenderableType]:
         names = sorted({cause for case in alarms for cause in case.traffic_alarms})
         lines.append(
             Text(
-                f"\nQuiet runs that name {', '.join(names)}: {len(alarms)}. Arrivals are random there, so waits "
-                "are real and no false alarm."
+                f"\nQuiet runs that name {', '.join(names)}: {len(alarms)}. Their arrivals are random, so these "
+                "waits are real, not false alarms."
             )
         )
     return lines

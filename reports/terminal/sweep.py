@@ -1,4 +1,4 @@
-"""What a terminal shows of a sweep: each setting's loads with a bar, the front, theory beside reality, the answer."""
+"""Terminal report of a sweep: loads by setting, the Pareto front, models against measurements, and the answer."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from latfix.reports.terminal.widgets import (
 from latfix.reports.vocabulary import Severity
 from latfix.results.sweep import ModelErrors, Sweep, SweepPoint
 
-#: Settings whose loads are listed one by one; the others are in the summary, the page and the JSON.
+#: Most settings whose loads are listed; the others are in the summary, the page and the JSON.
 _LISTED = 4
-#: Models as the columns of a narrow table name them.
+#: Column titles of the models.
 _SHORT = {"mm1": "M/M/1", "mg1": "M/G/1", "kingman": "Kingman", "replay": "replay", "replay_own": "own"}
-#: A full bar is this many times the limit; without one, the slowest unsaturated load.
+#: A full bar is this multiple of the limit; without a limit, the slowest unsaturated load.
 _BAR_LIMITS = 2.0
-#: Where the mean wait is off by this factor, a reason is told that was told of another load already.
-_FAR_OFF, _MOST_TOLD = 2.0, 2
+#: A reason is listed for one load, or for this many if the mean wait is off by this factor.
+_FAR_OFF, _MOST_LISTED = 2.0, 2
 
 
 def render_sweep(found: Sweep, *, folder: Path | None) -> RenderableType:
-    """A sweep for a person.
+    """A sweep; the answer is last.
 
-    :param folder: where records and report are; ``None`` where nothing was kept.
+    :param folder: of records and report; ``None`` if nothing was kept.
     """
     rows = sweep_rows(found)
     replays = sum(len(point.runs) for point in found.points)
@@ -66,15 +66,14 @@ def render_sweep(found: Sweep, *, folder: Path | None) -> RenderableType:
     for setting in _listed(rows):
         parts += _loads(setting, rows)
     if len(rows.settings) > 1 and found.pareto:
-        parts += [heading(f"Front: throughput against {rows.percentile}"), _front(rows)]
+        parts += [heading(f"Pareto front of throughput and {rows.percentile}"), _front(rows)]
     parts += _theory(rows)
     parts += _skipped(found)
-    more = [] if folder is None else [("report", str(folder / "report.html"))]
-    return Portable(Group(*parts, *answer_block(sweep_answer(rows), more=more)))
+    return Portable(Group(*parts, *answer_block(sweep_answer(rows), folder=folder)))
 
 
 def _listed(rows: SweepRows) -> list[SettingRow]:
-    """The settings that matter most: the best one, then those on the front, then the rest."""
+    """The most relevant settings: the best, then those on the front, then the others."""
     found = rows.found
     first = [found.best.setting] if found.best is not None else []
     order = [*first, *(point.setting for point in reversed(found.pareto)), *(s.id for s in found.settings)]
@@ -90,11 +89,11 @@ def _summary(rows: SweepRows) -> FittedTable:
     for setting in rows.settings:
         found = setting.found
         if found.failure:
-            failed = Text.assemble(safe(found.label), "  ", safe(f"failed: {found.failure}", "red", limit=200))
+            failed = Text.assemble(safe(setting.label), "  ", safe(f"failed: {found.failure}", "red", limit=200))
             lines.append(failed)
             continue
         judged: list[Cell] = [largest_words(found.largest), _status(setting)] if rows.judged else []
-        lines.append([safe(found.label, limit=80), *judged, setting.knee_words(), rate(found.most_achieved_rps)])
+        lines.append([safe(setting.label, limit=80), *judged, setting.knee_words(), rate(found.most_achieved_rps)])
     return FittedTable(columns, lines)
 
 
@@ -103,7 +102,7 @@ def _status(setting: SettingRow) -> Text:
 
 
 def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
-    yield heading(f"Loads, {visible(setting.found.label, limit=120)}")
+    yield heading(f"Loads, {visible(setting.label, limit=120)}")
     full = _full_bar(setting, rows)
     columns = [Column("load"), Column("offered/s", given_up=4), Column("served/s", given_up=3)]
     columns += [Column("busy", given_up=2), Column(f"{rows.percentile} ms"), Column("95 %", given_up=1)]
@@ -143,7 +142,7 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
 
 
 def _predicted(each: PredictedLoad, full: float, rows: SweepRows) -> list[Cell]:
-    """The row of a load that was not replayed."""
+    """The row of a load that was predicted, not replayed."""
     words, severity = meets_words(each.meets, judged=rows.judged)
     return [
         significant(each.load),
@@ -183,7 +182,7 @@ def _front(rows: SweepRows) -> FittedTable:
             significant(point.load),
             rate(point.achieved_rps),
             significant(point.percentile_ms),
-            Text("" if point.certain else "maybe", style="dim"),
+            Text("" if point.certain else "uncertain", style="dim"),
         ]
         for point in rows.found.pareto
     ]
@@ -195,7 +194,7 @@ def _theory(rows: SweepRows) -> Iterator[RenderableType]:
     if setting is None or not any(wait_ms(point, "mm1") is not None for point in setting.points):
         return
     models = [rows.found.models.get(name) for name in _SHORT]
-    yield heading(f"Theory beside it, {visible(setting.found.label, limit=120)}")
+    yield heading(f"Queueing models, {visible(setting.label, limit=120)}")
     yield _models(
         "mean wait, ms",
         setting,
@@ -211,20 +210,20 @@ def _theory(rows: SweepRows) -> Iterator[RenderableType]:
         model=predicted_ms,
         off=[_off(errors, None if errors is None else errors.percentile) for errors in models],
     )
-    yield Text("in brackets: the model was given what was measured at that load", style="dim")
+    yield Text("[in brackets]: the model was fitted at that load; !: no answer at some loads", style="dim")
     yield from _reasons(setting)
 
 
 def _reasons(setting: SettingRow) -> Iterator[RenderableType]:
-    """Why loads depart from Kingman's formula, the farthest off first; no kind of reason more than twice."""
-    told: Counter[str] = Counter()
+    """Why loads depart from Kingman's formula, the farthest off first; each kind of reason at most twice."""
+    listed: Counter[str] = Counter()
     for point in sorted(setting.points, key=lambda p: departure(p) or 0.0, reverse=True):
         off = departure(point)
         far = off is not None and math.isfinite(off) and off >= _FAR_OFF
         factor = f" (wait off by x{significant(off)})" if far else ""
         for reason in point.reasons:
-            if told[reason.id] < (_MOST_TOLD if far else 1):
-                told[reason.id] += 1
+            if listed[reason.id] < (_MOST_LISTED if far else 1):
+                listed[reason.id] += 1
                 where = f"  at load {significant(point.load)}{factor}: "
                 yield Text.assemble((where, "dim"), safe(reason.text, limit=500))
 
@@ -237,7 +236,7 @@ def _models(
     model: Callable[[SweepPoint, str], float | None],
     off: list[str],
 ) -> FittedTable:
-    """Measured and predicted, load by load, and by what factor each model is off."""
+    """Measured and predicted values by load, and the factor by which each model is off."""
     columns = [Column(title, right=False), Column("measured")]
     columns += [
         Column(name, given_up=given_up) for name, given_up in zip(_SHORT.values(), (4, 3, 0, 2, 1), strict=True)
@@ -261,7 +260,7 @@ def _answer(point: SweepPoint, name: str, value: float | None) -> str:
 
 
 def _off(errors: ModelErrors | None, value: float | None) -> str:
-    """``x1.20``; with ``!`` where the model is silent at some of the loads."""
+    """``x1.20``; with ``!`` if the model has no answer at some loads."""
     return f"{ratio(value)}{'!' if errors is not None and errors.silent and value is not None else ''}"
 
 

@@ -1,4 +1,4 @@
-"""The shape of recorded traffic, for a terminal and as a picture."""
+"""The shape of recorded traffic, on a terminal and as an image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PICTURE_SUFFIXES = (".svg", ".png")
 
 
 def render_shape(shape: TrafficShape) -> RenderableType:
-    """``shape`` for a terminal: what kind of load it is and why, then the figures, then two small charts."""
+    """The kind of load and the reason, then figures, then two small charts."""
     parts: list[RenderableType] = [_verdict(shape), Text(), _figures(shape)]
     if shape.features:
         parts += [Text(), _features(shape)]
@@ -73,13 +73,13 @@ def _rows(shape: TrafficShape) -> list[tuple[str, str]]:
         rows += _gap_rows(shape.gaps)
     if shape.dispersion:
         entries = ", ".join(f"{figure(e.index)} at {seconds_text(e.window_s)}" for e in shape.dispersion)
-        rows.append(("dispersion", f"{entries} (Fano factor of counts; independent arrivals: 1)"))
+        rows.append(("dispersion", f"{entries} (Fano factor of counts; 1 for independent arrivals)"))
     if shape.period is not None:
         period = f"{seconds_text(shape.period.seconds)}, strength {shape.period.strength:.2f}"
         rows.append(("period", f"{period}, swing {shape.period.amplitude:.0%} of the mean rate"))
     if shape.tail is not None and shape.tail.hill < 20:
         tail = f"Hill index {figure(shape.tail.hill)}"
-        rows.append(("tail", f"{tail} of the longest gaps (below 2 the variance has no bound)"))
+        rows.append(("tail", f"{tail} of the longest gaps (variance is infinite below 2)"))
     if shape.grid_s is not None:
         rows.append(("grid", f"all arrivals are whole multiples of {seconds_text(shape.grid_s)}"))
     if set(shape.priorities) != {"normal"}:
@@ -100,7 +100,7 @@ def _gap_rows(gaps: Gaps) -> list[tuple[str, str]]:
     quantiles = ", ".join(f"{label} {seconds_text(gaps.percentiles[key])}" for label, key in named)
     rows = [("gaps", f"{quantiles}, max {seconds_text(gaps.max_s)}, coefficient of variation {gaps.cv:.2f}")]
     if gaps.zero_share >= 0.001:
-        rows.append(("ties", f"{gaps.zero_share:.1%} of requests arrive together with the one before"))
+        rows.append(("ties", f"{gaps.zero_share:.1%} of requests arrive at the same time as the previous one"))
     return rows
 
 
@@ -125,7 +125,7 @@ def _feature_cells(feature: FeatureSummary) -> list[str]:
 
 
 def _rate_chart(shape: TrafficShape) -> Text:
-    """Requests a second from left to right; each column is the highest of the windows it stands for."""
+    """Requests a second from left to right; each column is the maximum of its windows."""
     columns = _squeezed(list(shape.rate.rates), _CHART_COLUMNS)
     highest = max(columns) or 1.0
     text = Text()
@@ -173,9 +173,9 @@ def figure(value: float) -> str:
 
 
 def check_picture(path: Path) -> None:
-    """Whether :func:`draw_shape` could write to ``path``.
+    """Check the suffix and the folder of an image file.
 
-    :raises InputError: the suffix is unknown or the folder missing.
+    :raises InputError: the suffix is unknown or the folder is missing.
     """
     if path.suffix.lower() not in PICTURE_SUFFIXES:
         raise input_error(path, None, f"suffix {path.suffix!r}", f"one of {', '.join(PICTURE_SUFFIXES)}")
@@ -194,7 +194,7 @@ def draw_shape(shape: TrafficShape, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A fixed salt and no date: the same traffic gives the same file. Names may hold "$" and are no formulas.
+    # A fixed salt and no date make the file reproducible; "$" in names must not be parsed as math.
     with rc_context({"svg.hashsalt": "latfix", "text.parse_math": False, "svg.fonttype": "none"}):
         picture = Figure(figsize=(9, 6), layout="constrained")
         FigureCanvasAgg(picture)
@@ -208,7 +208,7 @@ def draw_shape(shape: TrafficShape, path: Path) -> None:
             picture.savefig(path, metadata={"Date": None} if svg else None)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise InputError(f"{path}: cannot be written ({reason}); expected a writable place") from error
+            raise InputError(f"{path}: cannot be written ({reason}); expected a writable path") from error
 
 
 def _draw_rate(axes: Any, shape: TrafficShape) -> None:

@@ -1,4 +1,4 @@
-"""The table of ``latfix try`` on a terminal."""
+"""Terminal table of ``latfix try``."""
 
 from __future__ import annotations
 
@@ -32,29 +32,28 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import change_severity, verdict_words
+from latfix.reports.vocabulary import change_severity, counted, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 
 _KEYS = ("p50", "p99", "mean")
 
 
 def render_trial(found: Trial, *, folder: Path | None) -> RenderableType:
-    """All arms in one table: ratios over the workload as it is, with their 95 % intervals; the answer last.
+    """All arms in one table, as ratios over the unmodified workload with 95 % intervals; the answer is last.
 
-    :param folder: where the records are; ``None`` where nothing was kept.
+    :param folder: of the records; ``None`` if nothing was kept.
     """
-    title = title_line(found.workload, found.device, f"{len(found.ideas)} ideas side by side", "")
+    title = title_line(found.workload, found.device, counted(len(found.ideas), "idea"), "")
     parts: list[RenderableType] = [title, *warnings(_notes(found)), Text(""), _arms(found)]
     parts += [safe(line, "dim", limit=600) for line in _how(found)]
     for place, line in enumerate(_remarks(found)):
         parts += [heading("Remarks")] if not place else []
         parts.append(line)
-    more = [] if folder is None else [("records", str(folder))]
-    return Portable(Group(*parts, *answer_block(trial_answer(found), more=more)))
+    return Portable(Group(*parts, *answer_block(trial_answer(found), folder=folder, page=False)))
 
 
 def _arms(found: Trial) -> FittedTable:
-    """The table: each arm's name on a line of its own, its figures below it, one line for the ratios' intervals."""
+    """The table: each arm's name on its own line, below it its figures, and a line for the ratios' intervals."""
     keys = tuple(dict.fromkeys((found.judged, *_KEYS)))
     columns = [
         Column("", right=False),
@@ -64,7 +63,7 @@ def _arms(found: Trial) -> FittedTable:
     columns += [Column("start", given_up=3)]
     base = found.summary.latency_ms if found.summary is not None else {}
     rows: list[Sequence[Cell] | Text] = [
-        safe(found.base.name, "bold"),
+        Text("unmodified workload", "bold"),
         ["", *(milliseconds(base.get(key)) for key in keys), *_costs(found.base)],
     ]
     for idea in found.ideas:
@@ -83,9 +82,9 @@ def _arms(found: Trial) -> FittedTable:
 
 def _notes(found: Trial) -> Iterator[str]:
     if found.interrupted:
-        yield "Interrupted: what was complete until then is shown."
+        yield "Interrupted: only complete rounds are shown."
     if found.failure:
-        yield f"The workload as it is failed, and the trial ended there: {found.failure}"
+        yield f"The unmodified workload failed, so the trial was ended: {found.failure}"
     yield from found.notes
 
 
@@ -110,7 +109,7 @@ def _interval(comparison: Comparison, key: str) -> Text:
 
 
 def _costs(arm: TriedIdea) -> list[Cell]:
-    """Accuracy, red beyond its limit; memory, of the device too, and seconds to start."""
+    """Accuracy, red beyond its limit; memory, device memory and start-up time."""
     beyond = arm.accurate is False
     accuracy = f"{significant(arm.accuracy)}{' beyond limit' if beyond else ''}" if arm.accuracy is not None else NONE
     return [
@@ -122,20 +121,20 @@ def _costs(arm: TriedIdea) -> list[Cell]:
 
 
 def _how(found: Trial) -> Iterator[str]:
-    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     stretch = (
         "the whole traffic"
         if found.whole
         else f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
     )
+    rounds = f"{counted(found.rounds, 'round')} of {stretch} ({count(found.requests)} requests)"
     yield (
-        f"{rounds} of {stretch} ({count(found.requests)} requests) in turns, each on a fresh process; ratios over "
-        f"the workload as it is with 95 % intervals, the verdict by {key_label(found.judged)}."
+        f"{rounds}, alternating, each in a fresh process. Ratios over the unmodified workload with 95 % intervals; "
+        f"the verdict is by {key_label(found.judged)}."
     )
 
 
 def _remarks(found: Trial) -> Iterator[Text]:
-    """Why an idea failed, what its accuracy misses, and what keeps a verdict open."""
+    """Why an idea failed, exceeds the accuracy limit, or has no verdict."""
     for idea in found.ideas:
         lines = [idea.failure] if idea.failure else []
         lines += [idea.accuracy_reason] if idea.accurate is False else []

@@ -1,9 +1,10 @@
-"""Pieces of the terminal reports: safe text, bars, and output that survives a terminal without Unicode."""
+"""Building blocks of terminal reports: safe text, tables, bars, and an ASCII fallback."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich import box
 from rich.cells import cell_len
@@ -29,16 +30,13 @@ _ASCII = str.maketrans(
 
 
 def safe(text: object, style: str = "", *, limit: int = 240) -> Text:
-    """A text from outside, shown literally: no markup, no control characters."""
+    """Text from outside, shown literally: without markup or control characters."""
     return Text(visible(text, limit=limit), style=style)
 
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """Renders its content without blanks at the end of lines.
-
-    Where the output's encoding is not Unicode, every character becomes one in ASCII.
-    """
+    """Renders its content without trailing blanks, in ASCII if the output's encoding is not Unicode."""
 
     content: RenderableType
 
@@ -54,7 +52,7 @@ class Portable:
 
 
 def _without_end(line: Sequence[Segment]) -> list[Segment]:
-    """The segments of a line up to its last character that is no blank."""
+    """The segments of a line without trailing blanks."""
     kept = list(line)
     while kept and not kept[-1].control and not kept[-1].text.rstrip():
         kept.pop()
@@ -65,10 +63,10 @@ def _without_end(line: Sequence[Segment]) -> list[Segment]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A horizontal bar to scale, from zero; parts are fractions of its cell, of which it takes :data:`WIDEST_BAR`.
+    """A horizontal bar to scale, from zero; parts are fractions of its width, at most :data:`WIDEST_BAR` columns.
 
-    A negative part is drawn in a sign of its own, so that a cause which shortens the tail is not read as one
-    which lengthens it.
+    A negative part has its own character, so that a cause that shortens the tail is not read as one that
+    lengthens it.
     """
 
     parts: Sequence[tuple[float, str, str]]
@@ -80,7 +78,7 @@ class Bar:
         width = min(options.max_width, WIDEST_BAR)
         reach, drawn = 0.0, 0
         for fraction, character, style in self.parts:
-            # Where it ends is rounded, not how long it is: parts together are as long as their sum.
+            # Rounds the end, not the length, so that the parts together are as long as their sum.
             reach += abs(fraction)
             cells = max(min(round(reach * width), width) - drawn, 0)
             drawn += cells
@@ -90,7 +88,7 @@ class Bar:
         yield Segment(" " * (width - drawn))
 
 
-#: Columns of a bar: enough to tell a twentieth, and near enough to its figure on a wide screen.
+#: Columns of a bar: enough to show 5 %, and short enough to stay near its figure on a wide screen.
 NARROWEST_BAR, WIDEST_BAR = 6, 40
 
 
@@ -98,7 +96,7 @@ NARROWEST_BAR, WIDEST_BAR = 6, 40
 class Column:
     """A column of a :class:`FittedTable`.
 
-    :param given_up: columns with the highest number are left out first where there is no room; 0 always stays.
+    :param given_up: columns with the highest number are dropped first if space is short; 0 is never dropped.
     """
 
     title: str = ""
@@ -111,10 +109,10 @@ Cell = Text | str | Bar
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A table of which nothing is cut: columns that do not fit are left out whole.
+    """A table that drops whole columns instead of cutting cells.
 
-    The first column is folded where not even those that always stay have room. A row that is one text is a line
-    across the table.
+    The first column is folded if even the columns that are never dropped do not fit. A row that is a single text
+    spans the table.
     """
 
     columns: Sequence[Column]
@@ -181,9 +179,9 @@ def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """Values as bars of one character each, a blank where there is none; the latest where there is not room for all.
+    """Values as bars of one character each, blank for ``None``; the latest ones if not all fit.
 
-    :param from_zero: bars begin at zero, else at the least value.
+    :param from_zero: bars start at zero, else at the smallest value.
     """
 
     values: Sequence[float | None]
@@ -205,7 +203,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def bars(values: Sequence[float | None], signs: str = BLOCKS, *, from_zero: bool = False) -> str:
-    """One character a value, from the least (or zero) to the largest."""
+    """One character a value, from the smallest (or zero) to the largest."""
     known = [value for value in values if value is not None]
     low, high = 0.0 if from_zero else min(known, default=0.0), max(known, default=0.0)
 
@@ -219,7 +217,7 @@ def bars(values: Sequence[float | None], signs: str = BLOCKS, *, from_zero: bool
 
 
 def plain_table(*, title: str = "") -> Table:
-    """An open table with a ruled header and no borders."""
+    """A table with a ruled header and no borders."""
     return Table(
         box=box.SIMPLE_HEAD,
         title=Text(title, style="bold") if title else None,
@@ -233,7 +231,7 @@ def plain_table(*, title: str = "") -> Table:
 
 
 def add_figures(table: Table, *titles: str) -> None:
-    """Columns of figures: aligned to the right, never wrapped."""
+    """Add columns of figures, right-aligned and never wrapped."""
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
 
@@ -249,25 +247,26 @@ def title_line(workload: object, device: object, sentence: str, style: str, *, l
 
 
 def own_and_queue(title: str) -> Text:
-    """A heading with what the two parts of bars below it are."""
-    own, queue = (" own path  ", "dim"), (" through the queue", "dim")
+    """A heading with the legend of the bars below it."""
+    own, queue = (" own  ", "dim"), (" through the queue", "dim")
     return Text.assemble(heading(title), "   ", ("█", OWN_STYLE), own, ("▒", QUEUE_STYLE), queue)
 
 
 def pair_bar(own: float, queue: float, scale: float) -> Bar:
-    """A bar of both parts, as shares of ``scale``; of what is left of one where the other takes some of it back.
+    """A bar of both parts, as shares of ``scale``.
 
-    As long as its figure says: two parts of unlike signs side by side would look like more than they make.
+    Parts of opposite sign are netted, so that the bar is as long as their sum.
     """
     if own * queue < 0:
         own, queue = (own + queue, 0.0) if abs(own) > abs(queue) else (0.0, own + queue)
     return Bar([(own / scale, "█", OWN_STYLE), (queue / scale, "▒", QUEUE_STYLE)])
 
 
-def answer_block(answer: Answer, *, more: Sequence[tuple[str, str]] = ()) -> Iterator[RenderableType]:
-    """What matters most, under a rule, the last thing on the screen.
+def answer_block(answer: Answer, *, folder: Path | None, page: bool = True) -> Iterator[RenderableType]:
+    """The answer under a rule, at the end of the screen.
 
-    :param more: further labels and words, such as where the page is.
+    :param folder: of the result; ``None`` if nothing was kept.
+    :param page: the folder has a ``report.html``.
     """
     yield Text("")
     yield Rule(style="dim")
@@ -278,13 +277,14 @@ def answer_block(answer: Answer, *, more: Sequence[tuple[str, str]] = ()) -> Ite
     for line in answer.lines:
         style = "bold cyan" if line.is_command else SEVERITY_STYLE[line.severity] if line.severity else ""
         table.add_row(line.label, safe(_plain(line.words), style, limit=1200))
-    for label, words in more:
-        table.add_row(label, safe(words, limit=1200))
+    if folder is not None:
+        label, path = ("report", folder / "report.html") if page else ("records", folder)
+        table.add_row(label, safe(str(path), limit=1200))
     yield table
 
 
 def _plain(words: str) -> str:
-    """As the rest of a terminal's reports writes it."""
+    """The words with the ASCII signs that terminal reports use."""
     return words.replace("→", "->").replace("×", "x")
 
 
@@ -294,5 +294,5 @@ def heading(text: str) -> Text:
 
 
 def warnings(notes: Iterable[str]) -> list[Text]:
-    """Notes of a run as lines that stand out without color."""
+    """Notes of a run, marked so that they stand out even without color."""
     return [Text.assemble(("! ", "bold yellow"), safe(note, "yellow", limit=400)) for note in notes]

@@ -1,4 +1,4 @@
-"""Runs without a runner: what `diagnose` replays is answered with a record that the test describes."""
+"""Runs without a runner: replays of `diagnose` are replaced by records that the test describes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from latfix.stages import STAGES
 from latfix.traffic.io.stored_schedule import save_schedule
 from latfix.traffic.schedule import Traffic
 
+#: Runs the command line: exit code, standard output, standard error.
+Cli = Callable[..., tuple[int, str, str]]
+WriteWorkload = Callable[..., Path]
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_bytes": 8 << 30, "os": "Linux", "gpu": None}
 
 
@@ -39,7 +42,7 @@ def batches_of(rows: Any) -> Any:
 
 
 def serve_one_by_one(work_ns: Sequence[int], prepare_ns: int = 0) -> tuple[Any, Any]:
-    """Rows and batches of one worker to which a request comes every 10 ms, and takes it for as long as it says."""
+    """Rows and batches of one worker with a request every 10 ms, each taking its ``work_ns``."""
     n = len(work_ns)
     rows, batches, free = np.zeros(n, REQUEST_DTYPE), np.zeros(n, BATCH_DTYPE), 0
     rows["arrival_ns"], rows["prepare_ns"] = np.arange(n) * 10_000_000, prepare_ns
@@ -179,13 +182,8 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Service:
     return stand_in
 
 
-Diagnose = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def diagnose(
-    service: Service, cli: Diagnose, write_workload: Callable[..., Path], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
+def diagnose(service: Service, cli: Cli, write_workload: WriteWorkload, tmp_path: Path) -> Cli:
     """Calls `latfix diagnose` on a workload of 300 requests, each time into a new folder ``run-1``, ``run-2``, …"""
     workload = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.1} for k in range(300)])
 

@@ -17,10 +17,9 @@ from typer.core import TyperGroup
 
 import latfix
 from latfix.cli import app as module
-from latfix.cli.shared.process_streams import asked_to_end_is_interrupted
+from latfix.cli.shared.process_streams import signals_as_interrupt
 from latfix.errors import InputError, RunnerError
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli
 
 _FIRST = ("diagnose", "optimize", "try", "compare", "gate", "sweep", "report", "watch", "selftest", "doctor")
 _THEN = ("fragmentation", "init", "backends", "history", "schema", "export", "export-plan", "traffic")
@@ -49,16 +48,16 @@ def fail_with(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
     return call
 
 
-@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
-def test_being_asked_to_end_is_an_interruption(asked: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_signal_is_an_interruption(number: signal.Signals) -> None:
     """As job schedulers and timeouts do; what an interruption leaves behind is tested with Ctrl-C."""
-    before = signal.signal(asked, signal.SIG_DFL)
+    before = signal.signal(number, signal.SIG_DFL)
     try:
-        with pytest.raises(KeyboardInterrupt), asked_to_end_is_interrupted():
-            signal.raise_signal(asked)
-        assert signal.getsignal(asked) is signal.SIG_DFL
+        with pytest.raises(KeyboardInterrupt), signals_as_interrupt():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
     finally:
-        signal.signal(asked, before)
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +89,14 @@ def test_a_working_directory_that_is_gone(fail_with: Any, tmp_path: Path, monkey
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    line = "latfix: the working directory is not there any more; change to another one\n"
+    line = "latfix: the working directory no longer exists; change to another one\n"
     assert fail_with(lambda: os.getcwd() and None) == (2, "", line)  # noqa: PTH109 - as whoever makes a path absolute
 
 
-def test_a_mistake_of_its_own_is_no_failed_gate(fail_with: Any) -> None:
+def test_a_bug_is_not_a_failed_gate(fail_with: Any) -> None:
     code, _, err = fail_with(lambda: 1 / 0)
     assert code == 4
-    assert "ZeroDivisionError: " in err and err.splitlines()[-1].startswith("latfix: this is a mistake in")
+    assert "ZeroDivisionError: " in err and err.splitlines()[-1].startswith("latfix: this is a bug in")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "diagnose --help", "optimize --help", "traffic --help"])
@@ -124,7 +123,7 @@ def test_version_and_help_that_names_every_command(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_what_it_does(command: str, cli: Cli) -> None:
+def test_every_command_has_a_description(command: str, cli: Cli) -> None:
     code, out, err = cli(command, "--help")
     assert (code, err) == (0, "")
     assert f" {command} " in out and "--help" in out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from latfix.profilers.diagnose import diagnose as attribute
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import batches_of, refused, write_run
+from tests.cli.conftest import Cli, batches_of, refused, write_run
 
-Cli = Callable[..., tuple[int, str, str]]
 N, MS = 40, 1_000_000
 PARQUET = ("requests", "batches", "events", "samples", "traffic")
 #: By name, a value that takes a column's place, in all rows.

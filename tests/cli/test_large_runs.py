@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import serve_one_by_one, write_run
+from tests.cli.conftest import Cli, serve_one_by_one, write_run
 
-Cli = Callable[..., tuple[int, str, str]]
 N, MS = 400, 1_000_000
 
 

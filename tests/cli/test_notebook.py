@@ -33,7 +33,7 @@ def notebook(
     return tmp_path
 
 
-def test_the_page_of_the_api_runs_as_it_stands(notebook: Path) -> None:
+def test_the_page_of_the_api_runs(notebook: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     session: dict[str, Any] = {}
     exec("\n".join(blocks), session)  # one notebook: each cell uses the names of those before
@@ -64,7 +64,7 @@ def test_causes_of_a_run_that_was_never_diagnosed(notebook: Path) -> None:
     assert latfix.read_run("run").causes.equals(written)
 
 
-def test_a_killed_run_is_read_and_left_as_it_is(notebook: Path, service: Any) -> None:
+def test_a_killed_run_is_read_and_not_changed(notebook: Path, service: Any) -> None:
     whole = latfix.read_run("run")
     killed = notebook / "killed"
     shutil.copytree(notebook / "run", killed)

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ import latfix
 from latfix.config.plan import read_plan
 from latfix.errors import InputError
 from latfix.runners.optimize.journal import Journal
-from tests.cli.conftest import batches_of, refused, serve_one_by_one, write_run
+from tests.cli.conftest import Cli, WriteWorkload, batches_of, refused, serve_one_by_one, write_run
 from tests.conftest import Canary
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 MS = 1_000_000
 PARQUET = ("requests", "batches", "events", "samples", "traffic")
 #: Modules that a program finds before its own where it looks into the folder that it is called in.
@@ -54,7 +51,7 @@ MAIN = "import json, sys; from latfix.cli.app import main; print([main(each) for
 
 
 def _write_artifact(folder: Path, bird: Canary) -> None:
-    """Runs that are sound, and beside them all that could be executed by accident."""
+    """Valid runs, next to files that could be executed by accident."""
     rows, _ = serve_one_by_one([5 * MS] * 40 + [20 * MS] * 5)
     code = f"__import__('os').mkdir({str(bird.file)!r})"
     hostile: dict[str, Any] = {

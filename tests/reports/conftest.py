@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
+import unicodedata
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from latfix.cause_catalogue import EvidenceClass
@@ -37,6 +41,14 @@ def printed(renderable: RenderableType, *, width: int = 80, color: bool = False,
     Console(file=file, width=width, force_terminal=color, color_system=system, legacy_windows=False).print(renderable)
     file.flush()
     return raw.getvalue().decode(encoding)
+
+
+def unharmed(text: str, width: int) -> None:
+    """It fits, no line ends in a blank, no figure is cut, and it holds no control characters."""
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+    assert not re.search(r"(?<!\S)[0-9,.]+…", text)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
 
 
 def in_one_line(text: str) -> str:
@@ -185,8 +197,9 @@ def make_diagnosis(
     )
 
 
+@cache
 def make_session(name: str) -> Session:
-    """One of :data:`SESSIONS`."""
+    """One of :data:`SESSIONS`; tests must not change it in place."""
     if name == "hostile":
         record = make_record(300, text=HOSTILE)
         attacks = ("python.gc", HOSTILE, "$x^{", "\u202ecause")

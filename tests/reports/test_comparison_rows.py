@@ -1,4 +1,4 @@
-"""Before and after in one shape, whatever the document lacks."""
+"""Before and after, for complete and incomplete documents."""
 
 from __future__ import annotations
 
@@ -111,10 +111,9 @@ def test_shares_lead_from_the_first_figure_to_the_last(explained: Optimization) 
     assert shares[2].ratio is None
 
 
-def test_predictions_are_told_step_by_step_and_together(explained: Optimization) -> None:
+def test_prediction_errors_by_step_and_together(explained: Optimization) -> None:
     assert prediction_words(explained) == (
-        "Configurations that were replayed: p99 off by 21 % in the median of 3; mean off by 8 % in the "
-        "median of 3. All kept fixes together, in the final replay: p99 x0.290 foretold "
-        "(x0.300 at the pace that batches had), x0.310 measured; "
-        "mean x0.330 foretold, x0.300 measured."
+        "Predictions of replayed configurations were off: p99 by 21 % (median of 3); mean by 8 % (median of 3). "
+        "All kept fixes in the final replay: p99 predicted x0.290 (x0.300 with the measured batch times), "
+        "measured x0.310; mean predicted x0.330, measured x0.300."
     )

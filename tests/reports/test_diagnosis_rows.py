@@ -10,10 +10,8 @@ import pytest
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import cause_rows, cause_total, small_causes_words
-from latfix.results.diagnosis import Diagnosis, Source
-from latfix.run_record.run_record import RunRecord
-
-Session = tuple[RunRecord, Diagnosis]
+from latfix.results.diagnosis import Source
+from tests.reports.conftest import Session
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 100])
@@ -39,30 +37,30 @@ def test_named_causes_are_listed_beyond_the_limit_and_the_rest_is_one_row(ordina
     assert rows[-2].label == f"{len(diagnosis.causes) - len(named) - 1} smaller causes"
 
 
-def test_the_rest_holds_what_is_unexplained_only_where_that_has_no_row(ordinary: Session) -> None:
+def test_the_rest_includes_unexplained_only_if_that_has_no_row(ordinary: Session) -> None:
     diagnosis = ordinary[1]
     rest = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED]
     small = [replace(entry, tail_ms=0.1, own_ms=0.1, propagated_ms=0.0, tail_share=0.001) for entry in rest[1:]]
 
-    def told(unexplained_ms: float) -> str:
+    def rest_of(unexplained_ms: float) -> str:
         left = next(entry for entry in diagnosis.causes if entry.cause == UNEXPLAINED)
         left = replace(left, tail_ms=unexplained_ms, tail_share=unexplained_ms / 100)
         first = replace(rest[0], tail_ms=80.0, tail_share=0.8)
         return small_causes_words(replace(diagnosis, causes=(first, *small, left), excess_ms=100.0))
 
-    assert "more below 5 %, with what is unexplained: together" in told(1.0)
-    assert "more below 5 %: together" in told(19.0)
+    assert "causes below 5 %, and unexplained time: " in rest_of(1.0)
+    assert "causes below 5 %: " in rest_of(19.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("replay", "this one run; a restart may differ (--rounds 5)"),
+        ("replay", "this one run; restarts may differ more (measure: --rounds 5)"),
         ("http", "this one run"),
         ("requests", "this one recording"),
     ],
 )
 def test_what_an_interval_does_not_cover(ordinary: Session, kind: str, words: str) -> None:
     found = replace(ordinary[1], source=Source(kind=kind, path="x"), latency_ci95_ms={"p99": (1.0, 2.0)})
-    sure = next(line.words for line in diagnosis_answer(found).lines if line.label == "how sure")
-    assert f"(95 %, {words})" in sure
+    sure = next(line.words for line in diagnosis_answer(found).lines if line.label == "95 % interval")
+    assert sure == f"1.00 to 2.00 ms, from {words}"

@@ -1,4 +1,4 @@
-"""Texts from outside are shown literally, whatever they hold."""
+"""Text from outside is shown literally."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from latfix.reports.html.page_file import render
         ("\U000e0041", "\\U000e0041"),
     ],
 )
-def test_what_a_terminal_would_obey_becomes_an_escape(text: str, shown: str) -> None:
+def test_control_characters_become_escapes(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert visible(text * 500, limit=10).endswith("…") and visible("a" * 10, limit=10) == "a" * 10
 
@@ -52,7 +52,7 @@ def test_html_texts_hold_no_markup(text: str) -> None:
 
 
 @given(st.text())
-def test_data_for_scripts_hold_no_markup_and_come_out_as_they_went_in(text: str) -> None:
+def test_data_for_scripts_hold_no_markup_and_round_trip(text: str) -> None:
     page = render("history.html", kind="k", heading="h", facts="", trends=[], overview=[], points={text: [text]})
     ((data, rest),) = re.findall('<script type="application/json" id="points">(.*?)</script>(.*)', page, re.DOTALL)
     assert not set("<>&'\u2028") & set(data) and data.isascii()

@@ -1,4 +1,4 @@
-"""The commands that a report tells its reader to run next."""
+"""The next commands that a report suggests."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_a_model_that_its_folder_describes_needs_no_more(tmp_path: Path) -> None
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
     (tmp_path / "t.jsonl").write_text(json.dumps({"arrival_s": 0}) + "\n")
     (tmp_path / "workload.toml").write_text('[workload]\nmodel = "model.onnx"\ntraffic = "t.jsonl"\n')
-    said = workload_argument(meta_of(tmp_path, None, {}))
-    assert said == str(tmp_path / "model.onnx")
-    assert load_spec(said) == load_spec(str(tmp_path))
+    typed = workload_argument(meta_of(tmp_path, None, {}))
+    assert typed == str(tmp_path / "model.onnx")
+    assert load_spec(typed) == load_spec(str(tmp_path))
     (tmp_path / "inner").mkdir()
     toml = '[workload]\nmodel = "../model.onnx"\ntraffic = "../t.jsonl"\n'
     (tmp_path / "inner" / "workload.toml").write_text(toml)

@@ -1,4 +1,4 @@
-"""What is said of a plan in words."""
+"""Phrases on a plan."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ from latfix.results.optimization import Candidate, Optimization
 
 
 @pytest.mark.parametrize(
-    ("floor", "after", "says"),
+    ("floor", "after", "expected"),
     [
-        (118.0, 90.9, "reached: 118 ms was foretold for the fastest accurate way to run this model at p99"),
-        (100.0, 105.0, "reached: 100 ms is what the fastest accurate way to run this model takes at p99"),
+        (118.0, 90.9, "fastest accurate form of this model, measured less; going lower needs"),
+        (
+            100.0,
+            105.0,
+            "reached: predicted p99 100 ms with an empty queue and the fastest accurate form of this model;",
+        ),
         (5.0, 22.0, "22.0 ms is 4.4 times that"),
         (None, 22.0, ""),
         (5.0, None, ""),
     ],
 )
-def test_how_far_from_the_limit(floor: float | None, after: float | None, says: str) -> None:
+def test_how_far_from_the_limit(floor: float | None, after: float | None, expected: str) -> None:
     found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=SimpleNamespace(latency_ms={"p99": after}))
     words = floor_words(found)
-    assert says in words and bool(says) == bool(words)
+    assert expected in words and bool(expected) == bool(words)
 
 
-def test_a_forecast_is_no_rival_of_what_was_replayed(improved: Optimization) -> None:
-    # GIVEN a forecast that is faster than the plan, and whose accuracy nobody measured
+def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Optimization) -> None:
+    # GIVEN a prediction that is faster than the plan, with unknown accuracy
     kept = Candidate(fixes=("batch.size",), settings={}, status="kept", compute=1.0, predicted={"p99": 0.3})
     foretold = Candidate(
         fixes=("quantize.int8_dynamic",), settings={}, status="foretold", compute=0.5, predicted={"p99": 0.1}

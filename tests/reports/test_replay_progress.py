@@ -1,4 +1,4 @@
-"""What is said of a replay where nobody watches a terminal: few lines, each with something to say."""
+"""Progress of a replay without a terminal: few lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def status(at_s: float, done: int, *, draining: bool = False) -> dict[str, Any]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of the one who shows progress."""
+    """The clock of the progress display."""
     now = [100.0]
     monkeypatch.setattr("latfix.reports.replay_progress.time.monotonic", lambda: now[0])
     return now
@@ -31,7 +31,7 @@ def test_a_replay_begins_with_what_is_awaited(
     loading: bool, first: str, tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with shown(tmp_path, loading=loading) as replay:
-        replay.on_event(status(0.0, 0))  # nothing was sent yet: there is nothing to say
+        replay.on_event(status(0.0, 0))  # nothing was sent yet
         clock[0] += 4.9
         replay.on_event(status(4.9, 40))
     assert capsys.readouterr().err.splitlines() == [f"before: {first}"]

@@ -1,4 +1,4 @@
-"""A sweep's terminal and page: complete, and safe whatever the texts and gaps in the document are."""
+"""A sweep's terminal and page: complete, and safe for hostile texts and incomplete documents."""
 
 from __future__ import annotations
 
@@ -124,21 +124,21 @@ def sentence(content: dict[str, Any]) -> str:
 
 def test_the_terminal_has_the_answers() -> None:
     text = shown(document())
-    assert "max_batch_size=8 bears 46.0/s [40.0, 50.0] with p99 under 100 ms, 1.15 times the recorded rate" in text
-    assert "1 other setting may bear as much" in text
+    assert "max_batch_size=8 sustains 46.0/s [40.0, 50.0] with p99 under 100 ms, 1.15 times the recorded rate" in text
+    assert "1 other setting may do as well" in text
     assert ">2,000" in text and "1,800 or more" in text and "saturated" in text
-    assert "cannot tell" in text and "44.0/s" in text
+    assert "1 of 1 gate undecided" in text and "44.0/s" in text
     assert "x2.20!" in text and "x3.10!" in text, "with a mark, because it is silent at some loads"
     assert "[18.0]" in text, "a model that was given the load's own figures"
     assert "arrivals are burstier" in text
     assert "not replayed: 1 past saturation" in text
-    assert "64.5" in text and text.count("predicted meets") == 2, "the loads that were replayed are not told twice"
+    assert "64.5" in text and text.count("predicted meets") == 2, "replayed loads are not listed twice"
     assert "6 of 7 points are short" in text
 
 
 def test_the_page_has_the_answers(tmp_path: Path) -> None:
     parsed = page(document(), tmp_path)
-    for words in ("max_batch_size=8 bears", "saturated", "×3.10", "arrivals are burstier", "M/M/1", "14 replays"):
+    for words in ("max_batch_size=8 sustains", "saturated", "×3.10", "arrivals are burstier", "M/M/1", "14 replays"):
         assert words in parsed.text
     assert "predicted" in parsed.text and "321" in parsed.text
     # latency, throughput, front, and theory for each of two settings
@@ -192,23 +192,23 @@ def test_awkward_documents(kind: str, tmp_path: Path) -> None:
     assert shown(content, encoding="ascii").strip()
     assert "h1" in page(content, tmp_path).tags
     if kind == "no objective":
-        assert "there is no objective" in sentence(content)
+        assert "no objective is set" in sentence(content)
     if kind == "one setting":
-        assert "The service as it is bears" in sentence(content)
+        assert "The unmodified service sustains" in sentence(content)
 
 
 @pytest.mark.parametrize(
     ("status", "ends", "words"),
     [
-        ("above", [50.0, None], "bears at least 50.0/s"),
+        ("above", [50.0, None], "sustains at least 50.0/s"),
         (
             "undecided",
             [40.0, None],
-            "at least 40.0/s with p99 under 100 ms; how much more, the data cannot tell",
+            "at least 40.0/s with p99 under 100 ms; the data give no upper bound",
         ),
-        ("undecided", [40.0, 60.0], "bears at least 40.0/s and less than 60.0/s with p99 under 100 ms; the data"),
-        ("below", None, "Every load"),
-        ("undecided", None, "Undecided: no load"),
+        ("undecided", [40.0, 60.0], "sustains between 40.0/s and 60.0/s with p99 under 100 ms; the data"),
+        ("below", None, "Every replayed load"),
+        ("undecided", None, "Undecided: no replayed load"),
     ],
 )
 def test_sentences(status: str, ends: list[float | None] | None, words: str) -> None:
@@ -222,14 +222,14 @@ def test_sentences(status: str, ends: list[float | None] | None, words: str) -> 
     assert words in sentence(content)
 
 
-def test_a_knee_outside_the_loads_is_told_on_the_right_side() -> None:
+def test_a_knee_outside_the_loads_is_shown_on_the_right_side() -> None:
     content = document()
-    for at, words in ((20.0, "or below"), (60.0, "or beyond")):
+    for at, words in ((20.0, "or below"), (60.0, "or above")):
         content["settings"][0]["knee"] = {"rps": at, "ci95_rps": [at, at], "bracketed": False}
         assert words in sweep_rows(Sweep.from_json(content)).settings[0].knee_words()
 
 
-def test_the_reason_of_the_load_that_is_farthest_off_is_told() -> None:
+def test_the_reason_of_the_load_that_is_farthest_off_is_shown() -> None:
     sweep = document()
     usual = {"reason": "service", "text": "service changes with load: a bit", "figures": {}}
     telling = {"reason": "service", "text": "service changes with load: twice as long", "figures": {}}

@@ -1,1 +1,1 @@
-"""Commands that read what was recorded."""
+"""Commands that read records and results."""

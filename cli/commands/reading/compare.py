@@ -1,4 +1,4 @@
-"""``latfix compare``: recorded runs before and after, in pairs, and gates on the difference."""
+"""``latfix compare``: pairs of recorded runs, before and after, and gates on the difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from latfix.cli.shared import address_flow
-from latfix.cli.shared.options import GateOption, OutOption, SeedOption, TrafficOption, check_seed, refuse_given
+from latfix.cli.shared.options import GateOption, KeepOption, SeedOption, TrafficOption, check_seed, refuse_given
 from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import InputError
 
@@ -25,22 +25,23 @@ def compare(
     ],
     more: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="BASE NEW", help="Further pairs, replayed in turns.", show_default=False),
+        typer.Argument(metavar="BASE NEW", help="Further pairs of runs, each a round.", show_default=False),
     ] = None,
     *,
     gate: GateOption = None,
     seed: SeedOption = 0,
-    out: OutOption = None,
+    out: KeepOption = None,
     written: OutputOptions,
     traffic: TrafficOption = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="Of two addresses: how often each is replayed; 3.")
+        int | None, typer.Option("--rounds", metavar="N", help="For two addresses: replays of each; default 3.")
     ] = None,
     service: address_flow.ComparedOptions,
 ) -> int:
     """Compare recorded runs, and judge gates on the difference.
 
-    Percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed in turns.
+    Shows percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed
+    alternately.
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code
@@ -63,7 +64,7 @@ def compare(
         )
     else:
         service.refuse(base)
-        why = f"found {base}, which is not replayed; leave it out for a recording"
+        why = f"found {base}, a recorded run, which is not replayed; omit the option"
         refuse_given({"--traffic": traffic, "--rounds": rounds}, why)
     in_turns = _rounds(pairs)
     befores, afters = ([RunRecord.load(pair[k]) for pair in in_turns] for k in (0, 1))
@@ -91,15 +92,15 @@ def compare(
 def _rounds(folders: Sequence[Path]) -> list[tuple[Path, Path]]:
     """The pairs to compare, each a round.
 
-    :raises InputError: one lacks its second run, or a run is in two of them, which would count it twice.
+    :raises InputError: a pair is incomplete, or a run is in two pairs.
     """
     if len(folders) % 2:
         raise InputError(f"{folders[-1]}: found a run without its counterpart; expected pairs: BASE NEW BASE NEW")
     rounds = list(zip(folders[::2], folders[1::2], strict=True))
     seen: set[str] = set()
     for pair in rounds:
-        used = {os.path.realpath(folder) for folder in pair}  # Path.resolve() raises at a loop of links
+        used = {os.path.realpath(folder) for folder in pair}  # Path.resolve() raises for a loop of links
         if used & seen:
-            raise InputError(f"{pair[0]} {pair[1]}: found a run that an earlier pair has; expected other runs")
+            raise InputError(f"{pair[0]} {pair[1]}: found a run that is also in an earlier pair; expected other runs")
         seen |= used
     return rounds

@@ -21,9 +21,12 @@ NAMES = (
     *("perfetto", "otlp", "openmetrics", "hdr", "speedscope", "csv", "parquet"),
     *("markdown", "plain", "github", "gitlab"),
 )
-#: What other tools call the same.
-_ALIASES = {"chrome": "perfetto", "trace": "perfetto", "opentelemetry": "otlp", "prometheus": "openmetrics"}
-_ALIASES |= {
+#: Other names of the formats.
+_ALIASES = {
+    "chrome": "perfetto",
+    "trace": "perfetto",
+    "opentelemetry": "otlp",
+    "prometheus": "openmetrics",
     "hdrhistogram": "hdr",
     "markdown-plain": "plain",
     "github-annotations": "github",
@@ -39,13 +42,13 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR/FILE", help="Write there, not to standard output; compressed if it ends in .gz."
+            "--out", metavar="DIR/FILE", help="Write there instead of standard output; compressed if it ends in .gz."
         ),
     ] = None,
 ) -> None:
     """Write a run in the format of another tool.
 
-    Traces, spans, metrics, histograms, tables, and what CI servers show.
+    Formats are traces, spans, metrics, histograms, tables, and reports of CI servers.
     """
     from latfix.formatting import did_you_mean
     from latfix.reports.exports.formats import FORMATS
@@ -58,7 +61,7 @@ def export(
     subject = _subject(run, name, chosen)
     if out is None or str(out) == "-":
         if chosen.pieces is None:
-            raise InputError(f"--to {name}: found no --out; expected --out FILE, since it is no text")
+            raise InputError(f"--to {name}: found no --out; expected --out FILE, since the format is binary")
         sys.stdout.writelines(chosen.pieces(subject))
     else:
         where = out / chosen.file if out.is_dir() else out
@@ -69,14 +72,14 @@ def export(
 def _write(subject: Subject, chosen: Format, where: Path) -> None:
     """Write a file whole or not at all.
 
-    :raises InputError: it cannot be written, or holds what somebody recorded.
+    :raises InputError: it cannot be written, or holds recorded data.
     """
     import gzip
 
-    from latfix.cli.shared.options import see_that_it_can_be_written
+    from latfix.cli.shared.options import check_writable
     from latfix.files.atomic_write import replacement
 
-    see_that_it_can_be_written("--out", str(where))
+    check_writable("--out", str(where))
     with replacement(where) as temporary, temporary.open("wb") as file:
         if where.suffix == ".gz":
             with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed:
@@ -86,9 +89,9 @@ def _write(subject: Subject, chosen: Format, where: Path) -> None:
 
 
 def _subject(run: Path, name: str, chosen: Format) -> Subject:
-    """What a format is made from.
+    """The input of a format.
 
-    :raises InputError: there is no such run, or it has not what the format needs.
+    :raises InputError: there is no such run, or it lacks what the format needs.
     """
     from latfix.reports.exports.formats import Subject
 
@@ -108,7 +111,7 @@ def _subject(run: Path, name: str, chosen: Format) -> Subject:
 
 
 def _stacks(record: RecordSource) -> tuple[StackTime, ...]:
-    """What was sampled of the user's Python in slow and in typical work; nothing of a very large run."""
+    """Sampled Python stacks of slow and typical work; empty for a very large run."""
     from latfix.profilers.code_lines.slow_lines import stack_times
     from latfix.profilers.evidence.units import gather
     from latfix.run_record.chunked_record import LARGE
@@ -127,7 +130,7 @@ def _record(run: Path) -> RecordSource:
 
 
 def _result(run: Path, record: RecordSource | None) -> Document:
-    """The document of a result's file or folder; a run that has none is diagnosed."""
+    """The document of a result's file or folder; a run without one is diagnosed."""
     from latfix.cli.commands.reading.report import saved_document
     from latfix.cli.shared.diagnose_flow import diagnosed
     from latfix.results import read_result
@@ -143,7 +146,7 @@ def _result(run: Path, record: RecordSource | None) -> Document:
 
 
 def _workload_path(record: RecordSource | None) -> str:
-    """Where the workload's settings lie, from here where that is above them."""
+    """Path of workload.toml, relative to the working directory if inside it."""
     folder = Path(record.meta.workload_folder) if record is not None else Path()
     inside = folder.is_absolute() and folder.is_relative_to(Path.cwd())
     return os.path.join(folder.relative_to(Path.cwd()) if inside else folder.name, "workload.toml")  # noqa: PTH118

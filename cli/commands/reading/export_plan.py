@@ -1,4 +1,4 @@
-"""``latfix export-plan``: a plan in the configuration of another server."""
+"""``latfix export-plan``: a plan as the configuration of another server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def export_plan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or its folder.", show_default=False)],
     target: Annotated[str, typer.Option("--for", metavar="SERVER", help=f"One of {', '.join(_NAMES)}.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR/FILE", help="Write there, not to standard output.")
+        Path | None, typer.Option("--out", metavar="DIR/FILE", help="Write there instead of standard output.")
     ] = None,
 ) -> None:
     """Write a plan as the configuration of another server.
 
-    What the server has no counterpart for is said, in the file and here.
+    Settings without a counterpart are listed in the file and on the terminal.
     """
     from latfix.config.plan import read_plan
     from latfix.reports.server_configs.export import export
@@ -44,7 +44,7 @@ def export_plan(
 
 
 def _places(out: Path, names: list[str]) -> list[Path]:
-    """A path for each file: in the folder, or the path itself where there is one file and no such folder."""
+    """A path for each file: inside the folder, or the path itself for a single file."""
     if out.is_dir() or len(names) > 1:
         return [out / name for name in names]
     return [out]

@@ -1,4 +1,4 @@
-"""``latfix fragmentation``: would another setting of the allocator have avoided a stall?"""
+"""``latfix fragmentation``: which allocator setting would have avoided a stall."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, SeedOption, Target, check_seed
+from latfix.cli.shared.options import JsonOption, KeepOption, SeedOption, Target, check_seed
 from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def fragmentation(
         Path | None,
         typer.Argument(
             metavar="[TRACE]",
-            help="What torch.cuda.memory._dump_snapshot wrote, or JSON lines; made-up traffic without.",
+            help="A file of torch.cuda.memory._dump_snapshot, or JSON lines; synthetic traffic without it.",
             show_default=False,
         ),
     ] = None,
@@ -33,8 +33,8 @@ def fragmentation(
         typer.Option(
             "--capacity",
             metavar="SIZE",
-            help=f"Memory that the process could have: 80GiB. Made-up traffic: {_MADE_FOR}. A recording with a "
-            "stall: what it held at most.",
+            help=f"Memory available to the process, such as 80GiB; default: {_MADE_FOR} for synthetic traffic, the "
+            "peak for a recording with a stall.",
         ),
     ] = None,
     policy: Annotated[
@@ -45,16 +45,14 @@ def fragmentation(
             help='As in PYTORCH_ALLOC_CONF ("max_split_size_mb:256"), or "buddy"; may be repeated.',
         ),
     ] = None,
-    turns: Annotated[int, typer.Option("--turns", metavar="N", help="Requests of made-up traffic.")] = 4000,
+    turns: Annotated[int, typer.Option("--turns", metavar="N", help="Requests of synthetic traffic.")] = 4000,
     seed: SeedOption = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A new folder for the trace and fragmentation.json.")
-    ] = None,
+    out: KeepOption = None,
     json_file: JsonOption = None,
 ) -> int:
     """Find the allocator settings that would not have stalled.
 
-    Replays allocation traffic through models of allocators: which would have stalled or failed, and why.
+    Replays allocations through models of allocators. Shows which would have stalled or failed, and why.
     """
     from rich.console import Console
 
@@ -71,12 +69,12 @@ def fragmentation(
     if not 1 <= turns <= 1_000_000:
         raise InputError(f"--turns: found {turns}; expected a whole number from 1 to 1000000")
     read = None if trace is None else read_trace(trace)
-    room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _held_when_it_stalled(read)
+    room = _bytes(capacity or _MADE_FOR) if read is None or capacity is not None else _peak_reserved(read)
     target = Target.open("--json", json_file)
     folder = None if out is None else open_folder(out)
     made = read or generate(seed, Traffic(turns=turns, capacity=room))
-    standing = known_settings(made.setting)
-    names = (standing, *policy) if policy else (standing, *(each for each in SETTINGS if each != standing), *ARENAS)
+    current = known_settings(made.setting)
+    names = (current, *policy) if policy else (current, *(each for each in SETTINGS if each != current), *ARENAS)
     with Console(stderr=True).status("replaying …"):
         found = compared(made, room, compare(made, room, names))
     if folder is not None:
@@ -86,13 +84,13 @@ def fragmentation(
     return EXIT_OK
 
 
-def _held_when_it_stalled(trace: AllocationTrace) -> int:
-    """What the process had from the device at most, which was all that it could have where it stalled."""
+def _peak_reserved(trace: AllocationTrace) -> int:
+    """The process's peak of device memory; after a stall, this was all that was available."""
     held = trace.recorded.get("peak_reserved", 0)
     if not held or not trace.recorded.get("retries"):
         raise InputError(
-            "--capacity: found none, and only a recording with a stall tells it; expected the memory that the "
-            "process could have, such as 80GiB"
+            "--capacity: found none, and the recording has no stall that would show it; expected the memory "
+            "available to the process, such as 80GiB"
         )
     return held
 

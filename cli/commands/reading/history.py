@@ -1,4 +1,4 @@
-"""``latfix history``: how a figure developed over the runs that were recorded, by workload and machine."""
+"""``latfix history``: a figure over the recorded runs, by workload and machine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 def history(
     workload: Annotated[
-        str | None, typer.Argument(metavar="[WORKLOAD]", help="Name or folder of a workload; all by default.")
+        str | None, typer.Argument(metavar="[WORKLOAD]", help="Name or folder of a workload; default: all.")
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--history", metavar="FILE", help="The history to read instead of the user's own."),
+        typer.Option("--history", metavar="FILE", help="The history to read instead of the default one."),
     ] = None,
     metric: Annotated[
         str,
-        typer.Option("--metric", help="p99, another percentile, mean, max, throughput, error_rate, …, cause:ID."),
+        typer.Option("--metric", help="As in gates: p99, mean, max, throughput, error_rate, accuracy, cause:ID, …"),
     ] = "p99",
     last: Annotated[int | None, typer.Option("--last", metavar="N", help="Show the last N runs of each.")] = None,
     seed: SeedOption = 0,
@@ -34,13 +34,13 @@ def history(
 ) -> int:
     """Show how a figure developed over recorded runs.
 
-    Its trend, its usual level, and the runs that changed it.
+    Shows its trend, its usual level, and the runs that changed it.
     """
     import os
 
     from latfix.cli.shared.history_option import history_file
-    from latfix.cli.shared.options import see_that_it_can_be_written
-    from latfix.cli.shared.output_options import see_that_they_differ
+    from latfix.cli.shared.options import check_writable
+    from latfix.cli.shared.output_options import check_distinct
     from latfix.gates.syntax import parse_metric
     from latfix.history.store import VARIABLE, History
     from latfix.history.trends import trends
@@ -54,11 +54,11 @@ def history(
         raise InputError(f"--last: found {last}; expected 1 or more runs")
     chosen = file if file is not None else (os.environ.get(VARIABLE) or None)
     if chosen == "off":
-        raise InputError(f"{VARIABLE if file is None else '--history'}: found off; name the history to read")
-    see_that_they_differ({"--json": json_file, "--html": None if html is None else str(html)})
+        raise InputError(f"{VARIABLE if file is None else '--history'}: found off; expected the history to read")
+    check_distinct({"--json": json_file, "--html": None if html is None else str(html)})
     target = Target.open("--json", json_file)
     if html is not None:
-        see_that_it_can_be_written("--html", str(html))
+        check_writable("--html", str(html))
     past = History.read(history_file(chosen))
     name = None if workload is None else _name(past, workload)
     shown = trends(past.rows(workload=name), key, last=last, seed=seed)
@@ -70,9 +70,9 @@ def history(
 
 
 def _name(past: History, workload: str) -> str:
-    """The recorded name that a command line means: the name itself, or that of a workload's folder.
+    """The recorded name of a workload given by name or folder.
 
-    :raises InputError: no run of it is recorded.
+    :raises InputError: it has no recorded runs.
     """
     known = past.workloads()
     if workload in known:

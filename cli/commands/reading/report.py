@@ -1,4 +1,4 @@
-"""``latfix report``: read a result from its folder or its JSON file, and show and write its report again."""
+"""``latfix report``: show a saved result again, and rewrite its page."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from latfix.results.optimization import Optimization
     from latfix.run_record.run_record import RunRecord
 
-#: Documents that commands write into their folders, beside those of a run.
+#: Documents that commands write into their folders.
 _DOCUMENTS = tuple(
     f"{name}.json"
     for name in ("optimization", "comparison", "trial", "sweep", "selftest", "doctor", "fragmentation", "diagnosis")
 )
-#: Diagnoses whose page needs the rows of a run.
+#: Kinds of diagnoses whose page needs the rows of a run.
 _REPLAYED = ("replay", "http")
 
 
@@ -47,20 +47,22 @@ def report(
     baseline: BaselineOption = None,
     history: Annotated[
         str | None,
-        typer.Option("--history", metavar="FILE", help="The history that gates compare with; nothing is recorded."),
+        typer.Option(
+            "--history", metavar="FILE", help="The history that gates compare with; the run is not recorded."
+        ),
     ] = None,
     seed: SeedOption = 0,
     drill_down: DrillDown,
     out: OutOption = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="DIR", help="Write the page's pictures into it, an SVG file each."),
+        typer.Option("--figures", metavar="DIR", help="Write the page's charts there as SVG files."),
     ] = None,
     written: OutputOptions,
 ) -> int:
     """Show a recorded run or any other result again.
 
-    A run is diagnosed again, also one that was killed.
+    A run is diagnosed again, even if it was killed.
     """
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates
     from latfix.run_record.chunked_record import open_record
@@ -79,7 +81,7 @@ def report(
             "--history": history,
             **drill_down.given(),
         }
-        refuse_given(for_runs, f"found {file}, which is shown as it is; expected the folder of a run")
+        refuse_given(for_runs, f"found {file}, which is a saved result; expected the folder of a run")
         outputs = Outputs.open("report", written)
         return _show_again(file, outputs, out, figures)
     gates = parse_gates(gate, baseline, history, record=False)
@@ -95,7 +97,7 @@ def report(
 
 
 def saved_document(path: Path) -> Path | None:
-    """The document of a result that is not a run's folder."""
+    """The document of a result; ``None`` for a run's folder."""
     if path.is_file():
         return path
     if (path / "run.json").exists():
@@ -104,14 +106,12 @@ def saved_document(path: Path) -> Path | None:
 
 
 def _make_folder(figures: Path | None) -> None:
-    """See that pictures can be written, before anything takes time."""
+    """Make the folder of ``--figures`` before anything takes time."""
     if figures is not None:
         try:
             figures.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"--figures: found {figures}, which cannot be made ({error.strerror}); expected a folder"
-            ) from error
+            raise InputError(f"--figures: cannot create {figures} ({error.strerror}); expected a folder") from error
 
 
 def _write_figures(page: Path, figures: Path | None) -> None:
@@ -122,7 +122,7 @@ def _write_figures(page: Path, figures: Path | None) -> None:
 
 
 def _show_again(file: Path, outputs: Outputs, out: Path | None, figures: Path | None) -> int:
-    """Show a document, and write its page: beside it where it is in a result's folder, and into ``out``."""
+    """Show a document, and write its page into ``out`` or into the result's folder."""
     from latfix.results import read_result
     from latfix.runners.replay.run_session import open_folder
 
@@ -131,7 +131,7 @@ def _show_again(file: Path, outputs: Outputs, out: Path | None, figures: Path | 
     where = open_folder(out) if out is not None else folder
     written = where is not None and _write_page(result, where / "report.html", file.parent)
     if figures is not None and (where is None or not written):
-        raise InputError(f"--figures: found {file}, of which there is no page; expected a result's folder, or --out")
+        raise InputError(f"--figures: found {file}, which has no page; expected a result's folder, or --out")
     if where is not None:
         _write_figures(where / "report.html", figures)
     outputs.show(lambda: _rendered(result, where if written else None, verbose=outputs.verbose))
@@ -186,13 +186,13 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
             return fragmentation.render_fragmentation(result)
         case HistoryTrends():
             return history.render_history(result, workload=None)
-    raise InputError("found run.json; expected the folder that it is in, whose rows a report needs")
+    raise InputError("found run.json; expected its folder, whose rows a report needs")
 
 
 def _write_page(result: Document, page: Path, folder: Path) -> bool:
-    """Write the page of a result that has one; false where it has none, or its runs are not there any more.
+    """Write the page of a result. Returns False if it has none, or its runs are gone.
 
-    :param folder: where the result is from.
+    :param folder: of the result.
     """
     from latfix.reports.html.pages import write_comparison_report, write_optimization_report
     from latfix.reports.html.recording_page import write_recording_report
@@ -233,7 +233,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
 
 
 def _record(result: Comparison | Optimization, name: str, folder: Path) -> RunRecord | None:
-    """A run that a result rests on; ``None`` where its folder is gone, or an older version did not name it."""
+    """A run behind a result; ``None`` if its folder is gone."""
     from latfix.run_record.run_record import RunRecord
 
     where = folder / result.records.get(name, name)

@@ -13,21 +13,23 @@ from latfix.errors import InputError
 
 def schema(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A document's name; lists the names without.")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of a document; without it, lists the names.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write there instead of standard output.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of a result.
 
-    Of run, diagnosis, comparison, optimization and the others; without a name, lists the names.
+    Documents are run, diagnosis, comparison, optimization and others.
     """
-    from latfix.cli.shared.options import see_that_it_can_be_written
+    from latfix.cli.shared.options import check_writable
     from latfix.files.atomic_write import write_json
     from latfix.files.json_documents import json_schema
     from latfix.results import DOCUMENTS, document_type
 
     if name is None and out is not None:
-        raise InputError("--out: found no document; expected its name as well, as in latfix schema run --out FILE")
+        raise InputError("--out: found no document name; expected one, as in latfix schema run --out FILE")
     if name is None:
         typer.echo("\n".join(DOCUMENTS))
         return
@@ -37,5 +39,5 @@ def schema(
     if out is None:
         typer.echo(json.dumps(document, indent=2))
     else:
-        see_that_it_can_be_written("--out", str(out))
+        check_writable("--out", str(out))
         write_json(out, document)

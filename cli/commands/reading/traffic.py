@@ -1,4 +1,4 @@
-"""``latfix traffic``: look at recorded traffic, convert it, make it up."""
+"""``latfix traffic``: inspect, convert, import and synthesize traffic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from latfix.cli.shared import options
 from latfix.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,53 +17,46 @@ if TYPE_CHECKING:
 traffic_app = typer.Typer(
     name="traffic",
     add_completion=False,
-    help="Look at recorded traffic, import and convert it, or make some up.",
+    help="Inspect, convert, import or synthesize traffic.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-_MAP_HELP = 'Derive a feature from others, e.g. "tokens=min(input_tokens / 16, 256)". May be repeated.'
-_SKIP_HELP = "Leave malformed lines out, and count them, instead of stopping at the first."
+#: Number of requests from which reading takes seconds.
+_MANY = 50_000
 
-#: Requests from which on reading them takes seconds.
-_WORTH_SAYING = 50_000
-
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Recorded traffic, of any known format.")]
-MapOption = Annotated[list[str] | None, typer.Option("--map", metavar="FEATURE=EXPRESSION", help=_MAP_HELP)]
-SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help=_SKIP_HELP)]
+Source = Annotated[Path, typer.Argument(metavar="IN", help="Recorded traffic, in any supported format.")]
+Target = Annotated[Path, typer.Argument(metavar="OUT", help="A .jsonl, .csv or .parquet file to write.")]
 
 
 @traffic_app.command("inspect")
 def inspect_command(
-    file: FileArgument,
-    map_: MapOption = None,
-    skip_bad_lines: SkipOption = False,
-    json_out: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON; - for standard output.")
-    ] = None,
+    file: Source,
+    map_: options.MapOption = None,
+    skip_bad_lines: options.SkipBadLinesOption = False,
+    json_out: options.JsonOption = None,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Draw rate and gaps into an .svg or .png.")
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw rate and gaps into an .svg or .png file.")
     ] = None,
 ) -> None:
     """Show what traffic looks like.
 
-    Rate over time, gaps, burstiness, features, and the kind of load.
+    Shows rate over time, gaps, burstiness, features, and the kind of load.
     """
     from rich.console import Console
 
-    from latfix.cli.shared.options import Target, see_that_it_can_be_written
     from latfix.reports.terminal.traffic import check_picture, draw_shape, render_shape
     from latfix.traffic.derived_features import parse_map_option
     from latfix.traffic.io.block_reader import read_in_blocks
     from latfix.traffic.io.reader import read_traffic
     from latfix.traffic.summary import describe
 
-    figures = Target.open("--json", json_out)
+    figures = options.Target.open("--json", json_out)
     if picture is not None:
         check_picture(picture)
-        see_that_it_can_be_written("--picture", str(picture))
+        options.check_writable("--picture", str(picture))
     mapping = parse_map_option(map_ or [])
-    traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=_say_rows)
+    traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=_show_rows)
     if traffic is None:
         traffic = read_traffic(file, mapping=mapping, skip_bad_lines=skip_bad_lines)
     shape = describe(traffic)
@@ -79,30 +73,30 @@ def inspect_command(
 
 @traffic_app.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Recorded traffic, of any known format.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet.")],
-    speed: Annotated[float | None, typer.Option(help="Replay this many times as fast.")] = None,
+    source: Source,
+    target: Target,
+    speed: Annotated[float | None, typer.Option(metavar="X", help="Make it X times as fast.")] = None,
     to_duration: Annotated[
         float | None, typer.Option(metavar="S", help="Scale time so that the last request is at S seconds.")
     ] = None,
-    start: Annotated[float | None, typer.Option(metavar="S", help="Leave out what arrives before.")] = None,
-    end: Annotated[float | None, typer.Option(metavar="S", help="Leave out what arrives then or later.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many requests.")] = None,
-    repeat: Annotated[int | None, typer.Option(help="Play it so many times over.")] = None,
+    start: Annotated[float | None, typer.Option(metavar="S", help="Drop requests before S seconds.")] = None,
+    end: Annotated[float | None, typer.Option(metavar="S", help="Drop requests from S seconds on.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Keep the first N requests.")] = None,
+    repeat: Annotated[int | None, typer.Option(metavar="N", help="Repeat it N times in a row.")] = None,
     rate_factor: Annotated[
-        float | None, typer.Option(help="Thin (below 1) or densify (above 1) to so many times the requests.")
+        float | None, typer.Option(metavar="X", help="Thin (X below 1) or densify it to X times the requests.")
     ] = None,
     cap_gaps: Annotated[
         float | None, typer.Option(metavar="S", help="Shorten idle gaps to at most S seconds.")
     ] = None,
-    map_: MapOption = None,
-    seed: Annotated[int, typer.Option(help="Of the random choices of --rate-factor.")] = 0,
-    skip_bad_lines: SkipOption = False,
+    map_: options.MapOption = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random choices of --rate-factor.")] = 0,
+    skip_bad_lines: options.SkipBadLinesOption = False,
 ) -> None:
     """Write traffic in latfix's own format, changed as the options say.
 
-    In this order, whatever theirs on the command line: --map, --start/--end, --limit, --cap-gaps,
-    --rate-factor, --repeat, --speed or --to-duration. The output's metadata states each of them.
+    Options apply in this order: --map, --start/--end, --limit, --cap-gaps, --rate-factor, --repeat, --speed or
+    --to-duration. The output's metadata lists them.
     """
     from latfix.traffic import transforms as transform
     from latfix.traffic.derived_features import parse_map_option
@@ -144,23 +138,25 @@ def convert_command(
 def import_command(
     source: Annotated[Path, typer.Argument(metavar="LOG", help="An access log, or CSV or JSON Lines of requests.")],
     target: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet; LOG.traffic.jsonl.")
+        Path | None,
+        typer.Argument(metavar="OUT", help="A .jsonl, .csv or .parquet file; default: LOG.traffic.jsonl."),
     ] = None,
     time: Annotated[str, typer.Option("--time", metavar="COLUMN", help="When requests arrived.")] = "",
     end: Annotated[str, typer.Option("--end", metavar="COLUMN", help="When requests ended, instead of --time.")] = "",
     latency: Annotated[
-        str, typer.Option("--latency", metavar="COLUMN", help="How long they took; the unit by the column's name.")
+        str,
+        typer.Option("--latency", metavar="COLUMN", help="Their latency; its unit is taken from the column's name."),
     ] = "",
-    status: Annotated[str, typer.Option("--status", metavar="COLUMN", help="How they ended.")] = "",
+    status: Annotated[str, typer.Option("--status", metavar="COLUMN", help="Their status.")] = "",
     feature: Annotated[
         list[str] | None,
-        typer.Option("--feature", metavar="NAME=COLUMN", help="What tells how much work one is. May be repeated."),
+        typer.Option("--feature", metavar="NAME=COLUMN", help="A size of the request; may be repeated."),
     ] = None,
 ) -> None:
-    """Make traffic of a log of requests.
+    """Convert a log of requests into traffic.
 
-    nginx, Apache, Envoy, HAR, AIPerf, vLLM's benchmark, guidellm and Triton's trace are known by their content; other
-    logs say by the options which column is what. Recorded latencies are kept, and a replay is held against them.
+    Logs of nginx, Apache, Envoy, HAR, AIPerf, vLLM's benchmark, guidellm and Triton's trace are recognized; for other
+    logs, name the columns by options. Recorded latencies are kept, so that a replay can be compared with them.
     """
     from latfix.formatting import milliseconds
     from latfix.profilers.recordings.reader import ReadOptions
@@ -187,23 +183,23 @@ def import_command(
         typer.echo(
             "recorded latency: " + ", ".join(f"{name} {milliseconds(value)}" for name, value in summary.items())
         )
-    typer.echo(f"features: {', '.join(traffic.features)}; no payloads: prepare makes inputs from the features")
+    typer.echo(f"features: {', '.join(traffic.features)}; no payloads: prepare must build inputs from the features")
     typer.echo(_written_line(traffic, target))
 
 
 @traffic_app.command("synthesize")
 def synthesize_command(
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Written as .jsonl, .csv or .parquet.")],
+    target: Target,
     kind: Annotated[str, typer.Option(help="poisson, gamma, bursts or periodic.")],
     rate: Annotated[float, typer.Option(help="Mean requests a second.")],
-    duration: Annotated[float, typer.Option(metavar="S", help="Seconds.")],
+    duration: Annotated[float, typer.Option(metavar="S", help="Length in seconds.")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same traffic.")] = 0,
-    cv: Annotated[float, typer.Option(help="gamma: variation of the gaps; 0 constant, 1 Poisson.")] = 2.0,
+    cv: Annotated[float, typer.Option(help="gamma: coefficient of variation of gaps; 0 constant, 1 Poisson.")] = 2.0,
     burst_on: Annotated[float, typer.Option(metavar="S", help="bursts: mean length of a burst.")] = 1.0,
     burst_off: Annotated[float, typer.Option(metavar="S", help="bursts: mean time between them.")] = 4.0,
-    burst_factor: Annotated[float, typer.Option(help="bursts: rate within one, over the mean rate.")] = 4.0,
+    burst_factor: Annotated[float, typer.Option(help="bursts: rate within a burst, over the mean rate.")] = 4.0,
     period: Annotated[float, typer.Option(metavar="S", help="periodic: length of a period.")] = 10.0,
-    amplitude: Annotated[float, typer.Option(help="periodic: swing of the rate, above 0, at most 1.")] = 0.8,
+    amplitude: Annotated[float, typer.Option(help="periodic: amplitude of the rate, above 0, at most 1.")] = 0.8,
     feature: Annotated[
         list[str] | None,
         typer.Option(
@@ -239,9 +235,9 @@ def synthesize_command(
     typer.echo(_written_line(traffic, target))
 
 
-def _say_rows(rows: int) -> None:
-    """How far a large file is read, where somebody watches."""
-    if rows > _WORTH_SAYING and sys.stderr.isatty():
+def _show_rows(rows: int) -> None:
+    """Show progress for a large file, on a terminal."""
+    if rows > _MANY and sys.stderr.isatty():
         sys.stderr.write(f"\r{rows:,} requests read")
 
 

@@ -1,4 +1,4 @@
-"""``latfix watch``: a service that is being recorded, as it is now."""
+"""``latfix watch``: live figures of a service that is being recorded."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ if TYPE_CHECKING:
     from latfix.results.diagnosis import Diagnosis
 
 _LEAST_S = 0.1
-#: What is told before the first request.
+#: Metrics before the first request.
 NOTHING = "# EOF\n"
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where it is recorded.", show_default=False)],
-    last: Annotated[float, typer.Option("--last", metavar="SECONDS", help="How far back to look.")] = 60.0,
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="How often to look.")] = 5.0,
-    updates: Annotated[int, typer.Option("--updates", metavar="N", help="End after so many; 0: never.")] = 0,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that the service is recorded into.", show_default=False)
+    ],
+    last: Annotated[float, typer.Option("--last", metavar="SECONDS", help="Length of the diagnosed window.")] = 60.0,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Time between updates.")] = 5.0,
+    updates: Annotated[int, typer.Option("--updates", metavar="N", help="Stop after N updates; 0: never.")] = 0,
     percentile: PercentileOption = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve the figures at /metrics, for Prometheus."),
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve the figures at /metrics for Prometheus."),
     ] = None,
 ) -> int:
-    """Show percentiles and causes of a running service, again and again.
+    """Show percentiles and causes of a running service, live.
 
-    Of what latfix.record, latfix.RecordMiddleware or load_runner(record=...) writes; Ctrl-C ends it.
+    Reads what latfix.record, latfix.RecordMiddleware or load_runner(record=...) writes; Ctrl-C stops it.
     """
     from rich.console import Console
     from rich.live import Live
@@ -50,14 +52,14 @@ def watch(
     if updates < 0:
         raise InputError(f"--updates: found {updates}; expected a whole number from 0 on")
     if not folder.is_dir():
-        raise InputError(f"{folder}: found no such folder; expected the one that a service is recorded into")
+        raise InputError(f"{folder}: found no such folder; expected the folder that a service is recorded into")
     console = Console(highlight=False)
-    with metrics_endpoint(metrics) as told, Live(console=console, auto_refresh=False, transient=False) as live:
+    with metrics_endpoint(metrics) as endpoint, Live(console=console, auto_refresh=False, transient=False) as live:
         done = 0
         while True:
             found, clock = _diagnosis(folder, last, percentile), time.strftime("%H:%M:%S")
-            if told is not None:
-                told.text = NOTHING if found is None else "".join(openmetrics(found, None, window_s=last))
+            if endpoint is not None:
+                endpoint.text = NOTHING if found is None else "".join(openmetrics(found, None, window_s=last))
             if console.is_terminal:
                 waiting = Text(f"{folder}  no requests yet at {clock}")
                 live.update(waiting if found is None else watch_panel(found, str(folder), last, clock), refresh=True)
@@ -71,9 +73,9 @@ def watch(
 
 
 def _diagnosis(folder: Path, last_s: float, percentile: float | None) -> Diagnosis | None:
-    """Of the last seconds; ``None`` before the first request.
+    """The diagnosis of the last seconds; ``None`` before the first request.
 
-    :raises InputError: the folder holds something else.
+    :raises InputError: the folder is not such a record.
     """
     from latfix.profilers.recordings.reader import ReadOptions, recorded_at
     from latfix.profilers.recordings.service_log import READER, RUNNER, diagnose, diagnose_runner
@@ -86,4 +88,4 @@ def _diagnosis(folder: Path, last_s: float, percentile: float | None) -> Diagnos
         return diagnose(recorded, options, last_s=last_s)
     if RUNNER.knows(recorded):
         return diagnose_runner(recorded, options, last_s=last_s)
-    raise InputError(f"{folder}: found something else; expected {READER.reads}, or {RUNNER.reads}")
+    raise InputError(f"{folder}: found another kind of folder; expected {READER.reads}, or {RUNNER.reads}")

@@ -1,1 +1,1 @@
-"""Commands that run a service or look at the machine."""
+"""Commands that run a service or examine the machine."""

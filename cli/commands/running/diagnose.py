@@ -1,4 +1,4 @@
-"""``latfix diagnose``: replay recorded traffic, and say where the tail comes from."""
+"""``latfix diagnose``: replay recorded traffic, and attribute the tail to causes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 def diagnose(
     workload: options.DiagnosedArgument,
     *,
-    traffic: options.TrafficOption = None,
-    profile: options.ProfileOption = "",
-    replayed: options.TrafficOptions,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Apply a plan that latfix optimize wrote.")] = None,
-    rounds: options.RoundsOption = 1,
-    seed: options.SeedOption = 0,
+    replayed: options.ReplayOptions,
+    plan: options.PlanOption = None,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds", metavar="N", help="Replay N times in fresh processes, to measure how restarts differ."
+        ),
+    ] = 1,
     percentile: options.PercentileOption = None,
-    device: options.DeviceOption = None,
     step: Annotated[
         str | None,
-        typer.Option("--step", metavar="REGEX", help="The steps of a device's recording: names that it matches."),
+        typer.Option("--step", metavar="REGEX", help="For a device's recording: names of the events that are steps."),
     ] = None,
     gate: options.GateOption = None,
     baseline: options.BaselineOption = None,
@@ -46,18 +47,16 @@ def diagnose(
 ) -> int:
     """Replay traffic, and attribute slow requests to causes.
 
-    Against an address the service is seen from outside: by its client, with --pid also by the kernel's counters.
-    http:// or https://, and grpc://HOST:8001/v2/models/NAME/infer for Triton.
-    A recording (of a device, of requests) is explained as it is; nothing is replayed.
+    A service at an address (http://, https://, or grpc://HOST:8001/v2/models/NAME/infer for Triton) is observed from
+    the client side, and with --pid also through the kernel's counters. A recording of a device or of requests is
+    diagnosed without a replay.
     """
     from latfix.cli.shared import recording_flow
     from latfix.cli.shared.diagnose_flow import check_percentile, conclude, diagnosed, parse_gates, with_rounds
-    from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.http_target.address import is_address
     from latfix.runners.replay.run_session import Hung, Interrupted, default_folder, open_folder
 
     replayed.check()
-    options.check_seed(seed)
     if rounds < 1:
         raise InputError(f"--rounds: found {rounds}; expected 1 or more")
     check_percentile(percentile)
@@ -66,33 +65,33 @@ def diagnose(
         recording_flow.check(Path(workload))
         service.refuse(workload)
         for_replays = {
-            "--traffic": traffic,
-            "--profile": profile or None,
+            **replayed.given(),
             "--plan": plan,
-            "--device": device,
             "--history": history,
             **drill_down.given(),
             "--rounds": rounds if rounds != 1 else None,
         }
-        why = f"found {workload}, which is not replayed; leave it out for a recording"
-        options.refuse_given({**for_replays, **replayed.given()}, why)
+        options.refuse_given(for_replays, f"found {workload}, a recording, which is not replayed; omit the option")
         gates = parse_gates(gate, baseline, "off")
         outputs = Outputs.open("diagnose", written)
-        asked = recording_flow.asked(step, percentile, seed, replayed)
-        return recording_flow.diagnose(Path(workload), asked, outputs, gates, out=out)
+        how = recording_flow.read_options(step, percentile, replayed.seed, replayed)
+        return recording_flow.diagnose(Path(workload), how, outputs, gates, out=out)
     if step is not None:
         raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
     if is_address(workload):
-        fresh = rounds if rounds != 1 else None  # nobody here can start that service anew
-        others = {"--profile": profile or None, "--plan": plan, "--device": device, "--rounds": fresh}
-        options.refuse_given(others, f"found {workload}, which latfix does not run; leave it out for an address")
-        spec = address_flow.spec_of(workload, service, traffic, percentile)
-        ready = partial(address_flow.replay_of, workload, service, spec, seed=seed)
+        others = {
+            "--profile": replayed.profile or None,
+            "--plan": plan,
+            "--device": replayed.device,
+            "--rounds": rounds if rounds != 1 else None,  # latfix cannot restart that service
+        }
+        options.refuse_given(others, f"found {workload}, a service that latfix does not run; omit the option")
+        spec = address_flow.spec_of(workload, service, replayed.traffic, percentile)
+        ready = partial(address_flow.replay_of, workload, service, spec, seed=replayed.seed)
     else:
         service.refuse(workload)
-        spec = load_spec(workload, traffic=traffic, profile=profile)
-        check_runs(spec)
-        ready = partial(_replay_of, spec, plan, device, seed=seed)
+        spec = replayed.load_spec(workload)
+        ready = partial(_replay_of, spec, plan, replayed.device, seed=replayed.seed)
     schedule = options.load_traffic(spec, replayed)
     drill_down.check_size(len(schedule))
     drill_down.check(schedule)
@@ -111,7 +110,7 @@ def diagnose(
         again: list[RunRecord] = []
         if not failure:
             interrupted |= _again(replay, record.folder, again, 1 if interrupted else rounds)
-        diagnosis = diagnosed(record, percentile=percentile, seed=seed, folder=record.folder)
+        diagnosis = diagnosed(record, percentile=percentile, seed=replayed.seed, folder=record.folder)
         if again:
             diagnosis = with_rounds(diagnosis, record, again)
         return conclude(
@@ -119,7 +118,7 @@ def diagnose(
             diagnosis,
             outputs,
             gates,
-            seed=seed,
+            seed=replayed.seed,
             workload=workload,
             interrupted=interrupted,
             failure=failure,
@@ -128,7 +127,7 @@ def diagnose(
 
 
 def _again(replay: Callable[[Path], RunRecord], folder: Path, again: list[RunRecord], rounds: int) -> bool:
-    """Replay in further fresh processes, into ``rounds/`` of the first one's folder; whether Ctrl-C ended that."""
+    """Replay in further fresh processes, into ``rounds/`` of the first run's folder. Returns True if interrupted."""
     from latfix.runners.replay.run_session import Interrupted, open_folder
 
     try:

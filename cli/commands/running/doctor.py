@@ -1,13 +1,12 @@
-"""``latfix doctor``: what on this machine costs latency, what is missing, and the command that would change it."""
+"""``latfix doctor``: what costs latency on this machine, what is missing, and the command that changes it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, Target
+from latfix.cli.shared.options import JsonOption, KeepOption, Target
 from latfix.errors import EXIT_OK, InputError
 
 _DOCUMENT = "doctor.json"
@@ -15,14 +14,14 @@ _DOCUMENT = "doctor.json"
 
 def doctor(
     seconds: Annotated[
-        float, typer.Option("--seconds", help="Watch the machine stand still for so long; 0 leaves that out.")
+        float, typer.Option("--seconds", help="How long to observe the idle machine; 0 skips it.")
     ] = 2.0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="A new folder for doctor.json.")] = None,
+    out: KeepOption = None,
     json_file: JsonOption = None,
 ) -> int:
     """Look for what makes latency jitter on this machine.
 
-    Processor, memory, limits, GPU and packages. It changes nothing.
+    Examines processor, memory, limits, GPU and packages. Changes nothing.
     """
     from rich.console import Console
 
@@ -35,7 +34,7 @@ def doctor(
         raise InputError(f"--seconds: found {seconds:g}; expected a number from 0 to 3600")
     target = Target.open("--json", json_file)
     folder = None if out is None else open_folder(out)
-    with Console(stderr=True).status("looking …"):
+    with Console(stderr=True).status("examining …"):
         found = examine(seconds)
     document = found.to_json()
     if folder is not None:

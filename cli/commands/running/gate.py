@@ -1,11 +1,11 @@
-"""``latfix gate``: two services replayed in turns until gates on the difference are decided."""
+"""``latfix gate``: two services replayed alternately until gates on the difference are decided."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,48 +28,44 @@ if TYPE_CHECKING:
 
 _LABELS = ("base", "head")
 _UNDECIDED = {"": EXIT_INCONCLUSIVE, "fail": EXIT_GATE_FAILED, "pass": EXIT_OK}
-#: A service is warm when it is timed: so many requests are sent first, where the workload sends fewer.
+#: Minimum number of warm-up requests before each measurement.
 _WARM = 10
 
 
 def gate(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="What to compare with.", show_default=False)],
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="What is to be judged.", show_default=False)],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The service to compare with.", show_default=False)],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="The service to judge.", show_default=False)],
     *,
     workload: Annotated[
         str,
         typer.Option(
-            "--workload", metavar="W", help="Of plans: their workload. Of other folders: the workload's place inside."
+            "--workload",
+            metavar="W",
+            help="For plans: their workload. For other folders: path of the workload inside them.",
         ),
     ] = "",
     gate: options.GateOption = None,
-    budget: Annotated[str, typer.Option("--budget", help="Time for all rounds: 90s, 5m, 1h.")] = "5m",
+    budget: options.BudgetOption = "5m",
     undecided: Annotated[
-        str, typer.Option("--undecided", metavar="fail|pass", help="Exit with 1 or 0 where a gate is undecided.")
+        str, typer.Option("--undecided", metavar="fail|pass", help="Exit with 1 or 0 if a gate is undecided, not 3.")
     ] = "",
-    traffic: options.TrafficOption = None,
-    profile: options.ProfileOption = "",
-    replayed: options.AtOwnPace,
-    seed: options.SeedOption = 0,
-    device: options.DeviceOption = None,
+    replayed: Annotated[options.ReplayOptions, {"to_duration", "repeat"}],
     address: Annotated[
         str,
-        typer.Option("--address", metavar="URL", help="BASE and HEAD are commands that start what answers there."),
+        typer.Option("--address", metavar="URL", help="BASE and HEAD are commands that start a service at this URL."),
     ] = "",
     service: address_flow.ComparedOptions,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Keep the records and a report there; nowhere without."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier gate's folder.")] = False,
+    out: options.KeepOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the --out folder of an earlier latfix gate.")
+    ] = False,
     written: OutputOptions,
 ) -> int:
-    """Replay two services in turns until gates are decided.
+    """Replay two services alternately until gates are decided.
 
-    BASE and HEAD are workloads, plans of one workload (--workload), folders that hold it in the same place, as two
-    git worktrees do, or commands that serve an address (--address).
+    BASE and HEAD are workloads, plans of one workload (--workload), folders that contain it at the same path, such as
+    two git worktrees, or commands that serve an address (--address).
     """
-    from latfix.cli.commands.running.optimize import parse_budget
     from latfix.gates.syntax import parse_gate
     from latfix.runners.gate.decide import check
 
@@ -78,18 +74,18 @@ def gate(
     gates = [parse_gate(text) for text in gate or ()]
     check(gates)
     replayed.check()
-    budget_s, overrides = parse_budget(budget), options.check_device(device)
+    budget_s, overrides = options.parse_budget(budget), options.check_device(replayed.device)
     if address:
-        given = {"--workload": workload or None, "--profile": profile or None, "--device": device}
-        options.refuse_given(given, f"found {address}, which latfix does not run; leave it out for an address")
-        name, schedule, arms = _served((base, head), address, service, traffic, replayed)
+        given = {"--workload": workload or None, "--profile": replayed.profile or None, "--device": replayed.device}
+        options.refuse_given(given, f"found {address}, a service that latfix does not run; omit the option")
+        name, schedule, arms = _served((base, head), address, service, replayed)
     else:
         service.refuse(base)
-        sides = [_side(text, workload, traffic, profile) for text in (base, head)]
+        sides = [_side(text, workload, replayed.traffic, replayed.profile) for text in (base, head)]
         name, schedule, arms = _hosted(sides, replayed, overrides)
     outputs = Outputs.open("gate", written)
     with outputs.in_any_case(name, [each.text for each in gates]), _records(out, force=force) as folder:
-        decision = _rounds(arms(folder), schedule, folder, gates, budget_s, options.check_seed(seed))
+        decision = _rounds(arms(folder), schedule, folder, gates, budget_s, replayed.seed)
         return _conclude(decision, outputs, folder if out is not None else None, name, _UNDECIDED[undecided])
 
 
@@ -98,7 +94,7 @@ def _hosted(
     replayed: options.TrafficOptions,
     overrides: Mapping[str, Any],
 ) -> tuple[str, Traffic, _Arms]:
-    """What is judged, by its name, the traffic, and both services, which collect their output in a folder."""
+    """Name of the judged service, the traffic, and a function that returns both arms, logging into a folder."""
     from latfix.config.workload_toml import check_runs
     from latfix.runners.replay.arm import Arm
 
@@ -123,13 +119,12 @@ def _served(
     commands: tuple[str, str],
     address: str,
     service: address_flow.AddressOptions,
-    traffic: Path | None,
-    replayed: options.TrafficOptions,
+    replayed: options.ReplayOptions,
 ) -> tuple[str, Traffic, _Arms]:
-    """The same of commands that serve an address."""
+    """The same for commands that serve an address."""
     from latfix.traffic.transforms import limit
 
-    spec = address_flow.spec_of(address, service, traffic, None)
+    spec = address_flow.spec_of(address, service, replayed.traffic, None)
     schedule = options.load_traffic(spec, replayed)
 
     def arms(folder: Path) -> tuple[ServedArm, ServedArm]:
@@ -143,7 +138,7 @@ def _served(
 
 
 def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple[WorkloadSpec, RunnerSettings]:
-    """A workload and its settings, from a workload, a plan, or a folder that holds a workload.
+    """A workload and its settings, from a workload, a plan, or a folder that contains a workload.
 
     :raises InputError: it is none of them.
     """
@@ -152,14 +147,16 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     from latfix.runners.http_target.address import is_address
 
     if is_address(text):
-        raise InputError(f"{text}: found an address; expected a workload, a plan or a folder that holds a workload")
+        raise InputError(
+            f"{text}: found an address; expected a workload, a plan or a folder that contains a workload"
+        )
     path = Path(text)
     holds = {name: path.is_dir() and (path / name).is_file() for name in (PLAN_FILE, SPEC_FILE)}
     if holds[SPEC_FILE] or not (path.suffix == ".toml" or path.is_dir()) or path.name == SPEC_FILE:
         spec = load_spec(text, traffic=traffic, profile=profile)
         return spec, spec.settings
     if not workload:
-        raise InputError(f"{text}: found no workload there; expected --workload beside a plan or another folder")
+        raise InputError(f"{text}: found no workload there; a plan or another folder needs --workload")
     if path.suffix == ".toml" or holds[PLAN_FILE]:
         from latfix.runners.host.apply_plan import with_plan
 
@@ -172,36 +169,26 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
     return spec, spec.settings
 
 
-class _records:
-    """The folder of the records: the one that ``--out`` names, or one that is gone at the end."""
+@contextlib.contextmanager
+def _records(out: Path | None, *, force: bool) -> Iterator[Path]:
+    """The folder of the records: ``--out``, or a temporary one."""
+    from latfix.cli.shared.diagnose_flow import kept_or_temporary
 
-    def __init__(self, out: Path | None, *, force: bool) -> None:
-        from latfix.runners.replay.run_session import open_folder
-
-        self._temporary = None
-        if out is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="latfix-gate-")
-            self._folder = Path(self._temporary.name)
-            return
-        if force and out.is_dir() and any(out.iterdir()):
-            # One that failed has left no more than what its services said.
-            if not any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log")):
-                raise InputError(f"{out}: found a folder that latfix gate did not write; --force replaces no other")
-            shutil.rmtree(out)
-        self._folder = open_folder(out)
-
-    def __enter__(self) -> Path:
-        return self._folder
-
-    def __exit__(self, *_: object) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()
+    if out is not None and force and out.is_dir() and any(out.iterdir()):
+        # A failed gate leaves only the logs of its services.
+        if not any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log")):
+            raise InputError(
+                f"{out}: found a folder that latfix gate did not write; --force only replaces such a folder"
+            )
+        shutil.rmtree(out)
+    with kept_or_temporary(out, "latfix-gate-") as folder:
+        yield folder
 
 
 def _rounds(
     arms: tuple[Side, Side], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
 ) -> Decision:
-    """Rounds until decided; both processes are gone at the end."""
+    """Replay rounds until decided, then stop both processes."""
     from latfix.cli.shared.replay_progress import ReplayLines, unwatched
     from latfix.runners.gate.decide import decide, with_causes
     from latfix.runners.gate.paired_rounds import replay_rounds
@@ -211,7 +198,9 @@ def _rounds(
     try:
         arms[0].running()
         parts = cut(schedule, part_seconds(schedule, budget_s, arms[0].start_s))
-        lines.say(f"rounds of {len(parts[0])} requests in {parts[0].duration_s:.3g} s, {len(parts)} parts in turn")
+        lines.say(
+            f"rounds of {len(parts[0])} requests, {parts[0].duration_s:.3g} s each; {len(parts)} parts of the traffic"
+        )
 
         def show(found: Round, number: int, most: int) -> None:
             lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {until - time.monotonic():.0f} s left")
@@ -244,7 +233,7 @@ def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str,
     if comparison is None:
         if decision.interrupted:
             raise KeyboardInterrupt
-        raise RunnerError(f"{name}: something outside held up the replayer in every round; use a quieter machine")
+        raise RunnerError(f"{name}: other processes delayed the load generator in every round; use a quieter machine")
     if out is not None:
         last = decision.rounds[-1]
         records = {label: str(record.folder.absolute()) for label, record in (("base", last.base), ("new", last.new))}

@@ -1,8 +1,7 @@
-"""``latfix optimize``: diagnose, try fixes on the same traffic, keep what is proved, and write the plan."""
+"""``latfix optimize``: diagnose, try fixes on the same traffic, keep those that are proved, and write the plan."""
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +22,19 @@ if TYPE_CHECKING:
 def optimize(
     workload: options.WorkloadArgument,
     *,
-    traffic: options.TrafficOption = None,
-    profile: options.ProfileOption = "",
-    replayed: options.TrafficOptions,
-    budget: Annotated[
-        str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. What does not fit is skipped.")
-    ] = "5m",
+    replayed: options.ReplayOptions,
+    budget: options.BudgetOption = "5m",
     objective: Annotated[
-        str, typer.Option("--objective", help="What is to be small: mean, p50, p90, p95, p99, p99.9; or throughput.")
+        str,
+        typer.Option(
+            "--objective",
+            help="Minimize mean, p50, p90, p95, p99 or p99.9 latency, or maximize throughput; default: the "
+            "workload's percentile.",
+        ),
     ] = "",
     max_accuracy_drop: Annotated[
         float | None,
-        typer.Option("--max-accuracy-drop", metavar="X", help="Largest loss of the score allowed."),
+        typer.Option("--max-accuracy-drop", metavar="X", help="Largest allowed loss of accuracy."),
     ] = None,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", help="Replay at most N candidates; no limit by default.")
@@ -45,13 +45,13 @@ def optimize(
     no_fix: Annotated[
         list[str] | None, typer.Option("--no-fix", metavar="ID", help="Do not try this fix; may be repeated.")
     ] = None,
-    plan: options.StartingPlanOption = None,
+    plan: options.PlanOption = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="DIR", help="Go on with an optimization, in its folder, as it was called."),
+        typer.Option(
+            "--resume", metavar="DIR", help="Continue the optimization in this folder, with the same options."
+        ),
     ] = None,
-    seed: options.SeedOption = 0,
-    device: options.DeviceOption = None,
     gate: options.GateOption = None,
     history: HistoryOption = None,
     out: options.OutOption = None,
@@ -59,35 +59,34 @@ def optimize(
 ) -> int:
     """Try fixes on the same traffic, and keep what is better.
 
-    Replays recorded traffic with fixes applied, keeps what is decisively better, and writes a plan and a report.
+    Replays recorded traffic with fixes applied, keeps those that are decisively better, and writes a plan and a
+    report.
     """
     started = time.monotonic()
     from latfix.cli.shared.diagnose_flow import Gates
     from latfix.cli.shared.optimize_flow import optimize_into
-    from latfix.config.workload_toml import check_runs, load_spec
     from latfix.gates.evaluate import check_gates
     from latfix.gates.syntax import parse_gate
     from latfix.runners.optimize.optimizer import Options
     from latfix.runners.replay.run_session import default_folder, open_folder, reopen_folder
 
     replayed.check()
+    _check(trials, resume, out)
     search = Options(
-        budget_s=parse_budget(budget),
-        trials=check_trials(trials),
+        budget_s=options.parse_budget(budget),
+        trials=trials,
         only=_fix_ids("--fix", fix),
         exclude=_fix_ids("--no-fix", no_fix),
-        seed=options.check_seed(seed),
+        seed=replayed.seed,
         goal=check_objective(objective),
         throughput=objective == "throughput",
         started=started,
     )
     parsed = tuple(parse_gate(text) for text in gate or ())
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
-    check_resume(resume, out)
-    spec = load_spec(workload, traffic=traffic, profile=profile)
-    check_runs(spec)
+    spec = replayed.load_spec(workload)
     spec = replace(spec, objective=aimed_at(spec.objective, search.goal, max_accuracy_drop))
-    settings, earlier = options.service_settings(spec, plan, device)
+    settings, earlier = options.service_settings(spec, plan, replayed.device)
     schedule = options.load_traffic(spec, replayed)
     gates = Gates(parsed, recording=Recording.open(history, parsed))
     outputs = Outputs.open("optimize", written)
@@ -107,11 +106,11 @@ def optimize(
 
 
 def check_objective(text: str) -> str | None:
-    """The statistic that ``text`` names, as forecasts call it; ``None`` for the workload's own percentile.
+    """The key of the statistic that ``text`` names; ``None`` for the workload's own percentile.
 
-    Throughput is judged by the mean, of requests that come faster than the service can serve them.
+    Throughput is judged by the mean latency of requests that arrive faster than the service can serve them.
 
-    :raises InputError: it names none.
+    :raises InputError: it names no statistic.
     """
     known = {name: name.replace(".", "_") for name in ("mean", "p50", "p90", "p95", "p99", "p99.9")}
     known["throughput"] = "mean"
@@ -121,9 +120,9 @@ def check_objective(text: str) -> str | None:
 
 
 def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> Objective:
-    """The workload's objective with what the command says of it.
+    """The workload's objective with the command's options applied.
 
-    :raises InputError: the drop is negative, or no number.
+    :raises InputError: the drop is negative or not a number.
     """
     from latfix.statistics.latency_summary import QUANTILES
 
@@ -134,39 +133,19 @@ def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> 
     return replace(objective, percentile=percentile, max_accuracy_drop=drop)
 
 
-def check_trials(trials: int | None) -> int | None:
-    """``trials`` if it is a number of candidates, or none is given.
+def _check(trials: int | None, resume: Path | None, out: Path | None) -> None:
+    """Check ``--trials`` and ``--resume``.
 
-    :raises InputError: it is below 1.
+    :raises InputError: too few trials, no folder to continue in, or ``--out`` as well.
     """
     if trials is not None and trials < 1:
         raise InputError(f"--trials: found {trials}; expected 1 or more candidates")
-    return trials
-
-
-def check_resume(resume: Path | None, out: Path | None) -> None:
-    """Refuse a folder that is none, and a second one.
-
-    :raises InputError: naming the option.
-    """
     if resume is None:
         return
     if out is not None:
-        raise InputError(f"--resume: found --out {out} as well; expected one of them: it goes on in {resume}")
+        raise InputError(f"--resume: found --out {out} as well; expected one of them: results go to {resume}")
     if not resume.is_dir():
-        raise InputError(f"--resume: found no folder {resume}; expected the one of an optimization (--out)")
-
-
-def parse_budget(text: str) -> float:
-    """Seconds of ``90s``, ``5m``, ``1.5h`` or a bare number of seconds.
-
-    :raises InputError: it is none of these, or not above zero.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
-    seconds = float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
-    if not 0 < seconds <= 7 * 86400:
-        raise InputError(f"--budget: found {text!r}; expected a time like 90s, 5m or 1h, at most a week")
-    return seconds
+        raise InputError(f"--resume: found no folder {resume}; expected the folder of an earlier optimization")
 
 
 def _fix_ids(option: str, ids: list[str] | None) -> tuple[str, ...]:
@@ -176,5 +155,5 @@ def _fix_ids(option: str, ids: list[str] | None) -> tuple[str, ...]:
     for name in ids or ():
         if name not in known:
             advice = did_you_mean(name, known, f"fixes are {', '.join(known)}")
-            raise InputError(f"{option}: found {name!r}, which is no fix; {advice}")
+            raise InputError(f"{option}: found {name!r}, which is not a fix; {advice}")
     return tuple(ids or ())

@@ -1,16 +1,13 @@
-"""``latfix selftest``: inject known faults on this machine, and see how far the diagnosis can be trusted here."""
+"""``latfix selftest``: inject known faults on this machine, and score the diagnosis."""
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latfix.cli.shared.options import JsonOption, Target, check_seed
+from latfix.cli.shared.options import JsonOption, KeepOption, Target, check_seed
 from latfix.errors import EXIT_INTERRUPTED, EXIT_OK, InputError
 
 if TYPE_CHECKING:
@@ -19,26 +16,30 @@ if TYPE_CHECKING:
 
 
 def selftest(
-    quick: Annotated[bool, typer.Option("--quick", help="A few cases in under three minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases, in under three minutes.")] = False,
     cause: Annotated[
         list[str] | None,
-        typer.Option("--cause", metavar="ID", help="Only cases that inject this cause, or quiet ones; repeatable."),
+        typer.Option(
+            "--cause", metavar="ID", help="Only cases that inject this cause, and quiet ones; may be repeated."
+        ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", help="Seed of traffic and faults; the held-out ones start at 1000.")
+        int, typer.Option("--seed", help="Seed of traffic and faults; 1000 and above were not used in development.")
     ] = 1000,
     repeat: Annotated[
-        int, typer.Option("--repeat", help="Replay every case N times, each with a seed of its own.")
+        int, typer.Option("--repeat", metavar="N", help="Replay every case N times, with different seeds.")
     ] = 1,
     rescore: Annotated[
-        Path | None, typer.Option("--rescore", metavar="DIR", help="Score again what --out kept; replays nothing.")
+        Path | None,
+        typer.Option(
+            "--rescore", metavar="DIR", help="Score the records of an earlier --out again, without replays."
+        ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A new folder that keeps every record.")
-    ] = None,
+    out: KeepOption = None,
     json_file: JsonOption = None,
 ) -> int:
     """Inject known faults here, and score the diagnosis."""
+    from latfix.cli.shared.diagnose_flow import kept_or_temporary
     from latfix.files.atomic_write import write_json
     from latfix.runners.selftest.plan import plan_cases
     from latfix.runners.selftest.run import rescore as score_again
@@ -49,29 +50,17 @@ def selftest(
         raise InputError(f"--repeat: found {repeat}; expected a whole number from 1 to 1000")
     if rescore is not None:
         if quick or cause or out is not None:
-            raise InputError("--rescore: found --quick, --cause or --out as well; expected --json at most")
+            raise InputError("--rescore: found --quick, --cause or --out as well; expected no option but --json")
         target = Target.open("--json", json_file)
         return _conclude(score_again(rescore, on_case=_Progress().on_case), target)
     cases = plan_cases(quick=quick, causes=tuple(cause or ()), seed=seed, repeat=repeat)
     target = Target.open("--json", json_file)
-    with _folder(out) as folder:
+    with kept_or_temporary(out, "latfix-selftest-") as folder:
         progress = _Progress()
         progress.estimate(cases)
         board = run_selftest(cases, folder, keep=out is not None, seed=seed, quick=quick, on_case=progress.on_case)
         write_json(folder / "selftest.json", board.to_json())
     return _conclude(board, target)
-
-
-@contextlib.contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    """Where the records go: the folder asked for, or one that is gone afterwards."""
-    from latfix.runners.replay.run_session import open_folder
-
-    if out is not None:
-        yield open_folder(out)
-        return
-    with tempfile.TemporaryDirectory(prefix="latfix-selftest-") as folder:
-        yield Path(folder)
 
 
 class _Progress:
@@ -83,7 +72,7 @@ class _Progress:
         self._console = Console(stderr=True, highlight=False)
 
     def estimate(self, cases: list[Case]) -> None:
-        """What is ahead."""
+        """Print the planned runs and their duration."""
         from latfix.reports.terminal.selftest import minutes
         from latfix.runners.selftest.plan import by_group, estimate_s
 
@@ -91,7 +80,7 @@ class _Progress:
         self._console.print(f"selftest: {len(cases)} runs ({groups}), about {minutes(estimate_s(cases))}")
 
     def on_case(self, place: int, of: int, case: Case, score: CaseScore | None) -> None:
-        """A case begins, or has its score."""
+        """Print a case when it starts, and when it is scored."""
         from latfix.reports.terminal.selftest import case_line
 
         if score is not None:
@@ -102,11 +91,7 @@ class _Progress:
 
 def _conclude(board: Scoreboard, target: Target) -> int:
     """Write the document and show the scoreboard."""
-    from rich.console import Console
-
     from latfix.reports.terminal.selftest import render_scoreboard
 
-    target.write_json(board.to_json())
-    if not target.to_stdout:
-        Console(highlight=False).print(render_scoreboard(board))
+    target.report(board.to_json(), lambda: render_scoreboard(board))
     return EXIT_INTERRUPTED if board.interrupted else EXIT_OK

@@ -1,4 +1,4 @@
-"""``latfix sweep``: how much load a service bears over settings, beside what queueing theory says."""
+"""``latfix sweep``: the largest load of a service by settings, compared with queueing models."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from latfix.settings import RunnerSettings
 
 _MOST_LOADS, _MOST_SETTINGS = 40, 64
-#: Replays are made as long as if these loads were asked for, where none are.
+#: Loads that determine the length of replays if none are given.
 _USUAL_LOADS = (1.0, 1.0, 1.0)
-#: Settings that are no single value, and so cannot be listed.
+#: Settings with compound values, which cannot be listed.
 _NOT_SWEPT = ("env", "keep_precision")
 
 
@@ -40,52 +40,51 @@ def sweep(
     *,
     loads: Annotated[
         str | None,
-        typer.Option("--loads", help="Multiples of the recorded rate to replay first; chosen if left out."),
+        typer.Option("--loads", metavar="X,X", help="First loads, as multiples of the recorded rate: 0.5,1,2."),
     ] = None,
-    rates: Annotated[str | None, typer.Option("--rates", help="The same in requests a second: 20,40,80.")] = None,
+    rates: Annotated[
+        str | None, typer.Option("--rates", metavar="X,X", help="First loads, in requests a second: 20,40,80.")
+    ] = None,
     variants: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=V1,V2", help="Values of a setting to try; all combinations are replayed."),
+        typer.Option("--set", metavar="KEY=V1,V2", help="Values of a setting; all combinations are replayed."),
     ] = None,
-    plan: options.StartingPlanOption = None,
-    budget: Annotated[str, typer.Option("--budget", help="Time for all replays: 90s, 5m, 1h.")] = "5m",
+    plan: options.PlanOption = None,
+    budget: options.BudgetOption = "5m",
     slo: Annotated[
-        float | None, typer.Option("--slo", metavar="MS", help="The limit; the workload's objective if left out.")
+        float | None, typer.Option("--slo", metavar="MS", help="Latency limit; default: the workload's slo_ms.")
     ] = None,
     percentile: Annotated[
-        float | None, typer.Option("--percentile", help="That the limit is on; the workload's if left out.")
+        float | None, typer.Option("--percentile", help="Percentile that the limit is on; default: the workload's.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", metavar="N", help="Requests a point; by budget if left out.")
+        int | None, typer.Option("--requests", metavar="N", help="Requests per replay; default: by budget.")
     ] = None,
     at_least: Annotated[
         float | None,
-        typer.Option("--at-least", metavar="RPS", help="Fail unless it bears so many requests a second."),
+        typer.Option(
+            "--at-least", metavar="RPS", help="Fail unless the largest load is at least RPS requests a second."
+        ),
     ] = None,
-    traffic: options.TrafficOption = None,
-    profile: options.ProfileOption = "",
-    replayed: options.AtOwnLoad,
-    seed: options.SeedOption = 0,
-    device: options.DeviceOption = None,
+    replayed: Annotated[options.ReplayOptions, {"speed", "to_duration", "repeat"}],
     out: options.OutOption = None,
     json_file: options.JsonOption = None,
 ) -> int:
     """Find the largest load that meets the objective.
 
-    Replays recorded traffic at several loads and settings: the knee, the largest load, and why theory is off.
+    Replays recorded traffic at several loads and settings. Shows the knee, the largest load, and how far queueing
+    models are off.
     """
     from latfix.capacity.objective import Target
     from latfix.capacity.sweep_traffic import part_of, plan_requests, point_seconds, recorded_rate
-    from latfix.cli.commands.running.optimize import parse_budget
     from latfix.cli.shared.diagnose_flow import check_percentile
-    from latfix.config.workload_toml import check_runs, load_spec
     from latfix.results.sweep import Options
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.sweep.document import points_document, sweep_document
     from latfix.runners.sweep.sweep import Sweep
 
     replayed.check()
-    budget_s, seed = parse_budget(budget), options.check_seed(seed)
+    budget_s = options.parse_budget(budget)
     check_percentile(percentile)
     _check_positive("--slo", slo, "milliseconds")
     _check_positive("--at-least", at_least, "requests a second")
@@ -93,8 +92,7 @@ def sweep(
         raise InputError(f"--requests: found {requests}; expected a whole number from 20 to 1000000")
     wanted = _wanted(loads, rates)
     combinations = parse_variants(variants or ())
-    spec = load_spec(workload, traffic=traffic, profile=profile)
-    check_runs(spec)
+    spec = replayed.load_spec(workload)
     limit_ms = slo if slo is not None else spec.objective.slo_ms
     target = Target(
         percentile=percentile if percentile is not None else spec.objective.percentile,
@@ -102,7 +100,7 @@ def sweep(
     )
     if at_least is not None and target.limit is None:
         raise InputError("--at-least: found no objective to meet; expected slo_ms in workload.toml, or --slo MS")
-    base, fixes = options.service_settings(spec, plan, device)
+    base, fixes = options.service_settings(spec, plan, replayed.device)
     settings = _settings(base, combinations)
     schedule = options.load_traffic(spec, replayed)
     rate = recorded_rate(schedule)
@@ -112,7 +110,7 @@ def sweep(
     shortest_s, longest_s = (0.0, math.inf) if requests else point_seconds(budget_s, len(settings))
     part = part_of(schedule, count, shortest_s=shortest_s, longest_s=longest_s)
     if grid:
-        _check_that_a_point_fits(part, grid[-1], budget_s)
+        _check_budget(part, grid[-1], budget_s)
     folder = open_folder(out or default_folder(spec.name, "sweep"))
     shown = ReplayLines()
     shown.say(_plan_line(part, grid, settings, budget_s))
@@ -121,14 +119,14 @@ def sweep(
         part,
         settings,
         folder,
-        Options(loads=grid, budget_s=budget_s, target=target, seed=seed, gate_rps=at_least),
+        Options(loads=grid, budget_s=budget_s, target=target, seed=replayed.seed, gate_rps=at_least),
         watch=shown.replay,
         say=shown.say,
         keep=lambda so_far: _write(folder, points_document(spec, so_far)),
         fixes=tuple(fix.id for fix in fixes),
     )
     outcome = runner.run()
-    found = sweep_document(spec, outcome, seed=seed, budget_s=budget_s, at_least_rps=at_least)
+    found = sweep_document(spec, outcome, seed=replayed.seed, budget_s=budget_s, at_least_rps=at_least)
     return _conclude(folder, found, outcome, json_target)
 
 
@@ -158,31 +156,31 @@ def _write(folder: Path, found: Swept) -> None:
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers above 0 of ``0.5,1,2``, ascending, each once.
+    """The distinct numbers above 0 of ``0.5,1,2``, ascending.
 
-    :raises InputError: it is none of these, or too many.
+    :raises InputError: it is not such a list, or too long.
     """
     try:
         numbers = sorted({float(part) for part in text.split(",")})
     except ValueError:
         numbers = []
     if not numbers or not all(math.isfinite(number) and 0 < number <= 1e9 for number in numbers):
-        raise InputError(f"{option}: found {text!r}; expected numbers above 0 with commas between, as in 0.5,1,2")
+        raise InputError(f"{option}: found {text!r}; expected numbers above 0, separated by commas, as in 0.5,1,2")
     if len(numbers) > _MOST_LOADS:
         raise InputError(f"{option}: found {len(numbers)} numbers; expected at most {_MOST_LOADS}")
     return tuple(numbers)
 
 
 def parse_variants(options: Sequence[str]) -> list[dict[str, Any]]:
-    """All combinations of ``--set KEY=V1,V2`` options; one empty combination for none.
+    """All combinations of ``--set KEY=V1,V2`` options; a single empty one without options.
 
-    :raises InputError: a key that is no setting, a value that it cannot have, or too many combinations.
+    :raises InputError: an unknown setting, an invalid value, or too many combinations.
     """
     lists: dict[str, list[Any]] = {}
     for text in options:
         key, values = _variant(text)
         if key in lists:
-            raise InputError(f"--set {key}: found it twice; expected all of its values in one, as in {key}=1,2,4")
+            raise InputError(f"--set {key}: found it twice; expected all values in one option, as in {key}=1,2,4")
         lists[key] = values
     combinations = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if len(combinations) > _MOST_SETTINGS:
@@ -201,15 +199,13 @@ def _variant(text: str) -> tuple[str, list[Any]]:
 def _settings(base: RunnerSettings, combinations: Sequence[dict[str, Any]]) -> list[Setting]:
     from latfix.results.sweep import Setting
 
+    def typed(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: float(each) if isinstance(getattr(base, key), float) else each for key, each in values.items()}
+
     return [
-        Setting(number=number, values=values, settings=base.with_overrides(_typed(base, values)))
+        Setting(number=number, values=values, settings=base.with_overrides(typed(values)))
         for number, values in enumerate(combinations)
     ]
-
-
-def _typed(base: RunnerSettings, values: dict[str, Any]) -> dict[str, Any]:
-    """Whole numbers where a number with decimals is expected are accepted, and made one."""
-    return {key: float(value) if isinstance(getattr(base, key), float) else value for key, value in values.items()}
 
 
 def _wanted(loads: str | None, rates: str | None) -> tuple[float, ...]:
@@ -221,18 +217,18 @@ def _wanted(loads: str | None, rates: str | None) -> tuple[float, ...]:
 
 
 def _grid(wanted: Sequence[float], rate: float, *, in_rates: bool, at_least: float | None) -> tuple[float, ...]:
-    """The loads to replay, as multiples of the recorded rate; the gate's own is one of them."""
+    """The loads to replay, as multiples of the recorded rate, including the gate's."""
     grid = {number / rate if in_rates else number for number in wanted}
     if at_least is not None:
         grid.add(at_least / rate)
     return tuple(sorted(grid))
 
 
-def _check_that_a_point_fits(part: Part, load: float, budget_s: float) -> None:
+def _check_budget(part: Part, load: float, budget_s: float) -> None:
     seconds = part.seconds(load)
     if seconds > budget_s:
         raise InputError(
-            f"--budget: found {budget_s:g} s; expected at least the {seconds:,.0f} s that the shortest point takes "
+            f"--budget: found {budget_s:g} s; expected at least the {seconds:,.0f} s of the shortest replay "
             f"({len(part.traffic):,} requests at {load * part.recorded:.3g}/s), higher --loads, or fewer --requests"
         )
 
@@ -243,14 +239,14 @@ def _check_positive(option: str, value: float | None, unit: str) -> None:
 
 
 def _plan_line(part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> str:
-    """What is ahead, for standard error."""
+    """The planned replays, for standard error."""
     many = "1 setting" if len(settings) == 1 else f"{len(settings)} settings"
     first = f"{len(grid)} loads, then those" if grid else "the recorded rate, then loads"
     line = (
-        f"sweep: {many}, {len(part.traffic):,} requests a replay, {part.seconds(1.0):.0f} s at the recorded rate; "
-        f"first {first} that narrow the answer, {budget_s:.0f} s at most"
+        f"sweep: {many}, {len(part.traffic):,} requests per replay, {part.seconds(1.0):.0f} s at the recorded rate; "
+        f"first {first} that narrow the result, {budget_s:.0f} s at most"
     )
     seconds = len(settings) * sum(part.seconds(load) for load in grid)
     if seconds > budget_s:
-        line += f"; not all of the {len(grid) * len(settings)} first points will fit"
+        line += f"; not all of the first {len(grid) * len(settings)} replays will fit"
     return line

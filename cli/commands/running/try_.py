@@ -1,4 +1,4 @@
-"""``latfix try``: the user's own ideas side by side on the same traffic, in one table."""
+"""``latfix try``: the user's own ideas on the same traffic, in one table."""
 
 from __future__ import annotations
 
@@ -37,26 +37,23 @@ def try_ideas(
         list[Path] | None,
         typer.Option("--plan", metavar="FILE", help="An idea: a plan that latfix optimize wrote; may be repeated."),
     ] = None,
-    combine: Annotated[bool, typer.Option("--combine", help="One idea more: all of the sets together.")] = False,
-    budget: Annotated[
-        str, typer.Option("--budget", help="Time for everything: 90s, 5m, 1h. One round is replayed in any case.")
-    ] = "3m",
+    combine: Annotated[bool, typer.Option("--combine", help="Add an idea: all --set options together.")] = False,
+    budget: options.BudgetOption = "3m",
     rounds: Annotated[
         int | None,
-        typer.Option("--rounds", metavar="N", help="Replay N rounds if the budget allows; by budget alone."),
+        typer.Option(
+            "--rounds", metavar="N", help="Replay at most N rounds; default: as the budget allows, at least 1."
+        ),
     ] = None,
-    traffic: options.TrafficOption = None,
-    replayed: options.TrafficOptions,
-    seed: options.SeedOption = 0,
-    device: options.DeviceOption = None,
+    replayed: Annotated[options.ReplayOptions, {"profile"}],
     out: options.OutOption = None,
     json_file: options.JsonOption = None,
 ) -> int:
     """Replay your own ideas side by side, in one table.
 
-    Each takes turns with the workload as it is on the same traffic: latency with intervals, accuracy, memory.
+    Each alternates with the unmodified workload on the same traffic. Shows latency with intervals, accuracy and
+    memory.
     """
-    from latfix.cli.commands.running.optimize import parse_budget
     from latfix.cli.shared.replay_progress import ReplayLines
     from latfix.config.workload_toml import check_runs, load_spec
     from latfix.runners.replay.run_session import default_folder, open_folder
@@ -65,16 +62,16 @@ def try_ideas(
     replayed.check()
     if rounds is not None and not 1 <= rounds <= _MOST_ROUNDS:
         raise InputError(f"--rounds: found {rounds}; expected a whole number from 1 to {_MOST_ROUNDS}")
-    how = Options(budget_s=parse_budget(budget), rounds=rounds, seed=options.check_seed(seed))
+    how = Options(budget_s=options.parse_budget(budget), rounds=rounds, seed=replayed.seed)
     shown = ReplayLines()
-    spec = load_spec(workload, traffic=traffic)
+    spec = load_spec(workload, traffic=replayed.traffic)
     ideas = parse_ideas(
         spec,
         sets or (),
-        [load_spec(workload, traffic=traffic, profile=name) for name in profiles or ()],
+        [load_spec(workload, traffic=replayed.traffic, profile=name) for name in profiles or ()],
         plans or (),
         combine=combine,
-        device=options.check_device(device),
+        device=options.check_device(replayed.device),
         say=shown.say,
     )
     for idea in ideas:
@@ -96,12 +93,12 @@ def parse_ideas(
     device: dict[str, str],
     say: Callable[[str], None],
 ) -> list[Idea]:
-    """The workload as it is, and each idea behind it.
+    """The unmodified workload, followed by the ideas.
 
-    :param profiles: the workload in each of them.
+    :param profiles: the workload with each profile.
     :param device: settings that all ideas share.
-    :param say: takes a warning.
-    :raises InputError: there is no idea, one is there twice, or one is wrong.
+    :param say: called with each warning.
+    :raises InputError: there is no idea, or one is repeated or invalid.
     """
     from dataclasses import replace
 
@@ -117,7 +114,7 @@ def parse_ideas(
         found.append(replace(idea, settings=idea.settings.with_overrides(device)))
         own = (each.traffic, each.traffic_map, each.speed, each.repeat)
         if own != (spec.traffic, spec.traffic_map, spec.speed, spec.repeat):
-            say(f"warning: {idea.name} has traffic of its own, which is not replayed: all ideas get the same")
+            say(f"warning: {idea.name} has its own traffic, which is ignored: all ideas get the same traffic")
     for path in plans:
         idea, plan = ideas.idea_of_plan(base, path)
         found.append(idea)
@@ -147,7 +144,7 @@ def _conclude(folder: Path, found: Trial, target: options.Target) -> int:
     if found.interrupted:
         return EXIT_INTERRUPTED
     if found.failure:
-        raise RunnerError(f"{found.workload}: the workload as it is failed: {found.failure}")
+        raise RunnerError(f"{found.workload}: the unmodified workload failed: {found.failure}")
     if all(idea.failure for idea in found.ideas):
-        raise RunnerError(f"{found.workload}: none of the ideas ran; the first: {found.ideas[0].failure}")
+        raise RunnerError(f"{found.workload}: all ideas failed; the first one: {found.ideas[0].failure}")
     return EXIT_OK

@@ -1,5 +1,5 @@
 "use strict";
-// What a reader can do with a page beyond reading it. Texts from the data are only ever set as text.
+// Interactive parts of a page. Text from the data is only ever set as text, never as markup.
 (() => {
   const all = (selector, from = document) => [...from.querySelectorAll(selector)];
   const make = (tag, properties = {}, ...children) => {
@@ -13,7 +13,7 @@
     return node;
   };
 
-  // Tables: sorted by a click on a column's title, filtered by words. A sum stays below.
+  // Tables: sort by a click on a column's title, filter by words. A row of sums stays last.
   const key = (cell) => {
     const text = cell ? cell.innerText.trim() : "";
     const number = /[-−+]?\d[\d,]*\.?\d*(e[-+]?\d+)?/.exec(text);
@@ -57,14 +57,14 @@
       });
     });
     if (table.tBodies[0].rows.length < 8 || table.classList.contains("narrow")) continue;
-    const field = make("input", { type: "search", placeholder: "rows with …", className: "filter" });
+    const field = make("input", { type: "search", placeholder: "filter rows", className: "filter" });
     field.setAttribute("aria-label", `Filter: ${table.caption ? table.caption.innerText : "table"}`);
     field.addEventListener("input", () => filter(table, field.value));
     table.parentElement.before(field);
     filters.set(table, field);
   }
 
-  // Causes lead to the requests that they slowed down.
+  // A button next to a cause filters the slowest requests by it.
   const slowest = document.getElementById("slowest");
   const requests = slowest && slowest.parentElement.querySelector("table");
   if (requests && filters.has(requests)) {
@@ -79,7 +79,7 @@
     }
   }
 
-  // Commands can be copied, also from a file, where a page may have no clipboard.
+  // Commands can be copied, even from a local file, where a page may have no clipboard access.
   const copied = async (node) => {
     try {
       await navigator.clipboard.writeText(node.textContent);
@@ -98,7 +98,7 @@
     code.after(copy);
   }
 
-  // Latency over time: hover tells of a request, a drag zooms, a double click shows all again.
+  // Latency over time: hover shows a request, a drag zooms, a double click resets.
   const source = document.getElementById("points");
   if (!source || typeof uPlot === "undefined") return;
   const arms = JSON.parse(source.textContent);
@@ -140,12 +140,12 @@
     });
     return best;
   };
-  const tell = (u) => {
+  const showTip = (u) => {
     near = u.cursor.left < 0 ? null : nearest(u);
     tip.hidden = near === null;
     if (near === null) return;
     const point = points[near];
-    const more = stories.has(point.id) ? "\nclick: its story" : "";
+    const more = stories.has(point.id) ? "\nclick for its story" : "";
     const arm = arms.arms.length > 1 ? `, ${arms.arms[point.arm].label}` : "";
     tip.textContent = `${point.id}: ${digits(point.ms, 3)} ms at ${digits(point.at, 5)} s${arm}\n${point.words}${more}`;
     const x = u.valToPos(point.at, "x") + u.over.offsetLeft;
@@ -201,7 +201,7 @@
             points: { show: true, size: each.role === "bad" ? 7 : 4, width: 0, fill: `${color(each.role)}99` },
           })),
         ],
-        hooks: { setCursor: [tell], draw: [lines] },
+        hooks: { setCursor: [showTip], draw: [lines] },
       },
       columns(),
       box,
@@ -224,7 +224,7 @@
     draw();
   });
   scale.textContent = log ? "linear" : "logarithmic";
-  const whole = button("all of the time", () => chart.setData(columns()));
+  const whole = button("reset zoom", () => chart.setData(columns()));
   const tools = make("div", { className: "tools" }, scale, whole);
   if (series.length > 1) {
     series.forEach((each, k) => {
@@ -238,7 +238,7 @@
       tools.append(toggle);
     });
   }
-  const hint = make("p", { className: "soft small", textContent: "Hover over a request for its story, drag over a time to look closer, double-click for all of it. Lines: p50 and p99 of each window." });
+  const hint = make("p", { className: "soft small", textContent: "Hover over a request for details, drag to zoom in, double-click to reset. Lines: p50 and p99 of each window." });
   picture.before(tools, box, hint);
   picture.classList.add("still");
   box.append(tip);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,11 @@ import pytest
 from latfix.config.workload_toml import read_spec
 from latfix.settings import RunnerSettings, rules_of
 from latfix.traffic.io.reader import read_traffic
-from tests.cli.conftest import refused
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli, refused
 
 
 @pytest.mark.slow
-def test_what_it_writes_runs_as_it_is(cli: Cli, tmp_path: Path) -> None:
+def test_what_it_writes_runs_unchanged(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "my workload"
     code, out, err = cli("init", folder)
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""``latfix watch``: lines of a recorded service, and what it says before there is one."""
+"""``latfix watch``: lines of a recorded service, and its output before there is one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -16,16 +15,16 @@ import pytest
 import latfix
 from latfix.profilers.service_log.recorder import flush
 from latfix.reports.exports.metrics_endpoint import CONTENT_TYPE, metrics_endpoint
+from tests.cli.conftest import Cli
 
 HOSTILE = '"}\\ <b>\x1b[31m'
-Cli = Callable[..., tuple[int, str, str]]
 
 
 def _nothing() -> None:
     """A request that takes no time."""
 
 
-def test_each_update_is_a_line_where_nobody_watches(cli: Cli, tmp_path: Path) -> None:
+def test_each_update_is_a_line_without_a_terminal(cli: Cli, tmp_path: Path) -> None:
     work = latfix.record(tmp_path)(_nothing)
     for _ in range(200):
         work()
@@ -65,27 +64,27 @@ def test_figures_are_served_while_it_watches(cli: Cli, tmp_path: Path) -> None:
         with pytest.raises(HTTPError, match="404"):
             urlopen(f"{where}/etc/passwd")
         code, _, error = cli("watch", str(tmp_path), "--updates", "1", "--metrics", str(server.server_port))
-        assert code == 2 and "nothing can listen" in error and len(error.splitlines()) == 1
+        assert code == 2 and "which cannot be bound" in error and len(error.splitlines()) == 1
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    asked: list[str] = []
+    scraped: list[str] = []
 
     def ask() -> None:
         deadline = time.monotonic() + 60
-        while "latfix_latency_seconds" not in (asked or [""])[-1] and time.monotonic() < deadline:
+        while "latfix_latency_seconds" not in (scraped or [""])[-1] and time.monotonic() < deadline:
             with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                asked.append(answer.read().decode())
+                scraped.append(answer.read().decode())
 
     asking = threading.Thread(target=ask)
     asking.start()
     code, _, _ = cli("watch", str(tmp_path), "--updates", "8", "--every", "0.2", "--metrics", f"127.0.0.1:{port}")
     asking.join()
     assert code == 0
-    assert "latfix_window_requests{workload=" in asked[-1] and asked[-1].endswith("# EOF\n")
+    assert "latfix_window_requests{workload=" in scraped[-1] and scraped[-1].endswith("# EOF\n")
 
 
 @pytest.mark.parametrize("where", ["", "x", "localhost", "70000", "127.0.0.1:", "no.such.host.invalid:9"])
-def test_what_is_no_place_to_listen_is_refused(cli: Cli, tmp_path: Path, where: str) -> None:
+def test_an_invalid_address_to_listen_on_is_refused(cli: Cli, tmp_path: Path, where: str) -> None:
     code, _, error = cli("watch", str(tmp_path), "--updates", "1", "--metrics", where)
     assert code == 2 and "--metrics" in error and len(error.splitlines()) == 1
 
@@ -107,5 +106,5 @@ def test_a_terminal_gets_a_table(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     flush()
     code, output, _ = cli("watch", str(tmp_path), "--updates", "1")
     assert code == 0
-    assert "because" in output
+    assert "evidence" in output
     assert "p99.9, ms" in output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from latfix.errors import RunnerError
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli
 
 
 def _suite(path: Path) -> ElementTree.Element:
@@ -40,20 +38,20 @@ def test_gates_become_exit_code_and_testcases(
 ) -> None:
     known = diagnose("--json", tmp_path / "first.json")
     p99 = json.loads((tmp_path / "first.json").read_text())["latency_ms"]["p99"]
-    asked = [gate.format(p99=f"{p99:.6f}") for gate in gates]
-    options = [word for gate in asked for word in ("--gate", gate)]
+    expressions = [gate.format(p99=f"{p99:.6f}") for gate in gates]
+    options = [word for gate in expressions for word in ("--gate", gate)]
     found, out, err = diagnose(*options, "--junit", tmp_path / "j.xml", "--markdown", tmp_path / "m.md")
     assert (known[0], found) == (0, code), err
-    assert list(_outcomes(tmp_path / "j.xml").items()) == list(zip(asked, outcomes, strict=True))
+    assert list(_outcomes(tmp_path / "j.xml").items()) == list(zip(expressions, outcomes, strict=True))
     markdown = (tmp_path / "m.md").read_text()
     assert markdown.startswith("## latfix diagnose: <code>w</code> on cpu — ")
     assert markdown.count("**FAILED**") == outcomes.count("failure")
     assert markdown.count("| undecided |") == outcomes.count("skipped")
     assert "p99.9" in markdown and "unexplained" in markdown
-    assert "::" not in out, "no annotation without being asked"
+    assert "::" not in out, "no annotation without being expressions"
 
 
-def test_an_undecided_gate_says_how_much_longer(diagnose: Cli, tmp_path: Path) -> None:
+def test_an_undecided_gate_reports_how_much_longer(diagnose: Cli, tmp_path: Path) -> None:
     diagnose("--json", tmp_path / "first.json")
     first = json.loads((tmp_path / "first.json").read_text())
     limit = (first["latency_ms"]["p99"] + first["latency_ci95_ms"]["p99"][1]) / 2
@@ -85,7 +83,7 @@ def test_a_step_summary_that_cannot_be_written_fails_before_the_run(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/proc/x/y")
     code, _, err = diagnose("--annotations")
     assert code == 2 and "GITHUB_STEP_SUMMARY" in err and service.runs == 0
-    assert diagnose()[0] == 0, "it is looked at only where annotations are asked for"
+    assert diagnose()[0] == 0, "it is looked at only where annotations are expressions for"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_a_failed_run_leaves_its_reports(diagnose: Cli, service: Any, tmp_path: 
     assert code == 4 and "the model failed" in err
     assert _outcomes(tmp_path / "j") == {"p99<1s": "error", "mean<1s": "error"}
     markdown = (tmp_path / "m").read_text()
-    assert "**It failed:**" in markdown and markdown.count("not judged |") == 2 and "<b>" not in markdown
+    assert "**Failed:**" in markdown and markdown.count("not evaluated |") == 2 and "<b>" not in markdown
     assert "::error title=latfix diagnose w::the model failed | <b>badly</b>\n" in out
 
 

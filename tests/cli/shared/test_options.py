@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from latfix.cli.commands.running.optimize import parse_budget
 from latfix.cli.shared.options import (
     Target,
     TrafficOptions,
     check_device,
     check_seed,
+    check_writable,
     load_traffic,
-    see_that_it_can_be_written,
+    parse_budget,
 )
+from latfix.config.plan import Plan, plan_text
 from latfix.config.workload_toml import load_spec
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
-
-WriteWorkload = Callable[..., Path]
+from tests.cli.conftest import Cli, WriteWorkload
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_report_takes_no_recording_s_place(name: str, content: bytes, found: s
     path.write_bytes(content)
     for option in ("--json", "--junit", "--markdown", "--picture"):
         with pytest.raises(InputError, match=rf"{option}: found {found}.* in .*; name another file"):
-            see_that_it_can_be_written(option, str(path))
+            check_writable(option, str(path))
     assert path.read_bytes() == content
 
 
@@ -83,7 +83,7 @@ def test_a_report_takes_no_recording_s_place(name: str, content: bytes, found: s
 def test_a_report_takes_an_older_one_s_place(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_bytes(content)
-    see_that_it_can_be_written("--json", str(path))
+    check_writable("--json", str(path))
     assert path.read_bytes() == content
 
 
@@ -116,7 +116,7 @@ def test_map_derives_a_feature(schedule: Callable[..., Traffic]) -> None:
     assert traffic.features["twice"].tolist() == [2 * k for k in range(10)]
 
 
-def test_the_schedule_says_what_was_done_to_it(schedule: Callable[..., Traffic]) -> None:
+def test_the_schedule_records_its_transforms(schedule: Callable[..., Traffic]) -> None:
     traffic = schedule(speed=2.0, limit=3)
     names = [entry["transform"] for entry in traffic.metadata["transforms"]]
     assert len(names) == 2
@@ -188,3 +188,14 @@ def test_json_to_standard_output_is_finite(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == {"a": [1, 2.5, None, "ü"]}
     with pytest.raises(ValueError, match="not JSON compliant"):
         target.write_json({"a": float("nan")})
+
+
+@pytest.mark.parametrize(("made_for", "warned"), [("other", True), ("w", False)])
+def test_a_plan_of_another_workload_is_applied_with_a_warning(
+    diagnose: Cli, tmp_path: Path, made_for: str, warned: bool
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(plan_text(Plan(workload=made_for, fixes=())), encoding="utf-8")
+    code, _, err = diagnose("--plan", plan)
+    assert code == 0
+    assert (f"warning: The plan was made for {made_for!r}, not for" in err) is warned

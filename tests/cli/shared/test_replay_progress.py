@@ -11,10 +11,10 @@ from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.traffic.schedule import Traffic
 
 
-@pytest.mark.parametrize(("waited", "told"), [(0.34, 1), (0.02, 0), (None, 0)])
-def test_a_busy_machine_is_told_once_and_only_where_something_is_replayed(
+@pytest.mark.parametrize(("waited", "warnings"), [(0.34, 1), (0.02, 0), (None, 0)])
+def test_a_busy_machine_is_reported_once_and_only_for_a_replay(
     waited: float | None,
-    told: int,
+    warnings: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -27,4 +27,4 @@ def test_a_busy_machine_is_told_once_and_only_where_something_is_replayed(
         with lines.replay("ranker", traffic, tmp_path):
             pass
     err = capsys.readouterr().err
-    assert err.count("The machine is busy: in 34 % of the last minute") == told
+    assert err.count("The machine is busy: in 34 % of the last minute") == warnings

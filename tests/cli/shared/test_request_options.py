@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import Reached, refused, serve_one_by_one, write_run
+from tests.cli.conftest import Cli, Reached, WriteWorkload, refused, serve_one_by_one, write_run
 
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
 N, MS = 60, 1_000_000
 HOSTILE = "\x1b[31m<b>[red]\u202ex\n"
 
@@ -37,11 +34,11 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_request_is_told_before_the_diagnosis_which_ends_with_the_answer(run: Path, cli: Cli) -> None:
+def test_a_request_is_explained_before_the_diagnosis(run: Path, cli: Cli) -> None:
     code, out, err = cli("report", run, "--request", "r025")
     assert code == 0, err
-    _, _, told = out.partition("Request r025")
-    story, _, diagnosis = told.partition("w on cpu")
+    _, _, rest = out.partition("Request r025")
+    story, _, diagnosis = rest.partition("w on cpu")
     assert "report" in diagnosis
     text = in_one_line(story)
     assert "batch 20 (1)" in text
@@ -60,7 +57,7 @@ def test_the_slowest_are_listed(run: Path, cli: Cli) -> None:
     assert "behind batch 20 (1)" in in_one_line(listed)
 
 
-def test_the_document_has_stories_only_where_they_were_asked_for(run: Path, cli: Cli) -> None:
+def test_the_document_has_only_requested_stories(run: Path, cli: Cli) -> None:
     plain = json.loads(cli("report", run, "--json", "-")[1])
     assert "requests_explained" not in plain
     code, out, err = cli("report", run, "--json", "-", "--request", "r025", "--slowest", "2")
@@ -74,11 +71,11 @@ def test_the_document_has_stories_only_where_they_were_asked_for(run: Path, cli:
     assert holders[0]["label"] == "20"
     assert "requests_explained" not in json.loads((run / "diagnosis.json").read_text())
     both = json.loads(cli("report", run, "--json", "-", "--request", "r021", "--slowest", "1000")[1])
-    told = [story["id"] for story in both["requests_explained"]]
-    assert told[:3] == ["r021", "r020", "r022"] and len(told) == N, "each once, and no more than there are"
+    ids = [story["id"] for story in both["requests_explained"]]
+    assert ids[:3] == ["r021", "r020", "r022"] and len(ids) == N, "each once, and no more than there are"
 
 
-def test_hostile_ids_can_be_asked_for_and_are_not_obeyed(run: Path, cli: Cli) -> None:
+def test_hostile_ids_can_be_requested_and_are_shown_literally(run: Path, cli: Cli) -> None:
     code, out, err = cli("report", run, "--request", HOSTILE)
     assert code == 0, err
     assert "\x1b" not in out and "\u202e" not in out
@@ -98,7 +95,7 @@ def test_an_unknown_id_is_refused_and_nothing_is_written(run: Path, cli: Cli) ->
     assert {path.name for path in run.iterdir()} == before
 
 
-def test_a_killed_run_tells_what_it_has(tmp_path: Path, cli: Cli) -> None:
+def test_a_killed_run_can_be_explained(tmp_path: Path, cli: Cli) -> None:
     run = _write(tmp_path / "killed", finished=False, lost=10)
     code, out, err = cli("report", run, "--request", "r025", "--request", "r055", "--slowest", "2")
     assert code == 0, err
@@ -117,19 +114,19 @@ def test_diagnose_refuses_unknown_ids_before_anything_runs(
     monkeypatch.chdir(tmp_path)
     traffic = [{"arrival_s": k * 0.01, "id": f"call-{k}"} for k in range(20)]
     workload = write_workload(tmp_path / "w", traffic=traffic)
-    for options, says in (
+    for options, message in (
         (("--request", "call-99"), "'call-9'"),
         (("--request", "call-15", "--limit", "10"), "call-15"),
         (("--slowest", "0"), "--slowest"),
     ):
-        refused(cli("diagnose", workload, *options), says)
+        refused(cli("diagnose", workload, *options), message)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w"]
     with pytest.raises(Reached):
         cli("diagnose", workload, "--request", "call-15")
 
 
 @pytest.mark.slow
-def test_diagnose_tells_of_what_it_replayed(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
+def test_diagnose_explains_what_it_replayed(tmp_path: Path, write_workload: WriteWorkload, cli: Cli) -> None:
     adapter = """
         import time
         import torch

@@ -112,7 +112,7 @@ def test_prediction_with_another_worker(simulate: Simulate, service: dict[str, A
     for key in ("p50", "p95", "p99"):
         assert found.another_worker_ms[key] == pytest.approx(truth.latency_ms[key], rel=0.1)
     capacity = [line.words for line in diagnosis_answer(found).lines if line.label == "capacity"]
-    assert len(capacity) == 1 and "one more worker, as fast as now, would make p99 about" in capacity[0]
+    assert len(capacity) == 1 and "one more worker of the same speed would bring p99 to about" in capacity[0]
 
 
 def test_no_prediction_with_another_worker_without_waits_for_one(simulate: Simulate) -> None:

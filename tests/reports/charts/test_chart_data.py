@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from latfix.reports.charts import chart_data as series
-from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
-
-Session = tuple[RunRecord, Diagnosis]
+from tests.reports.conftest import Session
 
 
 def test_a_thinned_scatter_keeps_the_slowest_and_stays_small(large: RunRecord) -> None:
@@ -107,7 +105,7 @@ def test_samples_are_means_of_spans_and_counters_their_slope(ordinary: Session) 
     assert set(panels["clock, MHz"]["SM, 2"]) == {1410.0}
 
 
-def test_events_are_told_by_kind_the_longest_of_each(ordinary: Session) -> None:
+def test_events_by_kind_are_the_longest_of_each(ordinary: Session) -> None:
     events = {
         "t_ns": np.arange(1000) * 10**6,
         "duration_ns": np.arange(1000),

@@ -18,7 +18,7 @@ def stack(slow_ms: float, typical_ms: float, *frames: str, unit: str = "compute"
 
 
 def rectangles(drawn: str) -> dict[str, tuple[Any, Any, bool]]:
-    """By what a frame tells: left edge, width, and whether slow units are slow for it."""
+    """Left edge, width, and whether it is red, of each frame by its title."""
     root = ElementTree.fromstring(drawn)
     found = {}
     for group in root.iter("g"):
@@ -38,10 +38,10 @@ def test_callers_are_as_wide_as_what_they_called() -> None:
     drawn = flame_graphs(times, "/w")
     assert list(drawn) == ["finish", "compute"], "the most time first"
     assert rectangles(drawn["compute"]) == {
-        "slow compute: 40.0 ms in a slow one, 10.0 in a typical one": (0, pytest.approx(999.4), True),
-        "m.py:3 forward: 40.0 ms in a slow one, 10.0 in a typical one": (0, pytest.approx(999.4), True),
-        "m.py:9 lookup: 30.0 ms in a slow one, 0 in a typical one": (0, pytest.approx(749.4), True),
-        "torch/f.py:7 linear: 10.0 ms in a slow one, 10.0 in a typical one": (750, pytest.approx(249.4), False),
+        "slow compute: 40.0 ms in a slow unit, 10.0 ms in a typical one": (0, pytest.approx(999.4), True),
+        "m.py:3 forward: 40.0 ms in a slow unit, 10.0 ms in a typical one": (0, pytest.approx(999.4), True),
+        "m.py:9 lookup: 30.0 ms in a slow unit, 0 ms in a typical one": (0, pytest.approx(749.4), True),
+        "torch/f.py:7 linear: 10.0 ms in a slow unit, 10.0 ms in a typical one": (750, pytest.approx(249.4), False),
     }
 
 

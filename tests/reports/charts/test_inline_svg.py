@@ -78,7 +78,7 @@ def test_the_forest_leaves_out_ratios_without_a_value() -> None:
     assert "×0.500" in text and [name for name in ratios if f">{name}<" in text] == ["kept", "bare"]
 
 
-def test_the_environment_s_backend_is_nobody_s_business_here() -> None:
+def test_the_backend_in_the_environment_is_ignored() -> None:
     program = (
         "import os; from latfix.reports.charts.inline_svg import draw; draw('n', 'l', 1.0, 1, lambda panels: None)\n"
         "from matplotlib import rc_context; print(os.environ['MPLBACKEND'])"
@@ -109,10 +109,10 @@ def test_configurations_that_nothing_beats_have_their_name_and_accuracy() -> Non
         configuration(HOSTILE[:40], 0.5, 0.4, best=True, accuracy=0.9871),
         configuration("b.beaten", 0.7, None, status="foretold"),
         configuration("c.unknown", None, None),
-        configuration("", 1.0, 1.0, compute=1.0, status="as it is"),
+        configuration("", 1.0, 1.0, compute=1.0, status="baseline"),
     ]
     drawn = str(front("front", rows, "p99"))
-    assert "accuracy 0.9871" in drawn and ">as it is<" in drawn
+    assert "accuracy 0.9871" in drawn and ">baseline<" in drawn
     assert "b.beaten" not in drawn and "<script>" not in drawn
     forecast = str(predicted_against_measured("errors", rows, "p99"))
     assert "c.unknown" not in forecast and "b.beaten" not in forecast and "&lt;script&gt;" in forecast

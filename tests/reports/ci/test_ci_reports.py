@@ -17,11 +17,8 @@ from latfix.reports.ci.github_annotations import annotation_lines
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown, text
 from latfix.reports.comparison_rows import GateRow, Outcome
-from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
-from latfix.run_record.run_record import RunRecord
-
-Session = tuple[RunRecord, Diagnosis]
+from tests.reports.conftest import Session
 
 HOSTILE = [
     "| cell | --- |",
@@ -84,9 +81,9 @@ def test_junit_has_one_testcase_a_gate() -> None:
     root = _junit(_summary())
     (suite,) = root
     assert (root.tag, suite.tag, root.attrib) == ("testsuites", "testsuite", {})
-    told = {"name": "latfix diagnose", "package": "ranker", "id": "0", "hostname": "builder", "time": "12.346"}
+    names = {"name": "latfix diagnose", "package": "ranker", "id": "0", "hostname": "builder", "time": "12.346"}
     counts = {"tests": "3", "failures": "1", "errors": "0", "skipped": "1"}
-    assert suite.attrib == {**told, **counts, "timestamp": "2026-01-02T03:04:05"}
+    assert suite.attrib == {**names, **counts, "timestamp": "2026-01-02T03:04:05"}
     assert [child.tag for child in suite] == ["properties", *["testcase"] * 3, "system-out", "system-err"]
     failed, undecided, passed = suite.findall("testcase")
     assert [case.get("name") for case in (failed, undecided, passed)] == ["p99<200ms", "p50<40ms", "error_rate<1%"]
@@ -256,8 +253,8 @@ def test_annotations_of_a_failed_run() -> None:
     failed = _summary(gates=(), sentence="", failure="the model failed", unjudged=("p99<200ms",))
     assert list(annotation_lines(failed)) == [
         "::error title=latfix diagnose ranker::the model failed",
-        "::warning title=gate p99<200ms not judged::the model failed",
-        "::notice title=latfix diagnose ranker::gates: 1 not judged",
+        "::warning title=gate p99<200ms not evaluated::the model failed",
+        "::notice title=latfix diagnose ranker::gates: 1 not evaluated",
     ]
 
 

@@ -28,13 +28,11 @@ from latfix.reports.exports.hdr_log import encoded, hdr_log, places_of
 from latfix.reports.exports.openmetrics import openmetrics
 from latfix.reports.exports.otlp_spans import otlp_lines
 from latfix.reports.exports.speedscope import speedscope
-from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE
 from tests.records import zeros
-from tests.reports.conftest import HOSTILE, make_record
+from tests.reports.conftest import HOSTILE, Session, make_record
 
-Session = tuple[RunRecord, Diagnosis]
 MS = 1_000_000
 
 
@@ -232,7 +230,7 @@ def test_profiles_nest_and_never_go_back(source: WholeRecord) -> None:
 
 
 def test_the_profile_has_the_python_that_was_seen() -> None:
-    # GIVEN looks every 20 ms at a worker: in batches in user code, and once in a stack that nobody knows
+    # GIVEN samples of a worker every 20 ms: in batches in user code, and once in an unknown stack
     record, look = with_batches(make_record(500)), 20 * MS
     at = np.arange(look, int(record.batches["finish_end_ns"].max()), look)
     numbers = np.where(np.arange(len(at)) % 10 == 9, 77.0, 0.0)
@@ -258,7 +256,7 @@ def test_the_profile_has_the_python_that_was_seen() -> None:
     assert {"Python of slow compute", "Python of typical compute"} <= set(profiles)
 
 
-def test_the_dashboard_asks_for_what_is_told(session: Session) -> None:
+def test_the_dashboard_queries_exported_metrics(session: Session) -> None:
     """Grafana's JSON model: unique panels on a grid of 24 columns that do not overlap, each with queries."""
     _, diagnosis = session
     text = "".join(openmetrics(diagnosis, None, window_s=60.0))
@@ -273,12 +271,12 @@ def test_the_dashboard_asks_for_what_is_told(session: Session) -> None:
         for y in range(grid["y"], grid["y"] + grid["h"])
     ]
     assert len(set(cells)) == len(cells) and max(cells)[0] < 24
-    told = set(re.findall("^# TYPE (latfix_[a-z_]+) ", text, flags=re.MULTILINE))
-    asked = {
+    exported = set(re.findall("^# TYPE (latfix_[a-z_]+) ", text, flags=re.MULTILINE))
+    queried = {
         name for panel in panels for each in panel["targets"] for name in re.findall("latfix_[a-z_]+", each["expr"])
     }
     always = {"latfix_latency_seconds", "latfix_window_requests", "latfix_tail_excess_seconds"}
-    assert always <= asked and (asked <= told or not diagnosis.causes)
+    assert always <= queried and (queried <= exported or not diagnosis.causes)
 
 
 PLACE = {"properties": {each: {"type": "integer", "minimum": 0} for each in "xywh"}, "required": list("xywh")}

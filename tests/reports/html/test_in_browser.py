@@ -16,11 +16,8 @@ import pytest
 from latfix.profilers.drilldown.explain import tell_slowest
 from latfix.reports.html.pages import write_comparison_report, write_run_report
 from latfix.results.comparison import compare_records
-from latfix.results.diagnosis import Diagnosis
-from latfix.run_record.run_record import RunRecord
 from tests.reports.conftest import make_session
 
-Session = tuple[RunRecord, Diagnosis]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
@@ -31,9 +28,9 @@ const box = over && over.getBoundingClientRect();
 const send = (kind, x, y) =>
   over.dispatchEvent(new MouseEvent(kind, { clientX: box.left + x, clientY: box.top + y, bubbles: true }));
 const look = () => { %s };
-let told;
-try { told = look(); } catch (error) { told = { error: String(error.stack) }; }
-const node = Object.assign(document.createElement("pre"), { id: "told", textContent: JSON.stringify(told) });
+let result;
+try { result = look(); } catch (error) { result = { error: String(error.stack) }; }
+const node = Object.assign(document.createElement("pre"), { id: "result", textContent: JSON.stringify(result) });
 document.body.append(node);
 });</script>"""
 #: What a reader would do, and what it saw.
@@ -98,10 +95,10 @@ def browse(page: Path, script: str | None = None, *options: str) -> tuple[str, s
     return done.stdout, done.stderr
 
 
-def told(page: Path, script: str, *options: str) -> Any:
+def result(page: Path, script: str, *options: str) -> Any:
     """What a script returned."""
     text, _ = browse(page, script, "--window-size=1280,2400", *options)
-    (found,) = re.findall('<pre id="told">(.*?)</pre>', text, flags=re.DOTALL)
+    (found,) = re.findall('<pre id="result">(.*?)</pre>', text, flags=re.DOTALL)
     return json.loads(html.unescape(found))
 
 
@@ -126,7 +123,7 @@ def report(tmp_path: Path) -> Callable[..., Path]:
 def test_a_reader_sorts_filters_and_hovers_in_both_color_schemes(
     report: Callable[..., Path], scheme: int, dark: bool
 ) -> None:
-    seen = told(report("ordinary"), LOOK, f"--blink-settings=preferredColorScheme={scheme}")
+    seen = result(report("ordinary"), LOOK, f"--blink-settings=preferredColorScheme={scheme}")
     assert "error" not in seen, seen
     assert seen["dark"] is dark
     assert (seen["background"] == "rgb(18, 22, 28)") is dark
@@ -151,7 +148,7 @@ def test_no_error_and_no_request(report: Callable[..., Path], name: str) -> None
     assert "alert(" not in re.sub("(?s)<script.*?</script>", "", text).replace('&lt;script&gt;alert("1")', "")
 
 
-def test_what_a_page_may_not_do_is_said_on_the_console(report: Callable[..., Path]) -> None:
+def test_violations_of_the_policy_are_logged_on_the_console(report: Callable[..., Path]) -> None:
     page = report("ordinary")
     source = page.read_text(encoding="utf-8")
     page.write_text(source.replace("</main>", "<script>document.title = 1</script><img src='x.png'></main>"))
@@ -174,7 +171,7 @@ for (let x = 0; x < box.width && !found; x += 4)
   }
 return { found, open: document.querySelectorAll("details[data-request][open]").length === 1 };
 """
-    assert told(page, look) == {"found": True, "open": True}
+    assert result(page, look) == {"found": True, "open": True}
 
 
 def test_both_arms_of_a_comparison_can_be_hidden(tmp_path: Path) -> None:
@@ -185,7 +182,7 @@ const buttons = [...document.querySelectorAll(".tools button[aria-pressed]")];
 buttons[0].click();
 return { names: buttons.map((b) => b.textContent), pressed: buttons.map((b) => b.getAttribute("aria-pressed")) };
 """
-    seen = told(tmp_path / "report.html", look)
+    seen = result(tmp_path / "report.html", look)
     assert seen["names"][0].lower().startswith("base") and seen["pressed"][0] == "false"
     assert set(seen["pressed"][1:]) == {"true"}
     assert console(browse(tmp_path / "report.html")[1]) == []

@@ -21,11 +21,10 @@ from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
 from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import compare_records
-from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
+from tests.reports.conftest import Session, make_session
 
-Session = tuple[RunRecord, Diagnosis]
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 KNOWN_SCHEMES = re.compile(r"(?:https?|ftp|data|javascript|file):", re.IGNORECASE)
 
@@ -125,12 +124,12 @@ def test_every_session_makes_a_whole_page(tmp_path: Path, session: Session) -> N
     assert "unexplained" in page.text
 
 
-def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization, ordinary: Session) -> None:
-    path = tmp_path / "report.html"
-    write_optimization_report(path, optimization, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
-    assert "As it is" in checked(path).text, "nothing was replayed beside it"
+def test_every_optimization_makes_a_whole_page(tmp_path: Path, optimization: Optimization) -> None:
+    path, small = tmp_path / "report.html", make_session("partial")
+    write_optimization_report(path, optimization, diagnosis=small[1], before=small[0], after=small[0])
+    assert "Baseline" in checked(path).text, "there was no final replay"
     replayed = replace(optimization, rounds=3)
-    write_optimization_report(path, replayed, diagnosis=ordinary[1], before=ordinary[0], after=ordinary[0])
+    write_optimization_report(path, replayed, diagnosis=small[1], before=small[0], after=small[0])
     assert "Before and after" in checked(path).text
     write_optimization_report(path, optimization, diagnosis=None, before=None, after=None)
     assert "No record was kept." in checked(path).text
@@ -148,9 +147,9 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
         assert visible(note, limit=2000) in text
 
 
-def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path, ordinary: Session) -> None:
+def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
-        write_run_report(tmp_path / name, *ordinary)
+        write_run_report(tmp_path / name, *make_session("partial"))
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     chart = page.split("causes-chart-title", 1)[1].split("</svg>", 1)[0]
@@ -202,7 +201,7 @@ def test_slowest_rows_leave_warm_up_out_and_are_in_order(ordinary: Session) -> N
     assert len(rows) == 20
 
 
-def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, hostile: Session) -> None:
+def test_hostile_texts_are_shown_literally(tmp_path: Path, hostile: Session) -> None:
     path = tmp_path / "report.html"
     write_run_report(path, *hostile)
     page = checked(path)
@@ -211,7 +210,7 @@ def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path, hostile: Session
     assert "${style}" in page.text
 
 
-def test_a_partial_run_says_so(tmp_path: Path, ordinary: Session) -> None:
+def test_a_partial_run_is_marked(tmp_path: Path, ordinary: Session) -> None:
     record, diagnosis = ordinary
     meta = replace(record.meta, scheduled=2005)
     text = run_page(tmp_path, (replace(record, partial=True, meta=meta), diagnosis)).text
@@ -229,18 +228,18 @@ def test_the_page_of_an_optimization_shows_steps_gates_and_plan(
     text = checked(path).text
     first = text.partition("figure")[0]
     assert "Improved: p99 412 → 98.0 ms, 4.2 times faster" in first
-    for words in ("between 3.6 and 4.8 times faster", "no: 1 of 3 gates failed", "p99<=baseline*0.2 failed: 0.238"):
+    for words in ("between 3.6 and 4.8 times faster", "1 of 3 gates failed", "p99<=baseline*0.2 failed: 0.238"):
         assert words in first, "the first screen"
     assert text.index("max_batch_size") < text.rindex("What was tried")
     for step in improved.steps:
         assert step.fix in text and step.reason in text
     for gate in improved.gates:
         assert gate.gate.text in text
-    assert "cannot tell" in text
+    assert "undecided" in text
     assert "latfix diagnose request --plan plan.toml" in text
 
 
-def test_a_large_run_is_a_small_page_that_says_what_it_leaves_out(
+def test_a_large_run_is_a_small_page_that_names_the_sample_size(
     tmp_path: Path, large: RunRecord, ordinary: Session
 ) -> None:
     text = run_page(tmp_path, (large, ordinary[1])).text
@@ -249,7 +248,7 @@ def test_a_large_run_is_a_small_page_that_says_what_it_leaves_out(
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordinary: Session) -> None:
     target = tmp_path / "nowhere" / "report.html"
-    with pytest.raises(InputError, match=r"report\.html: found that it cannot be written") as caught:
+    with pytest.raises(InputError, match=r"report\.html: cannot be written") as caught:
         write_run_report(target, *ordinary)
     assert "\n" not in caught.value.message
     target = tmp_path / "report.html"
@@ -259,7 +258,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, ordin
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"], "no litter"
 
 
-def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
+def test_the_effect_of_each_fix_is_drawn_and_listed(tmp_path: Path, improved: Optimization) -> None:
     estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
     share = {
         "fixes": ["<script>x</script>", "gc.freeze"],
@@ -275,10 +274,10 @@ def test_what_each_fix_gave_is_drawn_and_listed(tmp_path: Path, improved: Optimi
     write_optimization_report(path, found, diagnosis=None, before=None, after=None)
     text = checked(path).text
     assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
-    assert "interaction, and the rest" in text and "What each fix gave" in text
+    assert "interaction of fixes" in text and "Effect of each fix" in text
 
 
-def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
+def test_skipped_fixes_are_listed_separately_with_their_reason(tmp_path: Path, improved: Optimization) -> None:
     tried = TriedFix(fix="gc.freeze", status="kept", reason="p95 x0.5", verified="8 objects frozen")
     skipped = TriedFix(fix="batch.window", status="skipped", reason="there is no batch window")
 
@@ -294,7 +293,7 @@ def test_fixes_that_were_skipped_stand_apart_with_their_reason(tmp_path: Path, i
     assert "Not tried" not in text(tried)
 
 
-def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path, improved: Optimization) -> None:
+def test_nothing_kept_is_no_change_and_names_the_next_step(tmp_path: Path, improved: Optimization) -> None:
     seen = Candidate(fixes=("batch.size",), settings={}, status="foretold", predicted={"p99": 0.5}, compute=0.7)
     found = replace(improved, verdict="no_gain", changes={}, rounds=0, after=improved.before, candidates=(seen,))
     path = tmp_path / "report.html"
@@ -302,11 +301,11 @@ def test_nothing_kept_is_no_change_and_says_what_would_decide_it(tmp_path: Path,
     text = checked(path).text
     assert "No fix is proved to help: p99 stays 412 ms" in text
     assert "412 → 412" not in text and "[1.00, 1.00]" not in text
-    assert "batch.size: p99 2.0 times faster (foretold, not replayed)" in text
+    assert "batch.size: p99 2.0 times faster (predicted, not replayed)" in text
     assert "latfix optimize ranker --fix batch.size" in text and "The plan changes nothing." in text
 
 
-def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimization) -> None:
+def test_each_configuration_has_its_ratio_over_the_baseline(improved: Optimization) -> None:
     final = improved.ratio["p99"]
     half = replace(final, value=0.5, lo=0.4, hi=0.6)
     steps = [("batch.size",), ("batch.size", "host.priority"), ("batch.size", "host.priority", "gc.freeze")]
@@ -315,10 +314,10 @@ def test_each_configuration_is_told_over_the_service_as_it_is(improved: Optimiza
         Candidate(fixes=fixes, settings={}, status=each, replayed={"p99": half})
         for fixes, each in zip(steps, status, strict=True)
     )
-    told = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen, rounds=3))}
-    assert told[steps[0]].value == 0.5 and told[steps[0]].ci95 == (0.4, 0.6)
-    assert told[steps[1]].value == 0.25 and told[steps[1]].ci95 is None
-    assert told[steps[2]].value == final.value
+    ratios = {row.fixes: row.ratio for row in front_rows(replace(improved, candidates=seen, rounds=3))}
+    assert ratios[steps[0]].value == 0.5 and ratios[steps[0]].ci95 == (0.4, 0.6)
+    assert ratios[steps[1]].value == 0.25 and ratios[steps[1]].ci95 is None
+    assert ratios[steps[2]].value == final.value
 
 
 def test_a_command_on_a_page_has_no_path_of_the_machine(tmp_path: Path, ordinary: Session) -> None:

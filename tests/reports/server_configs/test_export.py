@@ -1,4 +1,4 @@
-"""A plan for other servers: what is written parses and says the same; what has no counterpart is said."""
+"""A plan for other servers: the files parse and match the plan; settings without a counterpart are reported."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_every_setting_has_a_line_for_every_server() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_a_setting_that_is_changed_is_written_or_said(target: str, name: str) -> None:
+def test_a_changed_setting_is_written_or_reported(target: str, name: str) -> None:
     needs = {"devices": {"device": "cuda"}, "pin": {}}.get(name, {})
     bare, found = exported(target, needs), exported(target, {**needs, name: EVERYTHING[name]})
     written = [PARSERS[file.name](file.text) for file in found.files]
@@ -194,7 +194,7 @@ def test_triton() -> None:
     assert openvino["parameters"] == {"key": "intra_op_thread_count", "value": {"string_value": "2"}}
 
 
-def test_what_triton_cannot_do_is_said() -> None:
+def test_settings_that_triton_lacks_are_reported() -> None:
     notes = exported("triton", {"precision": "int8_dynamic", "schedule": "shortest", "batch_window_ms": 1.0}).notes
     assert [note.partition(" =")[0] for note in notes] == ["precision", "schedule", "batch_window_ms"]
     assert "no counterpart in Triton" in notes[1] and "max_batch_size" in notes[2]

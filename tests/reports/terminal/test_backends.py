@@ -1,4 +1,4 @@
-"""The table of backends: what differs stands out, what is missing says why, and nothing from outside is markup."""
+"""The table of backends: what differs stands out, what is missing words why, and nothing from outside is markup."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_every_figure_is_there() -> None:
         "1.50 s",
         "* 31.0 s",
         "x2.50 [2.10, 2.90]",
-        "all 8 agree; off by 3.0e-07 of the largest number",
+        "all 8 agree; differ by 3.0e-07 of the largest number",
         "the reference",
-        "24 requests of the traffic in 9 rounds",
+        "24 requests of the traffic in 9 alternating rounds",
         "1 thread; torch 2.13.0",
-        "* converting it before, once",
+        "* one-time conversion before it",
         "input x: float32 (batch, length), normal values",
     ):
         assert words in text, (words, text)
@@ -59,16 +59,16 @@ def test_every_figure_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "says", "style"),
+    ("answers", "words", "style"),
     [
-        ({"agreeing": 3, "deviation": 0.5}, "3 of 8 agree; off by 0.50 of the largest number", "1;31"),
-        ({"deviation": 0.02}, "all 8 agree; off by 0.020", "33"),
-        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; off in shape, kind or whole numbers", "1;31"),
+        ({"agreeing": 3, "deviation": 0.5}, "3 of 8 agree; differ by 0.50 of the largest number", "1;31"),
+        ({"deviation": 0.02}, "all 8 agree; differ by 0.020", "33"),
+        ({"agreeing": 0, "deviation": None}, "0 of 8 agree; differ in shape, kind or whole numbers", "1;31"),
     ],
 )
-def test_answers_that_differ_stand_out(answers: dict[str, Any], says: str, style: str) -> None:
+def test_answers_that_differ_stand_out(answers: dict[str, Any], words: str, style: str) -> None:
     text = shown(row("TorchScript", **answers, **faster(9.0, 8.0, 10.0)), color=True)
-    assert f"\x1b[{style}m{says}" in text, text
+    assert f"\x1b[{style}m{words}" in text, text
 
 
 def test_a_ratio_is_colored_only_where_it_is_decided() -> None:
@@ -77,7 +77,7 @@ def test_a_ratio_is_colored_only_where_it_is_decided() -> None:
     assert "\x1b[3" not in shown(row("a", **faster(1.1, 0.9, 1.3)), color=True).split("x1.10")[0].rpartition("\n")[2]
 
 
-def test_what_is_missing_says_why_and_is_no_markup() -> None:
+def test_a_missing_backend_shows_its_reason_literally() -> None:
     text = shown(
         {"backend": "OpenVINO", "convert_s": None, "load_s": None, "missing": "[red]no\x1b[31m kernel[/red]"}
     )
@@ -85,14 +85,14 @@ def test_what_is_missing_says_why_and_is_no_markup() -> None:
     assert "x: [bold]" in shown(inputs=["x: [bold]"])
 
 
-def test_one_reason_is_told_once() -> None:
+def test_a_shared_reason_is_shown_once() -> None:
     gone = {"convert_s": None, "load_s": None, "missing": "no way there"}
     text = shown({"backend": "TorchScript", **gone}, {"backend": "OpenVINO", **gone})
     assert "TorchScript, OpenVINO: no way there" in text and text.count("no way there") == 1
     shown(row("a", single_rps={"value": 3.0, "ci95": None}, **faster(2.0, 1.5, 2.5)), ascii_only=True)
 
 
-def test_a_model_that_answers_otherwise_in_a_batch_is_told_of() -> None:
+def test_a_model_that_answers_differently_in_a_batch_is_reported() -> None:
     odd = {"request": "r[bold]7", "output": "y", "agreement": 0.25, "deviation": 0.5}
     output = {"name": "y", "kind": "steps", "told": "declared", "bound": 0.2, "varies": 0.0, "follows": [0]}
     answers = {"outputs": [output], "compared": 24, "differing": 19, "padded": True, "example": odd}

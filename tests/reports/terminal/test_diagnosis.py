@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 from latfix.formatting import significant
 from latfix.reports.answer import change_headline
@@ -18,23 +16,10 @@ from latfix.reports.terminal.comparison import render_comparison, render_optimiz
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
 from latfix.results.comparison import compare_records
-from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Candidate, Optimization
-from latfix.run_record.run_record import RunRecord
 from latfix.statistics.decision import Verdict
-from tests.reports.conftest import in_one_line
+from tests.reports.conftest import Session, in_one_line, unharmed
 from tests.reports.conftest import printed as shown
-
-Session = tuple[RunRecord, Diagnosis]
-
-
-def unharmed(text: str, width: int) -> None:
-    """It fits, no line ends in a blank, no figure is cut, and nothing is there that a terminal would obey."""
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert not [line for line in text.splitlines() if line != line.rstrip()]
-    assert not re.search(r"(?<!\S)[0-9,.]+…", text)
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
-
 
 WIDTHS = pytest.mark.parametrize(("width", "verbose"), [(60, False), (80, True), (120, True), (200, False)])
 
@@ -63,10 +48,17 @@ def test_a_diagnosis_is_one_screen_and_ends_with_its_answer(ordinary: Session) -
     text = shown(render_diagnosis(ordinary[1], folder=Path("runs/ranker")))
     assert len(text.splitlines()) <= 40
     end = in_one_line("\n".join(text.splitlines()[-16:]))
-    for words in (ordinary[1].sentence, "how sure", "why", "merge?", "next latfix optimize ranker", "runs/ranker"):
+    for words in (
+        ordinary[1].sentence,
+        "95 % interval",
+        "why",
+        "gates none set",
+        "next step latfix optimize ranker",
+        "runs/ranker",
+    ):
         assert words in end
     assert "ms (the excess) more than a quiet request" in in_one_line(text)
-    assert "measured: two timestamps" in in_one_line(text).lower()
+    assert "measured: timestamps" in in_one_line(text).lower()
 
 
 def test_a_first_view_has_no_negative_milliseconds(session: Session) -> None:
@@ -134,10 +126,10 @@ def test_what_to_do_names_the_command_with_the_workload_quoted(ordinary: Session
     assert "gc.freeze" in text
 
 
-def test_a_steady_run_is_told_that_nothing_stands_out(ordinary: Session) -> None:
+def test_a_steady_run_has_no_cause_that_stands_out(ordinary: Session) -> None:
     steady = replace(ordinary[1], verdict="steady", causes=())
     text = shown(render_diagnosis(steady, folder=None))
-    assert "Nothing stands out" in text
+    assert "No cause stands out" in text
     assert "latfix optimize" not in text
 
 
@@ -153,14 +145,14 @@ def test_an_output_without_unicode_is_not_a_crash(ordinary: Session, hostile: Se
         assert "####" in text
 
 
-def test_no_request_says_so(ordinary: Session) -> None:
+def test_a_run_without_requests(ordinary: Session) -> None:
     empty = replace(ordinary[1], requests={"ok": 0, "error": 0, "timeout": 0, "shed": 0}, causes=())
     assert "No request was recorded" in shown(render_diagnosis(empty, folder=None))
     failed = replace(empty, requests={"ok": 0, "error": 9, "timeout": 0, "shed": 0})
-    assert "mend the errors first" in shown(render_diagnosis(failed, folder=None))
+    assert "fix the errors first" in shown(render_diagnosis(failed, folder=None))
 
 
-def test_an_optimization_tells_fixes_gates_and_plan(improved: Optimization) -> None:
+def test_an_optimization_shows_fixes_gates_and_plan(improved: Optimization) -> None:
     found = replace(improved, rounds=5)
     text = in_one_line(shown(render_optimization(found, folder=Path("runs/2"), verbose=True), width=120))
     for words in (
@@ -175,19 +167,19 @@ def test_an_optimization_tells_fixes_gates_and_plan(improved: Optimization) -> N
     end = in_one_line(shown(render_optimization(found, folder=Path("runs/2")), width=120)).partition("Improved: ")[2]
     for words in (
         "p99 412 -> 98.0 ms, 4.2 times faster",
-        "how sure between 3.6 and 4.8 times faster (95 %, 5 rounds)",
+        "95 % interval between 3.6 and 4.8 times faster, from 5 rounds",
         "why gc.freeze, quantize.bf16",
-        "merge? no: 1 of 3 gates failed",
+        "gates 1 of 3 gates failed",
         "p99<=baseline*0.2 failed: 0.238",
-        "p99.9<150ms cannot tell",
-        "next latfix diagnose ranker --plan runs/2/plan.toml",
+        "p99.9<150ms undecided",
+        "next step latfix diagnose ranker --plan runs/2/plan.toml",
         "1 requests lost, 0 before",
         "runs/2/report.html",
     ):
         assert words in end, words
 
 
-def test_nothing_kept_is_never_told_as_before_and_after(improved: Optimization) -> None:
+def test_nothing_kept_is_not_shown_as_before_and_after(improved: Optimization) -> None:
     steps = tuple(replace(step, status="undecided") for step in improved.steps)
     found = replace(
         improved,
@@ -204,8 +196,8 @@ def test_nothing_kept_is_never_told_as_before_and_after(improved: Optimization) 
     text = in_one_line(shown(render_optimization(found, folder=None), width=120))
     assert "->" not in text.partition("What was tried")[0] and "[1.00" not in text
     assert "No fix is proved to help: p99 stays 412 ms" in text
-    assert "best seen batch.size: p99 2 times faster (foretold, not replayed)".replace("2 times", "2.0 times") in text
-    assert "decide it latfix optimize ranker --fix batch.size --budget" in text
+    assert "best candidate batch.size: p99 2.0 times faster (predicted, not replayed)" in text
+    assert "next step latfix optimize ranker --fix batch.size --budget" in text
 
 
 def test_a_comparison_ends_with_its_verdict_and_warns(ordinary: Session, hostile: Session) -> None:
@@ -213,7 +205,7 @@ def test_a_comparison_ends_with_its_verdict_and_warns(ordinary: Session, hostile
     text = shown(render_comparison(comparison))
     assert "! the traffic differs" in text
     assert significant(comparison.after.latency_ms["p99"]) in text
-    assert "compared as wholes over 1 round" in in_one_line(text)
+    assert "Compared by their distributions over 1 round" in in_one_line(text)
     assert change_headline(comparison_change(comparison), comparison.verdict).replace("→", "->") in in_one_line(text)
 
 

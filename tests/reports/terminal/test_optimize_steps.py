@@ -1,4 +1,4 @@
-"""The steps of an optimization on a terminal: what several fixes share is said once."""
+"""The steps of an optimization on a terminal: what several fixes share is shown once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lines_of(found: Optimization, *steps: Mapping[str, Any]) -> list[str]:
 
 
 def words_of(fix: str, lines: list[str]) -> str:
-    """The line that says what became of a fix; its row in the table has no colon."""
+    """The line with the outcome of a fix; its row in the table has no colon."""
     (line,) = [line for line in lines if line.startswith(f"{fix}: ")]
     return line
 
@@ -59,13 +59,13 @@ def test_later_members_of_a_group_refer_to_the_first(improved: Optimization) -> 
         assert f"  verified: seen of {fix}" in lines
 
 
-def test_a_member_with_a_reason_of_its_own_says_it(improved: Optimization) -> None:
+def test_a_member_with_its_own_reason_shows_it(improved: Optimization) -> None:
     reason = "in a group of 3: p95 x0.70"
     own = "it did not take effect: 0 seen"
     steps = [step("a.one", reason, GROUP), step("a.two", own, GROUP), step("a.three", reason, GROUP)]
     lines = lines_of(improved, *steps)
     assert own in words_of("a.two", lines)
-    # What stands above it now is another reason, so that its own is said again.
+    # The step above has another reason, so this one repeats its own.
     assert words_of("a.three", lines).startswith(f"a.three: {reason}")
 
 
@@ -79,7 +79,7 @@ def test_fixes_tried_alone_or_in_other_groups_share_nothing(improved: Optimizati
     assert not any(SHARED in line for line in lines)
 
 
-def test_a_prediction_stands_beside_what_was_measured(improved: Optimization) -> None:
+def test_a_prediction_is_shown_with_the_measured_value(improved: Optimization) -> None:
     lines = lines_of(improved, step("a.one", "p95 x0.70", predicted_p99_ms=10.0))
     assert "p99 predicted 10.0 ms, measured 12.0 ms" in words_of("a.one", lines)
     assert "predicted" not in words_of("a.two", lines_of(improved, step("a.two", "p95 x0.70")))
@@ -89,7 +89,7 @@ def skipped(fix: str, reason: str) -> dict[str, Any]:
     return {"fix": fix, "status": "skipped", "reason": reason, "ratio": {}, "predicted_p99_ms": None, "p99_ms": None}
 
 
-def test_fixes_that_were_not_tried_are_one_line_and_each_says_why_where_asked(improved: Optimization) -> None:
+def test_fixes_that_were_not_tried_are_one_line_and_verbose_lists_them(improved: Optimization) -> None:
     """A catalogue of skipped fixes would hide the few that were tried."""
     budget = "budget: it needs about 20 s, 5 s are left before the final replay"
     late = [skipped(f"late.{k}", budget) for k in range(6)]
@@ -98,10 +98,10 @@ def test_fixes_that_were_not_tried_are_one_line_and_each_says_why_where_asked(im
     steps = (step("a.one", "p95 x0.70"), *late, absent, *other)
     short = render_optimization(replace(improved, steps=tuple(map(TriedFix.from_json, steps))), folder=None)
     text = printed(short, width=200)
-    told = (
+    summary = (
         "6 no time left: a larger --budget tries them, or the same command with --resume; 1 not installed; 5 nothing"
     )
-    assert f"Not tried: 12 fixes ({told} to change here); -v lists them" in text
+    assert f"Not tried: 12 fixes ({summary} to change here); -v lists them" in text
     assert "reason number" not in text and "late.0" not in text
     lines = lines_of(improved, *steps)
     assert "other.3: reason number 3" in lines and f"late.5: {budget}" in lines

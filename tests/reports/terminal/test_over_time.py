@@ -14,10 +14,8 @@ from latfix.reports.diagnosis_rows import active_causes
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.results.diagnosis import Activity, Diagnosis, Window
-from latfix.run_record.run_record import RunRecord
-from tests.reports.conftest import printed
+from tests.reports.conftest import Session, printed
 
-Session = tuple[RunRecord, Diagnosis]
 HOSTILE = "<b>x</b>\x1b[31m"
 
 
@@ -35,7 +33,9 @@ def window(k: int, *, p99: float | None = 40.0, cause: str = "python.gc") -> dic
     }
 
 
-def told(diagnosis: Diagnosis, windows: list[dict[str, Any]], active: Mapping[str, Any] | None = None) -> Diagnosis:
+def with_windows(
+    diagnosis: Diagnosis, windows: list[dict[str, Any]], active: Mapping[str, Any] | None = None
+) -> Diagnosis:
     """The diagnosis with windows, and with when its named causes were active."""
     course = None if active is None else Activity.from_json(active)
     causes = tuple(replace(cause, active=course if cause.named else None) for cause in diagnosis.causes)
@@ -51,7 +51,7 @@ def terminal(diagnosis: Diagnosis, *, width: int = 80, encoding: str = "utf-8") 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_terminal_draws_windows_and_names_active_stretches(ordinary: Session, width: int) -> None:
-    text = terminal(told(ordinary[1], [window(k) for k in range(24)], PART), width=width)
+    text = terminal(with_windows(ordinary[1], [window(k) for k in range(24)], PART), width=width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "Over time" in text
     assert "10.0 ms to 33.0 ms" in text and "48.0/s to 71.0/s" in text
@@ -60,22 +60,22 @@ def test_the_terminal_draws_windows_and_names_active_stretches(ordinary: Session
     assert "12.4–18.9" in text
 
 
-def test_p95_is_shown_where_p99_is_not_told(ordinary: Session) -> None:
-    text = terminal(told(ordinary[1], [window(k, p99=None if k else 40.0) for k in range(6)]))
+def test_p95_is_shown_if_p99_is_missing(ordinary: Session) -> None:
+    text = terminal(with_windows(ordinary[1], [window(k, p99=None if k else 40.0) for k in range(6)]))
     assert any(line.startswith("p95 ") and "30.0 ms" in line for line in text.splitlines())
     assert not any(line.startswith("p99 ") and "40.0 ms" in line for line in text.splitlines())
 
 
 def test_a_terminal_without_unicode_gets_signs(ordinary: Session) -> None:
-    text = terminal(told(ordinary[1], [window(k) for k in range(24)], PART), encoding="ascii")
+    text = terminal(with_windows(ordinary[1], [window(k) for k in range(24)], PART), encoding="ascii")
     row = next(line for line in text.splitlines() if line.startswith("p50 ") and ("█" in line or "@" in line))
     assert "?" not in row and "@" in row.split()[1]
 
 
 def test_causes_that_were_active_throughout_are_not_listed(ordinary: Session) -> None:
     whole = {"throughout": True, "intervals_s": [[0.0, 60.0]], "text": "throughout"}
-    assert active_causes(told(ordinary[1], [], whole)) == []
-    assert {cause for cause, _ in active_causes(told(ordinary[1], [], PART))} == {
+    assert active_causes(with_windows(ordinary[1], [], whole)) == []
+    assert {cause for cause, _ in active_causes(with_windows(ordinary[1], [], PART))} == {
         entry.cause for entry in ordinary[1].causes if entry.named
     }
 
@@ -89,14 +89,14 @@ def test_a_diagnosis_without_windows_shows_none(ordinary: Session, tmp_path: Pat
 def test_the_page_has_a_row_a_window_and_a_bar_a_stretch(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
     windows = [window(k, p99=None if k == 3 else 40.0) for k in range(8)]
-    write_run_report(tmp_path / "report.html", record, told(diagnosis, windows, PART))
+    write_run_report(tmp_path / "report.html", record, with_windows(diagnosis, windows, PART))
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert 'href="#windows"' in page and 'id="windows"' in page
     section = page[page.index('id="windows"') :]
     section = section[: section.index("</section>")]
     assert section.count("<tr>") == 1 + len(windows)
     assert "12.4–18.9" in section and "17.5 to 20.0" in section
-    assert section.count("–</td>") == 1  # the p99 that is not told
+    assert section.count("–</td>") == 1  # the missing p99
     assert 'id="windows-chart-title"' in section
 
 
@@ -104,8 +104,10 @@ def test_a_hostile_cause_stays_text(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
     active = {**PART, "text": HOSTILE}
     write_run_report(
-        tmp_path / "report.html", record, told(diagnosis, [window(k, cause=HOSTILE) for k in range(6)], active)
+        tmp_path / "report.html",
+        record,
+        with_windows(diagnosis, [window(k, cause=HOSTILE) for k in range(6)], active),
     )
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>x</b>" not in page and "\x1b" not in page
-    assert "\x1b" not in terminal(told(diagnosis, [window(k) for k in range(6)], active))
+    assert "\x1b" not in terminal(with_windows(diagnosis, [window(k) for k in range(6)], active))

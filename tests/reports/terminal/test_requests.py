@@ -8,14 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.cells import cell_len
 
 from latfix.formatting import significant
 from latfix.profilers.drilldown.explain import tell, tell_slowest
 from latfix.profilers.drilldown.selection import choose_slowest
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.requests import render_stories
-from latfix.results.diagnosis import Diagnosis
 from latfix.results.request_explanation import (
     Account,
     BatchFacts,
@@ -27,10 +25,8 @@ from latfix.results.request_explanation import (
     Story,
     Wait,
 )
-from latfix.run_record.run_record import RunRecord
-from tests.reports.conftest import in_one_line, printed
+from tests.reports.conftest import Session, in_one_line, printed, unharmed
 
-Session = tuple[RunRecord, Diagnosis]
 HOSTILE = '<script>alert(1)</script>\x1b[31m[red]x[/red]\x00\u202egnp.exe"\ud800\n\t$ {0}'
 
 
@@ -140,22 +136,16 @@ def shown(*stories: Story, width: int = 80, encoding: str = "utf-8", slowest: tu
     return printed(render_stories(stories, slowest or (), listed=slowest is not None), width=width, encoding=encoding)
 
 
-TOLD = pytest.mark.parametrize(
-    "told", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"]
+STORIES = pytest.mark.parametrize(
+    "given", [story(), story(HOSTILE), FAILED, LOST], ids=["whole", "hostile", "failed", "lost"]
 )
 
 
-def unharmed(text: str, width: int) -> None:
-    """It fits, and holds nothing that a terminal would obey."""
-    assert max(cell_len(line) for line in text.splitlines()) <= width
-    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\u200c\u200d" for c in text)
-
-
 @pytest.mark.parametrize("width", [60, 80, 140])
-@TOLD
-def test_it_fits_every_width_and_obeys_nothing(told: Story, width: int) -> None:
-    assert told.status in shown(told, encoding="ascii")
-    unharmed(shown(told, width=width, slowest=(told,)), width)
+@STORIES
+def test_it_fits_every_width_and_shows_text_literally(given: Story, width: int) -> None:
+    assert given.status in shown(given, encoding="ascii")
+    unharmed(shown(given, width=width, slowest=(given,)), width)
 
 
 def test_the_whole_story_is_there() -> None:
@@ -175,11 +165,11 @@ def test_the_whole_story_is_there() -> None:
         "2 x span request 0.700",
         "collection generation 2 0.0810 in worker 0",
         "error: request",
-        "It waited 177 ms for a worker, busy without a break since 85.8 ms before that wait began; 0.400 ms of it no "
-        "recorded work covers.",
+        "It waited 177 ms for a worker, busy without a break since 85.8 ms before that wait began; no recorded "
+        "work covers 0.400 ms of it.",
         "batch 60 (3) -83.8 262 177 30.2 232 python.gc 225",
-        "first batch of its shape, 2 of it came later and went first",
-        "over before the wait",
+        "first batch of its shape, 2 of its requests arrived later and went first",
+        "ended before the wait",
         "31 others",
         "It took 200 ms. request",
     ):
@@ -216,7 +206,7 @@ def test_the_slowest_are_listed_with_entries_and_what_they_waited_behind() -> No
     assert "python.gc 150 (queue), request 25.0" in text
     assert "177 behind batch 60 (3) and 32 more: 262, typical 30.2; python.gc 225" in text
     assert "request timeout" in text
-    assert "slower than at least 97.5 % of the ok requests" in text
+    assert "slower than at least 97.5 % of ok requests" in text
     assert "No measured request was recorded." in shown(slowest=())
     assert "slowest request" not in shown(story())
 
@@ -243,19 +233,19 @@ def page_of(session: Session, tmp_path: Path, *stories: Story) -> str:
     return path.read_text().split("errors included, warm-up excluded", 1)[1].split("</section>")[0]
 
 
-@TOLD
-def test_the_page_tells_the_same_and_obeys_nothing(told: Story, ordinary: Session, tmp_path: Path) -> None:
+@STORIES
+def test_the_page_shows_the_same_and_text_literally(given: Story, ordinary: Session, tmp_path: Path) -> None:
     page = Tags()
-    page.feed("<details" + page_of(ordinary, tmp_path, told).split("<details")[1])
+    page.feed("<details" + page_of(ordinary, tmp_path, given).split("<details")[1])
     assert "script" not in page.names
     assert not any((unicodedata.category(c) in ("Cc", "Cs") and c != "\n") or c == "\u202e" for c in page.read)
-    if told.reference_ns is not None:
+    if given.reference_ns is not None:
         assert "= 0 ns" in page.read
-        assert significant(told.waits[0].holders[1].excess_ns / 1e6) in page.read
+        assert significant(given.waits[0].holders[1].excess_ns / 1e6) in page.read
         assert page.names.count("table") == 3
 
 
-def test_the_page_of_a_run_tells_its_slowest_requests(ordinary: Session, tmp_path: Path) -> None:
+def test_the_page_of_a_run_explains_its_slowest_requests(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
     stories = tell_slowest(record, diagnosis.ledger)
     text = page_of(ordinary, tmp_path, *stories)
@@ -264,7 +254,7 @@ def test_the_page_of_a_run_tells_its_slowest_requests(ordinary: Session, tmp_pat
         assert f"Timeline of {one.id}," in text
 
 
-def test_every_session_is_told(session: Session) -> None:
+def test_every_session_can_be_explained(session: Session) -> None:
     record, diagnosis = session
     stories = tell(record, diagnosis.ledger, choose_slowest(record, 30))
     unharmed(shown(*stories[:3], slowest=stories), 80)

@@ -59,7 +59,7 @@ def test_every_shape_renders_and_draws(name: str, tmp_path: Path) -> None:
     ElementTree.parse(tmp_path / "p.svg")
 
 
-def test_a_picture_is_the_same_each_time_and_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
+def test_an_image_is_reproducible_and_in_the_format_of_its_suffix(tmp_path: Path) -> None:
     shape = shape_of(SHAPES["growing"])
     for name in ("p.svg", "again.svg", "p.png"):
         draw_shape(shape, tmp_path / name)
@@ -84,7 +84,7 @@ def test_the_rate_chart_rises_with_the_rate() -> None:
 
 
 @pytest.mark.parametrize("name", ["$x^{$", "[bold]x[/bold]", "a\x1b[31mb", "<script>&", "é" * 300, "\\frac{}"])
-def test_hostile_names_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+def test_hostile_names_are_shown_literally(name: str, tmp_path: Path) -> None:
     shape = shape_of(SHAPES["beat"], source=name, lang=[name] * 100)
     text = printed(shape)
     assert "\x1b" not in text

@@ -13,8 +13,7 @@ from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.worker_summary import WorkerRow
-from latfix.run_record.run_record import RunRecord
-from tests.reports.conftest import printed
+from tests.reports.conftest import Session, printed
 
 ROW: dict[str, Any] = {
     "worker": 0,
@@ -40,7 +39,7 @@ def _shown(diagnosis: Diagnosis, width: int = 100) -> str:
     return printed(render_diagnosis(diagnosis, folder=None), width=width)
 
 
-def test_one_worker_has_no_table(ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path) -> None:
+def test_one_worker_has_no_table(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
     assert "Workers" not in _shown(diagnosis)
     write_run_report(tmp_path / "report.html", record, diagnosis)
@@ -48,7 +47,7 @@ def test_one_worker_has_no_table(ordinary: tuple[RunRecord, Diagnosis], tmp_path
 
 
 @pytest.mark.parametrize("width", [64, 100, 140])
-def test_each_worker_has_a_line(ordinary: tuple[RunRecord, Diagnosis], width: int) -> None:
+def test_each_worker_has_a_line(ordinary: Session, width: int) -> None:
     lines = [line.split() for line in _shown(_with(ordinary[1], ROW, SLOW), width).splitlines()]
     assert ["0", "cuda:0", "4,100", "71.0", "%", "8.12", "19.4", "15.0", "%", "–"] in lines
     assert ["1", "cuda:1", "4,100", "71.0", "%", "8.12", "19.4", "85.0", "%", "3.14"] in lines
@@ -60,9 +59,7 @@ def test_each_worker_has_a_line(ordinary: tuple[RunRecord, Diagnosis], width: in
     assert all(figure in " ".join(table) for figure in ("4,100", "71.0 %", "8.12", "19.4", "85.0 %", "3.14"))
 
 
-def test_many_workers_are_cut_in_the_terminal_and_whole_on_the_page(
-    ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path
-) -> None:
+def test_many_workers_are_cut_in_the_terminal_and_whole_on_the_page(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
     many = _with(diagnosis, *({**SLOW, "worker": k, "device": f"cuda:{k}"} for k in range(12)))
     shown = _shown(many)
@@ -72,9 +69,7 @@ def test_many_workers_are_cut_in_the_terminal_and_whole_on_the_page(
     assert 'href="#workers"' in page and "cuda:11" in page and "12.5" in page and "1.00 to 3.14" in page
 
 
-def test_hostile_names_and_odd_figures_are_shown_as_text(
-    ordinary: tuple[RunRecord, Diagnosis], tmp_path: Path
-) -> None:
+def test_hostile_names_and_odd_figures_are_shown_as_text(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
     odd = {**ROW, "device": "<script>alert(1)</script>", "weight": [None, 2.0], "busy_share": None}
     broken = _with(diagnosis, odd)

@@ -49,7 +49,7 @@ def test_gates_become_the_exit_code(tmp_path: Path, gates: list[str], expected: 
     base, new = _run(tmp_path / "a", 1), _run(tmp_path / "b", 2, 0.5)
     code, shown = _invoke(base, new, *(word for gate in gates for word in ("--gate", gate)))
     assert code == expected
-    named = gates if expected else [f"yes: {len(gates)} gate"] if gates else []
+    named = gates if expected else [f"of {len(gates)} gate"] if gates else []
     assert all(word in " ".join(shown.split()) for word in ("p99", "mean", *named))
 
 
@@ -67,7 +67,7 @@ def test_pairs_are_whole_and_count_once(tmp_path: Path) -> None:
     runs = [_run(tmp_path / name, k) for k, name in enumerate("abcd")]
     with pytest.raises(InputError, match="c: found a run without its counterpart"):
         _invoke(*runs[:3])
-    with pytest.raises(InputError, match="a run that an earlier pair has"):
+    with pytest.raises(InputError, match="a run that is also in an earlier pair"):
         _invoke(*runs[:2], runs[2], tmp_path / "x" / ".." / "a")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli
+
 Serve = Callable[[float], str]
 
 
@@ -71,7 +72,7 @@ def test_two_addresses_are_replayed_in_turns(cli: Cli, serve: Serve, traffic: st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("http://127.0.0.1:9/x", "folder"), "beside an address"),
+        (("http://127.0.0.1:9/x", "folder"), "together with an address"),
         (("http://127.0.0.1:9/x", "http://127.0.0.1:9/y"), "--traffic"),
         (("a", "b", "--rounds", "2"), "--rounds"),
         (("a", "b", "--body", "{}"), "--body"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import pytest
 from latfix.cli.commands.reading.export import _ALIASES, NAMES
 from latfix.reports.exports.formats import FORMATS
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import refused, serve_one_by_one, write_run
+from tests.cli.conftest import Cli, refused, serve_one_by_one, write_run
 
-Cli = Callable[..., tuple[int, str, str]]
 N, MS = 300, 1_000_000
 OF_REQUESTS = [name for name, form in FORMATS.items() if not form.needs and form.pieces]
 

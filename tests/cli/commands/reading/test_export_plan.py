@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from latfix.cli.commands.reading.export_plan import _NAMES
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.reports.server_configs.export import TARGETS
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli
 
 
 @pytest.fixture

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import refused
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli, refused
 
 
 def test_made_up_traffic(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("fragmentation", "--turns", "300", "--seed", "1", "--out", str(tmp_path / "run"))
-    said = " ".join(out.split())
-    assert code == 0 and "torch's defaults" in said and "buddy" in said
-    assert "made up, seed 1" in said and "Models, not measurements" in said
+    message = " ".join(out.split())
+    assert code == 0 and "torch's defaults" in message and "buddy" in message
+    assert "made up, seed 1" in message and "models, not measurements" in message
     again, json_out, _ = cli(
         "fragmentation", str(tmp_path / "run" / "trace.jsonl"), "--capacity", "4GiB", "--json", "-"
     )
@@ -39,7 +36,7 @@ def test_policies_of_ones_own(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--capacity", "lots"), "--capacity: found 'lots'; expected a size such as 80GiB"),
         (("--capacity", "-1GiB"), "--capacity: found '-1GiB'"),
@@ -50,11 +47,11 @@ def test_policies_of_ones_own(cli: Cli) -> None:
         (("absent.jsonl",), "absent.jsonl: cannot read it"),
     ],
 )
-def test_bad_input(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
-    refused(cli("fragmentation", *arguments), said)
+def test_bad_input(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
+    refused(cli("fragmentation", *arguments), message)
 
 
-def test_a_trace_that_does_not_tell_what_memory_there_was(cli: Cli, tmp_path: Path) -> None:
+def test_a_trace_without_the_available_memory(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text('{"alloc": 0, "bytes": 512}\n')
     refused(cli("fragmentation", tmp_path / "trace.jsonl"), "--capacity: found none")
 
@@ -64,7 +61,7 @@ SEGMENT = {"device": 0, "address": 0, "blocks": [{"size": 512, "state": "active_
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"[" * 100_000, "trace:1: found values nested too deeply"),
         (b'{"alloc": 1, "bytes": 5, "t_us": 1' + b"0" * 400 + b"}", "trace:1: found t_us = 1"),
@@ -81,11 +78,11 @@ SEGMENT = {"device": 0, "address": 0, "blocks": [{"size": 512, "state": "active_
     ],
     ids=range(12),
 )
-def test_a_damaged_trace_is_one_line(cli: Cli, tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_damaged_trace_is_one_line(cli: Cli, tmp_path: Path, content: bytes, message: str) -> None:
     """Each of these raises another of Python's errors where it is read."""
     (tmp_path / "trace").write_bytes(content)
     code, out, err = cli("fragmentation", str(tmp_path / "trace"), "--capacity", "1GiB")
-    assert (code, out) == (2, "") and said in err and err.count("\n") == 1 and len(err) < len(str(tmp_path)) + 400
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1 and len(err) < len(str(tmp_path)) + 400
 
 
 def test_a_device_is_not_read(cli: Cli, tmp_path: Path) -> None:

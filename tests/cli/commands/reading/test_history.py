@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from latfix.history.store import History
-from tests.cli.conftest import refused
+from tests.cli.conftest import Cli, refused
 
-Cli = Callable[..., tuple[int, str, str]]
 HOSTILE = "<script>|[red]x[/red]\x1b[31m`@all"
 
 
@@ -36,7 +34,7 @@ def ten_runs(diagnose: Cli, file: Path) -> History:
     return history
 
 
-def test_nothing_is_recorded_unless_asked(diagnose: Cli, tmp_path: Path) -> None:
+def test_nothing_is_recorded_by_default(diagnose: Cli, tmp_path: Path) -> None:
     assert diagnose("--gate", "p99<1s")[0] == 0
     assert not (tmp_path / "data").exists()
 
@@ -147,8 +145,8 @@ def test_a_history_that_goes_away_during_the_run(
 
 
 def test_a_gate_on_any_percentile_is_recorded_for_the_next_ones(diagnose: Cli, file: Path, tmp_path: Path) -> None:
-    asked = ("--history", file, "--gate", "p37.25<history*1.5", "--json", tmp_path / "d.json")
-    codes = [diagnose(*asked)[0] for _ in range(6)]
+    arguments = ("--history", file, "--gate", "p37.25<history*1.5", "--json", tmp_path / "d.json")
+    codes = [diagnose(*arguments)[0] for _ in range(6)]
     (gate,) = json.loads((tmp_path / "d.json").read_text())["gates"]
     assert codes == [3, 3, 3, 3, 3, 0], gate
     assert "the last 5 runs" in gate["reason"]
@@ -222,17 +220,17 @@ WRONG = [
     (("--metric", "cause:python.gcs"), "cause:python.gc"),
     (("--last", "0"), "--last"),
     (("--history", "none"), "found no history"),
-    (("--history", "off"), "name the history"),
+    (("--history", "off"), "expected the history"),
     (("--history", ""), "empty name"),
     (("--html", "no/such/x.html"), "--html"),
     (("--json", "no/such/x.json"), "--json"),
-    (("--json", "x", "--html", "./x"), "--html: found x, which --json writes to as well"),
+    (("--json", "x", "--html", "./x"), "--html: found x, which --json also writes to"),
     (("--json", "h.sqlite3"), "--json: found a database in h.sqlite3"),
     (("--html", "h.sqlite3"), "--html: found a database in h.sqlite3"),
 ]
 
 
-def test_wrong_questions_are_one_line(ten_runs: History, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_one_line(ten_runs: History, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATFIX_HISTORY", str(ten_runs.path))
     monkeypatch.chdir(ten_runs.path.parent)
     for arguments, words in WRONG:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,9 +15,8 @@ from hypothesis import strategies as st
 
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.stages import STAGES
-from tests.cli.conftest import batches_of, refused, write_run
+from tests.cli.conftest import Cli, batches_of, refused, write_run
 
-Cli = Callable[..., tuple[int, str, str]]
 N = 60
 
 

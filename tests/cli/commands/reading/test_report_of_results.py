@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from latfix.results import DOCUMENTS
+from tests.cli.conftest import Cli
 
-Cli = Callable[..., tuple[int, str, str]]
 DOCUMENTS_FOLDER = Path(__file__).parents[3] / "results" / "documents"
 WRITTEN = sorted(path.stem for path in DOCUMENTS_FOLDER.glob("*.json") if path.stem != "run")
 #: A word that each result shows.
@@ -19,7 +18,7 @@ SHOWN = {
     "diagnosis": "Where the tail comes from",
     "comparison": "95 % interval",
     "optimization": "What was tried",
-    "trial": "Best is ",
+    "trial": "Best idea: ",
     "sweep": "max_batch_size=4",
     "selftest": "python.gc",
     "doctor": "nothing was changed",

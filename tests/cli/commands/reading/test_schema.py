@@ -30,7 +30,7 @@ def test_names_are_listed_and_each_has_a_schema(capsys: pytest.CaptureFixture[st
     ("arguments", "message"),
     [
         (["schema", "nothing"], "expected one of run, diagnosis"),
-        (["schema", "--out", "x.json"], "found no document;"),
+        (["schema", "--out", "x.json"], "found no document name;"),
     ],
 )
 def test_a_wrong_use_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def recorded(tmp_path: Path) -> Path:
     return path
 
 
-def test_inspect_says_the_kind_first_and_shows_figures(recorded: Path) -> None:
+def test_inspect_shows_the_kind_first_and_figures(recorded: Path) -> None:
     output = run("inspect", recorded, "--map", "half=tokens / 2")
     assert output.startswith("Steady load. ")
     for word in ("recorded.jsonl", "200 in 19.9 s", "mean 10/s", "half", "█"):

@@ -33,14 +33,16 @@ def log(tmp_path: Path) -> Path:
 
 def test_columns_are_named_and_latencies_kept(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "traffic.jsonl"
-    said = run("import", log, out, "--time", "ts", "--latency", "latency_ms", "--feature", "size=request_bytes")
+    output = run("import", log, out, "--time", "ts", "--latency", "latency_ms", "--feature", "size=request_bytes")
     traffic = read_traffic(out)
     assert len(traffic) == 200 and traffic.arrival_ns.tolist() == [k * 10**9 for k in range(200)]
     assert traffic.features["size"].dtype == np.int64 and traffic.features["size"].tolist()[:3] == [0, 100, 200]
     kept = traffic.features[RECORDED]
     assert kept[0] == 10.0 and np.isnan(kept[9]) and np.count_nonzero(np.isnan(kept)) == 20
     assert (
-        "read 200 requests" in said and "recorded latency: p50 " in said and "wrote 200 requests over 199 s" in said
+        "read 200 requests" in output
+        and "recorded latency: p50 " in output
+        and "wrote 200 requests over 199 s" in output
     )
 
 
@@ -69,14 +71,14 @@ def test_an_access_log_is_known_by_its_content(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("--time", "when"), "when"),
         (("--time", "ts", "--latency", "latency_ms", "--feature", "session=request_bytes"), "session"),
         (("--latency", "latency_ms", "--time", "latency_ms", "--feature", "id="), "id"),
     ],
 )
-def test_refused(log: Path, tmp_path: Path, options: tuple[str, ...], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_refused(log: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         run("import", log, tmp_path / "out.jsonl", *options)
     assert not (tmp_path / "out.jsonl").exists()

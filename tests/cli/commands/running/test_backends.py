@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ import torch
 from latfix.runners.backend_comparison import candidates
 from latfix.runners.backend_comparison import cold_load as loading
 from latfix.runners.backend_comparison import comparison as table
-from tests.cli.conftest import refused
-
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
+from tests.cli.conftest import Cli, refused
 
 
 @pytest.fixture
@@ -89,7 +85,7 @@ def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: 
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("--batch", "0"), "--batch"),
         (("--batch", "5000"), "--batch"),
@@ -101,15 +97,15 @@ def test_traffic_that_the_model_does_not_take(cli: Cli, program: Path, traffic: 
         (("--map", "x"), "--map"),
     ],
 )
-def test_options(cli: Cli, tmp_path: Path, traffic: Path, options: tuple[str, ...], says: str) -> None:
+def test_options(cli: Cli, tmp_path: Path, traffic: Path, options: tuple[str, ...], message: str) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x08\x3a\x00")
-    refused(cli("backends", tmp_path / "model.onnx", "--traffic", traffic, *options), says)
+    refused(cli("backends", tmp_path / "model.onnx", "--traffic", traffic, *options), message)
 
 
 @pytest.mark.usefixtures("no_runner")
 @pytest.mark.parametrize("command", ["diagnose", "optimize", "backends"])
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("model.onnx", b"", "an empty file"),
         ("model.onnx", b"\x08\x08\x3a\x09", "truncated ONNX"),
@@ -127,14 +123,14 @@ def test_wrong_files(
     command: str,
     name: str,
     content: bytes | None,
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if content is None:
         (tmp_path / name).symlink_to("gone")
     else:
         (tmp_path / name).write_bytes(content)
-    refused(cli(command, tmp_path / name, "--traffic", traffic), says)
+    refused(cli(command, tmp_path / name, "--traffic", traffic), message)
     assert not (tmp_path / "latfix-runs").exists()
 
 
@@ -146,7 +142,7 @@ def test_a_model_without_traffic(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_runner")
 @pytest.mark.parametrize("command", ["diagnose", "optimize", "sweep", "backends"])
-def test_an_engine_says_what_it_needs(
+def test_an_engine_reports_what_it_needs(
     cli: Cli, tmp_path: Path, traffic: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("latfix.config.tensorrt_requirements.installed", lambda _: False)

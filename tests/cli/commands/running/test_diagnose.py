@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli.conftest import Reached, refused
-
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
+from tests.cli.conftest import Cli, Reached, WriteWorkload, refused
 
 
 @dataclass(frozen=True)
@@ -26,15 +22,15 @@ class Bench:
     workload: Path
     cli: Cli
 
-    def refuse(self, *arguments: object, says: str = "") -> str:
+    def refuse(self, *arguments: object, message: str = "") -> str:
         """Call it; it must be refused in one line with nothing replayed. Returns the line."""
-        err = refused(self.cli(*arguments), says)
+        err = refused(self.cli(*arguments), message)
         assert len(err) < 2000
         assert not list(self.base.glob("**/requests.parquet")) and not list(self.base.glob("**/segments"))
         return err
 
-    def diagnose(self, *arguments: object, says: str = "") -> str:
-        return self.refuse("diagnose", self.workload, *arguments, says=says)
+    def diagnose(self, *arguments: object, message: str = "") -> str:
+        return self.refuse("diagnose", self.workload, *arguments, message=message)
 
 
 @pytest.fixture
@@ -68,7 +64,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("line", "named"), SETTINGS)
 def test_settings(bench: Bench, line: str, named: str) -> None:
     (bench.workload / "workload.toml").write_text(RUNNER + line + "\n")
-    assert "workload.toml:5: " in bench.diagnose(says=named)
+    assert "workload.toml:5: " in bench.diagnose(message=named)
 
 
 DOCUMENTS = [
@@ -122,20 +118,20 @@ DOCUMENTS = [
 @pytest.mark.parametrize(("text", "named"), DOCUMENTS, ids=range(len(DOCUMENTS)))
 def test_workload_files(bench: Bench, text: str, named: str) -> None:
     (bench.workload / "workload.toml").write_text(text)
-    bench.diagnose(says=named)
+    bench.diagnose(message=named)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe[workload]", HEAD.encode() + b'name = "\xc3("\n', b"\x00" * 64])
 def test_workload_files_that_are_no_text(bench: Bench, data: bytes) -> None:
     (bench.workload / "workload.toml").write_bytes(data)
-    bench.diagnose(says="workload.toml")
+    bench.diagnose(message="workload.toml")
 
 
 def test_a_folder_instead_of_the_file(bench: Bench) -> None:
     (bench.workload / "workload.toml").unlink()
-    bench.diagnose(says="without workload.toml")
+    bench.diagnose(message="without workload.toml")
     (bench.workload / "workload.toml").mkdir()
-    bench.diagnose(says="workload.toml")
+    bench.diagnose(message="workload.toml")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ def test_a_folder_instead_of_the_file(bench: Bench) -> None:
     ids=range(8),
 )
 def test_workloads_that_are_none(bench: Bench, argument: str, named: str) -> None:
-    bench.refuse("diagnose", argument, says=named)
+    bench.refuse("diagnose", argument, message=named)
 
 
 #: ``tests/traffic/io/test_malformed.py`` has them all.
@@ -163,7 +159,7 @@ TRAFFIC = ["", "not json\n", '{"arrival_s": -1}\n', "PAR1 but not really"]
 @pytest.mark.parametrize("text", TRAFFIC, ids=range(len(TRAFFIC)))
 def test_traffic(bench: Bench, text: str) -> None:
     (bench.workload / "traffic.jsonl").write_text(text)
-    bench.diagnose(says="traffic")
+    bench.diagnose(message="traffic")
 
 
 OPTIONS: list[tuple[tuple[object, ...], str]] = [
@@ -214,7 +210,7 @@ OPTIONS: list[tuple[tuple[object, ...], str]] = [
 
 @pytest.mark.parametrize(("options", "named"), OPTIONS, ids=lambda value: "" if isinstance(value, str) else None)
 def test_options(bench: Bench, options: tuple[object, ...], named: str) -> None:
-    bench.diagnose(*options, says=named)
+    bench.diagnose(*options, message=named)
 
 
 #: ``tests/gates/test_syntax.py`` has what does not parse; the last two ask for what there is not.
@@ -234,7 +230,7 @@ PLANS = ["", "not toml", PLAN + "[[fix]]\nid = 'gc.freeze'\n[fix.settings]\nwork
 @pytest.mark.parametrize("text", PLANS, ids=range(len(PLANS)))
 def test_plans(bench: Bench, text: str) -> None:
     (bench.base / "plan.toml").write_text(text)
-    bench.diagnose("--plan", "plan.toml", says="plan.toml")
+    bench.diagnose("--plan", "plan.toml", message="plan.toml")
     for nowhere in ("nothing.toml", "w", "a" * 5000):
         bench.diagnose("--plan", nowhere)
 
@@ -258,7 +254,7 @@ OPTIMIZE: list[tuple[tuple[object, ...], str]] = [
 
 @pytest.mark.parametrize(("options", "named"), OPTIMIZE, ids=lambda value: "" if isinstance(value, str) else None)
 def test_options_of_optimize(bench: Bench, options: tuple[object, ...], named: str) -> None:
-    bench.refuse("optimize", bench.workload, *options, says=named)
+    bench.refuse("optimize", bench.workload, *options, message=named)
 
 
 @pytest.mark.parametrize("arguments", [(), ("diagnos",), ("diagnose",), ("optimize",), ("--nothing",), ("-x",)])

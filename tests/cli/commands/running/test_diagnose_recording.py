@@ -24,7 +24,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_recording_gives_the_document_the_page_and_the_terminal(cli: Cli, toy: Path, tmp_path: Path) -> None:
     code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--step", "^decode")
     assert code == 0
-    assert "The one step of the recording takes 5.00 ms" in " ".join(shown.split())
+    assert "The recording's only step takes 5.00 ms" in " ".join(shown.split())
     assert "gpu.compute" in shown and "1 ok" in shown
     document = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert document["source"] == {
@@ -49,13 +49,13 @@ def test_gates_judge_a_recording(gate: str, expected: int, cli: Cli, toy: Path, 
     assert code == expected, shown + error
 
 
-def test_what_is_no_recording_is_said_before_its_options_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_recording_is_refused_before_its_options(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x10" + bytes(7) + b"{}".ljust(16))
     code, _, err = cli("diagnose", tmp_path / "model.safetensors", "--traffic", tmp_path / "t.jsonl")
     assert code == 2 and "found an unknown format; expected a workload, a model file" in err
 
 
-def test_what_a_recording_does_not_say_cannot_be_gated(cli: Cli, toy: Path, tmp_path: Path) -> None:
+def test_figures_that_a_recording_lacks_cannot_be_gated(cli: Cli, toy: Path, tmp_path: Path) -> None:
     code, _, error = cli("diagnose", toy, "--out", tmp_path / "out", "--gate", "error_rate<1%")
     assert code == 2 and "error_rate" in error
 

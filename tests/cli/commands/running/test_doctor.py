@@ -1,17 +1,15 @@
-"""``latfix doctor`` on this machine, whatever it is."""
+"""``latfix doctor`` on any machine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from latfix.runners.doctor import examine as examining
 from latfix.runners.doctor import torch_facts as facts
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli
 
 _TORCH = {
     "version": "2.13.0",
@@ -46,7 +44,7 @@ def test_what_costs_comes_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(examining, "torch_facts", lambda: {**_TORCH, "mkldnn": False})
     code, out, _ = cli("doctor", "--seconds", "0")
     assert code == 0
-    assert out.index("Costs latency or makes it jitter") < out.index("Good to know") < out.index("In order")
+    assert out.index("Costs latency or makes it jitter") < out.index("Good to know") < out.index("\nOK\n")
     assert "slow paths" in " ".join(out.split()) and "install a build of torch with oneDNN" in " ".join(out.split())
     assert "nothing was changed" in out
     assert "reading the clock" not in out, "--seconds 0 leaves watching out"
@@ -71,20 +69,20 @@ def test_bad_options(cli: Cli, tmp_path: Path) -> None:
     assert cli("doctor", "--out", str(tmp_path / "full"))[0] == 2
 
 
-def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert facts.torch_facts() == {"error": "exit code 1"}
 
 
 @pytest.mark.slow
-def test_torch_in_a_process_of_its_own() -> None:
+def test_torch_in_its_own_process() -> None:
     import torch
 
     found = facts.torch_facts()
     assert found["version"] == torch.__version__ and found["cuda"] is torch.cuda.is_available()
 
 
-def test_another_cudnn_than_torchs_is_told_as_that(
+def test_a_foreign_cudnn_is_reported(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """torch loads, and refuses the library when it is asked for its version."""
@@ -97,10 +95,10 @@ def test_another_cudnn_than_torchs_is_told_as_that(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.cudnn, "version", version)
     assert facts.main() == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     wanted = "cuDNN version incompatibility: compiled against (9, 19, 0) but found (9, 1, 0)."
-    assert told["cudnn_error"] == wanted and told["cudnn"] is None
-    monkeypatch.setattr(examining, "torch_facts", lambda: told)
+    assert printed["cudnn_error"] == wanted and printed["cudnn"] is None
+    monkeypatch.setattr(examining, "torch_facts", lambda: printed)
     _, out, _ = cli("doctor", "--seconds", "0", "--json", "-")
     (found,) = [each for each in json.loads(out)["findings"] if each["id"] == "software.torch"]
     assert found["state"] == "costs" and wanted in found["found"] and "does not load" not in out

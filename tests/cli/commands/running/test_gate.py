@@ -1,4 +1,4 @@
-"""``latfix gate``: what is refused before anything is replayed, and a real service beside itself and a slower one."""
+"""``latfix gate``: refusals before a replay, and a real service against itself and a slower one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from latfix.cli.commands.running.gate import _records, _side
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
+from tests.cli.conftest import Cli
 
-Cli = Callable[..., tuple[int, str, str]]
 GATE = ("--gate", "mean<=baseline*1.1")
 
 
@@ -31,7 +31,10 @@ def starter(cli: Cli, tmp_path: Path) -> Path:
     [
         (("recommender", "recommender"), "--gate: found none"),
         (("recommender", "http://localhost:1", *GATE), "found an address"),
-        (("recommender", "nowhere.toml", *GATE), "found no workload there; expected --workload"),
+        (
+            ("recommender", "nowhere.toml", *GATE),
+            "found no workload there; a plan or another folder needs --workload",
+        ),
         (("recommender", "recommender", *GATE, "--undecided", "maybe"), "expected fail or pass"),
         (("recommender", "recommender", *GATE, "--budget", "soon"), "--budget: found 'soon'"),
     ],
@@ -56,8 +59,8 @@ def test_a_folder_is_replaced_only_when_forced_and_only_an_earlier_gate_s(tmp_pa
     old.mkdir()
     (old / "mine.txt").write_text("")
     for force in (False, True):
-        with pytest.raises(InputError, match=r"not empty|did not write"):
-            _records(old, force=force)
+        with pytest.raises(InputError, match=r"not empty|did not write"), _records(old, force=force):
+            pass
     (old / "comparison.json").write_text("{}")
     with _records(old, force=True) as folder:
         assert not any(path for path in folder.iterdir() if path.name == "mine.txt")

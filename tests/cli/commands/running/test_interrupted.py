@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from latfix.run_record.run_record import RunRecord
-
-Answer = tuple[int, str, str]
+from tests.cli.conftest import Cli
 
 
 def _ctrl_c(*_: Any, **__: Any) -> NoReturn:
@@ -29,8 +27,8 @@ def _ctrl_c(*_: Any, **__: Any) -> NoReturn:
 def test_in_each_phase(
     phase: str,
     recorded: bool,
-    diagnose: Callable[..., Answer],
-    cli: Callable[..., Answer],
+    diagnose: Cli,
+    cli: Cli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,9 +20,7 @@ from latfix.runners.optimize.optimizer import Options, Outcome
 from latfix.runners.replay.run_session import Interrupted, Replay
 from latfix.settings import RunnerSettings
 from latfix.traffic.schedule import Traffic
-from tests.cli.conftest import refused
-
-Cli = Callable[..., tuple[int, str, str]]
+from tests.cli.conftest import Cli, refused
 
 
 class Search:
@@ -30,7 +28,7 @@ class Search:
 
     def __init__(self, service: Any) -> None:
         self.service = service
-        self.asked: dict[str, Any] = {}
+        self.received: dict[str, Any] = {}
         self.gain = 0.4
         self.failure = ""
         self.interrupted = False
@@ -49,7 +47,7 @@ class Search:
         resume: bool = False,
     ) -> Search:
         del watch
-        self.asked = {"options": options, "out": out, "resume": resume}
+        self.received = {"options": options, "out": out, "resume": resume}
         self.inputs = (spec, traffic, settings, out)
         say("searching")
         self._show = show
@@ -165,22 +163,22 @@ def test_a_baseline_that_fails_leaves_its_reports(
     code, _, _ = optimize("--gate", "p99<1s", "--junit", tmp_path / "j", "--markdown", tmp_path / "m")
     assert code == (4 if isinstance(error, RunnerError) else 130)
     assert '<error type="not judged"' in (tmp_path / "j").read_text()
-    assert "not judged" in (tmp_path / "m").read_text()
+    assert "not evaluated" in (tmp_path / "m").read_text()
 
 
 def test_trials_and_budget_reach_the_search(optimize: Cli, search: Search, tmp_path: Path) -> None:
     optimize()
-    assert search.asked["options"].trials is None, "no limit"
+    assert search.received["options"].trials is None, "no limit"
     assert optimize("--trials", 3, "--budget", "90s", "--out", tmp_path / "second")[0] == 0
-    options = search.asked["options"]
-    assert (options.trials, options.budget_s, search.asked["resume"]) == (3, 90.0, False)
+    options = search.received["options"]
+    assert (options.trials, options.budget_s, search.received["resume"]) == (3, 90.0, False)
 
 
-def test_resume_goes_on_in_its_folder(optimize: Cli, search: Search, tmp_path: Path) -> None:
+def test_resume_continues_in_its_folder(optimize: Cli, search: Search, tmp_path: Path) -> None:
     (tmp_path / "earlier" / "search").mkdir(parents=True)
     code, _, err = optimize("--resume", tmp_path / "earlier")
     assert code == 0, err
-    assert search.asked["out"] == tmp_path / "earlier" and search.asked["resume"]
+    assert search.received["out"] == tmp_path / "earlier" and search.received["resume"]
     assert (tmp_path / "earlier" / "optimization.json").exists()
 
 
@@ -199,7 +197,7 @@ def test_resume_goes_on_in_its_folder(optimize: Cli, search: Search, tmp_path: P
         (("--gate", "p99<histories"), "--gate"),
     ],
 )
-def test_wrong_options_are_told_before_the_search(
+def test_wrong_options_are_refused_before_the_search(
     arguments: tuple[str, ...],
     words: str,
     optimize: Cli,
@@ -209,4 +207,4 @@ def test_wrong_options_are_told_before_the_search(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused(optimize(*arguments), words)
-    assert search.asked == {}
+    assert search.received == {}

@@ -1,18 +1,14 @@
-"""``diagnose --rounds``: the same service on fresh processes, and how far these differ."""
+"""``diagnose --rounds``: the same service in fresh processes, and how they differ."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from latfix.results.diagnosis import Diagnosis, Restarts
-from tests.cli.conftest import Service, refused
-
-Cli = Callable[..., tuple[int, str, str]]
-WriteWorkload = Callable[..., Path]
+from tests.cli.conftest import Cli, Service, WriteWorkload, refused
 
 
 @pytest.fixture
@@ -24,12 +20,12 @@ def workload(
     return write_workload(tmp_path / "w")
 
 
-def test_each_round_is_kept_and_their_percentiles_are_told(workload: Path, service: Service, cli: Cli) -> None:
+def test_each_round_is_kept_and_its_percentile_shown(workload: Path, service: Service, cli: Cli) -> None:
     # GIVEN a service whose latency differs by a fifth from run to run
     service.spread = 0.2
     # WHEN
     code, out, _ = cli("diagnose", workload, "--rounds", 3, "--out", "out", "--json", "out.json")
-    # THEN the first is diagnosed, the others are kept beside it
+    # THEN the first is diagnosed, and the others are kept
     assert code == 0 and service.runs == 3
     assert sorted(each.name for each in Path("out/rounds").iterdir()) == ["2", "3"]
     document = json.loads(Path("out.json").read_text())
@@ -37,18 +33,18 @@ def test_each_round_is_kept_and_their_percentiles_are_told(workload: Path, servi
     assert restarts["source"] == "rounds" and restarts["key"] == "p99" and len(set(restarts["values_ms"])) == 3
     assert restarts["values_ms"][0] == pytest.approx(document["latency_ms"]["p99"])
     words = " ".join(out.split())
-    assert "restarts p99 of 3 fresh processes: " in words and "one more would be between" in words
+    assert "restarts p99 of 3 fresh processes: " in words and "expected of the next: " in words
     assert "--rounds" not in words, "no advice to do what was done"
     assert Diagnosis.from_json(document).to_json() == document
 
 
-def test_one_run_says_that_restarts_differ(workload: Path, cli: Cli) -> None:
+def test_one_run_warns_that_restarts_differ(workload: Path, cli: Cli) -> None:
     _, out, _ = cli("diagnose", workload, "--out", "out")
-    assert "this one run; a restart may differ (--rounds 5)" in " ".join(out.split())
+    assert "this one run; restarts may differ more (measure: --rounds 5)" in " ".join(out.split())
     assert "restarts p99" not in out
 
 
-def test_the_history_tells_how_runs_differ(workload: Path, service: Service, cli: Cli) -> None:
+def test_the_history_shows_how_runs_differ(workload: Path, service: Service, cli: Cli) -> None:
     service.spread = 0.2
     for number in range(6):
         _, out, _ = cli("diagnose", workload, "--out", f"out{number}", "--history", "h.sqlite")

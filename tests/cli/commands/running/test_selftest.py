@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ from latfix.results.selftest_scoreboard import CaseScore, Scoreboard
 from latfix.runners.selftest import run as module
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.scoreboard import make_scoreboard
-from tests.cli.conftest import refused
+from tests.cli.conftest import Cli, refused
 from tests.runners.selftest.conftest import case_score
-
-Cli = Callable[..., tuple[int, str, str]]
 
 
 def _score(case: Case, *, right: bool) -> CaseScore:
@@ -30,12 +28,12 @@ def _score(case: Case, *, right: bool) -> CaseScore:
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stands in for the replays; what the command asked for, and how the stand-in is to answer."""
-    asked: dict[str, Any] = {"right": True, "stop_after": None}
+    """Stands in for the replays; what the command calls for, and how the stand-in is to answer."""
+    calls: dict[str, Any] = {"right": True, "stop_after": None}
 
     def run_selftest(cases: Sequence[Case], out: Path, **options: Any) -> Scoreboard:
-        asked.update(cases=list(cases), out=out, **options)
-        scores = [_score(case, right=asked["right"]) for case in cases][: asked["stop_after"]]
+        calls.update(cases=list(cases), out=out, **options)
+        scores = [_score(case, right=calls["right"]) for case in cases][: calls["stop_after"]]
         for place, score in enumerate(scores):
             options["on_case"](place, len(cases), cases[place], score)
         return make_scoreboard(
@@ -50,7 +48,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
 
     monkeypatch.setattr(module, "run_selftest", run_selftest)
-    return asked
+    return calls
 
 
 def test_the_scoreboard_ends_with_one_sentence(cli: Cli, replayed: dict[str, Any]) -> None:
@@ -73,7 +71,7 @@ def test_what_was_wrong_is_listed(cli: Cli, replayed: dict[str, Any]) -> None:
     code, out, _ = cli("selftest", "--quick", "--cause", "python.gc")
     words = " ".join(out.split())
     assert code == 0 and "missed" in words
-    assert "gc_model-medium-1000: host.contention instead of python.gc" in words
+    assert "gc_model-medium-1000: wrong: host.contention instead of python.gc" in words
     assert "weak at python.gc" in words
 
 
@@ -86,7 +84,7 @@ def test_json_on_standard_output_is_all_there_is(cli: Cli, replayed: dict[str, A
     assert document["measures"][0]["value"] == 1.0
 
 
-def test_records_are_kept_where_asked(cli: Cli, replayed: dict[str, Any], tmp_path: Path) -> None:
+def test_records_are_kept_with_out(cli: Cli, replayed: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "kept"
     code, _, _ = cli("selftest", "--quick", "--out", out, "--json", tmp_path / "s.json")
     assert code == 0 and replayed["keep"] is True and replayed["out"] == out
