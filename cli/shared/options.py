@@ -79,6 +79,14 @@ GateOption = Annotated[
 PercentileOption = Annotated[
     float | None, typer.Option("--percentile", help="The tail to explain; the workload's objective by default.")
 ]
+PatternOption = Annotated[
+    str,
+    typer.Option(
+        "--pattern",
+        metavar="REGEX",
+        help="For a text log: named groups, such as (?P<latency_ms>[0-9.]+) and (?P<end>\\S+).",
+    ),
+]
 BaselineOption = Annotated[
     Path | None, typer.Option("--baseline", metavar="RUN", help="Folder of the run that gates compare with.")
 ]

@@ -11,7 +11,7 @@ from latfix.errors import EXIT_OK, InputError
 
 if TYPE_CHECKING:
     from latfix.cli.shared.diagnose_flow import Gates
-    from latfix.cli.shared.options import TrafficOptions
+    from latfix.cli.shared.options import ReplayOptions
     from latfix.cli.shared.output_options import Outputs
     from latfix.profilers.recordings.reader import ReadOptions
 
@@ -41,7 +41,7 @@ def check(path: Path) -> None:
     reader_of(recorded_at(path))
 
 
-def read_options(step: str | None, percentile: float | None, seed: int, traffic: TrafficOptions) -> ReadOptions:
+def read_options(step: str | None, pattern: str, percentile: float | None, replayed: ReplayOptions) -> ReadOptions:
     """The options that apply to a recording.
 
     :raises InputError: ``--step`` is not a regular expression.
@@ -56,9 +56,10 @@ def read_options(step: str | None, percentile: float | None, seed: int, traffic:
         ) from error
     return ReadOptions(
         percentile=percentile,
-        seed=seed,
+        seed=replayed.seed,
         step=step or "",
-        mapping=tuple(traffic.mapping or ()),
+        mapping=tuple(replayed.mapping or ()),
+        pattern=pattern,
     )
 
 

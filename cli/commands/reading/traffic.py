@@ -152,11 +152,12 @@ def import_command(
         list[str] | None,
         typer.Option("--feature", metavar="NAME=COLUMN", help="A size of the request; may be repeated."),
     ] = None,
+    pattern: options.PatternOption = "",
 ) -> None:
     """Convert a log of requests into traffic.
 
-    Logs of nginx, Apache, Envoy, HAR, AIPerf, vLLM's benchmark, guidellm and Triton's trace are recognized; for other
-    logs, name the columns by options. Recorded latencies are kept, so that a replay can be compared with them.
+    Logs of nginx, Apache, Envoy, HAProxy, AWS, gin, HAR, AIPerf, vLLM's benchmark, guidellm and Triton's trace are
+    recognized; for other tables, name the columns by options, for other text logs give a pattern. Recorded latencies are kept, so that a replay can be compared with them.
     """
     from latfix.formatting import milliseconds
     from latfix.profilers.recordings.reader import ReadOptions
@@ -168,7 +169,7 @@ def import_command(
     check_output(target, source)
     roles = {"arrival": time, "end": end, "latency": latency, "status": status}
     mapping = [*(f"{role}={column}" for role, column in roles.items() if column), *(feature or ())]
-    table = read_requests(source, ReadOptions(mapping=tuple(mapping)))
+    table = read_requests(source, ReadOptions(mapping=tuple(mapping), pattern=pattern))
     if not len(table):
         raise InputError(f"{source}: found no requests; expected at least one")
     if not table.timed:

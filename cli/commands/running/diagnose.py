@@ -37,6 +37,7 @@ def diagnose(
         str | None,
         typer.Option("--step", metavar="REGEX", help="For a device's recording: names of the events that are steps."),
     ] = None,
+    pattern: options.PatternOption = "",
     gate: options.GateOption = None,
     baseline: options.BaselineOption = None,
     history: HistoryOption = None,
@@ -62,7 +63,8 @@ def diagnose(
     check_percentile(percentile)
     drill_down.check_slowest()
     if recording_flow.is_recording(workload):
-        recording_flow.check(Path(workload))
+        if not pattern:
+            recording_flow.check(Path(workload))
         service.refuse(workload)
         for_replays = {
             **replayed.given(),
@@ -74,10 +76,11 @@ def diagnose(
         options.refuse_given(for_replays, f"found {workload}, a recording, which is not replayed; omit the option")
         gates = parse_gates(gate, baseline, "off")
         outputs = Outputs.open("diagnose", written)
-        how = recording_flow.read_options(step, percentile, replayed.seed, replayed)
+        how = recording_flow.read_options(step, pattern, percentile, replayed)
         return recording_flow.diagnose(Path(workload), how, outputs, gates, out=out)
-    if step is not None:
-        raise InputError(f"--step: found {workload}, which is replayed; expected a recording of a device")
+    if step is not None or pattern:
+        name, expected = ("--pattern", "a text log") if pattern else ("--step", "a recording of a device")
+        raise InputError(f"{name}: found {workload}, which is replayed; expected {expected}")
     if is_address(workload):
         others = {
             "--profile": replayed.profile or None,

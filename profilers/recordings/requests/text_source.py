@@ -217,8 +217,8 @@ def instants_ns(column: Any) -> Ints:
     parsed = np.array([_instant_or_unknown(text) for text in seconds.dictionary.to_pylist()], np.int64)
     if not len(parsed):
         return parsed
-    distinct = parsed[np.asarray(seconds.indices)]
-    moments: Ints = np.where(distinct == -1, -1, distinct + np.asarray(fractions))
+    moments = parsed[np.asarray(seconds.indices)]
+    moments[moments != -1] += np.asarray(fractions)[moments != -1]
     return moments[np.asarray(encoded.indices)]
 
 

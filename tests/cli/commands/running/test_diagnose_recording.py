@@ -72,3 +72,20 @@ def test_options_that_mean_nothing_here_are_refused(option: tuple[str, str], cli
 def test_json_to_standard_output_is_alone_there(cli: Cli, toy: Path, tmp_path: Path) -> None:
     code, shown, _ = cli("diagnose", toy, "--out", tmp_path / "out", "--json", "-")
     assert code == 0 and json.loads(shown)["verdict"] == "gpu.compute"
+
+
+def test_a_text_log_is_read_by_a_pattern(cli: Cli, tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("".join(f"2026-11-20 10:00:{k:02d},000 INFO served in {k + 1} ms\n" for k in range(40)))
+    pattern = r"^(?P<end>\S+ \S+) INFO served in (?P<latency_ms>\d+) ms"
+    code, _, err = cli("diagnose", log, "--out", tmp_path / "without")
+    assert code == 2 and "--pattern REGEX" in err
+    code, shown, err = cli("diagnose", log, "--pattern", pattern, "--out", tmp_path / "out", "--gate", "max<41ms")
+    assert code == 0, shown + err
+    code, shown, err = cli("traffic", "import", log, tmp_path / "t.jsonl", "--pattern", pattern)
+    assert code == 0 and len((tmp_path / "t.jsonl").read_text().splitlines()) == 40, shown + err
+
+
+def test_a_pattern_is_for_recordings(cli: Cli) -> None:
+    code, _, err = cli("diagnose", "recommender", "--pattern", "(?P<latency_ms>x)")
+    assert code == 2 and "--pattern: found recommender, which is replayed; expected a text log" in err
