@@ -208,9 +208,8 @@ def test_the_budget_holds(world: World, tmp_path: Path) -> None:
 def test_a_gate_is_decided_too(world: World, tmp_path: Path) -> None:
     gates = {}
     for rps in (20.0, 80.0):
-        outcome = run(
-            world, make_traffic(400, 50.0), tmp_path / str(rps), requests=400, gate_rps=rps, loads=(rps / 50,)
-        )
+        traffic = make_traffic(400, 50.0)
+        outcome = run(world, traffic, tmp_path / str(rps), requests=400, gate_rps=rps, loads=(rps / 50,))
         gates[rps] = sweep_document(SPEC, outcome, seed=0, budget_s=3000.0, at_least_rps=rps).gate
         assert outcome.measured[0].load == rps / 50
     assert [gate is not None and gate.passed for gate in gates.values()] == [True, False]
