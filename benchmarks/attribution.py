@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from latfix.profilers.attribution.ledger import Books, make_books
+from latfix.profilers.attribution.ledger import LedgerContext, make_books
 from latfix.profilers.attribution.wait_attribution import waits_at
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.results.selftest_scoreboard import CaseScore
@@ -56,7 +56,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.record = RunRecord.load(folder)
         self.evidence: Evidence = gather(self.record)
-        self.books: Books = make_books(self.evidence)
+        self.books: LedgerContext = make_books(self.evidence)
         latency = self.books.ledger.latency_ns
         percentile = self.record.meta.objective.percentile
         self.tail = latency >= percentile_ns(latency, percentile)

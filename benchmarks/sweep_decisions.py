@@ -72,7 +72,7 @@ CASES: dict[str, Case] = {
 class Swept:
     """One sweep and the truth, in multiples of the recorded rate.
 
-    :param foretold: errors of the percentile that was predicted before each replay, as factors.
+    :param predicted: errors of the percentile that was predicted before each replay, as factors.
     """
 
     truth: float
@@ -80,7 +80,7 @@ class Swept:
     rate: float
     replays: int
     seconds: float
-    foretold: tuple[float, ...]
+    predicted: tuple[float, ...]
 
     @property
     def holds(self) -> bool:
@@ -124,9 +124,9 @@ def swept(case: Case, seed: int) -> Swept:
     largest = outcome.answers[0].largest
     assert largest is not None
     before = [
-        (one.foretold[0], float(np.percentile(one.point.latency, PERCENTILE)))
+        (one.predicted[0], float(np.percentile(one.point.latency, PERCENTILE)))
         for one in outcome.measured
-        if one.foretold is not None and not one.point.cut
+        if one.predicted is not None and not one.point.cut
     ]
     return Swept(
         truth=_truth(case, world, replace(part, longest_s=math.inf)),
@@ -134,7 +134,7 @@ def swept(case: Case, seed: int) -> Swept:
         rate=part.recorded,
         replays=len(outcome.measured),
         seconds=world.now,
-        foretold=tuple(max(a / b, b / a) for a, b in before),
+        predicted=tuple(max(a / b, b / a) for a, b in before),
     )
 
 
@@ -168,7 +168,7 @@ def table(names: list[str], seeds: int) -> None:
         every = [swept(CASES[name], seed) for seed in range(seeds)]
         found = [one for one in every if one.largest.status == "found"]
         wide, offs = ([getattr(one, key) for one in every] for key in ("width", "off"))
-        factors = [factor for one in every for factor in one.foretold]
+        factors = [factor for one in every for factor in one.predicted]
         print(
             f"{name:<22}{sum(one.holds for one in every):>4}/{seeds}{len(found):>4}/{seeds}"
             f"{np.median(wide):>7.2f}, {max(wide):>5.2f}{np.median(offs):>7.2f}, {max(offs):>5.2f}"

@@ -153,11 +153,11 @@ def checked_replay(
     from latfix.runners.http_target import http_session
     from latfix.runners.http_target.address import Trust, check_method, check_timeout, parse_address, parse_headers
     from latfix.runners.http_target.body_template import read_template
-    from latfix.runners.http_target.grpc_messages import see_that_it_is_spoken
+    from latfix.runners.http_target.grpc_messages import check_supported
 
     address = parse_address(workload)
     if address.is_grpc:
-        see_that_it_is_spoken(address)
+        check_supported(address)
     headers = parse_headers(options.header or (), address)
     method, timeout = check_method(options.method), check_timeout(options.timeout)
     template = None if options.body is None else read_template(options.body)
@@ -173,7 +173,9 @@ def checked_replay(
         method=method,
         headers=headers,
         body=template,
-        told=None if template is not None else http_session.ask_models(address, endpoint, headers, trust),
+        model_metadata=None
+        if template is not None
+        else http_session.read_model_metadata(address, endpoint, headers, trust),
         model=options.model,
         timeout_s=timeout,
         keep_alive=options.keep_alive,

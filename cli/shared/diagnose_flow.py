@@ -175,16 +175,16 @@ def kept_or_temporary(out: Path | None, prefix: str) -> Iterator[Path]:
 
 
 def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
-    """Record and diagnosis for the report; a large record is thinned out."""
-    from latfix.profilers.chunked.downsample import thinned
+    """Record and diagnosis for the report; a large record is downsampled out."""
+    from latfix.profilers.chunked.downsample import downsampled
     from latfix.profilers.chunked.record_chunks import WholeRecord
     from latfix.run_record.chunked_record import LARGE
     from latfix.run_record.run_record import RunRecord
 
     if not isinstance(record, RunRecord):
-        return thinned(record, diagnosis)
+        return downsampled(record, diagnosis)
     if len(record.requests["index"]) > LARGE:
-        return thinned(WholeRecord(record), diagnosis)
+        return downsampled(WholeRecord(record), diagnosis)
     return record, diagnosis
 
 
@@ -210,7 +210,7 @@ def conclude(
     """
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
-    from latfix.profilers.drilldown.explain import tell_slowest
+    from latfix.profilers.drilldown.explain import explain_slowest
     from latfix.reports.html.pages import write_run_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.diagnosis import render_diagnosis
@@ -225,7 +225,7 @@ def conclude(
     with writing_into(where):
         write_json(where / "diagnosis.json", document)
         shown, in_report = _in_report(record, diagnosis)
-        stories = tell_slowest(shown, in_report.ledger)
+        stories = explain_slowest(shown, in_report.ledger)
         write_run_report(where / "report.html", shown, in_report, stories=stories)
     explained = drill_down.explain(shown, diagnosis) if drill_down is not None else None
     if workload is not None and not interrupted:

@@ -287,7 +287,7 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
     """Write diagnosis and page into the folders of the baseline and of the last replay with the fixes."""
     from latfix.files.atomic_write import write_json
     from latfix.profilers.diagnose import write_causes
-    from latfix.profilers.drilldown.explain import tell_slowest
+    from latfix.profilers.drilldown.explain import explain_slowest
     from latfix.reports.html.pages import write_run_report
 
     pairs = [(outcome.baseline, outcome.diagnosis)]
@@ -296,7 +296,7 @@ def _write_baseline_diagnosis(outcome: Outcome) -> None:
     for record, diagnosis in pairs:
         write_json(record.folder / "diagnosis.json", diagnosis.to_json())
         write_causes(diagnosis, record.folder / "causes.parquet")
-        stories = tell_slowest(record, diagnosis.ledger)
+        stories = explain_slowest(record, diagnosis.ledger)
         write_run_report(record.folder / "report.html", record, diagnosis, stories=stories)
 
 

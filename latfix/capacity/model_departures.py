@@ -33,7 +33,7 @@ class Reason(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Modelled:
+class ModelPrediction:
     """What queueing models predict for one load. Times in seconds.
 
     :param waits: mean wait by model, ``mg1`` and ``kingman``; ``None`` if it has no answer.
@@ -53,7 +53,7 @@ class Modelled:
 
 
 def reasons(
-    point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled, settings: RunnerSettings
+    point: LoadPoint, load: float, low: LoadPoint, modelled: ModelPrediction, settings: RunnerSettings
 ) -> list[Reason]:
     """Why a point departs from what queueing models predict at its rate.
 
@@ -75,7 +75,7 @@ def reasons(
     return known
 
 
-def _unexplained(point: LoadPoint, modelled: Modelled) -> list[Reason]:
+def _unexplained(point: LoadPoint, modelled: ModelPrediction) -> list[Reason]:
     """The reason for a model that is far off without any known reason."""
     predicted = modelled.waits["kingman"]
     measured = float(point.wait.mean()) if len(point.wait) else 0.0
@@ -88,7 +88,7 @@ def _unexplained(point: LoadPoint, modelled: Modelled) -> list[Reason]:
     return [Reason(id="unexplained", text=text, figures={"wait_ms": measured * 1e3, "kingman_ms": predicted * 1e3})]
 
 
-def _overload(point: LoadPoint, modelled: Modelled) -> Reason | None:
+def _overload(point: LoadPoint, modelled: ModelPrediction) -> Reason | None:
     if point.offered < modelled.capacity:
         return None
     text = (
@@ -98,7 +98,7 @@ def _overload(point: LoadPoint, modelled: Modelled) -> Reason | None:
     return Reason(id="overload", text=text, figures={"offered_rps": point.offered, "capacity_rps": modelled.capacity})
 
 
-def _bursts(modelled: Modelled, point: LoadPoint) -> Reason | None:
+def _bursts(modelled: ModelPrediction, point: LoadPoint) -> Reason | None:
     if 0.8 <= modelled.index <= 1.25:
         return None
     plain, bursty = modelled.waits["mg1"], modelled.waits["kingman"]
@@ -114,7 +114,7 @@ def _bursts(modelled: Modelled, point: LoadPoint) -> Reason | None:
     return Reason(id="bursts", text=text, figures=figures)
 
 
-def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: Modelled) -> Reason | None:
+def _growth(point: LoadPoint, load: float, low: LoadPoint, modelled: ModelPrediction) -> Reason | None:
     """Batches of one size take longer, or shorter, than at low load, and waits are off in the same direction."""
     here, there = point.batches, low.batches
     if point is low or len(here.size) < 5 or not len(there.size):
@@ -159,7 +159,7 @@ def _window(point: LoadPoint, settings: RunnerSettings) -> Reason | None:
     return Reason(id="window", text=text, figures={"held_ms": held * 1e3, "mean_batch": point.mean_size})
 
 
-def _unsettled(point: LoadPoint, modelled: Modelled) -> Reason | None:
+def _unsettled(point: LoadPoint, modelled: ModelPrediction) -> Reason | None:
     if not math.isfinite(modelled.relaxation) or point.span >= _SETTLED * modelled.relaxation:
         return None
     times = point.span / modelled.relaxation

@@ -86,7 +86,7 @@ class Recorded:
             return []
         return np.split(order, np.flatnonzero(np.diff(self.worker[order])) + 1)
 
-    def taken_up(self, policy: Policy, ready: Floats, load: Floats, window_scale: Floats) -> Floats:
+    def service_starts(self, policy: Policy, ready: Floats, load: Floats, window_scale: Floats) -> Floats:
         """When each request's batch is taken up; for requests without a batch, when they are ready.
 
         :param ready: ``(p, n)`` when requests reach the queue, one row per replay.

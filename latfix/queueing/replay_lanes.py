@@ -49,7 +49,7 @@ def cycle_starts(slack: Floats) -> Ints:
     return np.maximum.accumulate(np.where(fresh, np.arange(n), 0), axis=-1)
 
 
-def taken_up(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> tuple[Floats, Floats]:
+def service_starts(lanes: Lanes, ready: Floats, load: Floats, cycle_starts: Ints) -> tuple[Floats, Floats]:
     """When each request's batch is taken up and finished.
 
     :param ready: ``(p, n)`` when requests reach the queue, ascending in each row.

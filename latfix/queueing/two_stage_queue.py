@@ -14,7 +14,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
-from latfix.queueing.replay_lanes import Lanes, taken_up
+from latfix.queueing.replay_lanes import Lanes, service_starts
 from latfix.queueing.start_derivatives import Served, serve_each
 
 MINUTE_NS = 60e9
@@ -90,7 +90,7 @@ def _lane_waits(line: Line, scale: Floats, ready: Floats) -> Floats:
         ready[:, some] = ended
     if line.recorded is not None:
         held = scale[:, line.window_column] if line.window_column >= 0 else np.ones(p)
-        taken = line.recorded.taken_up(line.workers, ready, scale @ line.batch_extra.T, held)
+        taken = line.recorded.service_starts(line.workers, ready, scale @ line.batch_extra.T, held)
         return wait + np.maximum(taken - ready, 0.0)
     some = _chosen(line.queued)
     window = np.full(p, line.workers.window)
@@ -118,12 +118,12 @@ def _in_order(lanes: Lanes, ready: Floats, load: Floats, over: Floats | None) ->
     """Serve each row in its own order of readiness."""
     p, n = ready.shape
     if n and bool((ready[:, 1:] >= ready[:, :-1]).all()):
-        return taken_up(lanes, ready, load, _run_empty(ready[-1], over))
+        return service_starts(lanes, ready, load, _run_empty(ready[-1], over))
     order = np.argsort(ready, axis=1, kind="stable")
     row = np.arange(p)[:, None]
     sorted_ready = ready[row, order]
     starts = _run_empty(sorted_ready[-1], None if over is None else over[order[-1]])
-    opened, ended = taken_up(lanes, sorted_ready, load[row, order], starts)
+    opened, ended = service_starts(lanes, sorted_ready, load[row, order], starts)
     result = np.empty((p, n)), np.empty((p, n))
     result[0][row, order], result[1][row, order] = opened, ended
     return result

@@ -316,7 +316,7 @@ class Measured:
     :param kind: why it was replayed.
     :param began_s: seconds after the sweep began.
     :param fresh: it was the first replay of its process, after the warm-up.
-    :param foretold: the percentile in seconds that was predicted before, and its 95 % interval.
+    :param predicted: the percentile in seconds that was predicted before, and its 95 % interval.
     :param costs: peak ``memory_bytes`` and ``device_memory_bytes`` of the process, until its end.
     """
 
@@ -327,7 +327,7 @@ class Measured:
     kind: Kind
     began_s: float
     fresh: bool
-    foretold: tuple[float, float, float] | None = None
+    predicted: tuple[float, float, float] | None = None
     costs: Mapping[str, Any] = field(default_factory=dict)
 
 

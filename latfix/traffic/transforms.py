@@ -151,8 +151,8 @@ def resample_rate(traffic: Traffic, rate_factor: float, seed: int = 0) -> Traffi
     whole, rest = divmod(wanted, count)
     drawn = np.sort(random.choice(count, size=rest, replace=False))
     if whole == 0:
-        thinned = _take(traffic, drawn)
-        return _noted(thinned, "resample_rate", rate_factor=rate_factor, seed=seed)
+        downsampled = _take(traffic, drawn)
+        return _noted(downsampled, "resample_rate", rate_factor=rate_factor, seed=seed)
     indices = np.concatenate([np.tile(np.arange(count), whole), drawn])
     copies = np.concatenate([np.repeat(np.arange(whole), count), np.full(rest, whole)])
     arrival = traffic.arrival_ns[indices]

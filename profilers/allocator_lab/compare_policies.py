@@ -170,11 +170,11 @@ class Choice:
     """The result of replaying a history through the models.
 
     :param setting: the best one; empty if none is better than the current one, or nothing could be replayed.
-    :param said: a sentence on all results, or the reason why there are none.
+    :param description: a sentence on all results, or the reason why there are none.
     """
 
     setting: str = ""
-    said: str = ""
+    description: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -193,6 +193,6 @@ def choose(trace: AllocationTrace, capacity: int, standing: str = "", tried: Seq
     better = _cost(best)[:2] < _cost(results[0])[:2]
     return Choice(
         setting=best.setting if better else "",
-        said=answer(results, trace.recorded),
+        description=answer(results, trace.recorded),
         figures={"capacity_bytes": capacity, "policies": [result.to_json() for result in results]},
     )

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.attribution.ledger import Books
+from latfix.profilers.attribution.ledger import LedgerContext
 from latfix.profilers.attribution.wait_attribution import waits_at
 
 #: Requests replayed at a time. Bounds the memory of a prediction.
 _AT_ONCE = 2_000_000
 
 
-def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iterator[Ints]:
+def latencies_without(books: LedgerContext, removals: Sequence[Collection[str]]) -> Iterator[Ints]:
     """Predicted latencies without some causes: ``(n,)`` nanoseconds, one array per removal.
 
     The removed causes' own time is subtracted, and both queues are replayed with the remaining service time, so a
@@ -43,7 +43,7 @@ def latencies_without(books: Books, removals: Sequence[Collection[str]]) -> Iter
             yield np.maximum(ledger.latency_ns - off + grown, 0)
 
 
-def latencies_with_another_worker(books: Books) -> Ints | None:
+def latencies_with_another_worker(books: LedgerContext) -> Ints | None:
     """Predicted latencies with one more worker, as fast as the others: ``(n,)`` nanoseconds.
 
     :returns: ``None`` if the queue can only be replayed in the recorded batches.
@@ -57,5 +57,5 @@ def latencies_with_another_worker(books: Books) -> Ints | None:
     return np.asarray(np.maximum(books.ledger.latency_ns + np.rint(grown).astype(np.int64), 0), dtype=np.int64)
 
 
-def _waits(books: Books, scale: Floats) -> Floats:
+def _waits(books: LedgerContext, scale: Floats) -> Floats:
     return np.asarray(waits_at(books.line, scale)[:, books.ok], dtype=np.float64)

@@ -38,7 +38,7 @@ STAGE_OF: Mapping[str, str] = {"lag": "batch", "collate": "batch", "window": "ba
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class LedgerContext:
     """A ledger and the data it was made from.
 
     :param stages: reference nanoseconds by published stage.
@@ -136,7 +136,7 @@ class _Accounts:
             self.finish[k] += excess
 
 
-def make_books(evidence: Evidence) -> Books:
+def make_books(evidence: Evidence) -> LedgerContext:
     """Attribute every measured ``ok`` request's excess over the reference."""
     accounts = _Accounts(evidence)
     _book_claims(accounts)
@@ -331,7 +331,7 @@ def _index(cause: str) -> int:
     return [known.id for known in CAUSES].index(cause)
 
 
-def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
+def _close(accounts: _Accounts, line: Line, blame: Blame) -> LedgerContext:
     """Combine own and propagated time; the remainder of each request is ``unexplained``."""
     evidence = accounts.evidence
     rows, ok = evidence.rows, evidence.ok
@@ -376,7 +376,7 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> Books:
         propagated_ns=propagated,
         classes=tuple(cause.class_in(evidence) for cause in CAUSES),
     )
-    return Books(
+    return LedgerContext(
         ledger=ledger,
         stages=stages,
         closure_ns=closure[ok],

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.attribution.ledger import Books
+from latfix.profilers.attribution.ledger import LedgerContext
 from latfix.profilers.evidence.units import Evidence
 from latfix.results.diagnosis import Losses
 from latfix.run_record.chunked_record import RecordSource
@@ -23,7 +23,9 @@ _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup",
 _MESSAGES = 3
 
 
-def lost_requests(source: RecordSource, evidence: Evidence, books: Books, sample: RunRecord) -> tuple[Losses, ...]:
+def lost_requests(
+    source: RecordSource, evidence: Evidence, books: LedgerContext, sample: RunRecord
+) -> tuple[Losses, ...]:
     """The lost requests of a run, by status.
 
     :param evidence: of the run or of a sample that stands for it; ``books`` its ledger.
@@ -96,7 +98,7 @@ def _stages_of(rows: Columns) -> list[str]:
 class _Waits:
     """What threads worked on while requests waited for them, from the queues of the ledger."""
 
-    def __init__(self, evidence: Evidence, books: Books, hangs: Ints) -> None:
+    def __init__(self, evidence: Evidence, books: LedgerContext, hangs: Ints) -> None:
         self._hangs, self._count = hangs, max(evidence.setup.workers, 1)
         rows, batches, line, setup = evidence.rows, evidence.batches, books.line, evidence.setup
         names = ("work", *books.ledger.causes)

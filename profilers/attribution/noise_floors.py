@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from latfix.arrays import Bools, Floats
-from latfix.profilers.attribution.ledger import Books
+from latfix.profilers.attribution.ledger import LedgerContext
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.attribution.wait_attribution import Line, capacity, waits_at
@@ -69,7 +69,7 @@ def _waits(line: Line, handed: Floats) -> Floats:
     return waits_at(calm, np.zeros((runs, 0)), handed)
 
 
-def above_noise(floors: Mapping[str, float], tail: Tail, percentile: float, books: Books) -> dict[str, float]:
+def above_noise(floors: Mapping[str, float], tail: Tail, percentile: float, books: LedgerContext) -> dict[str, float]:
     """Floors raised by the machine's noise, for the machine's causes that would be named otherwise.
 
     :param floors: by cause, the milliseconds that its interval must exceed.
@@ -94,7 +94,7 @@ def _raised(floor: float, noise: float, total: float) -> float:
     return floor + noise
 
 
-def noise_ms(books: Books, members: Bools, causes: Sequence[str]) -> dict[str, float]:
+def noise_ms(books: LedgerContext, members: Bools, causes: Sequence[str]) -> dict[str, float]:
     """By cause, the mean cost of its small disturbances to the tail's requests, in milliseconds.
 
     Counts time on their own path, and the reduction of their waits when the queue is replayed without them.

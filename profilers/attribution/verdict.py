@@ -184,7 +184,7 @@ def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, ab
         return Verdict(INCONCLUSIVE, f"{opening}; {_noise(causes, tail)}.")
     return Verdict(
         top.cause,
-        f"{opening}: {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
+        f"{opening}: {describe_part(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
     )
 
 
@@ -210,7 +210,7 @@ def _larger(causes: tuple[CauseSummary, ...], top: CauseSummary) -> str:
 
 def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
     """Why the causes' claims do not add up to the excess."""
-    known = f" The largest known part: {part_words(CATALOGUE[top.cause], top, tail.excess_ms)}." if top else ""
+    known = f" The largest known part: {describe_part(CATALOGUE[top.cause], top, tail.excess_ms)}." if top else ""
     if unexplained < 0:
         return (
             f"the causes claim {milliseconds(-unexplained)} more than the {milliseconds(tail.excess_ms)} by which "
@@ -236,7 +236,7 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
     return "no cause of the slow requests stands out from the run's own noise"
 
 
-def part_words(known: KnownCause, cause: CauseSummary, excess_ms: float) -> str:
+def describe_part(known: KnownCause, cause: CauseSummary, excess_ms: float) -> str:
     """A cause's part of the excess, and what happened."""
     waits = cause.propagated_ms > cause.own_ms
     what = f"requests waiting behind {known.behind}" if waits else known.happened

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.attribution.ledger import Books, make_books
+from latfix.profilers.attribution.ledger import LedgerContext, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.backlog_carryover import carry_over, rebased, wait_shares
 from latfix.profilers.chunked.record_chunks import Chunk, before_first_idle, sample_of
@@ -56,7 +56,7 @@ class Baselines:
     sample: RunRecord
     evidence: Evidence
     norms: Norms
-    books: Books
+    books: LedgerContext
     ranking: tuple[str, ...]
 
     @property
@@ -78,7 +78,7 @@ class ChunkLedger:
     first_row: int
     record: RunRecord
     evidence: Evidence
-    books: Books
+    books: LedgerContext
     ledger: Ledger
     closure_ns: Ints
 

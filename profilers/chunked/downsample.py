@@ -20,7 +20,7 @@ SHOWN = 60_000
 _SLOWEST = 50
 
 
-def thinned(source: RecordSource, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
+def downsampled(source: RecordSource, diagnosis: Diagnosis) -> tuple[RunRecord, Diagnosis]:
     """The part of a large run that a report shows, renumbered from zero, and the diagnosis with a matching ledger.
 
     Counts are the whole run's (:attr:`RunRecord.totals`); a note tells what is shown. Batches, events and samples are

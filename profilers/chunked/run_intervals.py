@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.formatting import LATENCY_KEYS
-from latfix.profilers.attribution.ledger import Books
+from latfix.profilers.attribution.ledger import LedgerContext
 from latfix.profilers.attribution.tail import AT_ONCE, Median, Tail, moved_ms, reaching, resampled_rows
 from latfix.profilers.chunked.chunk_ledgers import Baselines
 from latfix.profilers.chunked.run_totals import BlockTotals, RunTotals
@@ -78,7 +78,7 @@ def _held(counts: Floats, share: float) -> Floats:
     return np.asarray(np.clip((wanted - above) / np.maximum(counts, 1), 0.0, 1.0), dtype=np.float64)
 
 
-def _moved_references(books: Books, kinds: int, seed: int, replicates: int) -> Floats:
+def _moved_references(books: LedgerContext, kinds: int, seed: int, replicates: int) -> Floats:
     """``(replicates, kinds)``: shift of the references when their sample is resampled, in milliseconds."""
     latency, doubt = books.ledger.latency_ns, books.doubt
     n = len(latency)

@@ -63,7 +63,7 @@ class StackLog:
             code = frame.f_code
             users = self._users.get(code.co_filename)
             if users is None:
-                users = self._users[code.co_filename] = is_users(code.co_filename)
+                users = self._users[code.co_filename] = is_user_code(code.co_filename)
             if users:
                 found.append((code, frame.f_lineno or code.co_firstlineno))
             frame = frame.f_back
@@ -96,7 +96,7 @@ def running_frames() -> Iterator[dict[int, FrameType]]:
             gc.enable()
 
 
-def is_users(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """True if a file is neither latfix's nor ``threading``, which is at the root of all stacks."""
     if file == threading.__file__:
         return False

@@ -40,7 +40,7 @@ def tell(record: RunRecord, ledger: Ledger, chosen: Sequence[Chosen]) -> tuple[S
     return tuple(explainer.story(one) for one in chosen)
 
 
-def tell_slowest(record: RunRecord, ledger: Ledger) -> tuple[Story, ...]:
+def explain_slowest(record: RunRecord, ledger: Ledger) -> tuple[Story, ...]:
     """Explain the slowest requests for a run's page; nothing for a large record, which takes too long."""
     if len(record.requests["index"]) > _LARGE:
         return ()

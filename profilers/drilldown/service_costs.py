@@ -44,7 +44,7 @@ class Costs:
 def batch_costs(evidence: Evidence, line: Line) -> Costs:
     """Costs of every batch: it holds its worker from its opening until the next batch could begin.
 
-    :param line: the queues of the ledger (:class:`latfix.profilers.attribution.ledger.Books`).
+    :param line: the queues of the ledger (:class:`latfix.profilers.attribution.ledger.LedgerContext`).
     """
     batches = evidence.batches
     start, end = batches["open_ns"], np.maximum(evidence.released_ns, batches["open_ns"])

@@ -23,9 +23,9 @@ from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import as_served, divided, presence, stage_values
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
+from latfix.profilers.evidence.predictive_features import error_of_work, numeric, predictive_features, with_features
 from latfix.profilers.evidence.run_baselines import Norms, whole_median
 from latfix.profilers.evidence.run_settings import Setup
-from latfix.profilers.evidence.telling_features import error_of_work, numeric, telling_features, with_features
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -238,7 +238,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     features = {name: column for name, column in record.traffic.features.items() if name != RECORDED}
     names = norms.of(
         "features",
-        lambda: telling_features(
+        lambda: predictive_features(
             features,
             position,
             [times["prepare"], times["finish"], spread(times["compute"], batch_of)],

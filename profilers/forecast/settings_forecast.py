@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.attribution.ledger import Books, make_books
+from latfix.profilers.attribution.ledger import LedgerContext, make_books
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
@@ -98,7 +98,9 @@ class Forecast:
     :param books: of the run, if already made.
     """
 
-    def __init__(self, record: RunRecord, *, evidence: Evidence | None = None, books: Books | None = None) -> None:
+    def __init__(
+        self, record: RunRecord, *, evidence: Evidence | None = None, books: LedgerContext | None = None
+    ) -> None:
         evidence = gather(record) if evidence is None else evidence
         books = make_books(evidence) if books is None else books
         setup = evidence.setup
@@ -402,7 +404,7 @@ class _BatchTime:
         return total, total + self.padded * (len(some) * top[0] - total), top
 
 
-def _work(evidence: Evidence, books: Books, model: _BatchTime) -> _Work:
+def _work(evidence: Evidence, books: LedgerContext, model: _BatchTime) -> _Work:
     rows, line = evidence.rows, books.line
     chosen = np.flatnonzero((rows["warmup"] == 0) & (evidence.batch_of >= 0) & (rows["status"] == Status.OK))
     chosen = chosen[np.argsort(line.handed[chosen], kind="stable")][:_MOST]

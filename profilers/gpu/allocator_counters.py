@@ -4,7 +4,7 @@ One call copies all counters (``torch.cuda.memory_stats_as_nested_dict``; ``memo
 several times as long). The call takes the allocator's lock while it holds the interpreter's: if another thread is in
 a driver call with that lock, the whole process stops. So it is made only while no other worker runs a batch, and
 seldom enough to take at most 0.5 % of the time. A reading covers everything since the one before, in any batch.
-Samplers follow the same rule (:class:`Inside`).
+Samplers follow the same rule (:class:`RunningBatches`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def cuda_counters(device: str) -> ReadCounters | None:
     return read
 
 
-class Inside:
+class RunningBatches:
     """Counts the workers that run a batch, and so may be in driver calls. With several devices, nothing is read.
 
     :ivar reads: number of readings for batches; ``cost_ns`` their total duration.
@@ -143,7 +143,7 @@ class Inside:
         return self.idle(read)
 
 
-class BatchCounters(Inside):
+class BatchCounters(RunningBatches):
     """Writes the changes since the last reading to the row of the batch that has just ended.
 
     :param read: makes one reading.
@@ -181,7 +181,7 @@ class BatchCounters(Inside):
             self._unread += 1
 
     def sample(self, read: ReadCounters) -> AllocatorCounters | None:
-        """:meth:`Inside.sample`, or the last reading if no batch has ended since."""
+        """:meth:`RunningBatches.sample`, or the last reading if no batch has ended since."""
         return self._last if self._unread <= 0 else self.idle(read)
 
     def note(self, columns: Mapping[str, memoryview[int]], batch_id: int) -> None:
@@ -222,7 +222,7 @@ def cuda_series(now: AllocatorCounters) -> dict[str, float]:
     }
 
 
-def cuda_reader(device: str, inside: Inside | None = None) -> Callable[[], dict[str, float]] | None:
+def cuda_reader(device: str, inside: RunningBatches | None = None) -> Callable[[], dict[str, float]] | None:
     """A reader of the allocator's counters for the sampler; ``None`` if there are none.
 
     :param inside: counts running batches on the device, during which nothing is read.

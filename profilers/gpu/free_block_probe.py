@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from latfix.profilers.gpu.allocator_counters import NATIVE, Inside, allocator_backend
+from latfix.profilers.gpu.allocator_counters import NATIVE, RunningBatches, allocator_backend
 from latfix.profilers.gpu.device_ids import device_index
 
 Reading = dict[str, float]
@@ -38,12 +38,12 @@ class FreeBlocksReader:
         segments: Callable[[], Iterable[Mapping[str, Any]]],
         blocks: Callable[[], int],
         clock: Callable[[], int] = time.perf_counter_ns,
-        inside: Inside | None = None,
+        inside: RunningBatches | None = None,
     ) -> None:
         self._segments = segments
         self._blocks = blocks
         self._clock = clock
-        self._inside = inside or Inside()
+        self._inside = inside or RunningBatches()
         self._rested_ns = 0
 
     def poll(self) -> Reading:
@@ -63,7 +63,7 @@ class FreeBlocksReader:
         return None if self._blocks() > MOST_BLOCKS else self._segments()
 
 
-def free_blocks_reader(device: str, inside: Inside | None = None) -> Callable[[], Reading] | None:
+def free_blocks_reader(device: str, inside: RunningBatches | None = None) -> Callable[[], Reading] | None:
     """A reader for the sampler; ``None`` unless torch's own allocator is in use: no other lists its blocks."""
     if allocator_backend(device) != NATIVE:
         return None

@@ -1,4 +1,4 @@
-"""Data of the charts: arrays from a run's record, thinned so that a page stays small."""
+"""Data of the charts: arrays from a run's record, downsampled so that a page stays small."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Scatter:
 
     :param arrival_s: of the drawn points; ``latency_ms`` likewise.
     :param total: number of requests that ended ok.
-    :param failed_s: arrivals of requests that did not end ok, thinned.
+    :param failed_s: arrivals of requests that did not end ok, downsampled.
     :param failed: number of requests that did not end ok.
     :param rows: rows of the record behind the points; ``failed_rows`` likewise.
     """
@@ -67,7 +67,7 @@ class Scatter:
     failed_rows: Rows
 
     @property
-    def thinned(self) -> bool:
+    def downsampled(self) -> bool:
         """True if not all points are drawn."""
         return len(self.arrival_s) < self.total
 

@@ -46,21 +46,21 @@ def measure_backends(
     settings: RunnerSettings,
     *,
     batch: int,
-    asked: bool,
+    explicit: bool,
     seconds: float,
     seed: int,
 ) -> BackendsTable:
     """Load the workload's model in every backend that takes it, compare their answers, and time them in turns.
 
     :param batch: requests in a batch.
-    :param asked: the user requested this batch size; otherwise it is reduced to the model's limit.
+    :param explicit: the user requested this batch size; otherwise it is reduced to the model's limit.
     :param seconds: duration of the measurement, without conversions.
     :raises LatfixError: the model does not load, or the process died.
     """
     with tempfile.TemporaryDirectory(prefix="latfix-backends-") as name:
         folder = Path(name)
         save_schedule(traffic, folder / _SCHEDULE)
-        write_json(folder / _JOB, job_of(spec, settings, batch=batch, asked=asked, seconds=seconds, seed=seed))
+        write_json(folder / _JOB, job_of(spec, settings, batch=batch, explicit=explicit, seconds=seconds, seed=seed))
         # -P: a file in the working directory must not shadow a module of the same name.
         command = [sys.executable, "-P", "-m", "latfix.runners.backend_comparison.comparison", str(folder)]
         log = folder / _LOG
@@ -90,7 +90,7 @@ def measure_backends(
 
 
 def job_of(
-    spec: WorkloadSpec, settings: RunnerSettings, *, batch: int, asked: bool, seconds: float, seed: int
+    spec: WorkloadSpec, settings: RunnerSettings, *, batch: int, explicit: bool, seconds: float, seed: int
 ) -> dict[str, Any]:
     """The job of the separate process; see :func:`measure_backends`."""
     return {
@@ -99,7 +99,7 @@ def job_of(
         "entry": spec.entry,
         "settings": settings.to_json(),
         "batch": batch,
-        "asked": asked,
+        "explicit": explicit,
         "seconds": seconds,
         "seed": seed,
     }
@@ -124,7 +124,7 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
         raise InputError("backends are compared on the CPU in this version; use --device cpu")
     started = time.perf_counter()
     adapter = load_adapter(Path(job["folder"]), job["entry"])
-    batch = _batch_size(adapter, job["batch"], asked=job["asked"])
+    batch = _batch_size(adapter, job["batch"], explicit=job["explicit"])
     model = load_module(adapter, "cpu")
     load_s = time.perf_counter() - started
     check_inputs(adapter, traffic)
@@ -156,13 +156,13 @@ def measure_here(job: dict[str, Any], traffic: Traffic) -> BackendsTable:
     )
 
 
-def _batch_size(adapter: Any, wanted: int, *, asked: bool) -> int:
+def _batch_size(adapter: Any, wanted: int, *, explicit: bool) -> int:
     from latfix.runners.model_files.file_workload import FileWorkload
 
     most = adapter.largest_batch if isinstance(adapter, FileWorkload) else None
     if most is None or wanted <= most:
         return wanted
-    if asked:
+    if explicit:
         raise InputError(f"--batch: found {wanted}; {adapter.layout.file} takes batches of at most {most}")
     return int(most)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from latfix.adapter_api import Workload
 from latfix.errors import RunnerError
-from latfix.profilers.gpu.allocator_counters import BatchCounters, Inside, cuda_counters
+from latfix.profilers.gpu.allocator_counters import BatchCounters, RunningBatches, cuda_counters
 from latfix.profilers.probes.batch_delays import PoolDelays
 from latfix.profilers.probes.control_groups import CgroupThrottle
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
@@ -86,7 +86,7 @@ class Engine:
         self.memory = ProcessMemory()
         #: The caching allocator's counters by batch; ``None`` on the host. With workers on several devices, counters
         #: would include other batches, so only which worker is in a batch is tracked.
-        self.device_memory: Inside | None = _device_memory(instances)
+        self.device_memory: RunningBatches | None = _device_memory(instances)
         self._on_done = on_done
         self._collector = collector
         self._given_up = given_up
@@ -389,12 +389,12 @@ def _kind_of(settings: RunnerSettings, instances: list[ModelInstance]) -> type[W
     return OverlappingWorker if settings.overlap and on_device else Worker
 
 
-def _device_memory(instances: list[ModelInstance]) -> Inside | None:
+def _device_memory(instances: list[ModelInstance]) -> RunningBatches | None:
     """Counters by batch, or only which worker is in a batch; ``None`` if no device has counters."""
     read, *others = (cuda_counters(device) for device in dict.fromkeys(instance.device for instance in instances))
     if read is None:
         return None
-    return Inside() if others else BatchCounters.of(read) or Inside()
+    return RunningBatches() if others else BatchCounters.of(read) or RunningBatches()
 
 
 def _either(

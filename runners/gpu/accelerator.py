@@ -58,7 +58,7 @@ class Accelerator(Protocol):
     def synchronize(self) -> None:
         """Block the host until all work in all streams has run."""
 
-    def forget_workspaces(self) -> None:
+    def free_workspaces(self) -> None:
         """Free the workspaces that libraries keep for each thread and stream, on all devices."""
 
     def using(self, stream: Stream) -> AbstractContextManager[Any]:
@@ -85,7 +85,7 @@ class Accelerator(Protocol):
     def is_here(self, tensor: torch.Tensor) -> bool:
         """True if a tensor is on this device."""
 
-    def telling_waits(self) -> AbstractContextManager[Any]:
+    def warn_on_waits(self) -> AbstractContextManager[Any]:
         """Inside the context, each call that blocks the host until the device is done warns (:mod:`warnings`)."""
 
 
@@ -113,7 +113,7 @@ class CudaAccelerator(Accelerator):
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self.device)
 
-    def forget_workspaces(self) -> None:
+    def free_workspaces(self) -> None:
         """Free cuBLAS workspaces: torch keeps one per handle and stream forever, and new threads reuse the handles of
         ended ones in any order.
 
@@ -145,7 +145,7 @@ class CudaAccelerator(Accelerator):
         return str(tensor.device) == self.device
 
     @contextlib.contextmanager
-    def telling_waits(self) -> Iterator[None]:
+    def warn_on_waits(self) -> Iterator[None]:
         """Uses torch's debug mode for synchronizing operations, which applies to the whole process."""
         before = self._torch.cuda.get_sync_debug_mode()
         self._torch.cuda.set_sync_debug_mode("warn")

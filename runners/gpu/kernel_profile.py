@@ -120,7 +120,7 @@ def waits_in(instance: ModelInstance, batch: Any) -> list[str]:
         stream.synchronize()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with accelerator.telling_waits():
+            with accelerator.warn_on_waits():
                 call_model(instance.model, inputs)
         stream.synchronize()
     places = (f"{Path(each.filename).name}:{each.lineno}" for each in caught if _WARNING in str(each.message))

@@ -50,7 +50,7 @@ CODES = {
 }
 
 
-def see_that_it_is_spoken(address: Address) -> None:
+def check_supported(address: Address) -> None:
     """Raise an InputError if the address names no model, or the package ``h2`` is not installed."""
     model_of(address.path)
     if find_spec("h2") is None:

@@ -52,7 +52,7 @@ class HttpReplay:
     :param headers: with their values, which stay out of the record.
     :param body: template of the requests' bodies; ``None`` for the protocol's default.
     :param spec: name, traffic and objective.
-    :param told: the service's metadata of its models.
+    :param model_metadata: the service's metadata of its models.
     :param pid: the service's process on this machine; ``None`` if it is not watched.
     :param metrics: address of its metrics; ``None`` if they are not read.
     :param server: the server's name; empty if unknown.
@@ -65,7 +65,7 @@ class HttpReplay:
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
     body: BodyTemplate | None = None
-    told: Any = None
+    model_metadata: Any = None
     model: str = ""
     timeout_s: float = 60.0
     keep_alive: bool = True
@@ -80,7 +80,7 @@ class HttpReplay:
         """Raise an InputError if bodies cannot be made from the traffic."""
         if self.body is not None:
             self.body.check(self.traffic)
-        body = body_for(self.address, self.body, self.traffic, self.told, self.model)
+        body = body_for(self.address, self.body, self.traffic, self.model_metadata, self.model)
         for k in range(min(len(self.traffic), _LOOKED_AT)):
             body(self.traffic.request(k))
 
@@ -95,7 +95,7 @@ class HttpReplay:
             "target": f"{SERVICE}ModelInfer" if address.is_grpc else address.target,
             "headers": {**self.headers, **(GRPC_HEADERS if address.is_grpc else {})},
             "body": None if self.body is None else self.body.text,
-            "metadata": self.told,
+            "metadata": self.model_metadata,
             "model": self.model,
             "timeout_s": self.timeout_s,
             "keep_alive": self.keep_alive,
@@ -154,7 +154,7 @@ def _shake_hands(address: Address, tls: ssl.SSLContext, sock: socket.socket) -> 
         raise InputError(f"{address.shown}: the TLS handshake failed ({why}); is it an http address?") from error
 
 
-def ask_models(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> Any:
+def read_model_metadata(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> Any:
     """The service's metadata of its models, if its protocol has any; ``None`` otherwise."""
     if address.is_grpc:
         message = metadata_request(address.path)

@@ -149,8 +149,8 @@ class Bench:
 
     def ready(self, arm: Arm) -> Mapping[str, Any]:
         """What an arm's process reported when it started; on a device, an ended process is not restarted for it."""
-        if self.room.on_device and arm.told and not arm.failed:
-            return arm.told
+        if self.room.on_device and arm.ready_message and not arm.failed:
+            return arm.ready_message
         self.room.close_others(arm, self._arms)
         return arm.ready
 
@@ -252,7 +252,7 @@ class Bench:
         if arm.primed:
             return
         self.room.close_others(arm, self._arms)
-        again, started = bool(arm.told) and not arm.loaded, time.monotonic()
+        again, started = bool(arm.ready_message) and not arm.loaded, time.monotonic()
         arm.prime(self.out / "baseline")
         if again and self.room.on_device:  # on the host, arms restart only for cold fixes
             self._restart_s = time.monotonic() - started

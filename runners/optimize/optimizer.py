@@ -86,7 +86,7 @@ class Outcome:
     :param failure: why the service stopped working after the baseline; empty if it did not.
     :param layers: measured sensitivity of layers, if quantizing all of them cost too much accuracy.
     :param answers: how answers are compared, and whether the baseline answers differently in a batch.
-    :param foretold: by statistic, the predicted ratio over the whole traffic for all kept fixes together, with
+    :param predicted: by statistic, the predicted ratio over the whole traffic for all kept fixes together, with
         measured compute; empty without a forecast. ``at_pace`` is the same at the pace of the final replay's batches.
     :param shares: by kept fix, its part of the prediction (:meth:`Planner.shares`).
     :param adds: by fix, the measured ratio of the whole plan over the plan without it.
@@ -111,7 +111,7 @@ class Outcome:
     failure: str = ""
     notes: list[str] = field(default_factory=list)
     forecast_error: float | None = None
-    foretold: Mapping[str, float] = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
     at_pace: Mapping[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=dict)
     adds: Mapping[str, Mapping[str, RatioEstimate]] = field(default_factory=dict)
@@ -155,9 +155,9 @@ class Outcome:
         for key in KEYS:
             errors = [error for trial in self.trials if (error := trial.prediction_error(key)) is not None]
             found[key] = {"median": statistics.median(errors) if errors else None, "steps": len(errors)}
-            if self.final is not None and key in self.foretold and not self.final.ratio[key].lost:
+            if self.final is not None and key in self.predicted and not self.final.ratio[key].lost:
                 measured = self.final.ratio[key].value
-                found[key] |= {"final": self.foretold[key], "final_error": abs(self.foretold[key] / measured - 1.0)}
+                found[key] |= {"final": self.predicted[key], "final_error": abs(self.predicted[key] / measured - 1.0)}
                 found[key] |= {"at_pace": self.at_pace.get(key)}
         return found
 
@@ -361,7 +361,7 @@ class Optimizer:
         seconds = min(_FINAL_SHARE * self._options.budget_s, bench.left_s())
         traffic = bench.final_traffic(seconds)
         bounds = [] if traffic is self._traffic else [window_bounds(traffic)]
-        outcome.foretold = _predicted(search, bounds, ())
+        outcome.predicted = _predicted(search, bounds, ())
         for begin, end in bounds:
             outcome.notes.append(
                 f"The final replay covers the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "

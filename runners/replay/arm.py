@@ -40,7 +40,7 @@ class Arm:
         is larger there.
     :param alone: why no other arm may be on the device at the same time; empty if one may.
     :param start_s: seconds that its last process took to load; 0 before the first.
-    :param told: the ``ready`` message of its last process; empty before the first.
+    :param ready_message: the ``ready`` message of its last process; empty before the first.
     """
 
     label: str
@@ -56,7 +56,7 @@ class Arm:
     profiled: bool = False
     worn: bool = False
     alone: str = ""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    ready_message: Mapping[str, Any] = field(default_factory=dict)
     start_s: float = 0.0
     _process: RunnerProcess | None = field(default=None, repr=False)
     _launched: float = field(default=0.0, repr=False)
@@ -88,7 +88,7 @@ class Arm:
         assert self._process is not None
         if not self._process.ready:
             try:
-                self.told = self._process.start()
+                self.ready_message = self._process.start()
             except BaseException as error:
                 self.close()
                 self.failed = isinstance(error, LatfixError)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from latfix.profilers.gpu.allocator_counters import Inside
+from latfix.profilers.gpu.allocator_counters import RunningBatches
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.process_facts import Residence
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe
@@ -94,7 +94,7 @@ class Keeper:
     """
 
     def __init__(
-        self, settings: RunnerSettings, instance: ModelInstance, number: int, memory: Inside | None = None
+        self, settings: RunnerSettings, instance: ModelInstance, number: int, memory: RunningBatches | None = None
     ) -> None:
         self._instance = instance
         self._memory = memory

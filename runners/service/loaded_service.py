@@ -242,7 +242,7 @@ class Service:
             )
         accelerator = self.models.instances[0].accelerator
         if accelerator is not None:  # of threads that have ended
-            accelerator.forget_workspaces()
+            accelerator.free_workspaces()
         for instance in self.models.instances:
             instance.calls.reset()
         for graphed in self.models.graphed():

@@ -194,8 +194,8 @@ def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None)
                 percentile_ms=_ms(value),
                 ended_early=one.point.cut,
                 fresh_process=one.fresh,
-                foretold_ms=None if one.foretold is None else one.foretold[0] * 1e3,
-                foretold_ci95_ms=None if one.foretold is None else (one.foretold[1] * 1e3, one.foretold[2] * 1e3),
+                foretold_ms=None if one.predicted is None else one.predicted[0] * 1e3,
+                foretold_ci95_ms=None if one.predicted is None else (one.predicted[1] * 1e3, one.predicted[2] * 1e3),
             )
             for one, value in zip(ones, cell.runs, strict=True)
         ),

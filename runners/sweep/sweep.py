@@ -302,7 +302,7 @@ class Sweep:
             kind=kind,
             began_s=began,
             fresh=not self._used[setting.number],
-            foretold=self._predicted(setting.number, load),
+            predicted=self._predicted(setting.number, load),
             costs=costs([record]),
         )
         self._used[setting.number] = True

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.capacity.model_departures import Modelled, reasons
+from latfix.capacity.model_departures import ModelPrediction, reasons
 from latfix.capacity.objective import Target
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import Part
@@ -72,7 +72,7 @@ def theory_of(
         scale = {name: (a + during * c) / (1 + during * batch.scv) for name, a, c in variability}
         predictions = _predictions(base, one, settings, part, target, scale, relaxation, arrivals, seed)
         waits = {name: predictions[name].mean_wait_ms for name in ("mg1", "kingman")}
-        modelled = Modelled(
+        modelled = ModelPrediction(
             waits={name: None if wait is None else wait / 1e3 for name, wait in waits.items()},
             index=index,
             window=window,

@@ -149,7 +149,7 @@ def test_one_setting_from_loads_to_answers(world: World, tmp_path: Path) -> None
         assert (document.models[model].percentile or 9.0) < 1.6, (model, document.models)
     assert {point.setting for point in document.points} == {0}
     assert len(outcome.measured) < 12, "it stops on its own"
-    assert outcome.measured[0].foretold is None and all(one.foretold for one in outcome.measured[1:])
+    assert outcome.measured[0].predicted is None and all(one.predicted for one in outcome.measured[1:])
     replayed = {point.load for point in document.points}
     assert replayed < {one.load for one in setting.predicted}, "and further loads"
     assert "of the pace" in setting.largest.reason

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import LoadPoint, load_point
-from latfix.capacity.model_departures import Modelled, reasons
+from latfix.capacity.model_departures import ModelPrediction, reasons
 from latfix.capacity.objective import Target
 from latfix.capacity.service_moments import fit_batch_service, mean_and_scv, relaxation_time
 from latfix.capacity.sweep_traffic import part_of
@@ -145,7 +145,7 @@ def reasons_by_id(point: LoadPoint, low: LoadPoint, settings: RunnerSettings = O
     """Reasons by id, of a service whose batches at low load are known and whose waits the models have as measured."""
     size, took = low.batches.size, low.batches.service
     wait = known.get("wait", float(point.wait.mean()))
-    modelled = Modelled(
+    modelled = ModelPrediction(
         waits={"mg1": wait / 2, "kingman": wait},
         index=known.get("index", 1.0),
         window=1.0,

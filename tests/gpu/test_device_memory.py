@@ -146,4 +146,4 @@ def test_a_history_is_recorded_and_read(tmp_path: Path) -> None:
     del held
     end_history(tmp_path / "history.pickle")
     result = choice_of(tmp_path / "history.pickle", CudaAllocator(_DEVICE).memory()[1])
-    assert result.setting == "" and "no allocation stalls or fails" in result.said
+    assert result.setting == "" and "no allocation stalls or fails" in result.description

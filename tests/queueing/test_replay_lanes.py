@@ -7,7 +7,7 @@ import pytest
 
 from latfix.arrays import Floats, Ints
 from latfix.queueing.queue_simulator import Policy
-from latfix.queueing.replay_lanes import Lanes, taken_up
+from latfix.queueing.replay_lanes import Lanes, service_starts
 from latfix.queueing.start_derivatives import serve
 
 
@@ -35,7 +35,7 @@ def test_lanes_agree_with_single_replays(seed: int) -> None:
     load = rng.exponential(0.5, (p, n)) * (rng.random((p, n)) < 0.4)
     # Guesses of where the queue ran empty, most of them wrong: they may cost time, never change an answer.
     guessed = np.flatnonzero(rng.random(n) < 0.4)
-    opened, ended = taken_up(lanes, ready, load, guessed)
+    opened, ended = service_starts(lanes, ready, load, guessed)
     for row in range(p):
         expected = _alone(lanes, ready, load, row)
         np.testing.assert_allclose(opened[row], expected[0], rtol=1e-9, atol=1e-9)
@@ -48,11 +48,11 @@ def test_a_queue_that_is_never_empty() -> None:
     ready = np.repeat(np.arange(n, dtype=np.float64)[None] * 0.5, 2, axis=0)
     load = np.zeros((2, n))
     every: Ints = np.arange(n)
-    opened, _ = taken_up(lanes, ready, load, every)
+    opened, _ = service_starts(lanes, ready, load, every)
     np.testing.assert_allclose(opened[0], _alone(lanes, ready, load, 0)[0])
 
 
 def test_no_requests() -> None:
     lanes = Lanes(workers=2, max_batch=2, window=np.zeros(3), reference=np.ones(3))
-    opened, ended = taken_up(lanes, np.zeros((3, 0)), np.zeros((3, 0)), np.zeros(0, np.int64))
+    opened, ended = service_starts(lanes, np.zeros((3, 0)), np.zeros((3, 0)), np.zeros(0, np.int64))
     assert opened.shape == ended.shape == (3, 0)

@@ -45,7 +45,7 @@ def backends(
     wanted = batch or (settings.max_batch_size if settings.max_batch_size > 1 else _BATCH)
     with Console(stderr=True).status("loading and converting the model, then measuring …"):
         found = measure_backends(
-            spec, schedule, settings, batch=wanted, asked=batch is not None, seconds=seconds, seed=replayed.seed
+            spec, schedule, settings, batch=wanted, explicit=batch is not None, seconds=seconds, seed=replayed.seed
         )
     target.report(found.to_json(), lambda: render_backends(found))
     return EXIT_OK

@@ -17,7 +17,7 @@ from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
-from latfix.profilers.attribution.verdict import part_words
+from latfix.profilers.attribution.verdict import describe_part
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
 from latfix.profilers.recordings.requests.accounts import Accounts
 from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Source, UnitLedger
@@ -217,16 +217,16 @@ def _verdict(
         carried = f"; all include {milliseconds(top.tail_ms)} of {words[top.cause].happened}" if top else ""
         return "steady", f"{opening}: steady, slow requests take hardly longer than typical ones{carried}."
     if abs(unexplained) > max(_MOST_UNEXPLAINED * excess_ms, _NOISE_MS):
-        known = f" Of the known part, {part_words(words[top.cause], top, excess_ms)}." if top else ""
+        known = f" Of the known part, {describe_part(words[top.cause], top, excess_ms)}." if top else ""
         return "inconclusive", (
             f"{opening}; slow requests exceed normal ones by {milliseconds(excess_ms)}, and the recording does not "
             f"explain {milliseconds(unexplained)} of it.{known}"
         )
     if top is not None:
-        return top.cause, f"{opening}: {part_words(words[top.cause], top, excess_ms)}."
+        return top.cause, f"{opening}: {describe_part(words[top.cause], top, excess_ms)}."
     largest = max(causes, key=lambda each: each.tail_ms, default=None)
     always = (
-        f"; the largest part, {part_words(words[largest.cause], largest, excess_ms)}, is there all the time"
+        f"; the largest part, {describe_part(words[largest.cause], largest, excess_ms)}, is there all the time"
         if largest
         else ""
     )

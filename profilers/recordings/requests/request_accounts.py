@@ -22,7 +22,7 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
-from latfix.profilers.evidence.telling_features import telling_features
+from latfix.profilers.evidence.predictive_features import predictive_features
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
@@ -153,7 +153,7 @@ class _Ledger:
             usable = np.ones(len(service), dtype=bool)
             return error_out_of_fold(np.column_stack([np.ones(len(service)), *chosen]), service, usable)
 
-        names = telling_features(sample, np.arange(-(-n // self.step)), [service], error)
+        names = predictive_features(sample, np.arange(-(-n // self.step)), [service], error)
         route = None if table.route is None else table.route[self.rows]
         common = [] if route is None else np.argsort(-np.bincount(route[:: self.step]))[:_ROUTES].tolist()
 

@@ -217,9 +217,9 @@ def instants_ns(column: Any) -> Ints:
     parsed = np.array([_instant_or_unknown(text) for text in seconds.dictionary.to_pylist()], np.int64)
     if not len(parsed):
         return parsed
-    moments = parsed[np.asarray(seconds.indices)]
+    moments: Ints = parsed[np.asarray(seconds.indices)]
     moments[moments != -1] += np.asarray(fractions)[moments != -1]
-    return moments[np.asarray(encoded.indices)]
+    return np.take(moments, np.asarray(encoded.indices))
 
 
 def _instant_or_unknown(text: str) -> int:

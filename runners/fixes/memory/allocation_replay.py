@@ -31,7 +31,7 @@ def recorded_choice(bench: Bench, base: Arm) -> Choice:
     file = bench.search_folder / _SNAPSHOT
     try:
         if why_not := arm.ask("history")["why_not"]:
-            return Choice(said=str(why_not))
+            return Choice(description=str(why_not))
         for number, window in enumerate(bench.windows):
             folder = bench.search_folder / f"{bench.replays:03d}-{arm.label}-{number}"
             arm.replay(folder, window, bench.watch, seed=bench.seed)

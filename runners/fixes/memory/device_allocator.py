@@ -20,7 +20,7 @@ def _measure(bench: Bench, base: Arm) -> Choice:
     try:
         return recorded_choice(bench, base)
     except LatfixError as error:
-        return Choice(said=error.message)
+        return Choice(description=error.message)
 
 
 def _chosen(context: Context) -> Choice | None:
@@ -33,7 +33,7 @@ def _better_setting(context: Context) -> str:
     if choice is None:
         return "no history of allocations was recorded"
     if not choice.setting:
-        return choice.said
+        return choice.description
     wanted = read_conf(choice.setting)
     if wanted.items() <= read_conf(standing_conf(context.settings)).items():
         return f"the allocator has {choice.setting} already"
@@ -72,6 +72,6 @@ FIX = Fix(
     needs=(trouble, _better_setting),
     sets=_sets,
     variables=(ALLOC_CONF, OLDER_CONF),
-    set_up=SetUp(due=lambda context: not trouble(context), measure=_measure, shown=lambda choice: choice.said),
+    set_up=SetUp(due=lambda context: not trouble(context), measure=_measure, shown=lambda choice: choice.description),
     verify=_verify,
 )

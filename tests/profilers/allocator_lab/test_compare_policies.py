@@ -211,10 +211,10 @@ def test_recorded_stalls_that_the_model_misses_are_reported() -> None:
 
 def test_the_setting_with_the_fewest_stalls_is_chosen() -> None:
     found = choose(_STUCK, 100 * _MIB)
-    assert found.setting == "expandable_segments:True" and "none would remain" in found.said
+    assert found.setting == "expandable_segments:True" and "none would remain" in found.description
     assert [each["setting"] for each in found.figures["policies"]] == ["", *TRIED]
     with_it = choose(_STUCK, 100 * _MIB, found.setting)
-    assert with_it.setting == "" and with_it.said == "expandable_segments:True: no allocation stalls or fails."
+    assert with_it.setting == "" and with_it.description == "expandable_segments:True: no allocation stalls or fails."
     assert choose(_trace((0, 200)), 100 * _MIB).setting == ""
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from latfix.profilers.attribution.ledger_parquet import CausesFile
 from latfix.profilers.chunked.chunk_ledgers import Scale
-from latfix.profilers.chunked.downsample import thinned
+from latfix.profilers.chunked.downsample import downsampled
 from latfix.profilers.chunked.record_chunks import WholeRecord
 from latfix.profilers.diagnose import diagnose
 from latfix.reports.html.pages import write_run_report
@@ -247,7 +247,7 @@ def test_a_report_shows_a_part_and_notes_it(
     tmp_path: Path, monkeypatch: Any, busy: RunRecord, both: tuple[Diagnosis, Diagnosis, list[Ledger]]
 ) -> None:
     monkeypatch.setattr("latfix.profilers.chunked.downsample.SHOWN", 4_000)
-    record, shown = thinned(WholeRecord(busy), both[1])
+    record, shown = downsampled(WholeRecord(busy), both[1])
     assert 4_000 <= len(record.requests["index"]) <= 4_060
     assert record.counts() == both[0].requests
     assert record.unrecorded() == 0

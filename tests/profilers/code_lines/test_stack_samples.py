@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from latfix.profilers.code_lines.stack_samples import StackLog, is_users, running_frames
+from latfix.profilers.code_lines.stack_samples import StackLog, is_user_code, running_frames
 from latfix.profilers.probes.gil_probe import LockProbe
 from latfix.profilers.probes.stage_recorder import SampleLog
 
@@ -97,9 +97,9 @@ def test_whose_a_file_is() -> None:
     import latfix
 
     package = Path(latfix.__file__).parent
-    assert not is_users(str(package / "runners" / "engine" / "worker.py"))
-    assert is_users(str(package / "sample_workloads" / "recommender" / "workload.py"))
-    assert is_users("/home/me/ranker/workload.py") and not is_users(threading.__file__)
+    assert not is_user_code(str(package / "runners" / "engine" / "worker.py"))
+    assert is_user_code(str(package / "sample_workloads" / "recommender" / "workload.py"))
+    assert is_user_code("/home/me/ranker/workload.py") and not is_user_code(threading.__file__)
 
 
 def test_the_lock_probe_looks_each_time() -> None:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 
 from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expect_work, padded_row, work_designs
-from latfix.profilers.evidence.run_baselines import Norms
-from latfix.profilers.evidence.telling_features import (
+from latfix.profilers.evidence.predictive_features import (
     error_of_work,
     is_running_number,
-    telling_features,
+    predictive_features,
     with_features,
 )
+from latfix.profilers.evidence.run_baselines import Norms
 
 Floats = npt.NDArray[np.float64]
 Cost = Callable[[Floats], float]
@@ -124,11 +124,11 @@ def test_features_are_selected_by_what_they_explain() -> None:
     position = np.arange(n)
     error = partial(error_of_work, members, batches, times, clean)
     against = [times["prepare"], times["compute"][np.repeat(np.arange(len(members.count)), members.count)]]
-    assert telling_features(features, position, against, error) == ("steps",)
+    assert predictive_features(features, position, against, error) == ("steps",)
     many = features | {f"number_{k}": rng.permutation(n).astype(np.float64) for k in range(20)}
-    assert telling_features(many, position, against, error) == ("steps",)
+    assert predictive_features(many, position, against, error) == ("steps",)
     # Of a few, all are kept: an irrelevant one gets no coefficient.
-    assert telling_features({"steps": steps}, position, against, error) == ("steps",)
+    assert predictive_features({"steps": steps}, position, against, error) == ("steps",)
     assert with_features(members, [steps]).attributes.shape == (n, 3)
 
 

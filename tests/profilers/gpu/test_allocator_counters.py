@@ -19,7 +19,7 @@ from latfix.profilers.calibration.microbenchmarks import flat
 from latfix.profilers.gpu.allocator_counters import (
     AllocatorCounters,
     BatchCounters,
-    Inside,
+    RunningBatches,
     cuda_counters,
     cuda_reader,
     from_nested,
@@ -332,7 +332,7 @@ def test_an_allocator_without_a_block_list_is_not_queried(torch_on: Any, fake_cu
 def test_blocks_are_listed_between_batches() -> None:
     """A worker may be in a driver call with the lock for which the listing waits, holding the interpreter's."""
     listed: list[int] = []
-    inside = Inside()
+    inside = RunningBatches()
 
     def segments() -> list[dict[str, Any]]:
         listed.append(1)
@@ -410,7 +410,7 @@ def test_a_reading_that_is_not_due_makes_the_last_one_stale(torch_on: Any, fake_
 
 def test_on_several_devices_nothing_is_read_during_batches(torch_on: Any, fake_cuda: Any) -> None:
     torch = torch_on(fake_cuda(), fake_cuda())
-    inside = Inside()
+    inside = RunningBatches()
     read = cuda_reader("cuda:1", inside)
     assert read is not None and read()
     inside.enter()

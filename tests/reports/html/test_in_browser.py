@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from latfix.profilers.drilldown.explain import tell_slowest
+from latfix.profilers.drilldown.explain import explain_slowest
 from latfix.reports.html.pages import write_comparison_report, write_run_report
 from latfix.results.comparison import compare_records
 from tests.reports.conftest import make_session
@@ -157,7 +157,7 @@ def test_violations_of_the_policy_are_logged_on_the_console(report: Callable[...
 
 def test_a_point_leads_to_its_story(report: Callable[..., Path]) -> None:
     record, diagnosis = make_session("ordinary")
-    page = report("ordinary", stories=tell_slowest(record, diagnosis.ledger))
+    page = report("ordinary", stories=explain_slowest(record, diagnosis.ledger))
     look = """
 send("mouseenter", 0, 0);
 let found = false;

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from latfix.formatting import significant
-from latfix.profilers.drilldown.explain import tell, tell_slowest
+from latfix.profilers.drilldown.explain import explain_slowest, tell
 from latfix.profilers.drilldown.selection import choose_slowest
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.terminal.requests import render_stories
@@ -247,7 +247,7 @@ def test_the_page_shows_the_same_and_text_literally(given: Story, ordinary: Sess
 
 def test_the_page_of_a_run_explains_its_slowest_requests(ordinary: Session, tmp_path: Path) -> None:
     record, diagnosis = ordinary
-    stories = tell_slowest(record, diagnosis.ledger)
+    stories = explain_slowest(record, diagnosis.ledger)
     text = page_of(ordinary, tmp_path, *stories)
     assert text.count("<details ") == len(stories) == 10
     for one in stories:

@@ -83,7 +83,7 @@ _CALLED_FOR |= {"memory.device_allocator": _STALLED, "memory.limit": _STALLED}
 #: Results of their set-ups.
 _FOUND: dict[str, Any] = {
     "quantize.int8_excluded": {"keep": {"head": 0.2}},
-    "memory.device_allocator": Choice(setting="expandable_segments:True", said="none would be left"),
+    "memory.device_allocator": Choice(setting="expandable_segments:True", description="none would be left"),
 }
 
 

@@ -139,7 +139,7 @@ def test_the_history_chooses_the_setting(
     stalls: RunRecord, play: Play, make_context: MakeContext, trace: AllocationTrace
 ) -> None:
     choice = choose(trace, room_bytes(facts(stalls)))
-    assert choice.setting == "expandable_segments:True" and "none would remain" in choice.said
+    assert choice.setting == "expandable_segments:True" and "none would remain" in choice.description
     now = make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})
     settings, found, record = _applied("memory.device_allocator", play, now)
     assert found.effective and calls(record).retries == 0, found.evidence
@@ -163,9 +163,12 @@ def test_the_chosen_setting_is_added_to_existing_ones(
 
 def test_no_setting_is_better_and_that_is_said(stalls: RunRecord, make_context: MakeContext) -> None:
     fix = _BY_ID["memory.device_allocator"]
-    choice = Choice(said="torch's defaults: 3 stalls, 0 failures. None of the settings that were tried does better.")
+    choice = Choice(
+        description="torch's defaults: 3 stalls, 0 failures. None of the settings that were tried does better."
+    )
     assert (
-        fix.obstacle(make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice})) == choice.said
+        fix.obstacle(make_context(stalls, RunnerSettings(), found={"memory.device_allocator": choice}))
+        == choice.description
     )
     assert "no history" in fix.obstacle(make_context(stalls, RunnerSettings()))
 
@@ -202,7 +205,7 @@ def test_cases_in_which_a_limit_does_not_help(
 def test_a_reservation_conflicts_with_a_split_limit(stalls: RunRecord, make_context: MakeContext) -> None:
     split = RunnerSettings(env={ALLOC_CONF: "max_split_size_mb:128"}, buffer_pool=True)
     assert "would not serve any request" in _BY_ID["memory.pool"].obstacle(make_context(stalls, split))
-    choice = Choice(setting="max_split_size_mb:128", said="")
+    choice = Choice(setting="max_split_size_mb:128", description="")
     now = make_context(stalls, RunnerSettings(reserve_mb=900), found={"memory.device_allocator": choice})
     assert "would not serve any request" in _BY_ID["memory.device_allocator"].obstacle(now)
 
@@ -214,7 +217,7 @@ def test_a_device_that_was_not_called_needs_none(
     """On a device of twice the size nothing stalls, and little of the tail is memory."""
     roomy = play(total=4 * _TOTAL)
     assert calls(roomy).retries == 0
-    choice = Choice(setting="expandable_segments:True", said="")
+    choice = Choice(setting="expandable_segments:True", description="")
     pooled, found = RunnerSettings(buffer_pool=True), {"memory.device_allocator": choice}
     now = make_context(roomy, pooled, found=found)
     assert "it pays with stalls" in _BY_ID[fix].obstacle(now)
@@ -490,7 +493,7 @@ def test_stalls_are_those_that_the_allocator_counted(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"device_traces": [history], "segments": [], "allocator_settings": told}))
     assert choice_of(path, 8 << 30).figures["capacity_bytes"] == 40 * _MIB
     found = choice_of(path, 8 << 30, {0: 0})
-    assert found.figures["capacity_bytes"] == 8 << 30 and "in the recording" not in found.said
+    assert found.figures["capacity_bytes"] == 8 << 30 and "in the recording" not in found.description
     assert found.figures["policies"][0]["setting"] == ""
     assert choice_of(path, 8 << 30, {0: 2}).figures["capacity_bytes"] == 40 * _MIB
     limited = choice_of(path, 8 << 30, {0: 0}, limited=True)

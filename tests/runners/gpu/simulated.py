@@ -189,7 +189,7 @@ class SimulatedAccelerator:
         for stream in self.streams:
             stream.synchronize()
 
-    def forget_workspaces(self) -> None:
+    def free_workspaces(self) -> None:
         self.forgotten += 1
 
     @property
@@ -258,7 +258,7 @@ class SimulatedAccelerator:
         return isinstance(tensor, DeviceTensor)
 
     @contextlib.contextmanager
-    def telling_waits(self) -> Iterator[None]:
+    def warn_on_waits(self) -> Iterator[None]:
         self.telling = True
         try:
             yield

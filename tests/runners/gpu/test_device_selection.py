@@ -17,7 +17,7 @@ import torch
 
 from latfix.adapter_api import Workload
 from latfix.errors import InputError, RunnerError
-from latfix.profilers.gpu.allocator_counters import BatchCounters, Inside
+from latfix.profilers.gpu.allocator_counters import BatchCounters, RunningBatches
 from latfix.profilers.gpu.device_probes import allocator_probes, lines_of, nvml_probes, open_devices
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.probes.sampler import Sampler
@@ -235,7 +235,7 @@ def test_other_processes_on_a_device_affect_its_workers() -> None:
     ("devices", "backend", "kind"),
     [
         (["cuda:0", "cuda:0"], "native", BatchCounters),
-        (["cuda:0", "cuda:1"], "native", Inside),
+        (["cuda:0", "cuda:1"], "native", RunningBatches),
         (["cuda:0", "cuda:1"], "pluggable", type(None)),
         (["cpu", "cpu"], "native", type(None)),
     ],

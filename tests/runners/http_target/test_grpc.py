@@ -19,7 +19,7 @@ from latfix.cli.app import main
 from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import parse_address
-from latfix.runners.http_target.grpc_messages import infer_request, read_metadata, see_that_it_is_spoken
+from latfix.runners.http_target.grpc_messages import check_supported, infer_request, read_metadata
 
 PATH = "/v2/models/ranker/versions/3/infer"
 
@@ -157,7 +157,7 @@ def test_a_replay_over_grpc(
 
 def test_an_address_without_a_model_is_refused() -> None:
     with pytest.raises(InputError, match="found no model"):
-        see_that_it_is_spoken(parse_address("grpc://127.0.0.1:8001/"))
+        check_supported(parse_address("grpc://127.0.0.1:8001/"))
 
 
 def test_a_server_that_speaks_no_grpc_is_an_error_and_no_hang(

@@ -180,7 +180,7 @@ def test_reasons_why_backends_cannot_run_a_file(script_file: Path, tmp_path: Pat
 @pytest.mark.usefixtures("quick_loads")
 def test_the_table_of_a_workload(linear: Path) -> None:
     spec = load_spec(str(linear))
-    job = job_of(spec, spec.settings, batch=4, asked=False, seconds=0.3, seed=0)
+    job = job_of(spec, spec.settings, batch=4, explicit=False, seconds=0.3, seed=0)
     document = measure_here(job, read_traffic(spec.traffic)).to_json()
     assert document["schema"] == "latfix.backends/1"
     assert (document["batch_size"], document["threads"], document["device"]) == (4, 1, "cpu")
@@ -201,12 +201,12 @@ def test_a_process_that_dies_is_reported(tmp_path: Path, write_workload: WriteWo
     dying = LINEAR.replace("torch.manual_seed(1)", "import os; print('out of luck', flush=True); os._exit(3)")
     spec = load_spec(str(write_workload(tmp_path / "w", adapter=dying)))
     with pytest.raises(RunnerError, match=r"exit code 3, with no result; its last output: out of luck"):
-        measure_backends(spec, read_traffic(spec.traffic), spec.settings, batch=4, asked=False, seconds=1, seed=0)
+        measure_backends(spec, read_traffic(spec.traffic), spec.settings, batch=4, explicit=False, seconds=1, seed=0)
 
 
 def test_a_batch_that_the_file_does_not_take(save_exported: Callable[..., Path], linear: Path) -> None:
     file = save_exported(torch.nn.Linear(4, 2), (torch.ones(1, 4),), "fixed_for_table")
     spec = load_spec(str(file), traffic=linear / "traffic.jsonl")
-    job = job_of(spec, spec.settings, batch=4, asked=True, seconds=1, seed=0)
+    job = job_of(spec, spec.settings, batch=4, explicit=True, seconds=1, seed=0)
     with pytest.raises(InputError, match=r"--batch: found 4; .* takes batches of at most 1"):
         measure_here(job, read_traffic(spec.traffic))

@@ -110,14 +110,14 @@ def test_an_arm_knows_that_a_profile_was_taken_in_its_process(
     assert arm.profiled == (device != "cpu")
     arm.restart()
     assert not arm.profiled and not arm.loaded
-    assert arm.told == {"device": device}, "its report is known without a restart"
+    assert arm.ready_message == {"device": device}, "its report is known without a restart"
 
 
 def test_two_load_at_once_and_wait_until_they_are_needed(arm: Arm) -> None:
     arm.launch()
     (process,) = FakeProcess.made
-    assert arm.loaded and process.commands == ["launch"] and not arm.told
+    assert arm.loaded and process.commands == ["launch"] and not arm.ready_message
     arm.start()
-    assert process.commands == ["launch", "start", "pause"] and arm.told == {"device": "cpu"}
+    assert process.commands == ["launch", "start", "pause"] and arm.ready_message == {"device": "cpu"}
     arm.running()
     assert FakeProcess.made == [process] and process.commands == ["launch", "start", "pause"]

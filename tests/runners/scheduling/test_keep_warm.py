@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from latfix.profilers.gpu.allocator_counters import Inside
+from latfix.profilers.gpu.allocator_counters import RunningBatches
 from latfix.profilers.probes.thread_counters import ThreadCounters
 from latfix.run_record.process_facts import Residence
 from latfix.runners.engine.engine import Engine
@@ -234,7 +234,7 @@ def test_calls_of_the_device_while_idle_are_no_batch_s(start: Start) -> None:
     """A sampler that read the allocator then would wait for the driver while holding the interpreter lock."""
     asides: list[int] = []
 
-    class Memory(Inside):
+    class Memory(RunningBatches):
         @contextlib.contextmanager
         def aside(self) -> Iterator[None]:
             with super().aside():

@@ -63,7 +63,7 @@ class PlainAccelerator:
 
     def synchronize(self) -> None: ...
 
-    def forget_workspaces(self) -> None: ...
+    def free_workspaces(self) -> None: ...
 
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
@@ -89,7 +89,7 @@ class PlainAccelerator:
         return False
 
     @contextlib.contextmanager
-    def telling_waits(self) -> Iterator[None]:
+    def warn_on_waits(self) -> Iterator[None]:
         yield
 
 

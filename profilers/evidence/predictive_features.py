@@ -36,7 +36,7 @@ def numeric(column: npt.NDArray[Any], position: Ints) -> Floats:
     return np.nan_to_num(column[position].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def telling_features(
+def predictive_features(
     features: Mapping[str, npt.NDArray[Any]],
     position: Ints,
     times: Sequence[Floats],
