@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
-from latfix.profilers.gpu.kernel_names import matrix_formats
+from latfix.profilers.gpu.kernel_number_formats import matrix_formats
 
 #: Samples with a floor for their batches. The assistant has none, because its work depends on the lengths of answers.
 HOT_PATHS = ("recommender", "vision")

@@ -12,8 +12,8 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.config.model_output_rules import ALL, OutputRule, rule_of
 from latfix.errors import InputError
+from latfix.runners.answers.distance_bounds import Apart, Measure, apart, measure_of
 from latfix.runners.answers.named_outputs import Answer, Answers, Array
-from latfix.runners.answers.output_distance import Apart, Measure, apart, measure_of
 from latfix.runners.answers.output_kinds import kind_of
 
 #: Sizes of one request's inputs, input by input.

@@ -16,8 +16,8 @@ from latfix.config.model_output_rules import OutputRule
 from latfix.errors import RunnerError
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.answers.agreement import compare
+from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.answers.named_outputs import Answer, outputs_of
-from latfix.runners.answers.output_distance import deviation_of
 from latfix.runners.answers.own_variation import OwnAnswers, own_variation
 from latfix.runners.backend_comparison.candidates import Candidate
 from latfix.runners.calls.model_call import USER_ERRORS, call_model, describe, model_error, split_output

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
-from latfix.runners.answers.output_distance import deviation_of
+from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.onnx_export import Exported, export
 from latfix.runners.backends.onnx_runtimes import OnnxGraph, OnnxRuntimeGraph, OpenVinoGraph, onnxruntime_session
 from latfix.runners.backends.replaced_model import ReplacedModel

@@ -16,7 +16,7 @@ from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import InputError, LatfixError, RunnerError
-from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
+from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import Address, Trust, parse_address
 from latfix.runners.http_target.body_template import BodyTemplate

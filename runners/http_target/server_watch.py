@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from latfix.profilers.gpu.nvml import Nvml
-from latfix.profilers.services.metrics_text import LONGEST_TEXT, parse_metrics
 from latfix.profilers.services.process_watch import ProcessWatch
+from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
 from latfix.run_record.run_record import SEGMENTS
 from latfix.runners.http_target.address import Trust
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent

@@ -27,7 +27,7 @@ from latfix.runners.optimize.configuration import Obstacle
 from latfix.runners.optimize.final_replay import Proof, prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
-from latfix.runners.optimize.planner import Bounds, Goal, Planner, trusted
+from latfix.runners.optimize.predicted_configurations import Bounds, Goal, Planner, trusted
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch

@@ -5,7 +5,7 @@ It decides in this order:
 1. How the model runs (precision, backend, compilation, workers and threads): every way that applies is measured on
    the same batches (:mod:`alternatives`).
 2. What the forecast can simulate on top of that (batch limit, window, order, causes that a fix removes): the best of
-   many configurations for each way (:mod:`planner`).
+   many configurations for each way (:mod:`predicted_configurations`).
 3. The answers of the best configuration are scored, and it is replayed on the slow stretches of the traffic, in turns
    with the current best. The replay corrects the predictions, and the next configuration is replayed if it promises
    more.
@@ -35,7 +35,7 @@ from latfix.runners.measure.accuracy_guard import judge
 from latfix.runners.optimize.alternatives import Alternative, measure
 from latfix.runners.optimize.configuration import Choice, Configuration, Obstacle, compose
 from latfix.runners.optimize.measurement import Bench
-from latfix.runners.optimize.planner import LEAST_GAIN, Goal, Planner, ratios, way
+from latfix.runners.optimize.predicted_configurations import LEAST_GAIN, Goal, Planner, ratios, way
 from latfix.runners.optimize.screening_decision import Pairs, compare_windows, decide, decide_cold
 from latfix.runners.optimize.screening_windows import join
 from latfix.runners.replay.arm import Arm

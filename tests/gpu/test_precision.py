@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from latfix.profilers.gpu.kernel_names import Format, is_device_kernel, matrix_formats
+from latfix.profilers.gpu.kernel_number_formats import Format, is_device_kernel, matrix_formats
 from latfix.runners.calls.call_counters import Tally
 from latfix.runners.model_transforms.precision import activation_dtype, in_precision
 from latfix.runners.model_transforms.precision_support import by_torchao, device_capability, unsupported, uses_torchao

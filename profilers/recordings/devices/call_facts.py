@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Bools, Ints
-from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
 _US, _MS = 1_000, 1_000_000

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Ints
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 from latfix.profilers.recordings.devices.call_facts import CallFacts
-from latfix.profilers.recordings.devices.call_kinds import Device, Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 from latfix.profilers.recordings.devices.host_timeline import HostTimelines
 from latfix.profilers.recordings.devices.steps import Step

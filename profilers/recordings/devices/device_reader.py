@@ -9,7 +9,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.formatting import clipped, count, from_ns, share, shown, significant
-from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.critical_path import COMPUTE, COPY
 from latfix.profilers.recordings.devices.device_trace import DeviceTrace
 from latfix.profilers.recordings.devices.kineto_json import is_trace, is_trace_file, read_trace

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.profilers.recordings.devices.call_kinds import Device, Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 
 #: No correlation, no launch, no previous activity.
 NOTHING = -1

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 
 #: Kinds that are shown separately within a call of the runtime.

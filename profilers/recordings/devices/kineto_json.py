@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.formatting import shown
-from latfix.profilers.recordings.devices.call_kinds import (
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import (
     Device,
     Host,
     call_kind,

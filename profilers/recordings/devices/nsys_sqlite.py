@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from latfix.profilers.recordings.devices.call_kinds import (
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import (
     Device,
     Host,
     call_kind,

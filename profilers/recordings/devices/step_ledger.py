@@ -11,8 +11,8 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.profilers.recordings.devices import critical_path as path
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Device, Host
 from latfix.profilers.recordings.devices.call_facts import CallFacts
-from latfix.profilers.recordings.devices.call_kinds import Device, Host
 from latfix.profilers.recordings.devices.critical_path import CriticalPaths, Piece
 from latfix.profilers.recordings.devices.device_trace import NOTHING, DeviceTrace
 from latfix.profilers.recordings.devices.host_timeline import HostTimelines, stretches

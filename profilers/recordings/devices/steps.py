@@ -12,7 +12,7 @@ import numpy as np
 
 from latfix.errors import input_error
 from latfix.formatting import clipped, shown
-from latfix.profilers.recordings.devices.call_kinds import Host
+from latfix.profilers.recordings.devices.call_and_kernel_kinds import Host
 from latfix.profilers.recordings.devices.device_trace import DeviceTrace, Intervals
 
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#?\s*\d+")

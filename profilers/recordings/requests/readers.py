@@ -22,7 +22,7 @@ from latfix.profilers.recordings.requests.formats import (
     jaeger_spans,
     mapped_log,
     otlp_spans,
-    prometheus,
+    prometheus_histograms,
     span_csv,
     text_log,
     triton_trace,
@@ -248,7 +248,7 @@ READERS: tuple[Reader, ...] = (
         )
     ),
     _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps),
-    _reader("requests", prometheus.NAME, prometheus.knows, prometheus.diagnose),
+    _reader("requests", prometheus_histograms.NAME, prometheus_histograms.knows, prometheus_histograms.diagnose),
     TEXT_LOG,
     _reader("requests", mapped_log.NAME, mapped_log.knows, _diagnose_mapped),
 )

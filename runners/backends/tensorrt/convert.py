@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from latfix.errors import RunnerError
-from latfix.runners.answers.output_distance import deviation_of
+from latfix.runners.answers.distance_bounds import deviation_of
 from latfix.runners.backends.artifact_cache import cache_folder, make_room, model_digest, used
 from latfix.runners.backends.converted_model import Conversion, other_answers
 from latfix.runners.backends.replaced_model import ReplacedModel, raised_as

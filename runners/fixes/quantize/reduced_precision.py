@@ -1,7 +1,7 @@
 """Shared by the fixes that reduce the precision: preconditions, and evidence that they took effect.
 
 On a GPU the evidence is the names of the kernels that ran in a forward pass, which contain the number format
-(:mod:`gpu.kernel_names`). Settings, and even the types of the weights, would show int8 for a layer that torch
+(:mod:`gpu.kernel_number_formats`). Settings, and even the types of weights, would show int8 for a layer that torch
 computed in float32 because the int8 kernel does not support its shape.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from latfix.profilers.gpu.kernel_names import Format, is_device_kernel, matrix_formats, number_format
+from latfix.profilers.gpu.kernel_number_formats import Format, is_device_kernel, matrix_formats, number_format
 from latfix.runners.fixes.fix import Applied, Change, Condition, Context, Verified
 from latfix.runners.fixes.fuse import compile as fuse_compile
 from latfix.runners.fixes.shared.conditions import at_default, need

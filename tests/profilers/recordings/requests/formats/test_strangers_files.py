@@ -22,7 +22,7 @@ from latfix.profilers.recordings.reader import ReadOptions
 from latfix.profilers.recordings.requests.formats import access_log, span_csv
 from latfix.profilers.recordings.requests.readers import read_requests
 from latfix.profilers.recordings.requests.text_source import instant_ns
-from latfix.profilers.services.metrics_text import parse_metrics
+from latfix.profilers.services.prometheus_metrics import parse_metrics
 from latfix.stages import Status
 from tests.profilers.recordings.requests.formats.test_formats import (
     HISTOGRAM,

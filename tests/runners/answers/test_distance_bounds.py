@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from latfix.config.model_output_rules import Kind
-from latfix.runners.answers.output_distance import (
+from latfix.runners.answers.distance_bounds import (
     BOUNDS,
     Apart,
     Measure,

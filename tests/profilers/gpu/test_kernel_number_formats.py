@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from latfix.profilers.gpu.kernel_names import is_device_kernel, is_matrix_kernel, matrix_formats, number_format
+from latfix.profilers.gpu.kernel_number_formats import (
+    is_device_kernel,
+    is_matrix_kernel,
+    matrix_formats,
+    number_format,
+)
 
 _GEMV = (
     "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, {0}, {0}, {0}, float, false, true, true,"

@@ -15,7 +15,7 @@ from latfix.profilers.forecast.batch_cost import BatchCost
 from latfix.profilers.forecast.settings_forecast import Forecast
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize.configuration import Choice, Configuration, compose
-from latfix.runners.optimize.planner import Goal, Planner, trusted
+from latfix.runners.optimize.predicted_configurations import Goal, Planner, trusted
 from latfix.settings import RunnerSettings
 
 #: Inputs of very different length, so that requests in a batch with a long one take longer.

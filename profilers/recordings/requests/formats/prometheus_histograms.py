@@ -16,7 +16,7 @@ from latfix.errors import input_error
 from latfix.formatting import LATENCY_KEYS, milliseconds, shown
 from latfix.profilers.recordings.reader import ReadOptions, Recorded
 from latfix.profilers.recordings.requests.text_source import UNITS_NS, entry_of, lines_of
-from latfix.profilers.services.metrics_text import read_sample
+from latfix.profilers.services.prometheus_metrics import read_sample
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.statistics.latency_summary import QUANTILES
 from latfix.statistics.percentiles import percentile_key
