@@ -149,7 +149,7 @@ def test_more_versions_than_are_allowed_are_an_error_and_no_fallback(
     )
     (small / "adapter.py").write_text(branching)
     monkeypatch.setattr(compiled, "_VERSIONS", 1)
-    with pytest.raises(RunnerError, match=r"warming up.*(FailOnRecompileLimitHit|recompile_limit)"):
+    with pytest.raises(RunnerError, match=r"warm-up with.*(FailOnRecompileLimitHit|recompile_limit)"):
         loaded(small)
 
 
@@ -219,6 +219,6 @@ def test_a_graph_that_the_compiler_cannot_take_is_an_error_and_no_fallback(
         raise NotImplementedError("no kernel for this")
 
     monkeypatch.setattr(compile_fx, "compile_fx", refuse)
-    with pytest.raises(RunnerError, match=r"warming up .*no kernel for this") as raised:
+    with pytest.raises(RunnerError, match=r"warm-up with .*no kernel for this") as raised:
         loaded(small)
     assert "\n" not in raised.value.message

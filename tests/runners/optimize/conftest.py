@@ -188,7 +188,7 @@ class FakeArm:
         self.latest: RunRecord | None = None
         self.start_s = 0.0
         self.served: set[int] = set()
-        self.told: Mapping[str, Any] = {}
+        self.ready_message: Mapping[str, Any] = {}
         self.alone, self.profiled, self.worn, self.last, self.refused = "", False, False, "", False
         self.holds = self.needs = 0.0
         self.world.arms.append(self)
@@ -200,7 +200,7 @@ class FakeArm:
     @property
     def ready(self) -> Mapping[str, Any]:
         self.running()
-        return self.told
+        return self.ready_message
 
     def running(self) -> None:
         if not self.alive:
@@ -217,7 +217,7 @@ class FakeArm:
                 device.starts.append(self.label)
                 device.most = max(device.most, 1 + sum(arm.alive for arm in self.world.arms))
             self.alive, self.failed = True, False
-            self.told = {"evaluates": self.world.evaluates, "default_collate": True}
+            self.ready_message = {"evaluates": self.world.evaluates, "default_collate": True}
             self.start_s = self.world.first_load_s if len(self.world.replays) == 0 else LOAD_S
             self.world.now += self.start_s
 

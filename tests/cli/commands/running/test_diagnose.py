@@ -141,7 +141,7 @@ def test_a_folder_instead_of_the_file(bench: Bench) -> None:
         ("recomender", "did you mean 'recommender'"),
         ("", "found an empty text"),
         ("a" * 5000, "no such folder"),
-        ("w/adapter.py", "found a file"),
+        ("w/adapter.py", "found an unknown format"),
         ("model.pt2", "no such file"),
         ("/dev/null", "/dev/null"),
         ("bad\nname\x1b[31m", "bad name"),
