@@ -106,7 +106,7 @@ EDITS: tuple[tuple[tuple[Any, ...], object, str], ...] = (
     (("ways",), [{"choices": [], "status": "ready", "reason": "", "cost": 3}], "cost = 3"),
     (("accuracy",), float("nan"), "NaN is not a number"),
     (("accuracy",), 10**400, "a number of 401 digits"),
-    (("load_s",), float("inf"), "Infinity is no number"),
+    (("load_s",), float("inf"), "Infinity is not a number"),
     (("load_s",), 1e300, "an impossible time or count"),
     (("accuracy_s",), -1, "an impossible time or count"),
     (("replays",), 1.5, "replays = 1.5"),
@@ -120,7 +120,7 @@ def test_a_journal_of_another_version_or_an_edited_one_is_one_line(search: Any, 
     search(world.fix("A", 0.5))
     file = tmp_path / "out" / "search.json"
     text = file.read_text()
-    for where, value, said in EDITS:
+    for where, value, expected in EDITS:
         document = inner = json.loads(text)
         for key in where[:-1]:
             inner = inner[key]
@@ -130,7 +130,7 @@ def test_a_journal_of_another_version_or_an_edited_one_is_one_line(search: Any, 
         with pytest.raises(InputError) as caught:
             search(world.fix("A", 0.5), resume=True)
         message = caught.value.message
-        assert said in message and "\n" not in message and str(tmp_path / "out") in message, (where, value)
+        assert expected in message and "\n" not in message and str(tmp_path / "out") in message, (where, value)
     assert "this search cannot be resumed: start a new one without --resume" in message
 
 
