@@ -266,11 +266,11 @@ def test_signs_stand_for_bars_where_there_is_no_unicode() -> None:
 
     from rich.console import Console
 
-    from latfix.reports.terminal.widgets import Sparkline, bars
+    from latfix.reports.terminal.widgets import Portable, Sparkline, bars
 
     assert bars([1.0, None, 2.0, 3.0]) == "▁ ▅█"
     assert bars([]) == "" and bars([None]) == " " and bars([2.0, 2.0]) == "▅▅"
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=plain, width=20).print(Sparkline([1.0, 2.0, 3.0]))
+    Console(file=plain, width=20).print(Portable(Sparkline([1.0, 2.0, 3.0])))
     plain.seek(0)
-    assert plain.read().strip() == "_=@"
+    assert plain.read().strip() == "_=#"
