@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -252,6 +253,8 @@ def test_hostile_names_are_shown_and_not_obeyed(ten_runs: History, cli: Cli, tmp
     html = page.read_text()
     assert html.count("<script") == 1 and "\x1b" not in html and html.count("<circle") == 12
     assert html.rstrip().endswith("</html>")
+    assert len(re.findall(r"<text [^>]*>[\d.]+ ms</text>", html)) >= 2, "the axis has values with a unit"
+    assert "excluded because" not in html
 
 
 def test_a_history_without_runs(cli: Cli, file: Path, tmp_path: Path) -> None:
