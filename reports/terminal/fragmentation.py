@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import count, significant
-from latfix.reports.terminal.widgets import Column, FittedTable, Portable, safe
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
 from latfix.reports.vocabulary import counted
 from latfix.results.fragmentation import Fragmentation
 
@@ -18,7 +18,7 @@ _FIGURES = ("failed", "stalls", "calls", "held", "stuck", "int.", "ext.")
 
 def render_fragmentation(found: Fragmentation) -> RenderableType:
     """The answer, then policies side by side."""
-    rows = []
+    rows: list[list[Cell]] = []
     for result in found.policies:
         bad = "red" if result.failed else "yellow" if result.retries else ""
         rows.append(

@@ -196,7 +196,7 @@ class FittedTable:
     ) -> RenderResult:
         first, width = row[shown[0]], widths[shown[0]]
         text = first if isinstance(first, Text) else Text(str(first))
-        folded: Sequence[Text] = text.wrap(console, width, overflow="fold") or [Text()]
+        folded: Sequence[Text] = list(text.wrap(console, width, overflow="fold")) or [Text()]
         if len(folded) > 2 or max(map(cell_len, text.plain.split()), default=0) > width:
             yield text
             folded = [Text()] if len(shown) > 1 and any(str(row[k]) for k in shown[1:]) else []

@@ -182,9 +182,9 @@ def test_paper_holds_every_column_and_the_folded_parts(tmp_path: Path) -> None:
     found = make_session("ordinary")[1]
     name = "service.recommendation-of-products-service"
     causes = {f"{name}-{k}": 100.0 for k in range(6)}
-    units = [UnitLedger(id="f" * 32, start_ms=12_345.0, latency_ms=1_234.0, causes_ms=causes)] * 3
+    unit = UnitLedger(id="f" * 32, start_ms=12_345.0, latency_ms=1_234.0, causes_ms=causes)
     source = Source(kind="spans", path="x.json")
-    write_recording_report(tmp_path / "recording.html", replace(found, source=source, slowest=units))
+    write_recording_report(tmp_path / "recording.html", replace(found, source=source, slowest=(unit,) * 3))
     record = make_session("ordinary")[0]
     write_comparison_report(tmp_path / "report.html", compare_records(record, record), record, record)
     look = """

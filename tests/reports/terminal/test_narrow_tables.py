@@ -11,10 +11,12 @@ from rich.text import Text
 from latfix.gates.reference_level import Level
 from latfix.profilers.allocator_lab.compare_policies import compare, fragmentation
 from latfix.profilers.allocator_lab.trace import AllocationTrace, Event
+from latfix.reports.terminal.doctor import render_doctor
 from latfix.reports.terminal.fragmentation import render_fragmentation
 from latfix.reports.terminal.history import render_history
 from latfix.reports.terminal.widgets import Column, FittedTable, Portable, safe
 from latfix.reports.watch_view import watch_line, watch_panel
+from latfix.results.doctor_finding import CheckedMachine, Doctor
 from latfix.results.history import HistoryTrend, HistoryTrends, PastRun
 from tests.reports.conftest import Session, in_one_line, printed, unharmed
 
@@ -103,3 +105,9 @@ def test_a_number_keeps_its_sign_and_unit() -> None:
             Portable(safe("it is slower by + 8.1 ms, all else - 1.03 ms, and 102 ms at 5 % of 3 MiB")), width=width
         )
         assert not re.search(r"[-+]$|^(ms|%|MiB)", text, re.M), text
+
+
+def test_a_single_core_is_one_core() -> None:
+    machine = CheckedMachine(cpu="A", cores=1, os="Linux", gpus=())
+    found = Doctor(date="", machine=machine, versions={}, findings=())
+    assert in_one_line(printed(render_doctor(found))).startswith("A, 1 core, no GPU: nothing to change")
