@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import LATENCY_KEYS, count, key_label, milliseconds, rate, share, significant, visible
+from latfix.formatting import (
+    LATENCY_KEYS,
+    count,
+    key_label,
+    milliseconds,
+    rate,
+    share,
+    significant,
+    tail_words,
+    visible,
+)
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
 from latfix.results.diagnosis import Diagnosis
 
-#: Most causes in the table; smallest share of the excess that the line lists.
-_SHOWN, _LEAST = 6, 0.05
+#: Most causes in the table, and the smallest share of the excess that it lists.
+_SHOWN, _LEAST_SHOWN = 6, 0.01
+#: Smallest share of the excess that the line lists.
+_LEAST = 0.05
+#: Verdicts that the line reports; any other is the cause that it lists first.
+_VERDICTS = {"steady": "steady", "inconclusive": "undecided", "losing": "requests are lost"}
 
 
 def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> RenderableType:
@@ -21,20 +35,20 @@ def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> Rende
     :param clock: time of day at its end.
     """
     head = Text.assemble((visible(path), "bold"), f"  last {significant(last_s)} s until {clock}  {_counts(found)}")
-    latency = Table(box=None, pad_edge=False)
-    for key in LATENCY_KEYS:
-        latency.add_column(f"{key_label(key)}, ms", justify="right", no_wrap=True)
-    latency.add_row(*(significant(found.latency_ms.get(key)) for key in LATENCY_KEYS))
-    causes = Table(box=None, pad_edge=False)
-    causes.add_column(f"cause of the slowest {significant(100 - found.percentile)} %", no_wrap=True)
-    causes.add_column("ms", justify="right", no_wrap=True)
-    causes.add_column("share", justify="right", no_wrap=True)
-    causes.add_column("evidence", overflow="fold")
+    latency = FittedTable(
+        [Column("latency", right=False), *(Column(key_label(key)) for key in LATENCY_KEYS)],
+        [["ms", *(significant(found.latency_ms.get(key)) for key in LATENCY_KEYS)]],
+    )
+    rows: list[list[Cell] | Text] = []
     for cause in found.causes[:_SHOWN]:
-        style = "bold" if cause.named else ""
-        figures = (significant(cause.tail_ms), share(cause.tail_share))
-        causes.add_row(Text(visible(cause.cause), style), *figures, Text(visible(cause.evidence)))
-    return Group(head, "", latency, "", causes, "", Text(visible(found.sentence, limit=600)))
+        if cause.named or abs(cause.tail_share) >= _LEAST_SHOWN:
+            name = safe(cause.cause, "bold" if cause.named else "")
+            rows.append([name, significant(cause.tail_ms), share(cause.tail_share)])
+            if cause.evidence:
+                rows.append(safe(f"  {cause.evidence}", "dim"))
+    titles = (f"cause of the {tail_words(found.percentile)}", "ms", "share")
+    causes = FittedTable([Column(titles[0], right=False), *map(Column, titles[1:])], rows)
+    return Portable(Group(head, "", latency, "", causes, "", safe(found.sentence, limit=600)))
 
 
 def watch_line(found: Diagnosis, clock: str) -> str:
@@ -46,7 +60,9 @@ def watch_line(found: Diagnosis, clock: str) -> str:
         for cause in found.causes
         if cause.tail_share >= _LEAST and (cause.named or cause.cause == UNEXPLAINED)
     ]
-    return f"{clock}  {_counts(found)}  {latency}  {found.verdict}: {'; '.join(causes) or 'no cause stands out'}"
+    verdict = f"{_VERDICTS[found.verdict]}; " if found.verdict in _VERDICTS else ""
+    tail = f"causes of the {tail_words(found.percentile)}: {'; '.join(causes) or 'none stands out'}"
+    return f"{clock}  {_counts(found)}  {latency}  {verdict}{tail}"
 
 
 def _counts(found: Diagnosis) -> str:

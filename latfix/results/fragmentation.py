@@ -25,8 +25,9 @@ class PolicyResult(Document):
     :param internal: bytes granted beyond those requested, as a share of those granted, mean over allocations.
     :param external: one less the largest free block's share of its free bytes, mean over allocations; 0 if none are
         free.
-    :param worst: position in the trace, size, free bytes in total and the largest free block at the first allocation
-        that failed although enough was free; ``None`` for none.
+    :param worst: position in the trace, size, free bytes in total, bytes not taken from the device, and the larger
+        of these and the largest free block, at the first allocation that failed although enough was free; ``None``
+        for none.
     """
 
     policy: str

@@ -76,7 +76,7 @@ def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str =
             live[event.key] = policy.allocate(event.size, event.stream)
         except OutOfMemory:
             result.failed += 1
-            left = capacity - counters.granted
+            left, untaken = capacity - counters.granted, capacity - counters.reserved
             if left >= event.size:
                 result.failed_fragmented += 1
                 if result.worst is None:
@@ -84,7 +84,8 @@ def replay(trace: AllocationTrace, capacity: int, policy: Policy, setting: str =
                         "position": position,
                         "bytes": event.size,
                         "free_bytes": left,
-                        "largest_free_block": max(policy.free_bytes()[1], capacity - counters.reserved),
+                        "largest_free_block": max(policy.free_bytes()[1], untaken),
+                        "untaken_bytes": untaken,
                     }
         free, largest = policy.free_bytes()
         external += 1.0 - largest / free if free else 0.0

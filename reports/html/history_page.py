@@ -40,24 +40,38 @@ def write_history_page(path: Path, found: HistoryTrends, *, workload: str | None
 
 def _trend(metric: str, trend: HistoryTrend) -> dict[str, Any]:
     """A trend as a line through its runs, equally spaced: levels count runs, not days."""
-    width, height, margin = 960.0, 180.0, 14.0
+    width, height, margin, left = 960.0, 180.0, 14.0, 110.0
     low, high = min(trend.values, default=0.0), max(trend.values, default=0.0)
     span = (high - low) or max(abs(high), 1e-9)
-    step = (width - 2 * margin) / max(len(trend.runs) - 1, 1)
+    step = (width - left - 2 * margin) / max(len(trend.runs) - 1, 1)
+    across = [left + margin + k * step for k in range(len(trend.runs))]
+    excluded = any(run.not_compared_because for run in trend.runs)
+
+    def place(value: float) -> str:
+        return f"{height - margin - (value - low) / span * (height - 2 * margin):.1f}"
+
     began = {change.run for change in trend.changes}
     return {
         "title": f"{trend.workload}, {machine_words(trend)}, {trend.command} {trend.plan}".strip(),
         "workload": trend.workload,
         "metric": key_label(metric),
-        "began": [f"{margin + (k - 0.5) * step:.1f}" for k, run in enumerate(trend.runs) if run.run in began],
+        "left": left,
+        "marks": [
+            (place(value), figure_words(metric, value)) for value in dict.fromkeys((low, (low + high) / 2, high))
+        ],
+        "days": [
+            (f"{across[k]:.1f}", anchor, trend.runs[k].started[:16].replace("T", " "))
+            for k, anchor in ((0, "start"), (-1, "end"))[: len(trend.runs)]
+        ],
+        "began": [f"{x - step / 2:.1f}" for x, run in zip(across, trend.runs, strict=True) if run.run in began],
         "dots": [
             {
-                "x": f"{margin + k * step:.1f}",
-                "y": f"{height - margin - (run.value - low) / span * (height - 2 * margin):.1f}",
+                "x": f"{x:.1f}",
+                "y": place(run.value),
                 "hollow": bool(run.not_compared_because),
                 "words": f"{run.started}: {figure_words(metric, run.value)}",
             }
-            for k, run in enumerate(trend.runs)
+            for x, run in zip(across, trend.runs, strict=True)
             if run.value is not None
         ],
         "changes": [
@@ -71,8 +85,15 @@ def _trend(metric: str, trend: HistoryTrend) -> dict[str, Any]:
             ]
             for change in trend.changes
         ],
+        "columns": ["started", key_label(metric), "verdict", *["excluded because"] * excluded, "folder"],
         "runs": [
-            [run.started, figure_words(metric, run.value), run.verdict, run.not_compared_because, run.folder]
+            [
+                run.started,
+                figure_words(metric, run.value),
+                run.verdict,
+                *[run.not_compared_because] * excluded,
+                run.folder,
+            ]
             for run in reversed(trend.runs)
         ],
     }

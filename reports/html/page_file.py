@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -31,6 +32,7 @@ _FILTERS = (
     formatting.visible,
 )
 _LONGEST = 2000
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _CHART_SCRIPT, _PAGE_SCRIPT = "vendor/uPlot.iife.min.js", "templates/page.js"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
 
@@ -101,8 +103,17 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["unbroken"] = _unbroken
     environment.filters.update({function.__name__: function for function in _FILTERS})
     return environment
+
+
+def _unbroken(value: object) -> Markup:
+    """Text whose options, such as ``--rounds``, stay in one line."""
+    from markupsafe import Markup, escape
+
+    text = str(escape(formatting.visible(value, limit=_LONGEST)))
+    return Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', text))
 
 
 def _source(name: str) -> str:

@@ -72,7 +72,7 @@ from latfix.reports.request_rows import (
     stage_lines,
     wait_words,
 )
-from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words
+from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words, counted
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Activity, Diagnosis, Ledger, Window
 from latfix.results.optimization import Optimization, untried_of
@@ -232,10 +232,10 @@ def write_optimization_report(
             "plan": found.plan,
             "causes": diagnosis,
         },
-        measured=found.rounds > 0,
+        rounds=found.rounds,
         kind="latfix optimization",
         heading=found.workload,
-        facts=_facts(found.device, after or before),
+        facts=_facts(found.device, after or before, rounds=found.rounds),
         notes=found.notes,
         pairing="",
         gates=gate_rows(found.gates),
@@ -335,7 +335,8 @@ def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord,
         gates=gate_rows(comparison.gates),
         kind="latfix comparison",
         heading=new.meta.workload or base.meta.workload or "comparison",
-        facts=_facts("", new),
+        rounds=comparison.rounds,
+        facts=_facts("", new, rounds=comparison.rounds),
         notes=comparison.notes,
         pairing=pairing_words(comparison),
     )
@@ -348,14 +349,16 @@ def _write_change(
     answer: Answer,
     records: tuple[RunRecord | None, RunRecord | None],
     present: Mapping[str, object],
-    measured: bool = True,
+    rounds: int,
     **values: object,
 ) -> None:
     """A page of two arms.
 
     :param present: optional sections by anchor, shown if the value is true.
-    :param measured: false if there was no final replay, so that the second arm only repeats the first.
+    :param records: of the last round.
+    :param rounds: 0 if there was no final replay, so that the second arm only repeats the first.
     """
+    measured = rounds > 0
     named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
     arms = _latency_charts("arms", [(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
     last = records[1] or records[0]
@@ -363,8 +366,12 @@ def _write_change(
     shown = {"change": True, **present, "arms": arms, "slowest": slowest, "method": True}
     order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "slowest", "causes", "method")
     labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "Baseline"
-    still = {"slowest": f"Slowest requests, {change.after.label}"} if slowest and measured else {}
-    titles = {"change": labels, **still, **({} if measured or not arms else {"arms": "The replay"})}
+    of = _last_round(rounds)
+    titles = {"change": labels}
+    if slowest and measured:
+        titles["slowest"] = f"{_TITLES['slowest']}{of}, {change.after.label}"
+    if arms:
+        titles["arms"] = f"{_TITLES['arms']}{of}" if measured else "The replay"
     write_page(
         path,
         "change.html",
@@ -412,11 +419,16 @@ def contents_of(anchors: Iterable[str]) -> dict[str, str]:
     return {anchor: _TITLES[anchor] for anchor in (*anchors, "definitions")}
 
 
-def _facts(device: str, record: RunRecord | None) -> str:
+def _last_round(rounds: int) -> str:
+    """Marks what a page of several rounds shows of the last one only."""
+    return " of the last round" if rounds > 1 else ""
+
+
+def _facts(device: str, record: RunRecord | None, *, rounds: int = 1) -> str:
     parts = [device]
     if record is not None:
         parts.append(record.meta.started)
-        parts.append(f"{count(sum(record.counts().values()))} requests")
+        parts.append(f"{counted(sum(record.counts().values()), 'request')}{_last_round(rounds)}")
         parts.append("partial run" if record.partial else "")
         parts += [f"{name} {record.meta.origin[name]}" for name in _ORIGIN if name in record.meta.origin]
     return " · ".join(filter(None, parts))
@@ -499,7 +511,7 @@ def _curve(label: str, record: RunRecord, role: str) -> run_charts.Curve:
 
 def _drawn_words(drawn: int, total: int) -> str:
     if drawn >= total:
-        return f"All {count(total)} requests are drawn."
+        return "The only request is drawn." if total == 1 else f"All {count(total)} requests are drawn."
     return f"{count(drawn)} of {count(total)} requests are drawn: the slowest, and an even sample of the others."
 
 
@@ -609,7 +621,7 @@ def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]
     return [
         ("Replay lag", f"{lag} behind the schedule: {verdict}."),
         ("Cost of latfix", f"{micros} µs a request, {core} of a core."),
-        ("Requests", f"{counts}; {count(warm)} warm-up requests excluded{unrecorded}."),
+        ("Requests", f"{counts}; {counted(warm, 'warm-up request')} excluded{unrecorded}."),
         *((name.capitalize(), f"{words}.") for name, words in service_words(diagnosis)),
         ("Ledger", f"largest difference between a request's excess and the sum of its entries: {gap}."),
     ]

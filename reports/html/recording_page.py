@@ -19,6 +19,12 @@ _LONGEST_NAME = 60
 _STAGE_FIGURES = {"mean": "mean, ms", "p50": "p50, ms", "p99": "p99, ms", "reference": "quiet, ms"}
 #: Definitions that also apply to recordings.
 _DEFINED = ("95 % interval", "Quiet request, reference", "Tail and excess", "Unexplained", "Named cause")
+#: What to do about a cause whose id names a part of the recorded system.
+_NEXT = {
+    "service": "Look inside {name}: record its own requests with latfix.record, and diagnose that recording.",
+    "network": "Look between {name} and its callers: new connections, retries, and queues in front of it.",
+    "dependency": "Give calls of {name} a deadline and kept connections, and find out why it is slower then.",
+}
 
 
 def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
@@ -56,6 +62,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         notes=diagnosis.notes,
         cards=_cards(diagnosis),
         advice=cause_advice(diagnosis),
+        actions=_actions(diagnosis),
         closing=closing_advice(diagnosis),
         latency_rows=latency_rows(diagnosis),
         windows=window_values(diagnosis.windows, ()) if diagnosis.windows else None,
@@ -70,6 +77,19 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         ],
         **tail_values(diagnosis),
     )
+
+
+def _actions(diagnosis: Diagnosis) -> dict[str, str]:
+    """What to do about each named cause: a setting of the recorded server, or the next measurement."""
+    settings = {each.cause: f"{each.server}: {each.change}." for each in diagnosis.advice}
+    actions = {}
+    for entry in cause_advice(diagnosis):
+        kind, _, name = entry.cause.partition(".")
+        otherwise = _NEXT.get(
+            "" if entry.words else kind, "latfix names no setting for it; docs/causes.md describes the cause."
+        )
+        actions[entry.cause] = settings.get(entry.cause) or otherwise.format(name=name)
+    return actions
 
 
 def _cards(diagnosis: Diagnosis) -> list[Card]:

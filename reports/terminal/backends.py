@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, count, interval, ratio, significant
-from latfix.reports.terminal.widgets import Portable, plain_table, safe
+from latfix.formatting import NONE, count, interval, ratio, seconds, significant
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, heading, safe
 from latfix.results.answer_check import BackendRow, BackendsTable, Estimate
 
 #: Differences above this share of the largest number are more than the rounding of reordered sums.
@@ -14,24 +16,34 @@ _ROUNDING = 1e-3
 
 
 def render_backends(found: BackendsTable) -> RenderableType:
-    """The table, then why backends are missing, how answers were compared, and how it was measured."""
-    first = found.backends[0].backend
-    table = plain_table(title=f"{found.workload}: its model in every backend that can run it here")
-    for name in ("backend", "load", "one at a time", f"in batches of {found.batch_size}", "answers"):
-        table.add_column(name, justify="left" if name in ("backend", "answers") else "right", overflow="fold")
+    """The table, the fastest, why backends are missing, how answers were compared, and how it was measured."""
+    first, *others = [row for row in found.backends if not row.missing] or found.backends[:1]
+    rows: list[list[Cell]] = []
     missing: dict[str, list[str]] = {}
     for row in found.backends:
         if row.missing:
             missing.setdefault(row.missing, []).append(row.backend)
             continue
-        table.add_row(
-            safe(row.backend),
-            _seconds(row),
-            _rate(row.single_rps, row.single_speedup),
-            _rate(row.batched_rps, row.batched_speedup),
-            Text("the reference", style="dim") if row.backend == first else _answers(row),
-        )
-    parts: list[RenderableType] = [table]
+        rates, ratios = (row.single_rps, row.batched_rps), (row.single_speedup, row.batched_speedup)
+        rows.append([safe(row.backend), seconds(row.load_s), *map(_rate, rates)])
+        if row.convert_s is not None or any(ratios):
+            converted = "" if row.convert_s is None else f"* {seconds(row.convert_s)}"
+            rows.append(["", Text(converted, style="dim"), *map(_ratio, ratios)])
+    batched = f"in batches of {found.batch_size}"
+    columns = [Column("backend", right=False), Column("load", given_up=1), Column("one at a time"), Column(batched)]
+    parts: list[RenderableType] = [
+        safe(f"{found.workload}: its model in every backend that can run it here", "bold"),
+        Text(),
+        FittedTable(columns, rows),
+        Text(),
+        safe(_fastest("one at a time", first, others, [row.single_speedup for row in others]), "bold"),
+        safe(_fastest(batched, first, others, [row.batched_speedup for row in others]), "bold"),
+    ]
+    if others:
+        parts += [heading(f"Answers, compared with those of {first.backend}")]
+        parts += [Text.assemble(f"  {row.backend}: ", _answers(row)) for row in others]
+    if missing:
+        parts += [heading("Not measured")]
     parts += [Text.assemble(f"  {', '.join(names)}: ", safe(why, "dim", limit=400)) for why, names in missing.items()]
     if found.answers is not None:
         parts += [Text.assemble("\n", safe(line, "bold yellow", limit=600)) for line in found.answers.faults()]
@@ -41,20 +53,27 @@ def render_backends(found: BackendsTable) -> RenderableType:
     return Portable(Group(*parts))
 
 
-def _seconds(row: BackendRow) -> Text:
-    text = Text(f"{significant(row.load_s)} s")
-    if row.convert_s is not None:
-        text.append(f"\n* {significant(row.convert_s)} s", style="dim")
-    return text
+def _fastest(how: str, first: BackendRow, others: Sequence[BackendRow], ratios: Sequence[Estimate | None]) -> str:
+    """The backend with the highest rate, if its interval is above the first's and its answers agree."""
+    known = [(found.value or 0.0, row, found) for row, found in zip(others, ratios, strict=True) if found is not None]
+    agreeing = [each for each in known if (each[1].agreeing or 0) >= (each[1].compared or 0)]
+    value, row, found = max(agreeing, key=lambda each: each[0], default=(0.0, first, None))
+    if found is None or value <= 1:
+        return f"{how}: no backend with the same answers is faster than {first.backend}"
+    if (found.ci95 or (0.0, 0.0))[0] <= 1:
+        return f"{how}: undecided, {row.backend} may be the fastest, {ratio(value)} {interval(found.ci95)}"
+    return f"{how}: fastest is {row.backend}, {ratio(value)} {interval(found.ci95)} of {first.backend}"
 
 
-def _rate(estimate: Estimate | None, speedup: Estimate | None) -> Text:
-    text = Text(NONE if estimate is None else f"{significant(estimate.value)}/s {interval(estimate.ci95)}")
-    if speedup is not None:
-        low, high = speedup.ci95 or (1.0, 1.0)
-        style = "green" if low > 1 else "red" if high < 1 else ""
-        text.append(f"\n{ratio(speedup.value)} {interval(speedup.ci95)}", style=style)
-    return text
+def _rate(estimate: Estimate | None) -> str:
+    return NONE if estimate is None else f"{significant(estimate.value)}/s {interval(estimate.ci95)}"
+
+
+def _ratio(speedup: Estimate | None) -> Text:
+    if speedup is None:
+        return Text()
+    low, high = speedup.ci95 or (1.0, 1.0)
+    return Text(f"{ratio(speedup.value)} {interval(speedup.ci95)}", "green" if low > 1 else "red" if high < 1 else "")
 
 
 def _answers(row: BackendRow) -> Text:

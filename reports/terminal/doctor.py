@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from latfix.reports.terminal.widgets import Portable, heading, safe
+from latfix.reports.vocabulary import counted
 from latfix.results.doctor_finding import Doctor, Finding
 
 #: State, sign, style and title, in the order of the report. The sign replaces color where there is none.
@@ -37,7 +38,8 @@ def render_doctor(found: Doctor) -> RenderableType:
 
 def _summary(found: Doctor) -> str:
     costs, missing = (found.states.get(state, 0) for state in ("costs", "missing"))
-    where = f"{found.machine.cpu}, {found.machine.cores} cores, {', '.join(found.machine.gpus) or 'no GPU'}"
+    cores = "unknown cores" if found.machine.cores is None else counted(found.machine.cores, "core")
+    where = f"{found.machine.cpu}, {cores}, {', '.join(found.machine.gpus) or 'no GPU'}"
     if not costs and not missing:
         return f"{where}: nothing to change"
     words = [f"{costs} {'things cost' if costs != 1 else 'thing costs'} latency"] if costs else []

@@ -2,59 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.formatting import count, significant
-from latfix.reports.terminal.widgets import Portable, add_figures, plain_table, safe
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
+from latfix.reports.vocabulary import counted
 from latfix.results.fragmentation import Fragmentation
 
 _GIB, _MIB = 1 << 30, 1 << 20
-#: Minimum width of the column of policies, so that the table fits 80 columns.
-_NAMES = 20
+_FIGURES = ("failed", "stalls", "calls", "held", "stuck", "int.", "ext.")
 
 
 def render_fragmentation(found: Fragmentation) -> RenderableType:
     """The answer, then policies side by side."""
-    table = plain_table()
-    table.add_column("policy", overflow="fold", min_width=_NAMES)
-    add_figures(table, "failed", "stalls", "calls", "held", "stuck", "int.", "ext.")
+    rows: list[list[Cell]] = []
     for result in found.policies:
         bad = "red" if result.failed else "yellow" if result.retries else ""
-        table.add_row(
-            safe(result.policy),
-            Text(count(result.failed), style=bad),
-            Text(count(result.retries), style=bad),
-            count(result.device_allocs + result.device_frees),
-            _short(result.peak_reserved),
-            _short(result.peak_stuck),
-            f"{result.internal:.1%}",
-            f"{result.external:.1%}",
+        rows.append(
+            [
+                safe(result.policy),
+                Text(count(result.failed), style=bad),
+                Text(count(result.retries), style=bad),
+                count(result.device_allocs + result.device_frees),
+                _short(result.peak_reserved),
+                _short(result.peak_stuck),
+                f"{result.internal:.1%}",
+                f"{result.external:.1%}",
+            ]
         )
+    table = FittedTable([Column("policy", right=False), *map(Column, _FIGURES)], rows)
     parts: list[RenderableType] = [Text.assemble(safe(found.answer, "bold", limit=600)), Text(), table]
     worst = found.policies[0].worst
     if worst is not None:
-        parts.append(
-            Text(
-                f"\nFirst failed allocation: {size(worst['bytes'])} at event {count(worst['position'])}, with "
-                f"{size(worst['free_bytes'])} free, of which {size(worst['largest_free_block'])} in one block."
-            )
-        )
+        parts += [
+            Text(),
+            safe(
+                f"First failed allocation: {size(worst['bytes'])} at event {count(worst['position'])}, with "
+                f"{size(worst['free_bytes'])} free, of which {_largest_piece(worst)}."
+            ),
+        ]
     recorded = found.recorded
     if recorded:
         parts.append(
             Text(
-                f"\nIn the recording: {count(recorded['retries'])} stalls, {count(recorded['ooms'])} failures, "
-                f"{count(recorded['device_allocs'] + recorded['device_frees'])} device calls."
+                f"\nIn the recording: {counted(recorded['retries'], 'stall')}, "
+                f"{counted(recorded['ooms'], 'failure')}, "
+                f"{counted(recorded['device_allocs'] + recorded['device_frees'], 'device call')}."
             )
         )
-    parts.append(Text(f"\n{_how(found)}", style="dim"))
+    parts += [Text(), safe(_how(found), "dim", limit=1000)]
     return Portable(Group(*parts))
 
 
 def size(value: float) -> str:
     """Bytes with their unit: ``3.72 GiB``, ``178 MiB``."""
     return f"{significant(value / _GIB)} GiB" if value >= _GIB else f"{significant(value / _MIB)} MiB"
+
+
+def _largest_piece(worst: Mapping[str, int]) -> str:
+    """The largest free piece at a failure: a free block, or memory of the device that the allocator does not hold."""
+    largest = worst["largest_free_block"]
+    if largest > worst.get("untaken_bytes", 0):
+        return f"{size(largest)} in one block"
+    why = ", too little for the segment that the allocator would take" if largest >= worst["bytes"] else ""
+    return f"{size(largest)} not yet taken from the device{why}"
 
 
 def _short(value: float) -> str:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from latfix.formatting import count, key_label, ratio, visible
 from latfix.reports.history_rows import figure_words, kind_words, machine_words, reach_words
-from latfix.reports.terminal.widgets import Portable, Sparkline, add_figures, heading, plain_table, safe
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, Sparkline, heading, safe
 from latfix.results.history import HistoryTrend, HistoryTrends, LevelChange
 
 
@@ -15,7 +15,7 @@ def render_history(found: HistoryTrends, *, workload: str | None) -> RenderableT
     """All trends as a table; for a single workload also its runs."""
     if not found.trends:
         return Portable(Text.assemble("No runs are recorded in ", safe(found.file, limit=400), "."))
-    parts: list[RenderableType] = [_table(found)]
+    parts: list[RenderableType] = [Text(key_label(found.metric), style="bold"), _table(found)]
     changes = [(trend, change) for trend in found.trends for change in trend.changes]
     if changes:
         parts += [heading("Where the level changed"), *(_change(found.metric, *each) for each in changes)]
@@ -27,27 +27,26 @@ def render_history(found: HistoryTrends, *, workload: str | None) -> RenderableT
 
 
 def _table(found: HistoryTrends) -> RenderableType:
-    table = plain_table()
-    table.add_column("workload", overflow="fold")
-    table.add_column("machine", overflow="fold")
-    table.add_column("command", no_wrap=True)
-    add_figures(table, "runs")
-    table.add_column(key_label(found.metric), no_wrap=True)
-    add_figures(table, "last", "median")
-    table.add_column("next run, 95 %", justify="right")
+    """A row for each trend, below a line with its command and machine where they change."""
+    columns = [Column("workload", right=False), *map(Column, ("runs", "last", "median", "next run, 95 %"))]
+    rows: list[list[Cell] | Text] = []
+    above = ""
     for trend in found.trends:
-        values = trend.values
-        table.add_row(
-            safe(trend.workload, "bold", limit=60),
-            safe(machine_words(trend), limit=80),
-            safe(kind_words(trend), limit=60),
-            count(len(trend.runs)),
-            Sparkline([run.value for run in trend.runs], "cyan"),
-            figure_words(found.metric, values[-1] if values else None),
-            figure_words(found.metric, trend.level.value if trend.level is not None else None),
-            reach_words(found.metric, trend.level),
+        values, before = trend.values, above
+        above = f"{kind_words(trend)} on {machine_words(trend)}"
+        if above != before:
+            rows.append(safe(above, "dim", limit=200))
+        rows.append(
+            [
+                safe(trend.workload, "bold", limit=60),
+                count(len(trend.runs)),
+                figure_words(found.metric, values[-1] if values else None),
+                figure_words(found.metric, trend.level.value if trend.level is not None else None),
+                reach_words(found.metric, trend.level),
+                Sparkline([run.value for run in trend.runs], "cyan"),
+            ]
         )
-    return table
+    return FittedTable([*columns, Column("trend", right=False, given_up=1)], rows)
 
 
 def _change(metric: str, trend: HistoryTrend, change: LevelChange) -> Text:
@@ -70,19 +69,15 @@ def _title(trend: HistoryTrend) -> str:
 
 
 def _runs(metric: str, trend: HistoryTrend) -> RenderableType:
-    table = plain_table()
-    table.add_column("started", no_wrap=True)
-    table.add_column(key_label(metric), justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
-    table.add_column("excluded because", overflow="fold")
-    table.add_column("folder", overflow="fold")
+    """A row for each run, with the reason for its exclusion and its folder below."""
+    rows: list[list[Cell] | Text] = []
     began = {change.run for change in trend.changes}
     for run in trend.runs:
-        table.add_row(
-            Text.assemble(("> " if run.run in began else "  ", "bold yellow"), safe(run.started[:19], limit=19)),
-            figure_words(metric, run.value),
-            safe(run.verdict, limit=60),
-            safe(run.not_compared_because, "yellow", limit=200),
-            safe(run.folder, "dim", limit=300),
-        )
-    return table
+        started = safe(run.started[:19].replace("T", " "), limit=19)
+        mark = ("> " if run.run in began else "  ", "bold yellow")
+        rows.append([Text.assemble(mark, started), figure_words(metric, run.value), safe(run.verdict, limit=60)])
+        if run.not_compared_because:
+            rows.append(safe(f"    excluded: {run.not_compared_because}", "yellow", limit=200))
+        rows.append(Text.assemble("    ", safe(run.folder, "dim", limit=300)))
+    columns = [Column("started", right=False), Column(key_label(metric)), Column("verdict", right=False)]
+    return FittedTable(columns, rows)

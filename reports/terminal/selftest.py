@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import NONE, count, interval, milliseconds, share, significant
+from latfix.formatting import NONE, count, interval, milliseconds, share, significant, visible
 from latfix.reports.terminal.widgets import SEVERITY_STYLE, Portable, heading, plain_table, safe
 from latfix.reports.vocabulary import Severity
 from latfix.results.selftest_scoreboard import CaseScore, Measure, Scoreboard, Share
@@ -23,7 +23,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
 
 def case_line(place: int, of: int, name: str, score: CaseScore | None) -> Text:
     """Progress line of one case: its name, and the outcome once scored."""
-    line = Text.assemble((f"{place + 1}/{of} ", "dim"), safe(name, limit=80))
+    line = Text.assemble((f"{place + 1}/{of} ", "dim"), visible(name, limit=80))
     if score is None:
         return line.append(" …", "dim")
     return line.append_text(Text(": ")).append_text(_outcome(score))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,29 +26,35 @@ OWN_STYLE = "red"
 QUEUE_STYLE = "yellow"
 NEGATIVE_STYLE = "cyan"
 _ASCII = str.maketrans(
-    {"–": "-", "—": "-", "×": "x", "…": "~", "█": "#", "▒": "=", "░": "-", "→": ">", "−": "-", "µ": "u"}
+    {"–": "-", "—": "-", "×": "x", "…": "~", "█": "#", "▒": "=", "░": "-", "→": ">", "−": "-", "─": "-", "µ": "u"}
+    | dict(zip("▁▂▃▄▅▆▇", "_.-:=+*", strict=True))
 )
+#: Stands for a blank where no line may end, until :class:`Portable` writes it: rich breaks lines at all white space.
+_TIE = "\ue000"
+_TIED = re.compile(r"(?<=\d) (?=(?:[mµn]?s|min|%|[KMG]iB)(?!\w))|(?<=(?<!\S)[-+>]) (?=\d)")
 
 
 def safe(text: object, style: str = "", *, limit: int = 240) -> Text:
-    """Text from outside, shown literally: without markup or control characters."""
-    return Text(visible(text, limit=limit), style=style)
+    """Text from outside, shown literally: without markup or control characters; numbers stay with sign and unit."""
+    return Text(_TIED.sub(_TIE, visible(text, limit=limit)), style=style)
 
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """Renders its content without trailing blanks, in ASCII if the output's encoding is not Unicode."""
+    """Renders its content without trailing blanks, in ASCII if the output's encoding is not Unicode.
+
+    Texts of :func:`safe` are complete only here.
+    """
 
     content: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in console.render_lines(self.content, options, pad=False):
             for segment in _without_end(line):
-                if options.ascii_only and not segment.text.isascii():
-                    text = segment.text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
-                    yield Segment(text, segment.style, segment.control)
-                else:
-                    yield segment
+                text = segment.text.replace(_TIE, " ")
+                if options.ascii_only and not text.isascii():
+                    text = text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+                yield Segment(text, segment.style, segment.control)
             yield Segment.line()
 
 
@@ -104,15 +111,55 @@ class Column:
     given_up: int = 0
 
 
-Cell = Text | str | Bar
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """Values as bars of one character each, blank for ``None``; the latest ones if not all fit.
+
+    :param from_zero: bars start at zero, else at the smallest value.
+    """
+
+    values: Sequence[float | None]
+    style: str = ""
+    from_zero: bool = False
+    widest: int = 32
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        width = max(min(len(self.values), self.widest), 1)
+        return Measurement(min(width, 8), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = bars(self.values[-options.max_width :], from_zero=self.from_zero)
+        yield Segment(text, Style.parse(self.style))
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def bars(values: Sequence[float | None], *, from_zero: bool = False) -> str:
+    """One character a value, from the smallest (or zero) to the largest."""
+    known = [value for value in values if value is not None]
+    low, high = 0.0 if from_zero else min(known, default=0.0), max(known, default=0.0)
+
+    def one(value: float | None) -> str:
+        if value is None or (from_zero and high <= 0):
+            return " "
+        part = (value - low) / (high - low) if high > low else 0.5
+        return BLOCKS[min(max(int(part * len(BLOCKS)), 0), len(BLOCKS) - 1)]
+
+    return "".join(map(one, values))
+
+
+Cell = Text | str | Bar | Sparkline
+_Drawn = Bar | Sparkline
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
     """A table that drops whole columns instead of cutting cells.
 
-    The first column is folded if even the columns that are never dropped do not fit. A row that is a single text
-    spans the table.
+    If even the columns that are never dropped do not fit, the first column is narrowed: its texts take two lines, or
+    a line of their own if a word or the third line would not fit. A row that is a single text spans the table. A
+    sparkline stands in the last column.
     """
 
     columns: Sequence[Column]
@@ -131,7 +178,7 @@ class FittedTable:
         if spare < 0:
             widths[shown[0]] = max(widths[shown[0]] + spare, 8)
         for k in shown:
-            if any(isinstance(row[k], Bar) for row in rows):
+            if any(isinstance(row[k], _Drawn) for row in rows):
                 widths[k] += max(min(spare, WIDEST_BAR - NARROWEST_BAR), 0)
         if any(column.title for column in self.columns):
             titles = [Text(column.title, style="dim") for column in self.columns]
@@ -147,19 +194,22 @@ class FittedTable:
     def _line(
         self, console: Console, options: ConsoleOptions, row: Sequence[Cell], shown: Sequence[int], widths: list[int]
     ) -> RenderResult:
-        first = row[shown[0]]
+        first, width = row[shown[0]], widths[shown[0]]
         text = first if isinstance(first, Text) else Text(str(first))
-        folded = text.wrap(console, widths[shown[0]], overflow="fold", no_wrap=False) or [Text()]
+        folded: Sequence[Text] = list(text.wrap(console, width, overflow="fold")) or [Text()]
+        if len(folded) > 2 or max(map(cell_len, text.plain.split()), default=0) > width:
+            yield text
+            folded = [Text()] if len(shown) > 1 and any(str(row[k]) for k in shown[1:]) else []
         for number, part in enumerate(folded):
             cells: list[Cell] = [part, *(row[k] if not number else "" for k in shown[1:])]
             for place, (k, cell) in enumerate(zip(shown, cells, strict=True)):
-                blanks = widths[k] - _cell_width(cell) if not isinstance(cell, Bar) else 0
+                blanks = widths[k] - _cell_width(cell) if not isinstance(cell, _Drawn) else 0
                 before = blanks if place and self.columns[k].right else 0
                 yield Segment(" " * (before + (_GAP if place else 0)))
-                if isinstance(cell, Bar):
+                if isinstance(cell, _Drawn):
                     yield from console.render(cell, options.update(width=widths[k]))
                 else:
-                    yield from (cell if isinstance(cell, Text) else Text(cell, end="")).render(console)
+                    yield from Text.assemble(cell, end="").render(console)
                 yield Segment(" " * (blanks - before))
             yield Segment.line()
 
@@ -168,52 +218,13 @@ _GAP = 2
 
 
 def _cell_width(cell: Cell) -> int:
-    if isinstance(cell, Bar):
+    if isinstance(cell, _Drawn):
         return NARROWEST_BAR
     return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
 
 
 def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
     return sum(widths[k] for k in shown) + _GAP * (len(shown) - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Sparkline:
-    """Values as bars of one character each, blank for ``None``; the latest ones if not all fit.
-
-    :param from_zero: bars start at zero, else at the smallest value.
-    """
-
-    values: Sequence[float | None]
-    style: str = ""
-    from_zero: bool = False
-    widest: int = 32
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        width = max(min(len(self.values), self.widest), 1)
-        return Measurement(min(width, 8), width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        signs = "_.-=*#@" if options.ascii_only else BLOCKS
-        text = bars(self.values[-options.max_width :], signs, from_zero=self.from_zero)
-        yield Segment(text, Style.parse(self.style))
-
-
-BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-def bars(values: Sequence[float | None], signs: str = BLOCKS, *, from_zero: bool = False) -> str:
-    """One character a value, from the smallest (or zero) to the largest."""
-    known = [value for value in values if value is not None]
-    low, high = 0.0 if from_zero else min(known, default=0.0), max(known, default=0.0)
-
-    def one(value: float | None) -> str:
-        if value is None or (from_zero and high <= 0):
-            return " "
-        part = (value - low) / (high - low) if high > low else 0.5
-        return signs[min(max(int(part * len(signs)), 0), len(signs) - 1)]
-
-    return "".join(map(one, values))
 
 
 def plain_table(*, title: str = "") -> Table:

@@ -93,7 +93,7 @@ def _interruptions(seen: Standstill) -> Finding:
         "measured.interruptions",
         found,
         f"up to {milliseconds(longest / 1e6)} on a request that is computing then, and on those behind it",
-        "see processor.steal, processor.load and processor.quota for what took the core",
+        "see the lines on the hypervisor, on waiting threads and on the CPU quota for what took the core",
         causes=("host.contention", "host.steal", "host.slowdown"),
     )
 
@@ -112,6 +112,6 @@ def _wake_ups(seen: Standstill) -> Finding:
         "measured.wake_ups",
         found,
         "requests are sent and batches are closed that much too late",
-        "see processor.steal, processor.load and processor.idle_states",
+        "see the lines on the hypervisor, on waiting threads and on idle states",
         causes=("observer", "batching.window"),
     )

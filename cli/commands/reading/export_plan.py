@@ -34,7 +34,9 @@ def export_plan(
     environment = process_environment(RunnerSettings().with_overrides(decided.settings()), {})
     result = export(target, decided, environment)
     if out is None:
-        typer.echo("\n".join(file.text for file in result.files), nl=False)
+        several = len(result.files) > 1
+        parts = [f"# ---- {file.name} ----\n{file.text}" if several else file.text for file in result.files]
+        typer.echo("\n".join(parts), nl=False)
     else:
         for file, where in zip(result.files, _places(out, [file.name for file in result.files]), strict=True):
             _write(where, file.text)

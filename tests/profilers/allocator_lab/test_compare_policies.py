@@ -43,6 +43,7 @@ def test_a_failure_despite_enough_free_memory_is_counted() -> None:
         "bytes": 70 * _MIB,
         "free_bytes": 80 * _MIB,
         "largest_free_block": 40 * _MIB,
+        "untaken_bytes": 40 * _MIB,
     }
     assert result.peak_reserved == 60 * _MIB
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 
 from latfix.profilers.drilldown.explain import explain_slowest
 from latfix.reports.html.pages import write_comparison_report, write_run_report
+from latfix.reports.html.recording_page import write_recording_report
 from latfix.results.comparison import compare_records
+from latfix.results.diagnosis import Source, UnitLedger
 from tests.reports.conftest import make_session
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -172,6 +175,27 @@ for (let x = 0; x < box.width && !found; x += 4)
 return { found, open: document.querySelectorAll("details[data-request][open]").length === 1 };
 """
     assert result(page, look) == {"found": True, "open": True}
+
+
+def test_paper_holds_every_column_and_the_folded_parts(tmp_path: Path) -> None:
+    """The rules for print, applied to a screen of the width of A4 paper."""
+    found = make_session("ordinary")[1]
+    name = "service.recommendation-of-products-service"
+    causes = {f"{name}-{k}": 100.0 for k in range(6)}
+    unit = UnitLedger(id="f" * 32, start_ms=12_345.0, latency_ms=1_234.0, causes_ms=causes)
+    source = Source(kind="spans", path="x.json")
+    write_recording_report(tmp_path / "recording.html", replace(found, source=source, slowest=(unit,) * 3))
+    record = make_session("ordinary")[0]
+    write_comparison_report(tmp_path / "report.html", compare_records(record, record), record, record)
+    look = """
+return { wide: [...document.querySelectorAll("table")].map((t) => t.offsetWidth - t.parentElement.clientWidth),
+  folded: [...document.querySelectorAll("details dd")].filter((d) => !d.checkVisibility()).length };
+"""
+    for page in ("recording.html", "report.html"):
+        path = tmp_path / page
+        path.write_text(path.read_text(encoding="utf-8").replace("@media print", "@media screen"), encoding="utf-8")
+        seen = result(path, look, "--window-size=718,2400")
+        assert max(seen["wide"]) <= 0 and seen["folded"] == 0, (page, seen)
 
 
 def test_both_arms_of_a_comparison_can_be_hidden(tmp_path: Path) -> None:

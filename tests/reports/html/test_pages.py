@@ -19,8 +19,10 @@ from latfix.formatting import milliseconds, significant, visible
 from latfix.reports.comparison_rows import pairing_words
 from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
+from latfix.reports.html.recording_page import write_recording_report
 from latfix.reports.plan_rows import front_rows
-from latfix.results.comparison import compare_records
+from latfix.results.comparison import compare_records, compare_rounds
+from latfix.results.diagnosis import Source
 from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
 from tests.reports.conftest import Session, make_session
@@ -145,6 +147,40 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
     assert pairing_words(comparison) in text
     for note in comparison.notes:
         assert visible(note, limit=2000) in text
+
+
+def test_what_is_of_the_last_round_only_is_marked(tmp_path: Path) -> None:
+    base, new = make_session("ordinary")[0], make_session("untrusted")[0]
+    path = tmp_path / "report.html"
+    comparison = replace(compare_rounds([base, base], [new, new]), notes=("more --rounds would decide it",))
+    write_comparison_report(path, comparison, base, new)
+    text = checked(path).text
+    for words in (
+        "requests of the last round",
+        "Both replays of the last round",
+        "Slowest requests of the last round",
+    ):
+        assert words in text, words
+    assert '<span class="whole">--rounds</span>' in path.read_text(encoding="utf-8")
+    write_comparison_report(path, compare_records(base, new), base, new)
+    assert "last round" not in checked(path).text
+
+
+def test_a_recordings_causes_have_an_action(tmp_path: Path, ordinary: Session) -> None:
+    found = ordinary[1]
+    first, second, *others = found.causes
+    causes = (
+        replace(first, cause="service.catalog", evidence="41 calls"),
+        replace(second, evidence="7 of 9"),
+        *others,
+    )
+    source = Source(kind="spans", path="x.json")
+    write_recording_report(tmp_path / "report.html", replace(found, causes=causes, source=source))
+    text = checked(tmp_path / "report.html").text
+    advice = text[text.rindex("What to do") :].partition("Latency by")[0]
+    assert "Look inside catalog: record its own requests with latfix.record" in advice
+    assert "latfix names no setting for it" in advice
+    assert "41 calls" not in advice and "7 of 9" not in advice, "the evidence is next to the cause"
 
 
 def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path) -> None:

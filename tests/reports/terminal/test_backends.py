@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from latfix.reports.terminal.backends import render_backends
 from latfix.results.answer_check import BackendsTable
-from tests.reports.conftest import printed
+from tests.reports.conftest import in_one_line, printed, unharmed
 
 
 def row(backend: str, **more: Any) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def faster(value: float, lo: float, hi: float) -> dict[str, Any]:
     return {"single_speedup": estimate, "batched_speedup": estimate}
 
 
-def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, **more: Any) -> str:
+def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, width: int = 160, **more: Any) -> str:
     document = {
         "workload": "demo",
         "entry": "adapter.py:Demo",
@@ -36,7 +37,7 @@ def shown(*rows: dict[str, Any], ascii_only: bool = False, color: bool = False, 
         **more,
     }
     encoding = "ascii" if ascii_only else "utf-8"
-    return printed(render_backends(BackendsTable.from_json(document)), width=160, color=color, encoding=encoding)
+    return printed(render_backends(BackendsTable.from_json(document)), width=width, color=color, encoding=encoding)
 
 
 def test_every_figure_is_there() -> None:
@@ -48,7 +49,7 @@ def test_every_figure_is_there() -> None:
         "* 31.0 s",
         "x2.50 [2.10, 2.90]",
         "all 8 agree; differ by 3.0e-07 of the largest number",
-        "the reference",
+        "Answers, compared with those of eager torch",
         "24 requests of the traffic in 9 alternating rounds",
         "1 thread; torch 2.13.0",
         "* one-time conversion before it",
@@ -75,6 +76,22 @@ def test_a_ratio_is_colored_only_where_it_is_decided() -> None:
     assert "\x1b[32mx2.00 [1.50, 2.50]" in shown(row("a", **faster(2.0, 1.5, 2.5)), color=True)
     assert "\x1b[31mx0.500 [0.400, 0.600]" in shown(row("a", **faster(0.5, 0.4, 0.6)), color=True)
     assert "\x1b[3" not in shown(row("a", **faster(1.1, 0.9, 1.3)), color=True).split("x1.10")[0].rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_interval_is_cut_and_the_fastest_is_named(width: int) -> None:
+    slow = row("torch.export", convert_s=2.7, deviation=0.0, **faster(0.586, 0.0372, 9.23))
+    fast = row("ONNX Runtime", convert_s=0.0065, single_rps={"value": 839.0, "ci95": [504.0, 1400.0]})
+    wrong = row("OpenVINO", agreeing=3, **faster(9.0, 8.0, 9.9))
+    text = shown(slow, fast | faster(2.5, 2.1, 2.9), wrong, width=width)
+    unharmed(text, width)
+    assert "839/s [504, 1,400]" in text and "x0.586 [0.0372, 9.23]" in text
+    assert re.search(r"^torch.export\b", text, re.M) and ("* 6.50 ms" in text) == (width > 60)
+    assert "one at a time: fastest is ONNX Runtime, x2.50 [2.10, 2.90] of eager torch" in in_one_line(text)
+    assert "in batches of 8: undecided, torch.export may" not in text
+    text = in_one_line(shown(row("a", **faster(1.1, 0.9, 1.3)), width=width))
+    assert "in batches of 8: undecided, a may be the fastest, x1.10 [0.900, 1.30]" in text
+    assert "no backend with the same answers is faster than eager torch" in in_one_line(shown(wrong, width=width))
 
 
 def test_a_missing_backend_shows_its_reason_literally() -> None:

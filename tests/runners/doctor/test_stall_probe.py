@@ -71,6 +71,7 @@ def test_gaps_and_late_wake_ups_cost_where_they_are_long(
     finding = _found(gaps, late_ns)[f"measured.{identity}"]
     assert finding.state == state and text in finding.found, finding.found
     assert finding.costs.startswith("up to 8.00 ms on a request") or "16.8 %" not in text
+    assert "processor." not in finding.change, "the report prints no ids"
 
 
 def test_real_clock() -> None:

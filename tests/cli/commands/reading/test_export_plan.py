@@ -39,6 +39,9 @@ def test_out_is_a_file_or_a_folder(cli: Cli, plan: Path, tmp_path: Path) -> None
 
 
 def test_refused(cli: Cli, plan: Path, tmp_path: Path) -> None:
+    out = cli("export-plan", str(plan), "--for", "torchserve")[1]
+    names = [line for line in out.splitlines() if line.startswith("# ---- ")]
+    assert names == ["# ---- config.properties ----", "# ---- model-config.yaml ----"]
     assert cli("export-plan", str(plan), "--for", "flask")[::2] == (
         2,
         f"latfix: --for: found 'flask'; expected one of {', '.join(_NAMES)}\n",

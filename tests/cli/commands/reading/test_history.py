@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -252,6 +253,8 @@ def test_hostile_names_are_shown_and_not_obeyed(ten_runs: History, cli: Cli, tmp
     html = page.read_text()
     assert html.count("<script") == 1 and "\x1b" not in html and html.count("<circle") == 12
     assert html.rstrip().endswith("</html>")
+    assert len(re.findall(r"<text [^>]*>[\d.]+ ms</text>", html)) >= 2, "the axis has values with a unit"
+    assert "excluded because" not in html
 
 
 def test_a_history_without_runs(cli: Cli, file: Path, tmp_path: Path) -> None:
@@ -266,11 +269,11 @@ def test_signs_stand_for_bars_where_there_is_no_unicode() -> None:
 
     from rich.console import Console
 
-    from latfix.reports.terminal.widgets import Sparkline, bars
+    from latfix.reports.terminal.widgets import Portable, Sparkline, bars
 
     assert bars([1.0, None, 2.0, 3.0]) == "▁ ▅█"
     assert bars([]) == "" and bars([None]) == " " and bars([2.0, 2.0]) == "▅▅"
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=plain, width=20).print(Sparkline([1.0, 2.0, 3.0]))
+    Console(file=plain, width=20).print(Portable(Sparkline([1.0, 2.0, 3.0])))
     plain.seek(0)
-    assert plain.read().strip() == "_=@"
+    assert plain.read().strip() == "_=#"
