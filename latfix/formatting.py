@@ -72,8 +72,9 @@ def rate(value: object) -> str:
 
 
 def seconds(value: object) -> str:
-    """``1.28 s``."""
-    return _with_unit(value, " s")
+    """``1.28 s``; below 0.1 s as :func:`milliseconds`."""
+    number = finite(value)
+    return milliseconds(1e3 * number) if number and abs(number) < 0.1 else _with_unit(value, " s")
 
 
 def mebibytes(value: object) -> str:
