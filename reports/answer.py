@@ -310,19 +310,26 @@ def trial_answer(found: Trial) -> Answer:
     if best is not None:
         headline = f"Best idea: {best.name}, {gain}"
     else:
-        headline = f"No idea is proved to improve {name}; best so far: {leads.name}, {gain}"
+        nearest = "nearest" if step.value is not None and step.value >= 1 else "best so far"
+        headline = f"No idea is proved to improve {name}; {nearest}: {leads.name}, {gain}"
     lines = []
     if words := speed_range(step.ci95):
         lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
-    if leads.accurate is not None:
-        limit = "within the limit" if leads.accurate else "beyond the limit"
-        lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {limit}"))
+    if accuracy := accuracy_words(leads):
+        lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {accuracy[0]}"))
     lines.append(_side_effects(comparison_change(leads.comparison)))
     more = leads.comparison.more_rounds
     if best is None and more:
         rounds = counted(more, "more round")
         lines.append(Line(label=_NEXT, words=f"a larger --budget: about {rounds} would decide it"))
     return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
+
+
+def accuracy_words(idea: TriedIdea) -> tuple[str, Severity | None] | None:
+    """How an idea's accuracy compares with the limit, and the color; ``None`` if it was not measured."""
+    if idea.accurate is None:
+        return ("too few requests to tell", "warn") if idea.accuracy_reason else None
+    return ("within the limit", None) if idea.accurate else ("beyond the limit", "bad")
 
 
 def _leading(found: Trial) -> TriedIdea | None:

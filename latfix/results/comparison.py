@@ -129,7 +129,8 @@ class TriedIdea(Document):
     :param failure: why it did not run, in which case it has no comparison; empty if it did.
     :param comparison: with the unmodified workload, over the rounds that both completed; ``None`` for that itself.
     :param accuracy: its score; ``None`` if it was not measured.
-    :param accurate: within the objective's limit; ``None`` likewise. ``accuracy_reason`` has the figures.
+    :param accurate: within the objective's limit; ``None`` likewise, or if the requests are too few to tell.
+        ``accuracy_reason`` has the figures.
     :param memory_bytes: peak resident memory of its process; ``device_memory_bytes`` reserved on one device.
     :param start_s: seconds until its process could serve, the median of its starts.
     """
