@@ -6,12 +6,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import LATENCY_KEYS, count, key_label, milliseconds, rate, share, significant, visible
+from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
+from latfix.formatting import (
+    LATENCY_KEYS,
+    count,
+    key_label,
+    milliseconds,
+    rate,
+    share,
+    significant,
+    tail_words,
+    visible,
+)
+from latfix.reports.vocabulary import verdict_words
 from latfix.results.diagnosis import Diagnosis
 
-#: Most causes in the table; smallest share of the excess that the line lists.
-_SHOWN, _LEAST = 6, 0.05
+#: Most causes in the table; smallest share of the excess that the line lists, and the table.
+_SHOWN, _LEAST, _LEAST_SHOWN = 6, 0.05, 0.01
 
 
 def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> RenderableType:
@@ -22,15 +33,17 @@ def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> Rende
     """
     head = Text.assemble((visible(path), "bold"), f"  last {significant(last_s)} s until {clock}  {_counts(found)}")
     latency = Table(box=None, pad_edge=False)
+    latency.add_column("ms", no_wrap=True)
     for key in LATENCY_KEYS:
-        latency.add_column(f"{key_label(key)}, ms", justify="right", no_wrap=True)
-    latency.add_row(*(significant(found.latency_ms.get(key)) for key in LATENCY_KEYS))
+        latency.add_column(key_label(key), justify="right", no_wrap=True)
+    latency.add_row("", *(significant(found.latency_ms.get(key)) for key in LATENCY_KEYS))
     causes = Table(box=None, pad_edge=False)
-    causes.add_column(f"cause of the slowest {significant(100 - found.percentile)} %", no_wrap=True)
+    causes.add_column(f"cause of the {_tail(found)}", no_wrap=True)
     causes.add_column("ms", justify="right", no_wrap=True)
     causes.add_column("share", justify="right", no_wrap=True)
     causes.add_column("evidence", overflow="fold")
-    for cause in found.causes[:_SHOWN]:
+    large = [cause for cause in found.causes if cause.named or abs(cause.tail_share) >= _LEAST_SHOWN]
+    for cause in large[:_SHOWN]:
         style = "bold" if cause.named else ""
         figures = (significant(cause.tail_ms), share(cause.tail_share))
         causes.add_row(Text(visible(cause.cause), style), *figures, Text(visible(cause.evidence)))
@@ -46,7 +59,15 @@ def watch_line(found: Diagnosis, clock: str) -> str:
         for cause in found.causes
         if cause.tail_share >= _LEAST and (cause.named or cause.cause == UNEXPLAINED)
     ]
-    return f"{clock}  {_counts(found)}  {latency}  {found.verdict}: {'; '.join(causes) or 'no cause stands out'}"
+    verdict = "" if found.verdict in CATALOGUE else f"{verdict_words(found.verdict)}, "
+    why = "; ".join(causes) or "no cause stands out"
+    return f"{clock}  {_counts(found)}  {latency}  {verdict}{_tail(found)}: {why}"
+
+
+def _tail(found: Diagnosis) -> str:
+    """``slowest 5 %``; of the requests that ended ok if others did not."""
+    lost = any(number for name, number in found.requests.items() if name != "ok")
+    return f"{tail_words(found.percentile)}{' of ok' if lost else ''}"
 
 
 def _counts(found: Diagnosis) -> str:

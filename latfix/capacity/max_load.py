@@ -192,9 +192,7 @@ def _unsimulated(cells: Sequence[Cell], target: Target, recorded: float, why_non
     lowest = min(cells, key=lambda cell: cell.load)
     offered = lowest.load * recorded
     missed = lowest.saturated or not lowest.percentile.value <= target.limit
-    reason = "; ".join(
-        filter(None, (f"the lowest load that was replayed, {rate(offered)}, misses it", why_none))
-    )
+    reason = "; ".join(filter(None, (f"the lowest load that was replayed, {rate(offered)}, misses it", why_none)))
     if missed:
         return LargestLoad(status="below", rps=None, ci95_rps=(None, offered), reason=reason)
     return LargestLoad(

@@ -33,10 +33,10 @@ class Loss:
 def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[bool | None, str]:
     """True if a service is accurate enough, and the figures in one sentence.
 
-    It is not if the loss exceeds ``max_drop`` or answers broke, and undecided (``None``) if the sample is too small to
-    exclude a loss of twice ``max_drop``, even if all of its answers agree. The sample does not matter if answers differ no more than
-    the original's own do (``same``). If no loss is allowed at all, which no sample can prove, the estimate alone
-    decides.
+    It is not if the loss exceeds ``max_drop`` or answers broke. It is undecided (``None``) if the sample is too small
+    to exclude a loss of twice ``max_drop``, even if all of its answers agree. The sample does not matter if answers
+    differ no more than the original's own do (``same``). If no loss is allowed at all, which no sample can prove, the
+    estimate alone decides.
 
     :param scored: fields of :class:`latfix.runners.measure.accuracy.Accuracy`.
     :param original: the original's score.

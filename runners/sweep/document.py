@@ -341,8 +341,8 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
     ]
     if doubtful:
         notes.append(
-            f"Undecided at load {', '.join(doubtful)}: the percentile of its own replays lies on the other side of the "
-            "limit than all replays together suggest."
+            f"Undecided at load {', '.join(doubtful)}: the percentile of its own replays lies on the other side of "
+            "the limit than all replays together suggest."
         )
     partly = {
         one.load: one.point.offered
@@ -352,8 +352,8 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
     if partly:
         rates = ", ".join(f"{load:.3g} ({rate(sent)})" for load, sent in sorted(partly.items()))
         notes.append(
-            "offered/s is the load times the recorded rate. The first requests, all that fit into a replay, arrive at "
-            f"other rates at load {rates}."
+            "offered/s is the load times the recorded rate. The first requests, all that fit into a replay, arrive "
+            f"at other rates at load {rates}."
         )
     late = sum(not one.point.trustworthy for one in outcome.measured)
     if late:

@@ -229,11 +229,11 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(world: World, 
     # 7.8 a second at most; p90 of M/M/1 reaches a second at 5.5.
     assert 3.0 < largest.rps < 7.8
     document = sweep_document(SPEC, outcome, seed=0, budget_s=120.0)
-    assert [point.offered_rps for point in document.points] == [point.load * part.recorded for point in document.points]
+    assert all(point.offered_rps == point.load * part.recorded for point in document.points)
     assert any(note.startswith("offered/s is the load times the recorded rate") for note in document.notes)
 
 
-def test_a_load_is_undecided_if_its_own_replay_is_on_the_other_side_of_the_limit(world: World, tmp_path: Path) -> None:
+def test_a_load_whose_own_replay_is_on_the_other_side_of_the_limit_is_undecided(world: World, tmp_path: Path) -> None:
     target = Target(percentile=90.0, limit=1.0)
     outcome = run(world, make_traffic(400, 20.0), tmp_path, requests=400, target=target, loads=(1.0,))
     missed = LargestLoad(status="found", rps=4.0, ci95_rps=(3.0, 5.0))

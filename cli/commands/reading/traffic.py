@@ -157,7 +157,8 @@ def import_command(
     """Convert a log of requests into traffic.
 
     Logs of nginx, Apache, Envoy, HAProxy, AWS, gin, HAR, AIPerf, vLLM's benchmark, guidellm and Triton's trace are
-    recognized; for other tables, name the columns by options, for other text logs give a pattern. Recorded latencies are kept, so that a replay can be compared with them.
+    recognized; for other tables, name the columns by options, for other text logs give a pattern. Recorded latencies
+    are kept, so that a replay can be compared with them.
     """
     from latfix.formatting import milliseconds
     from latfix.profilers.recordings.reader import ReadOptions
