@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     count,
@@ -18,11 +18,12 @@ from latfix.formatting import (
     tail_words,
     visible,
 )
-from latfix.reports.vocabulary import verdict_words
 from latfix.results.diagnosis import Diagnosis
 
 #: Most causes in the table; smallest share of the excess that the line lists, and the table.
 _SHOWN, _LEAST, _LEAST_SHOWN = 6, 0.05, 0.01
+#: Verdicts other than a cause, which is listed anyway.
+_WITHOUT_CAUSE = {"losing": "losing requests; ", "steady": "steady; ", "inconclusive": "inconclusive; "}
 
 
 def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> RenderableType:
@@ -59,7 +60,7 @@ def watch_line(found: Diagnosis, clock: str) -> str:
         for cause in found.causes
         if cause.tail_share >= _LEAST and (cause.named or cause.cause == UNEXPLAINED)
     ]
-    verdict = "" if found.verdict in CATALOGUE else f"{verdict_words(found.verdict)}, "
+    verdict = _WITHOUT_CAUSE.get(found.verdict, "")
     why = "; ".join(causes) or "no cause stands out"
     return f"{clock}  {_counts(found)}  {latency}  {verdict}{_tail(found)}: {why}"
 

@@ -458,8 +458,9 @@ def _undecided_notes(estimate: RatioEstimate, need: Need | None, rule: Rule) -> 
             "on a whole replay"
         )
     if need is not None:
-        more = "1 more round" if need.rounds == 1 else f"{need.rounds} more rounds"
-        yield f"{_UNDECIDED} {more} on fresh processes ({need.requests:,} more requests of each) would decide it"
+        requests = counted(need.requests, "more request")
+        more = counted(need.rounds, "more round")
+        yield f"{_UNDECIDED} {more} on fresh processes ({requests} of each) would decide it"
 
 
 def _pair_notes(pairs: Sequence[_Pair], paired: bool) -> Iterator[str]:

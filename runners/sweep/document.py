@@ -13,7 +13,7 @@ from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
 from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.formatting import finite, rate
+from latfix.formatting import counted, finite, rate
 from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
@@ -316,15 +316,15 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
     short = sum(not cell.enough and not cell.saturated for cell in every)
     if short:
         notes.append(
-            f"{short} of {len(every)} points hold fewer than {TAIL_REQUESTS} requests beyond "
+            f"{short} of {counted(len(every), 'point')} hold fewer than {TAIL_REQUESTS} requests beyond "
             f"p{outcome.target.percentile:g}: their intervals are wide, and unbounded above if no request was that "
             f"slow; {_longer(outcome)}."
         )
     if outcome.part.repeated > 1:
         held = len(outcome.part.traffic) // outcome.part.repeated
         notes.append(
-            f"The recording holds {held} requests, and each point replays it {outcome.part.repeated} times: "
-            "intervals are valid for this recording, not for other traffic like it."
+            f"The recording holds {counted(held, 'request')}, and each point replays it {outcome.part.repeated} "
+            "times: intervals are valid for this recording, not for other traffic like it."
         )
     if every and not spread.freedom:
         notes.append("No point was replayed twice: replays are assumed to differ by a tenth.")
@@ -336,9 +336,9 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
             f"The replayed part is {calmer} than the whole recording: index of dispersion {part.dispersion:.3g} "
             f"instead of {part.whole:.3g}."
         )
-    doubtful = [
+    doubtful = dict.fromkeys(
         f"{cell.load:.3g}" for number, own in cells.items() for cell in own if _contradicted(outcome, number, cell)
-    ]
+    )
     if doubtful:
         notes.append(
             f"Undecided at load {', '.join(doubtful)}: the percentile of its own replays lies on the other side of "
@@ -358,7 +358,8 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
     late = sum(not one.point.trustworthy for one in outcome.measured)
     if late:
         notes.append(
-            f"In {late} of {len(outcome.measured)} replays latfix sent requests late: do not trust their latencies."
+            f"In {late} of {counted(len(outcome.measured), 'replay')} latfix sent requests late: do not trust their "
+            "latencies."
         )
     if outcome.target.limit is None:
         notes.append("The workload has no slo_ms, so there is no largest load that meets it; set one with --slo MS.")

@@ -86,7 +86,7 @@ def test_watch_names_the_tail(ordinary: Session, lost: int) -> None:
 
     found: Diagnosis = replace(ordinary[1], percentile=95.0, requests={"ok": 900, "timeout": lost}, verdict="losing")
     tail = f"slowest 5 %{' of ok' if lost else ''}"
-    assert f"  losing, {tail}: " in watch_line(found, "12:00:00")
+    assert f"  losing requests; {tail}: " in watch_line(found, "12:00:00")
     shown = printed(watch_panel(found, "rec", 10.0, "12:00:00"), width=60)
     assert f"cause of the {tail}" in shown and "p99.9" in shown and "…" not in shown
     named = watch_line(replace(found, verdict="python.gc"), "12:00:00")

@@ -55,8 +55,8 @@ def test_long_replays_and_high_rates_have_plain_numbers(
     del clock
     cases = ((1, 0.177, "1 request in 0.177 s"), (35_500, 12_345.0, "35,500 requests in 12,300 s"))
     for requests, last_s, first in cases:
-        options = {"requests": requests, "last_s": last_s, "segment": tmp_path / "x", "loading": False}
-        with ReplayProgress(label="a", **options) as replay:
+        segment = tmp_path / "x"
+        with ReplayProgress(label="a", requests=requests, last_s=last_s, segment=segment, loading=False) as replay:
             replay._line(status(0.0, 0), 0)
             assert "  2,500/s  " in replay._line(status(4.0, 10_000), 10_000)
         assert capsys.readouterr().err == f"a: {first}\n"

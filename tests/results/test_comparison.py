@@ -206,7 +206,7 @@ def test_another_workload_is_reported_unless_it_replayed_the_same_traffic(traffi
 
 
 def test_a_single_request_has_no_interval() -> None:
-    estimate = compare_records(_record(_latencies(1)[:1]), _record(0.55 * _latencies(1)[:1])).ratio["p99"]
+    estimate = compare_records(_record(_latencies(1)[:1]), _record(_latencies(1, 0.55)[:1])).ratio["p99"]
     assert estimate.value == pytest.approx(0.55) and estimate.to_json()["ci95"] is None
 
 
