@@ -104,7 +104,7 @@ EDITS: tuple[tuple[tuple[Any, ...], object, str], ...] = (
     ((*KEPT, "pairs"), [["none", "none"]], "none"),
     (("trials",), 7, "trials = 7"),
     (("ways",), [{"choices": [], "status": "ready", "reason": "", "cost": 3}], "cost = 3"),
-    (("accuracy",), float("nan"), "NaN is not a number"),
+    (("accuracy",), float("nan"), "NaN is no number"),
     (("accuracy",), 10**400, "a number of 401 digits"),
     (("load_s",), float("inf"), "Infinity is no number"),
     (("load_s",), 1e300, "an impossible time or count"),
