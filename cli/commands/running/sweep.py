@@ -225,11 +225,13 @@ def _grid(wanted: Sequence[float], rate: float, *, in_rates: bool, at_least: flo
 
 
 def _check_budget(part: Part, load: float, budget_s: float) -> None:
+    from latfix.formatting import rate
+
     seconds = part.seconds(load)
     if seconds > budget_s:
         raise InputError(
             f"--budget: found {budget_s:g} s; expected at least the {seconds:,.0f} s of the shortest replay "
-            f"({len(part.traffic):,} requests at {load * part.recorded:.3g}/s), higher --loads, or fewer --requests"
+            f"({len(part.traffic):,} requests at {rate(load * part.recorded)}), higher --loads, or fewer --requests"
         )
 
 

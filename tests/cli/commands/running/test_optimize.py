@@ -126,10 +126,12 @@ def test_the_next_step_names_the_workload_as_typed(
 ) -> None:
     del optimize
     named: list[str] = []
-    monkeypatch.setattr(
-        "latfix.reports.terminal.comparison.render_optimization",
-        lambda *_, workload_argument, **__: named.append(workload_argument) or "",
-    )
+
+    def render(*_: Any, workload_argument: str, **__: Any) -> str:
+        named.append(workload_argument)
+        return ""
+
+    monkeypatch.setattr("latfix.reports.terminal.comparison.render_optimization", render)
     monkeypatch.chdir(tmp_path)
     assert cli("optimize", "w", "--out", "o")[0] == 0
     assert named == ["w"]
