@@ -72,9 +72,9 @@ def rate(value: object) -> str:
 
 
 def seconds(value: object) -> str:
-    """``1.28 s``; below 0.1 s as :func:`milliseconds`."""
+    """``1.28 s``; ``6.52 ms`` below 0.1 s."""
     number = finite(value)
-    return milliseconds(1e3 * number) if number and abs(number) < 0.1 else _with_unit(value, " s")
+    return milliseconds(number * 1e3) if number and abs(number) < 0.1 else _with_unit(value, " s")
 
 
 def mebibytes(value: object) -> str:

@@ -7,23 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import (
-    LATENCY_KEYS,
-    count,
-    key_label,
-    milliseconds,
-    rate,
-    share,
-    significant,
-    tail_words,
-    visible,
-)
+from latfix.formatting import LATENCY_KEYS, count, key_label, milliseconds, rate, share, significant, visible
 from latfix.results.diagnosis import Diagnosis
 
-#: Most causes in the table; smallest share of the excess that the line lists, and the table.
-_SHOWN, _LEAST, _LEAST_SHOWN = 6, 0.05, 0.01
-#: Verdicts other than a cause, which is listed anyway.
-_WITHOUT_CAUSE = {"losing": "losing requests; ", "steady": "steady; ", "inconclusive": "inconclusive; "}
+#: Most causes in the table; smallest share of the excess that the line lists.
+_SHOWN, _LEAST = 6, 0.05
 
 
 def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> RenderableType:
@@ -34,17 +22,15 @@ def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> Rende
     """
     head = Text.assemble((visible(path), "bold"), f"  last {significant(last_s)} s until {clock}  {_counts(found)}")
     latency = Table(box=None, pad_edge=False)
-    latency.add_column("ms", no_wrap=True)
     for key in LATENCY_KEYS:
-        latency.add_column(key_label(key), justify="right", no_wrap=True)
-    latency.add_row("", *(significant(found.latency_ms.get(key)) for key in LATENCY_KEYS))
+        latency.add_column(f"{key_label(key)}, ms", justify="right", no_wrap=True)
+    latency.add_row(*(significant(found.latency_ms.get(key)) for key in LATENCY_KEYS))
     causes = Table(box=None, pad_edge=False)
-    causes.add_column(f"cause of the {_tail(found)}", no_wrap=True)
+    causes.add_column(f"cause of the slowest {significant(100 - found.percentile)} %", no_wrap=True)
     causes.add_column("ms", justify="right", no_wrap=True)
     causes.add_column("share", justify="right", no_wrap=True)
     causes.add_column("evidence", overflow="fold")
-    large = [cause for cause in found.causes if cause.named or abs(cause.tail_share) >= _LEAST_SHOWN]
-    for cause in large[:_SHOWN]:
+    for cause in found.causes[:_SHOWN]:
         style = "bold" if cause.named else ""
         figures = (significant(cause.tail_ms), share(cause.tail_share))
         causes.add_row(Text(visible(cause.cause), style), *figures, Text(visible(cause.evidence)))
@@ -60,15 +46,7 @@ def watch_line(found: Diagnosis, clock: str) -> str:
         for cause in found.causes
         if cause.tail_share >= _LEAST and (cause.named or cause.cause == UNEXPLAINED)
     ]
-    verdict = _WITHOUT_CAUSE.get(found.verdict, "")
-    why = "; ".join(causes) or "no cause stands out"
-    return f"{clock}  {_counts(found)}  {latency}  {verdict}{_tail(found)}: {why}"
-
-
-def _tail(found: Diagnosis) -> str:
-    """``slowest 5 %``; of the requests that ended ok if others did not."""
-    lost = any(number for name, number in found.requests.items() if name != "ok")
-    return f"{tail_words(found.percentile)}{' of ok' if lost else ''}"
+    return f"{clock}  {_counts(found)}  {latency}  {found.verdict}: {'; '.join(causes) or 'no cause stands out'}"
 
 
 def _counts(found: Diagnosis) -> str:

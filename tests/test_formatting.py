@@ -47,8 +47,8 @@ def test_the_text_is_within_half_a_unit_of_the_third_digit(value: float) -> None
 def test_units_are_always_there_except_with_the_dash() -> None:
     assert figures.milliseconds(412.4) == "412 ms"
     assert figures.milliseconds(None) == "–"
-    assert [figures.seconds(value) for value in (0.00652, 0.0, 1.28)] == ["6.52 ms", "0 s", "1.28 s"]
     assert figures.rate(48.12) == "48.1/s"
+    assert [figures.seconds(value) for value in (1.28, 0.1, 0.00652, 0)] == ["1.28 s", "0.100 s", "6.52 ms", "0 s"]
     assert figures.share(0.5714) == "57.1 %"
     assert figures.ratio(0.2379) == "x0.238"
     assert figures.interval((180.2, 240.1)) == "[180, 240]"

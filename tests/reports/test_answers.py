@@ -14,9 +14,8 @@ from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown
 from latfix.reports.vocabulary import Severity
 from latfix.results.comparison import Comparison, compare_records
-from latfix.results.diagnosis import Diagnosis
 from latfix.statistics.decision import RatioEstimate
-from tests.reports.conftest import Session, printed
+from tests.reports.conftest import Session
 
 
 @pytest.fixture
@@ -78,16 +77,3 @@ def test_a_figure_that_restarts_may_explain_is_not_called_insignificant(undecide
 def test_junit_has_no_empty_property(undecided: Comparison) -> None:
     summary = read_summary(undecided.to_json(), command="gate", workload="w")
     assert 'value=""' not in junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host="x")
-
-
-@pytest.mark.parametrize("lost", [0, 5])
-def test_watch_names_the_tail(ordinary: Session, lost: int) -> None:
-    from latfix.reports.watch_view import watch_line, watch_panel
-
-    found: Diagnosis = replace(ordinary[1], percentile=95.0, requests={"ok": 900, "timeout": lost}, verdict="losing")
-    tail = f"slowest 5 %{' of ok' if lost else ''}"
-    assert f"  losing requests; {tail}: " in watch_line(found, "12:00:00")
-    shown = printed(watch_panel(found, "rec", 10.0, "12:00:00"), width=60)
-    assert f"cause of the {tail}" in shown and "p99.9" in shown and "…" not in shown
-    named = watch_line(replace(found, verdict="python.gc"), "12:00:00")
-    assert f"  {tail}: " in named

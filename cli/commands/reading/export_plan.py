@@ -34,8 +34,7 @@ def export_plan(
     environment = process_environment(RunnerSettings().with_overrides(decided.settings()), {})
     result = export(target, decided, environment)
     if out is None:
-        several = len(result.files) > 1
-        typer.echo("\n".join(f"# {file.name}\n" * several + file.text for file in result.files), nl=False)
+        typer.echo("\n".join(file.text for file in result.files), nl=False)
     else:
         for file, where in zip(result.files, _places(out, [file.name for file in result.files]), strict=True):
             _write(where, file.text)

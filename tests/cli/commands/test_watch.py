@@ -107,4 +107,4 @@ def test_a_terminal_gets_a_table(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     code, output, _ = cli("watch", str(tmp_path), "--updates", "1")
     assert code == 0
     assert "evidence" in output
-    assert "p99.9" in output
+    assert "p99.9, ms" in output

@@ -29,12 +29,6 @@ def test_without_out_the_text_alone_is_on_standard_output(cli: Cli, plan: Path) 
     assert err.startswith("gc = freeze has no counterpart in Triton")
 
 
-def test_several_files_on_standard_output_have_their_names(cli: Cli, plan: Path) -> None:
-    _, out, _ = cli("export-plan", str(plan), "--for", "torchserve")
-    assert out.startswith("# config.properties\n# Written by") and "\n# model-config.yaml\n# Written by" in out
-    assert cli("export-plan", str(plan), "--for", "triton")[1].startswith("# Written by")
-
-
 def test_out_is_a_file_or_a_folder(cli: Cli, plan: Path, tmp_path: Path) -> None:
     code, out, _ = cli("export-plan", str(plan), "--for", "env", "--out", str(tmp_path / "new" / "x.env"))
     assert code == 0 and (tmp_path / "new" / "x.env").is_file() and "no counterpart" in out
