@@ -89,6 +89,12 @@ def count(value: object) -> str:
     return NONE if number is None else f"{round(number):,}"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 fault``, ``4,476 faults``, ``2 batches``."""
+    ending = "" if number == 1 else "es" if what.endswith(("h", "x")) else "s"
+    return f"{count(number)} {what}{ending}"
+
+
 def share(value: object) -> str:
     """A part of one as a percentage: ``0.571`` is ``57.1 %``."""
     number = finite(value)

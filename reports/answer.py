@@ -29,11 +29,12 @@ from latfix.reports.comparison_rows import (
     gate_rows,
     optimization_change,
     ratio_of,
+    result_words,
 )
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, focus_key
 from latfix.reports.next_commands import optimize_command, replay_command, try_harder_command
 from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
-from latfix.reports.side_effects import side_effect_words
+from latfix.reports.side_effects import FEW_ROUNDS, side_effect_words
 from latfix.reports.sweep_rows import SweepRows, largest_words
 from latfix.reports.vocabulary import (
     Severity,
@@ -233,11 +234,10 @@ def _sure(change: Change, rounds: int) -> Iterator[Line]:
     step = change.ratio(change.judged)
     words = speed_range(step.ci95)
     if words:
-        around_one = step.ci95 is not None and step.ci95[0] <= 1 <= step.ci95[1]
-        doubt = "" if step.decisive or around_one else "; with so few rounds, restarts alone may differ by as much"
+        doubt = f"; {FEW_ROUNDS}" if step.doubtful else ""
         yield Line(label="95 % interval", words=f"{words}, from {counted(rounds, 'round')}{doubt}")
     if change.judged != "mean" and (mean := change.ratio("mean")).value is not None:
-        bounds = speed_range(mean.ci95)
+        bounds = speed_range(mean.ci95) + (f"; {FEW_ROUNDS}" if mean.doubtful else "")
         yield Line(label="mean", words=f"{speed_words(mean.value)}{f' ({bounds})' if bounds else ''}")
 
 
@@ -270,14 +270,15 @@ def comparison_answer(found: Comparison) -> Answer:
         lines.append(Line(label="" if number else "why", words=why.sentence))
     lines.append(_side_effects(change))
     lines += _gates(gate_rows(found.gates), f"--gate '{key_label(change.judged)}<=baseline*1.1'")
-    if found.more_rounds:
-        more = counted(found.more_rounds, "more round")
-        lines.append(Line(label=_NEXT, words=f"about {more} of both runs, in fresh processes, would decide it"))
-    return Answer(
-        headline=change_headline(change, found.verdict),
-        severity=change_severity(found.verdict),
-        lines=tuple(lines),
-    )
+    if more := found.rounds_to_decide:
+        rounds = f"about {counted(more, 'more round')} of both"
+        words = f"{rounds} runs, in fresh processes, would decide it"
+        if found.more_by:
+            option = f"--rounds {found.rounds + more}" if found.more_by == "--rounds" else "a larger --budget"
+            words = f"{option}: {rounds} would decide it"
+        lines.append(Line(label=_NEXT, words=words))
+    verdict, severity = result_words(found)
+    return Answer(headline=change_headline(change, verdict), severity=severity, lines=tuple(lines))
 
 
 def sweep_answer(rows: SweepRows) -> Answer:
@@ -310,19 +311,26 @@ def trial_answer(found: Trial) -> Answer:
     if best is not None:
         headline = f"Best idea: {best.name}, {gain}"
     else:
-        headline = f"No idea is proved to improve {name}; best so far: {leads.name}, {gain}"
+        nearest = "nearest" if step.value is not None and step.value >= 1 else "best so far"
+        headline = f"No idea is proved to improve {name}; {nearest}: {leads.name}, {gain}"
     lines = []
     if words := speed_range(step.ci95):
         lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
-    if leads.accurate is not None:
-        limit = "within the limit" if leads.accurate else "beyond the limit"
-        lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {limit}"))
+    if accuracy := accuracy_words(leads):
+        lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {accuracy[0]}"))
     lines.append(_side_effects(comparison_change(leads.comparison)))
     more = leads.comparison.more_rounds
     if best is None and more:
         rounds = counted(more, "more round")
         lines.append(Line(label=_NEXT, words=f"a larger --budget: about {rounds} would decide it"))
     return Answer(headline=headline, severity="calm" if best is None else "good", lines=tuple(lines))
+
+
+def accuracy_words(idea: TriedIdea) -> tuple[str, Severity | None] | None:
+    """How an idea's accuracy compares with the limit, and the color; ``None`` if it was not measured."""
+    if idea.accurate is None:
+        return ("too few requests to tell", "warn") if idea.accuracy_reason else None
+    return ("within the limit", None) if idea.accurate else ("beyond the limit", "bad")
 
 
 def _leading(found: Trial) -> TriedIdea | None:

@@ -21,7 +21,7 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
-from latfix.reports.vocabulary import STEP_STATUS, Severity, counted
+from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, counted, verdict_words
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix
@@ -55,6 +55,11 @@ class Ratio:
         """True if the bounds that decide exclude 1."""
         bounds = self.ci95 if self.decision is None else self.decision
         return self.ci95 is not None and bounds is not None and (bounds[1] < 1 or bounds[0] > 1)
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the 95 % interval excludes 1 but the bounds that decide do not: restarts may differ as much."""
+        return self.ci95 is not None and not self.ci95[0] <= 1 <= self.ci95[1] and not self.decisive
 
     @property
     def tone(self) -> Severity | None:
@@ -317,6 +322,18 @@ _COSTS = ("accuracy", "memory_bytes", "device_memory_bytes", "start_s")
 def _known(figure: float | None) -> float | None:
     """The figure if it can be shown: a finite number or a lower bound."""
     return figure if isinstance(figure, AtLeast) else finite(figure)
+
+
+def result_words(found: Comparison) -> tuple[str, Severity]:
+    """The result and its color: of the gates if one did not pass or the verdict is undecided, else the verdict."""
+    outcomes = [gate.passed for gate in found.gates]
+    if False in outcomes:
+        return "gate failed", "bad"
+    if None in outcomes:
+        return "undecided", "warn"
+    if outcomes and found.verdict == "undecided":
+        return "gates passed", "good"
+    return verdict_words(found.verdict), change_severity(found.verdict)
 
 
 def pairing_words(comparison: Comparison) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.formatting import milliseconds
+from latfix.formatting import counted, milliseconds, rate, seconds
 from latfix.lower_bound import in_unit
 from latfix.run_record.schema import REQUEST_DTYPE
 from latfix.statistics.censored import Outcomes
@@ -71,7 +71,7 @@ class ReplayProgress:
         self._requests = requests
         self._last_s = last_s
         self._latencies = RunningLatencies(segment)
-        self._first = "loading the model" if loading else f"{requests} requests in {last_s:.3g} s"
+        self._first = "loading the model" if loading else f"{counted(requests, 'request')} in {seconds(last_s)}"
         self._console = Console(file=sys.stderr)
         self._history: list[tuple[float, int]] = []
         self._next_line = 0.0
@@ -120,14 +120,14 @@ class ReplayProgress:
             self._history.pop(0)
         then, before = self._history[0]
         span = now - then
-        rate = (done - before) / span if span > 0 else 0.0
+        served = (done - before) / span if span > 0 else 0.0
         percentiles = self._latencies.update()
         shown = ""
         if percentiles is not None:
             shown = f"p50 {milliseconds(percentiles[0])}  p99 {milliseconds(percentiles[1])}  "
         left = max(self._last_s - now, 0.0)
         end = "draining" if event["draining"] else f"{left:.0f} s left"
-        return f"{done}/{self._requests}  {rate:.3g}/s  in flight {event['in_flight']}  {shown}{end}"
+        return f"{done}/{self._requests}  {rate(served)}  in flight {event['in_flight']}  {shown}{end}"
 
     def _show(self, done: int, line: str) -> None:
         if self._live is not None:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from latfix.formatting import LATENCY_KEYS, count, key_label, mebibytes, rate, seconds, significant, speed_words
+from latfix.formatting import (
+    LATENCY_KEYS,
+    count,
+    counted,
+    key_label,
+    mebibytes,
+    rate,
+    seconds,
+    significant,
+    speed_words,
+)
 from latfix.reports.comparison_rows import Change
 
 #: Smallest factor that counts as worse; start-up times vary more, and must grow by this many seconds as well.
 _WORSE, _SLOWER_START, _LEAST_START_S = 1.05, 1.25, 0.5
 _NAMES = {"max": "maximum"}
+#: Why a figure whose 95 % interval excludes 1 may not be decisive.
+FEW_ROUNDS = "with so few rounds, restarts alone may differ by as much"
 
 
 def side_effect_words(change: Change) -> tuple[str, bool]:
@@ -30,10 +42,11 @@ def worsened(change: Change) -> Iterator[str]:
         if step.value is None or step.value < _WORSE:
             continue
         figures = f"{significant(before.latency_ms.get(key))} → {significant(after.latency_ms.get(key))} ms"
-        doubt = "" if step.tone == "bad" else " (no interval)" if step.ci95 is None else " (not significant)"
+        doubt = FEW_ROUNDS if step.doubtful else "no interval" if step.ci95 is None else "not significant"
+        doubt = "" if step.tone == "bad" else f" ({doubt})"
         yield f"{_name(key)} {figures}, {speed_words(step.value)}{doubt}"
     if after.failed > before.failed:
-        yield f"{count(after.failed)} requests lost, {count(before.failed)} before"
+        yield f"{counted(after.failed, 'request')} lost, {count(before.failed)} before"
     if before.accuracy is not None and after.accuracy is not None and after.accuracy < before.accuracy:
         was, now = significant(before.accuracy), significant(after.accuracy)
         if was != now:

@@ -123,6 +123,10 @@ class SettingRow:
         """The color of :attr:`status`."""
         return _STATUS_SEVERITY.get(self.status, "warn")
 
+    def loads(self) -> list[SweepPoint | PredictedLoad]:
+        """Its points, and loads that were predicted and not replayed, by rising load."""
+        return sorted([*self.points, *self.unreplayed()], key=lambda each: each.load)
+
     def unreplayed(self) -> list[PredictedLoad]:
         """Loads that were predicted, not replayed."""
         replayed = {point.load for point in self.points}
@@ -139,15 +143,14 @@ class SettingRow:
         return any(wait_ms(point, model) is not None for point in self.points for model in MODEL_WORDS)
 
     def knee_words(self) -> str:
-        """``31.0/s [27.2, 34.9]``; with ``or above`` or ``or below`` if no load on that side was replayed."""
+        """``31.0/s [27.2, 34.9]``; ``above 47.8/s`` or ``below 11.0/s`` if no load on that side was replayed."""
         knee = self.found.knee
         if knee is None:
             return NONE
-        beyond = ""
-        if not knee.bracketed:
-            below = self.points and knee.rps <= self.points[0].offered_rps
-            beyond = " or below" if below else " or above"
-        return f"{rate(knee.rps)} {interval(knee.ci95_rps)}{beyond}"
+        if knee.bracketed or not self.points:
+            return f"{rate(knee.rps)} {interval(knee.ci95_rps)}"
+        lowest, highest = self.points[0].offered_rps, self.points[-1].offered_rps
+        return f"below {rate(lowest)}" if knee.rps <= lowest else f"above {rate(highest)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +193,9 @@ class SweepRows:
             if top is None:
                 return "No knee was found, and no objective is set (slo_ms or --slo)."
             where = "" if len(self.settings) == 1 else f" with {top.label}"
-            return f"Knee at {top.knee_words()}{where}; no objective is set (slo_ms or --slo)."
+            words = top.knee_words()
+            at = "at " if words[0].isdigit() else ""
+            return f"Knee {at}{words}{where}; no objective is set (slo_ms or --slo)."
         goal = f"{self.percentile} under {milliseconds(self.found.objective.slo_ms)}"
         best = self.found.best
         if best is None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from latfix import formatting
 from latfix.cause_catalogue import CATALOGUE
-from latfix.formatting import count, visible
+from latfix.formatting import visible
 from latfix.results.diagnosis import Diagnosis
 
 Severity = Literal["good", "warn", "bad", "calm"]
+
+counted = formatting.counted
 
 CLASS_WORDS: dict[str, str] = {
     "measured": "timestamps or counters around the event itself",
@@ -123,12 +126,6 @@ LINES_WORDS = (
     "slow: mean over the slowest 5 % of that work; typical: mean over its faster half. Stacks are sampled every "
     "20 ms; time in C code that holds the interpreter lock appears on the line after the call."
 )
-
-
-def counted(number: int, what: str) -> str:
-    """``1 fault``, ``4,476 faults``, ``2 batches``."""
-    ending = "" if number == 1 else "es" if what.endswith(("h", "x")) else "s"
-    return f"{count(number)} {what}{ending}"
 
 
 def cause_words(cause: str) -> str:

@@ -41,12 +41,14 @@ def optimize_into(
     *,
     started_from: Sequence[PlannedFix] = (),
     plan: str = "",
+    workload: str | None = None,
     resume: Path | None = None,
 ) -> int:
     """Search, and write ``optimization.json``, ``plan.toml`` and ``report.html`` into ``folder``.
 
     :param started_from: fixes of an earlier plan that ``settings`` already contain; the new plan includes them.
     :param plan: the path of that plan; empty without one.
+    :param workload: as the user typed it, if known.
     :param resume: the folder of a continued optimization, equal to ``folder``; else ``None``.
     """
     from latfix.reports.terminal.diagnosis import render_tail
@@ -79,7 +81,7 @@ def optimize_into(
             progress.say(f"Interrupted during the baseline; show the recorded part with: latfix report {kept}")
             outputs.interrupted(spec.name, gates.texts)
             return EXIT_INTERRUPTED
-        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan)
+        return _conclude(folder, spec, outcome, gates, outputs, started_from, plan, workload)
 
 
 def _conclude(
@@ -90,6 +92,7 @@ def _conclude(
     outputs: Outputs,
     started_from: Sequence[PlannedFix],
     plan: str,
+    workload: str | None,
 ) -> int:
     """Evaluate the gates, write, show, record, and return the exit code."""
     from latfix.files.atomic_write import write_json
@@ -112,7 +115,7 @@ def _conclude(
             before=outcome.before or outcome.baseline,
             after=outcome.after,
         )
-    typed = workload_argument(outcome.baseline.meta)
+    typed = workload_argument(outcome.baseline.meta, typed=workload)
     outputs.show(
         lambda: render_optimization(found, folder=folder, workload_argument=typed, verbose=outputs.verbose), results
     )

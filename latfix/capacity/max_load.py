@@ -16,6 +16,7 @@ from latfix.capacity.load_crossing import LoadErrors, quantiles
 from latfix.capacity.measured_load import Cell
 from latfix.capacity.objective import Target
 from latfix.files.json_documents import Document
+from latfix.formatting import rate, significant
 
 Status = Literal["found", "above", "below", "undecided"]
 #: An interval; an end that was not measured is ``None``.
@@ -135,7 +136,7 @@ def load_answer(
     loads = sorted(cell.load for cell in cells)
     # No pace explains lost requests.
     if errors is None or not any(math.isfinite(cell.percentile.value) for cell in cells):
-        return LoadAnswer(largest=_unsimulated(cells, target, why_none), knee=None)
+        return LoadAnswer(largest=_unsimulated(cells, target, recorded, why_none), knee=None)
     largest = None
     if target.limit is not None:
         seen = f"with an error of {100 * errors.typical_error:.0f} % of the pace"
@@ -174,7 +175,7 @@ def _largest(
         status = "above"
     elif lo is None and hi is not None and hi <= loads[0] * recorded * (1 + 1e-3):
         status = "below"
-    shown = [f"{load * recorded:.3g}" for load in loads]
+    shown = [significant(load * recorded) for load in loads]
     listed = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
     reason = f"replayed at {listed}/s; other loads are simulated, {seen}"
     if none:
@@ -184,17 +185,16 @@ def _largest(
     return LargestLoad(status=status, rps=middle, ci95_rps=(lo, hi), reason=reason)
 
 
-def _unsimulated(cells: Sequence[Cell], target: Target, why_none: str) -> LargestLoad | None:
+def _unsimulated(cells: Sequence[Cell], target: Target, recorded: float, why_none: str) -> LargestLoad | None:
     """The answer if every replay was ended early or failed."""
     if target.limit is None:
         return None
     lowest = min(cells, key=lambda cell: cell.load)
+    offered = lowest.load * recorded
     missed = lowest.saturated or not lowest.percentile.value <= target.limit
-    reason = "; ".join(
-        filter(None, (f"the lowest load that was replayed, {lowest.offered:.3g}/s, misses it", why_none))
-    )
+    reason = "; ".join(filter(None, (f"the lowest load that was replayed, {rate(offered)}, misses it", why_none)))
     if missed:
-        return LargestLoad(status="below", rps=None, ci95_rps=(None, lowest.offered), reason=reason)
+        return LargestLoad(status="below", rps=None, ci95_rps=(None, offered), reason=reason)
     return LargestLoad(
         status="undecided",
         rps=None,

@@ -236,7 +236,7 @@ class Cell:
     """One setting at one load.
 
     :param load: multiple of the recorded rate.
-    :param offered: arrivals per second, and ``achieved`` requests ended ``ok`` per second; means over the replays.
+    :param achieved: requests ended ``ok`` per second, the mean over the replays.
     :param percentile: the objective's, in seconds, over all replays together; lost requests count as slower than any.
     :param runs: the same of each replay alone.
     :param slow: requests beyond the objective's limit; ``None`` without a limit.
@@ -245,7 +245,6 @@ class Cell:
     """
 
     load: float
-    offered: float
     achieved: float
     percentile: Percentile
     runs: tuple[float, ...]
@@ -281,7 +280,6 @@ def cell_of(load: float, points: Sequence[LoadPoint], target: Target) -> Cell:
     saturated = 2 * sum(point.grew for point in points) >= len(points)
     return Cell(
         load=load,
-        offered=float(np.mean([point.offered for point in points])),
         achieved=float(np.mean([point.achieved for point in points])),
         percentile=_followed(points, target),
         runs=tuple(_followed([point], target).value for point in points),

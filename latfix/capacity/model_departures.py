@@ -11,6 +11,7 @@ import numpy as np
 from latfix.capacity.measured_load import LoadPoint
 from latfix.capacity.service_moments import BatchService
 from latfix.files.json_documents import Document, json_key
+from latfix.formatting import milliseconds, rate, seconds
 from latfix.settings import RunnerSettings
 
 #: A queue observed for fewer relaxation times has not settled.
@@ -92,7 +93,7 @@ def _overload(point: LoadPoint, modelled: ModelPrediction) -> Reason | None:
     if point.offered < modelled.capacity:
         return None
     text = (
-        f"{point.offered:.3g}/s is more than full batches can serve ({modelled.capacity:.3g}/s): no model has a "
+        f"{rate(point.offered)} is more than full batches can serve ({rate(modelled.capacity)}): no model has a "
         "steady state, and what is measured grows with the length of the replay"
     )
     return Reason(id="overload", text=text, figures={"offered_rps": point.offered, "capacity_rps": modelled.capacity})
@@ -105,7 +106,7 @@ def _bursts(modelled: ModelPrediction, point: LoadPoint) -> Reason | None:
     more = "burstier" if modelled.index > 1 else "more even"
     text = (
         f"arrivals are {more} than independent ones: index of dispersion {modelled.index:.3g} instead of 1 over "
-        f"{_seconds(modelled.window)}, the time scale of this queue at {point.offered:.3g}/s"
+        f"{seconds(modelled.window)}, the time scale of this queue at {rate(point.offered)}"
     )
     figures = {"index_of_dispersion": modelled.index, "window_s": modelled.window}
     if plain is not None and bursty is not None:
@@ -164,8 +165,8 @@ def _unsettled(point: LoadPoint, modelled: ModelPrediction) -> Reason | None:
         return None
     times = point.span / modelled.relaxation
     text = (
-        f"the queue started empty and was observed for {_seconds(point.span)}, {times:.2g} times what it takes to "
-        f"settle ({_seconds(modelled.relaxation)}): waits in steady state are longer than the measured ones, or "
+        f"the queue started empty and was observed for {seconds(point.span)}, {times:.2g} times what it takes to "
+        f"settle ({seconds(modelled.relaxation)}): waits in steady state are longer than the measured ones, or "
         "rest on few bursts"
     )
     return Reason(id="unsettled", text=text, figures={"span_s": point.span, "relaxation_s": modelled.relaxation})
@@ -195,9 +196,5 @@ def _lost(point: LoadPoint) -> Reason | None:
     return Reason(id="lost", text=text, figures={"lost": float(point.lost), "requests": float(total)})
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+def _ms(duration: float) -> str:
+    return milliseconds(duration * 1e3)

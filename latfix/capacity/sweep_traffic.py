@@ -11,6 +11,7 @@ import numpy as np
 from latfix.arrays import Floats, Ints
 from latfix.capacity.objective import TAIL_REQUESTS, Target
 from latfix.errors import InputError
+from latfix.formatting import counted
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.summary import fano_factor
 from latfix.traffic.transforms import MAX_REQUESTS, repeat, scale_time, slice_time
@@ -124,7 +125,8 @@ def recorded_rate(traffic: Traffic) -> float:
     span = float(traffic.arrival_ns[-1] - traffic.arrival_ns[0]) / 1e9 if len(traffic) > 1 else 0.0
     if span <= 0:
         raise InputError(
-            f"traffic: found {len(traffic)} requests that arrive at one moment; expected several at different times"
+            f"traffic: found {counted(len(traffic), 'request')} that arrive at one moment; expected several at "
+            "different times"
         )
     return (len(traffic) - 1) / span
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.formatting import counted
 from latfix.gates.reference_level import MOST_RUNS, Level
 from latfix.gates.subject import Bounds, GateSubject
 from latfix.gates.syntax import Gate
@@ -216,11 +217,11 @@ def _in_rounds(estimate: RatioEstimate, subject: GateSubject, limit: float) -> M
     need = needed(estimate, subject.total, limit=limit)
     if need is None:
         return More("too close to the limit to decide by any sensible number of replays")
-    rounds = f"about {need.rounds} more round{'' if need.rounds == 1 else 's'} of both"
+    rounds, each = f"about {counted(need.rounds, 'more round')} of both", f"{counted(need.requests, 'request')} each"
     if subject.rate_rps is None:
-        return More(f"{rounds} ({need.requests} requests each) would decide it", need.requests)
+        return More(f"{rounds} ({each}) would decide it", need.requests)
     minutes = 2 * need.requests / subject.rate_rps / 60
-    took = f"{need.requests} requests each, {_duration(60 * minutes)} together at this traffic's rate"
+    took = f"{each}, {_duration(60 * minutes)} together at this traffic's rate"
     return More(f"{rounds} ({took}) would decide it", need.requests, minutes)
 
 
@@ -228,11 +229,12 @@ def _in_requests(half: float, distance: float, subject: GateSubject, where: str,
     if distance <= 0 or half / distance > _FARTHEST:
         return More("too close to the limit to decide")
     more = max(least, math.ceil(subject.total * ((half / distance) ** 2 - 1.0)))
+    requests = f"about {counted(more, 'more request')}{where}"
     if subject.rate_rps is None:
-        return More(f"about {more} more requests{where} would decide it", more)
+        return More(f"{requests} would decide it", more)
     minutes = more / subject.rate_rps / 60
     took = f"{_duration(60 * minutes)} at this traffic's rate"
-    return More(f"about {more} more requests{where} ({took}) would decide it", more, minutes)
+    return More(f"{requests} ({took}) would decide it", more, minutes)
 
 
 def _more_past(held: Held, level: Level) -> More:
@@ -243,7 +245,7 @@ def _more_past(held: Held, level: Level) -> More:
     for runs in range(level.runs + 1, MOST_RUNS + 1):
         if _past_half(held, level, side, runs) <= distance:
             more = runs - level.runs
-            return More(f"about {more} more run{'' if more == 1 else 's'} in the history would decide it", runs=more)
+            return More(f"about {counted(more, 'more run')} in the history would decide it", runs=more)
     differ = f"a factor of {math.exp(level.one_more()):.3g}" if level.by_factor else held.gate.show(level.one_more())
     known = f"runs of an unchanged service differ by up to {differ} here"
     longer = _in_requests(_past_half(held, level, side), distance, held.subject, " in every run")

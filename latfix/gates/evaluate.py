@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from latfix.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, InputError
 from latfix.files.json_documents import Document
-from latfix.formatting import finite, key_label
+from latfix.formatting import counted, finite, key_label
 from latfix.gates.bounds import Held, figure_bounds, more_needed
 from latfix.gates.reference_level import Past
 from latfix.gates.subject import Bounds, GateSubject
@@ -206,7 +206,7 @@ def _comparison(held: Held) -> str:
     shown = f"{_name(held)} is {gate.show(held.figure)}, limit {gate.show(held.limit)}"
     if level is None:
         return shown
-    return f"{shown} from the median {gate.show(level.value)} of the last {level.runs} runs"
+    return f"{shown} from the median {gate.show(level.value)} of the last {counted(level.runs, 'run')}"
 
 
 def _interval_name(held: Held) -> str:
@@ -246,7 +246,9 @@ def _refusal(held: Held, usual_loss: float | None) -> tuple[bool | None, str] | 
         if not side.total:
             return None, f"nothing was recorded in {name}"
         if metric != "error_rate" and not side.requests.get("ok", 0):
-            return (False if side is subject else None), f"none of {side.total} requests in {name} ended ok"
+            return (
+                False if side is subject else None
+            ), f"none of {counted(side.total, 'request')} in {name} ended ok"
         if metric != "error_rate" and not side.trustworthy:
             return None, f"{name} was replayed too late for its latencies to mean anything; use a quieter machine"
     fall = subject.lost_share - usual_loss if usual_loss is not None and held.gate.is_latency else 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
-from latfix.formatting import count, significant
+from latfix.formatting import count, counted, significant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +88,14 @@ class AnswerCheck(Document):
         if self.unrepeatable:
             return (
                 f"This service answers the same request differently each time: {far}; {count(self.unrepeatable)} of "
-                f"{count(self.repeated)} requests. It samples, or keeps state between requests. Answers cannot be "
-                "compared: fix the random seed, or give the workload an evaluate()."
+                f"{counted(self.repeated, 'request')}. It samples, or keeps state between requests. Answers cannot "
+                "be compared: fix the random seed, or give the workload an evaluate()."
             )
         how = "a padded request" if self.padded else "a request in a batch"
         cure = "a mask, or batches of one length," if self.padded else "a model that treats requests independently"
         return (
             f"This service answers {how} differently than the request alone: {far}; {count(self.differing)} of "
-            f"{count(self.compared)} requests. That is a fault of the unmodified service; {cure} would fix it."
+            f"{counted(self.compared, 'request')}. That is a fault of the unmodified service; {cure} would fix it."
         )
 
     def _distance(self, odd: OddAnswer) -> str:

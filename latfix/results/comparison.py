@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import finite, html_table, interval, key_label, ratio, significant, visible
+from latfix.formatting import count, counted, finite, html_table, interval, key_label, ratio, significant, visible
 from latfix.gates.evaluate import MOST_LOST, GateResult
 from latfix.gates.latency_change import LatencyChange
 from latfix.gates.subject import GateSubject
@@ -27,6 +27,7 @@ from latfix.statistics.group_sequential import Need, needed
 from latfix.statistics.score_bounds import FREE_OF_ALLOWANCE, allowance
 
 RATIO_KEYS: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99")
+_UNDECIDED = "undecided: about"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class Comparison(Document):
     :param gates: gates that the comparison was evaluated against.
     :param why: which stages account for the difference of gated latencies.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
+    :param more_by: the option that replays more rounds, ``--rounds`` or ``--budget``; empty for recorded runs.
     :param smallest: the smallest relevant difference; not in the document.
     """
 
@@ -97,7 +99,24 @@ class Comparison(Document):
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     why: tuple[LatencyChange, ...] = field(default=(), metadata=json_key(omit_empty=True))
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+    more_by: str = field(default="", metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
+
+    @property
+    def rounds_to_decide(self) -> int | None:
+        """How many more rounds decide: the most that an undecided gate needs; for the verdict without gates."""
+        if not self.gates:
+            return self.more_rounds
+        total = max(sum(self.after.requests.values()), 1)
+        requests = [gate.more_requests for gate in self.gates if gate.passed is None and gate.more_requests]
+        return max((max(round(more * self.rounds / total), 1) for more in requests), default=None)
+
+    def gated(self, gates: Sequence[GateResult]) -> Comparison:
+        """With gates; how much more data would decide is then stated for them, not for the verdict."""
+        if not gates:
+            return self
+        notes = tuple(note for note in self.notes if not note.startswith(_UNDECIDED))
+        return replace(self, gates=tuple(gates), notes=notes)
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdict, and both arms' latencies with their ratios."""
@@ -129,7 +148,8 @@ class TriedIdea(Document):
     :param failure: why it did not run, in which case it has no comparison; empty if it did.
     :param comparison: with the unmodified workload, over the rounds that both completed; ``None`` for that itself.
     :param accuracy: its score; ``None`` if it was not measured.
-    :param accurate: within the objective's limit; ``None`` likewise. ``accuracy_reason`` has the figures.
+    :param accurate: within the objective's limit; ``None`` likewise, or if the requests are too few to tell.
+        ``accuracy_reason`` has the figures.
     :param memory_bytes: peak resident memory of its process; ``device_memory_bytes`` reserved on one device.
     :param start_s: seconds until its process could serve, the median of its starts.
     """
@@ -438,8 +458,9 @@ def _undecided_notes(estimate: RatioEstimate, need: Need | None, rule: Rule) -> 
             "on a whole replay"
         )
     if need is not None:
-        more = "1 more round" if need.rounds == 1 else f"{need.rounds} more rounds"
-        yield f"undecided: about {more} on fresh processes ({need.requests} more requests of each) would decide it"
+        requests = counted(need.requests, "more request")
+        more = counted(need.rounds, "more round")
+        yield f"{_UNDECIDED} {more} on fresh processes ({requests} of each) would decide it"
 
 
 def _pair_notes(pairs: Sequence[_Pair], paired: bool) -> Iterator[str]:
@@ -449,10 +470,10 @@ def _pair_notes(pairs: Sequence[_Pair], paired: bool) -> Iterator[str]:
     base = sum(pair.ok_only(pair.base, pair.new) for pair in pairs)
     new = sum(pair.ok_only(pair.new, pair.base) for pair in pairs)
     if base or new:
-        yield f"{base} requests ended ok in the base only, {new} in the new run only"
+        yield f"{counted(base, 'request')} ended ok in the base only, {count(new)} in the new run only"
     left_out = sum(pair.left_out for pair in pairs)
     if left_out:
-        yield f"{left_out} requests that only one of the runs recorded are left out"
+        yield f"left out: {counted(left_out, 'request')} that only one of the runs recorded"
 
 
 def _differences(base: Sequence[RunRecord], new: Sequence[RunRecord]) -> Iterator[str]:
@@ -460,14 +481,13 @@ def _differences(base: Sequence[RunRecord], new: Sequence[RunRecord]) -> Iterato
         partial = [record for record in records if record.partial]
         if partial:
             missing = sum(record.unrecorded() for record in partial)
-            yield f"{name} is partial: {missing} scheduled requests have no record"
+            yield f"{name} is partial: {counted(missing, 'scheduled request')} without a record"
     first, second = base[0].meta, new[0].meta
-    for words, name, other in (
-        ("the workload", first.workload, second.workload),
-        ("the device", first.device, second.device),
-    ):
-        if name != other:
-            yield f"{words} differs: {name} -> {other}"
+    # Two services may have any names; the same traffic was sent to both.
+    if first.workload != second.workload and first.traffic_sha256 != second.traffic_sha256:
+        yield f"the workload differs: {first.workload} -> {second.workload}"
+    if first.device != second.device:
+        yield f"the device differs: {first.device} -> {second.device}"
     for words, table, others in (
         ("the machine differs", first.machine, second.machine),
         ("versions differ", first.versions, second.versions),

@@ -12,7 +12,7 @@ import numpy as np
 from latfix.arrays import Ints
 from latfix.cause_catalogue import EvidenceClass
 from latfix.files.json_documents import HIDDEN, Document, json_key
-from latfix.formatting import html_table, interval, milliseconds, percent, share, significant
+from latfix.formatting import counted, html_table, interval, milliseconds, percent, share, significant
 from latfix.gates.evaluate import GateResult
 from latfix.gates.reference_level import Level
 from latfix.results.request_explanation import Story
@@ -118,7 +118,7 @@ class Window(Document):
         """Which percentiles are omitted; empty if none is."""
         figures = {"p50": self.p50_ms, "p95": self.p95_ms, "p99": self.p99_ms}
         omitted = [name for name, value in figures.items() if value is None]
-        return f"{', '.join(omitted)} omitted: {self.requests} requests" if omitted else ""
+        return f"{', '.join(omitted)} omitted: {counted(self.requests, 'request')}" if omitted else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Incident(Document):
         """``All of p99 is one moment: 15.13–15.23 s, batch 302 held worker 0 for 176 ms where 3.80 is typical.``"""
         digits = max(0, min(3, 2 - math.floor(math.log10(max(self.end_s - self.start_s, 1e-3)))))
         when = f"{self.start_s:.{digits}f}–{self.end_s:.{digits}f} s"
-        opening = f"All of {percentile} is one moment: {when}, {self.requests} requests"
+        opening = f"All of {percentile} is one moment: {when}, {counted(self.requests, 'request')}"
         if self.batch is None:
             return f"{opening} behind each other; no single batch delayed them."
         held, typical = significant(self.held_ms), significant(self.typical_ms)

@@ -75,12 +75,15 @@ def arm_ratios(
     value = _log_ratio(rounds)
     rng = np.random.default_rng(seed)
     drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
+    fewest = min(int((~np.isnan(np.concatenate(blocks))).sum()) for blocks in (base_blocks, new_blocks))
     left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
     estimates: dict[str, RatioEstimate] = {}
     upper = _decided(decision_bounds(scored, None, rule))
     for key in keys:
         k = _ORDER.index(key)
-        half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
+        half = math.inf  # a single request has no spread
+        if fewest > 1:
+            half = _half_width(drawn[:, k], left_out[:, k], _ratio_evidence(key, rounds))
         lean = None if upper is None or key not in QUANTILES else Lean(upper, _SURER * half)
         estimates[key] = _estimate(float(value[k]), half, scored, QUANTILES.get(key), rule, lean)
     return estimates

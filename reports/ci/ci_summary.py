@@ -21,6 +21,7 @@ from latfix.reports.comparison_rows import (
     comparison_change,
     gate_rows,
     optimization_change,
+    result_words,
     step_rows,
 )
 from latfix.results.comparison import Comparison
@@ -33,6 +34,7 @@ class Summary:
     """The result of a command, or why there is none.
 
     :param command: ``diagnose``, ``report``, ``optimize``, ``compare`` or ``gate``.
+    :param title: the verdict, or what its gates make of it; empty for the verdict.
     :param run: figures of a single run; ``None`` for two.
     :param intervals_ms: 95 % intervals of the single run's latencies, by key.
     :param change: before and after; ``None`` for a single run.
@@ -45,6 +47,7 @@ class Summary:
     workload: str
     device: str = ""
     verdict: str = ""
+    title: str = ""
     sentence: str = ""
     gates: tuple[GateRow, ...] = ()
     run: Arm | None = None
@@ -114,7 +117,7 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
     if schema == Comparison.SCHEMA:
         found = Comparison.from_json(document)
         change = comparison_change(found)
-        common["answer"] = comparison_answer(found)
+        common |= {"answer": comparison_answer(found), "title": result_words(found)[0]}
     else:
         found = Optimization.from_json(document)
         change, steps = optimization_change(found), step_rows(found.steps)

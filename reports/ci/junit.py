@@ -87,6 +87,8 @@ def _properties(summary: Summary) -> ElementTree.Element:
             if arm is not None and arm.latency_ms.get(key) is not None:
                 pairs.append((f"{prefix}{key_label(key)} ms", significant(arm.latency_ms[key])))
     for name, value in pairs:
+        if not value:
+            continue
         ElementTree.SubElement(element, "property", {"name": name, "value": visible(value, limit=_LONGEST)})
     return element
 

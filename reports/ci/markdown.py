@@ -113,7 +113,8 @@ def _on(device: str) -> str:
 def _headline(summary: Summary) -> str:
     if summary.failure:
         return "— failed"
-    return f"— {text(verdict_words(summary.verdict))}" if summary.verdict else ""
+    title = summary.title or summary.verdict
+    return f"— {text(verdict_words(title))}" if title else ""
 
 
 def _paragraphs(summary: Summary) -> list[str]:

@@ -11,7 +11,7 @@ from latfix.reports.charts import sweep_charts
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of
 from latfix.reports.sweep_rows import MODEL_WORDS, SweepRows, largest_words, setting_label
-from latfix.reports.vocabulary import SWEEP_DEFINITIONS
+from latfix.reports.vocabulary import SWEEP_DEFINITIONS, counted
 from latfix.results.sweep import Sweep
 
 #: Most settings with a chart of the models.
@@ -27,7 +27,7 @@ def write_sweep_report(path: Path, found: Sweep) -> None:
     drawn = [setting for setting in rows.settings if setting.has_theory]
     front = len(rows.settings) > 1 and bool(found.pareto)
     runs = sum(len(point.runs) for point in found.points)
-    facts = [found.device, f"{count(runs)} replays", "" if found.state == "complete" else found.state]
+    facts = [found.device, counted(runs, "replay"), "" if found.state == "complete" else found.state]
     anchors = ("settings", "loads", *(["front"] if front else []), *(["theory"] if drawn else []), "method")
     write_page(
         path,
@@ -80,6 +80,15 @@ def _sweep_cards(rows: SweepRows) -> list[Card]:
     return cards
 
 
+def _requests_words(found: Sweep) -> str:
+    """How many requests a replay of a point had: fewer at low loads that would take too long, more at high ones."""
+    many = [sum(point.requests.values()) // max(len(point.runs), 1) for point in found.points]
+    planned = count(found.traffic.requests_per_point)
+    if not many or min(many) == max(many) == found.traffic.requests_per_point:
+        return planned
+    return f"{planned} planned, {count(min(many))} to {count(max(many))} replayed"
+
+
 def _sweep_method(found: Sweep) -> list[tuple[str, str]]:
     spread = found.spread
     words = "no point was replayed twice; a difference of 10 % between replays is assumed"
@@ -92,7 +101,7 @@ def _sweep_method(found: Sweep) -> list[tuple[str, str]]:
     machine = {name: value for name, value in found.machine.items() if value is not None and name != "torch"}
     memory = finite(machine.pop("memory_bytes", None))
     return [
-        ("Requests per point", f"{count(found.traffic.requests_per_point)}, repeated at high loads"),
+        ("Requests per point", _requests_words(found)),
         ("Duration", f"{significant(found.seconds)} s of a budget of {significant(found.budget_s)} s"),
         ("Order", f"settings alternate, loads in random order, seed {found.seed or 0}"),
         ("Between replays", words),

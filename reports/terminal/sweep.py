@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.capacity.max_load import PredictedLoad
-from latfix.formatting import NONE, count, interval, rate, ratio, significant, visible
+from latfix.formatting import NONE, interval, rate, ratio, significant, visible
 from latfix.reports.answer import sweep_answer
 from latfix.reports.sweep_rows import (
     SettingRow,
@@ -39,7 +39,7 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import Severity
+from latfix.reports.vocabulary import Severity, counted
 from latfix.results.sweep import ModelErrors, Sweep, SweepPoint
 
 #: Most settings whose loads are listed; the others are in the summary, the page and the JSON.
@@ -59,7 +59,7 @@ def render_sweep(found: Sweep, *, folder: Path | None) -> RenderableType:
     """
     rows = sweep_rows(found)
     replays = sum(len(point.runs) for point in found.points)
-    parts: list[RenderableType] = [title_line(found.workload, found.device, f"{count(replays)} replays", "")]
+    parts: list[RenderableType] = [title_line(found.workload, found.device, counted(replays, "replay"), "")]
     parts += warnings(found.notes)
     if len(rows.settings) > 1:
         parts += [heading("Settings"), _summary(rows)]
@@ -108,9 +108,8 @@ def _loads(setting: SettingRow, rows: SweepRows) -> Iterator[RenderableType]:
     columns += [Column("busy", given_up=2), Column(f"{rows.percentile} ms"), Column("95 %", given_up=1)]
     full_bar = f"full bar: {significant(_BAR_LIMITS, 2)}x the limit" if rows.judged else rows.percentile
     columns += [Column(right=False), Column(full_bar, right=False, given_up=5)]
-    loads: list[SweepPoint | PredictedLoad] = [*setting.points, *setting.unreplayed()]
     lines: list[Sequence[Cell]] = []
-    for each in sorted(loads, key=lambda one: one.load):
+    for each in setting.loads():
         if isinstance(each, PredictedLoad):
             lines.append(_predicted(each, full, rows))
             continue

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from latfix.formatting import (
     NONE,
-    count,
     interval,
     key_label,
     mebibytes,
@@ -19,7 +18,7 @@ from latfix.formatting import (
     seconds,
     significant,
 )
-from latfix.reports.answer import trial_answer
+from latfix.reports.answer import accuracy_words, trial_answer
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Cell,
@@ -109,11 +108,11 @@ def _interval(comparison: Comparison, key: str) -> Text:
 
 
 def _costs(arm: TriedIdea) -> list[Cell]:
-    """Accuracy, red beyond its limit; memory, device memory and start-up time."""
-    beyond = arm.accurate is False
-    accuracy = f"{significant(arm.accuracy)}{' beyond limit' if beyond else ''}" if arm.accuracy is not None else NONE
+    """Accuracy, colored if it is not within its limit; memory, device memory and start-up time."""
+    _, severity = accuracy_words(arm) or ("", None)
+    doubt = {"bad": " beyond limit", "warn": " cannot tell"}.get(severity or "", "")
     return [
-        Text(accuracy, style="bold red" if beyond else ""),
+        Text(significant(arm.accuracy) + doubt, style="" if severity is None else SEVERITY_STYLE[severity]),
         mebibytes(arm.memory_bytes or None),
         mebibytes(arm.device_memory_bytes or None),
         seconds(arm.start_s),
@@ -126,7 +125,7 @@ def _how(found: Trial) -> Iterator[str]:
         if found.whole
         else f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
     )
-    rounds = f"{counted(found.rounds, 'round')} of {stretch} ({count(found.requests)} requests)"
+    rounds = f"{counted(found.rounds, 'round')} of {stretch} ({counted(found.requests, 'request')})"
     yield (
         f"{rounds}, alternating, each in a fresh process. Ratios over the unmodified workload with 95 % intervals; "
         f"the verdict is by {key_label(found.judged)}."
@@ -137,7 +136,7 @@ def _remarks(found: Trial) -> Iterator[Text]:
     """Why an idea failed, exceeds the accuracy limit, or has no verdict."""
     for idea in found.ideas:
         lines = [idea.failure] if idea.failure else []
-        lines += [idea.accuracy_reason] if idea.accurate is False else []
+        lines += [idea.accuracy_reason] if idea.accuracy_reason and not idea.accurate else []
         if idea.comparison is not None:
             lines += [note for note in idea.comparison.notes if not note.startswith("settings: ")]
         for line in lines:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from latfix.formatting import clipped
+from latfix.formatting import clipped, counted
 
 #: What user code may raise and a thread must survive: everything. ``sys.exit()`` in an adapter or a panic in a native
 #: library, which is not an ``Exception`` either, fails one request only.
@@ -115,4 +115,4 @@ class SameFailure:
         """Why to end the replay; empty if it should go on. ``ended`` requests have ended, failed or not."""
         if not self._alike or self._count < max(ended, _REQUESTS) or now_ns - self._since_ns < _SPAN_NS:
             return ""
-        return f"given up after {ended} requests, all of which failed in the same way: {self.first}"
+        return f"given up after {counted(ended, 'request')}, all of which failed in the same way: {self.first}"

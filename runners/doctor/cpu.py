@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from latfix.formatting import counted
 from latfix.profilers.probes.control_groups import ControlGroups
 from latfix.results.doctor_finding import Finding
 from latfix.run_record.run_meta import BUSY_BEFORE
@@ -81,7 +82,7 @@ def _quota(system: System, usable: Cores) -> Finding:
     history = f"; throttled in {share:.1%} of the periods so far" if throttled else ""
     return costs(
         "processor.quota",
-        f"CPU quota of {quota:g} cores, {len(usable)} cores usable{history}",
+        f"CPU quota of {quota:g} cores, {counted(len(usable), 'core')} usable{history}",
         "many threads at once use up a period's quota early; the service then stalls for up to 100 ms",
         "use no more threads than the quota allows (host.threads), or raise it: docker update --cpus N, "
         "resources.limits.cpu",
@@ -99,7 +100,9 @@ def _governor(system: System, usable: Cores) -> Finding:
         return unknown(
             "processor.governor", "no frequency governor visible; on a virtual machine, the host controls it"
         )
-    found = "frequency governor: " + ", ".join(f"{name} on {count} cores" for name, count in chosen.items())
+    found = "frequency governor: " + ", ".join(
+        f"{name} on {counted(count, 'core')}" for name, count in chosen.items()
+    )
     if set(chosen) == {"performance"}:
         return ok("processor.governor", found)
     return costs(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from latfix.errors import InputError
+from latfix.formatting import counted, significant
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
 from latfix.gates.latency_change import latency_change
 from latfix.gates.syntax import Gate
@@ -155,19 +156,19 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
     results: tuple[GateResult, ...] = tuple(evaluate(gate, new, base) for gate in gates)
     metrics = dict.fromkeys(gate.metric for gate in gates if gate.metric in RATIO_KEYS)
     changes = [latency_change(metric, before, after) for metric in metrics]
-    return replace(comparison, gates=results, why=tuple(change for change in changes if change is not None))
+    return replace(comparison.gated(results), why=tuple(change for change in changes if change is not None))
 
 
 def _notes(decision: Decision, most: int) -> Iterator[str]:
     count = len(decision.rounds)
-    rounds = "1 round" if count == 1 else f"{count} rounds"
-    yield f"{rounds} of both on fresh processes, of at most {max(most, count)} in the budget"
+    yield f"{counted(count, 'round')} of both on fresh processes, of at most {max(most, count)} in the budget"
     if decision.late:
         left_out = "1 more round is" if decision.late == 1 else f"{decision.late} more rounds are"
         yield f"{left_out} left out: something else on the machine delayed the replayer"
     known = [found.drift for found in decision.rounds if math.isfinite(found.drift)]
     if len(known) > 1:
         yield (
-            f"the machine slowed one replay of a round more than the other by {100 * float(np.std(known)):.2g} % "
-            "(compute of the same batches in turns); from six rounds on, the ratios are corrected for that"
+            "the machine slowed one replay of a round more than the other by "
+            f"{significant(100 * float(np.std(known)), 2)} % (compute of the same batches in turns); from six rounds "
+            "on, the ratios are corrected for that"
         )

@@ -258,7 +258,7 @@ def _agreeing(
 def _decided(found: Accuracy, max_drop: float) -> bool:
     """True if more requests cannot change the verdict: it is allowed, or its whole interval is beyond the limit."""
     allowed, _ = judge(asdict(found), 1.0, max_drop)
-    return allowed or (found.loss_lo is not None and found.loss_lo > max_drop)
+    return bool(allowed) or (found.loss_lo is not None and found.loss_lo > max_drop)
 
 
 def _agreement_fields(found: Difference) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from latfix.formatting import count
 from latfix.statistics.distributions import student_t
 
 #: A fix is also rejected if a loss of this many times the limit cannot be excluded.
@@ -29,13 +30,13 @@ class Loss:
     hi: float
 
 
-def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[bool, str]:
+def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[bool | None, str]:
     """True if a service is accurate enough, and the figures in one sentence.
 
-    It is not if the loss exceeds ``max_drop``, if answers broke, or if the sample is too small to exclude a loss of
-    twice ``max_drop``, even if all of its answers agree. The sample does not matter if answers differ no more than
-    the original's own do (``same``). If no loss is allowed at all, which no sample can prove, the estimate alone
-    decides.
+    It is not if the loss exceeds ``max_drop`` or answers broke. It is undecided (``None``) if the sample is too small
+    to exclude a loss of twice ``max_drop``, even if all of its answers agree. The sample does not matter if answers
+    differ no more than the original's own do (``same``). If no loss is allowed at all, which no sample can prove, the
+    estimate alone decides.
 
     :param scored: fields of :class:`latfix.runners.measure.accuracy.Accuracy`.
     :param original: the original's score.
@@ -51,7 +52,7 @@ def judge(scored: Mapping[str, Any], original: float, max_drop: float) -> tuple[
         return False, f"{scored['broken']} answers failed or became NaN or infinite: {figures}"
     if highest is not None and max_drop > 0 and float(highest) > _EXCLUDED * max_drop and not scored.get("same"):
         samples, excluded = scored.get("samples", 0), _EXCLUDED * max_drop
-        return False, f"{samples} requests are too few to exclude a loss of {excluded:.3g}: {figures}"
+        return None, f"{count(samples)} requests are too few to exclude a loss of {excluded:.3g}: {figures}"
     return True, figures
 
 

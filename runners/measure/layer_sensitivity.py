@@ -157,9 +157,9 @@ def _choose(
         keep = [name for layer in (*useless, *useful[:count]) for name in layer.names]
         scored = accuracy_of(keep)
         ok, reason = judge(asdict(scored), found.score, max_drop)
-        found.trials.append({"kept": count, "score": scored.score, "allowed": ok, "said": reason})
+        found.trials.append({"kept": count, "score": scored.score, "allowed": bool(ok), "said": reason})
         least_s = max(least_s, before - left_s())
-        return ok
+        return bool(ok)
 
     best = _fewest(len(useful), allowed, lambda: left_s() > 1.5 * least_s, first=_outstanding(useful))
     if best is None:

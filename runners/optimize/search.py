@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any
 
 from latfix.errors import LatfixError
+from latfix.formatting import counted
 from latfix.profilers.diagnose import diagnose
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Diagnosis
@@ -193,8 +194,8 @@ class Search:
         """
         spare = max(self.bench.left_s() - self.reserved_s(), 0.0)
         trials = int((1 - _MEASURING) * spare / self.bench.trial_s(self._scored_fixes()))
-        count = "about 1 replay" if trials <= 1 else f"about {trials} replays"
-        self.say(f"this traffic and budget leave time for {count} of candidates and for the final replay")
+        replays = counted(max(trials, 1), "replay")
+        self.say(f"this traffic and budget leave time for about {replays} of candidates and for the final replay")
         if self.planner is not None:
             limit = max(self.first.max_batch_size, 8)
             self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)

@@ -13,7 +13,7 @@ from latfix.capacity.measured_load import Cell, LoadPoint, Spread, run_spread
 from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
-from latfix.formatting import finite
+from latfix.formatting import counted, finite, rate
 from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
@@ -38,6 +38,8 @@ from latfix.traffic.transforms import MAX_REQUESTS
 #: waits are a tenth below steady ones after 3, a quarter after 1 (benchmarks/sweep_decisions.py).
 LEAST_SETTLED = 3.0
 _WEEK_MIN = 7 * 24 * 60
+#: Replays of the first requests only are reported if their rate differs by more than this share.
+_PARTLY = 0.05
 
 KNEE_RULE = (
     "the load at which throughput over the objective's percentile is largest: beyond it, one percent more load "
@@ -146,16 +148,16 @@ def _points(outcome: Outcome, cells: Mapping[int, Sequence[Cell]]) -> tuple[Swee
 
 
 def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None) -> SweepPoint:
-    ones, answer = outcome.points(number)[cell.load], outcome.answers.get(number)
+    ones = outcome.points(number)[cell.load]
     points = [one.point for one in ones]
     outcomes = Outcomes.joined([point.outcomes for point in points])
     waits = np.concatenate([point.wait for point in points])
     statuses = dict.fromkeys(name for point in points for name in point.requests)
-    slow = cell.slow
+    slow, offered = cell.slow, cell.load * outcome.part.recorded
     return SweepPoint(
         setting=number,
         load=cell.load,
-        offered_rps=cell.offered,
+        offered_rps=offered,
         achieved_rps=cell.achieved,
         requests={name: sum(point.requests.get(name, 0) for point in points) for name in statuses},
         latency_ms=outcomes.summary_ms(),
@@ -165,7 +167,7 @@ def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None)
             percentile_ms=_ms(cell.percentile.value),
             ci95_ms=(_ms(cell.percentile.lo), _ms(cell.percentile.hi)),
             at_least=any(point.cut for point in points),
-            meets=None if answer is None else answer.meets(cell.offered),
+            meets=None if _contradicted(outcome, number, cell) else _concluded(outcome, number, cell),
             slow_share=None if slow is None else finite(slow.share),
             slow_share_ci95=None if slow is None else (slow.lo, slow.hi),
         ),
@@ -200,6 +202,23 @@ def _point(outcome: Outcome, number: int, cell: Cell, theory: LoadTheory | None)
             for one, value in zip(ones, cell.runs, strict=True)
         ),
     )
+
+
+def _concluded(outcome: Outcome, number: int, cell: Cell) -> bool | None:
+    """True if a load meets the objective by the interval of its setting's largest load."""
+    answer = outcome.answers.get(number)
+    return None if answer is None else answer.meets(cell.load * outcome.part.recorded)
+
+
+def _contradicted(outcome: Outcome, number: int, cell: Cell) -> bool:
+    """True if the percentile of the load's own replays is on the other side of the limit."""
+    concluded, limit = _concluded(outcome, number, cell), outcome.target.limit
+    if concluded is None or limit is None:
+        return False
+    if cell.percentile.value > limit:
+        return concluded
+    is_lower_bound = cell.saturated or any(one.point.cut for one in outcome.points(number)[cell.load])
+    return not concluded and not is_lower_bound
 
 
 def _mean(points: Sequence[LoadPoint], name: str) -> float:
@@ -262,12 +281,12 @@ def _gate(largest: Sequence[LargestLoad], rps: float) -> CapacityGate:
     lows = [one.lo for one in largest if one.lo is not None]
     highs = [one.hi for one in largest]
     if passed:
-        reason = f"a load of {max(lows):.4g}/s meets the objective"
+        reason = f"a load of {rate(max(lows))} meets the objective"
     elif passed is False:
-        reason = f"the objective is missed from {max(high for high in highs if high is not None):.4g}/s on"
+        reason = f"the objective is missed from {rate(max(high for high in highs if high is not None))} on"
     else:
-        low = f"{max(lows):.4g}/s" if lows else "no load"
-        reason = f"{low} certainly meets the objective, and at {rps:.4g}/s the data cannot tell"
+        low = rate(max(lows)) if lows else "no load"
+        reason = f"{low} certainly meets the objective, and at {rate(rps)} the data cannot tell"
     return CapacityGate(at_least_rps=rps, passed=passed, reason=reason)
 
 
@@ -277,7 +296,7 @@ def _unsettled(outcome: Outcome, best: BestSetting | None) -> list[str]:
         return []
     rps, entries = best.rps, outcome.theory[best.setting].loads
     points = outcome.points(best.setting)
-    load = min(points, key=lambda each: abs(math.log(points[each][0].point.offered / rps)))
+    load = min(points, key=lambda each: abs(math.log(each * outcome.part.recorded / rps)))
     if load not in entries:
         return []
     span, settling = min(one.point.span for one in points[load]), entries[load].relaxation
@@ -285,7 +304,7 @@ def _unsettled(outcome: Outcome, best: BestSetting | None) -> list[str]:
         return []
     takes = f"about {settling:.2g} s to settle" if math.isfinite(settling) else "forever to settle, by the models"
     return [
-        f"Replays at {points[load][0].point.offered:.3g}/s last {span:.2g} s, and such a queue takes {takes}: if "
+        f"Replays at {rate(load * outcome.part.recorded)} last {span:.2g} s, and such a queue takes {takes}: if "
         "this load lasts, waits are longer, and the largest load may be lower; --requests makes points longer."
     ]
 
@@ -297,15 +316,15 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
     short = sum(not cell.enough and not cell.saturated for cell in every)
     if short:
         notes.append(
-            f"{short} of {len(every)} points hold fewer than {TAIL_REQUESTS} requests beyond "
+            f"{short} of {counted(len(every), 'point')} hold fewer than {TAIL_REQUESTS} requests beyond "
             f"p{outcome.target.percentile:g}: their intervals are wide, and unbounded above if no request was that "
             f"slow; {_longer(outcome)}."
         )
     if outcome.part.repeated > 1:
         held = len(outcome.part.traffic) // outcome.part.repeated
         notes.append(
-            f"The recording holds {held} requests, and each point replays it {outcome.part.repeated} times: "
-            "intervals are valid for this recording, not for other traffic like it."
+            f"The recording holds {counted(held, 'request')}, and each point replays it {outcome.part.repeated} "
+            "times: intervals are valid for this recording, not for other traffic like it."
         )
     if every and not spread.freedom:
         notes.append("No point was replayed twice: replays are assumed to differ by a tenth.")
@@ -317,10 +336,30 @@ def _notes(outcome: Outcome, cells: Mapping[int, Sequence[Cell]], spread: Spread
             f"The replayed part is {calmer} than the whole recording: index of dispersion {part.dispersion:.3g} "
             f"instead of {part.whole:.3g}."
         )
+    doubtful = dict.fromkeys(
+        f"{cell.load:.3g}" for number, own in cells.items() for cell in own if _contradicted(outcome, number, cell)
+    )
+    if doubtful:
+        notes.append(
+            f"Undecided at load {', '.join(doubtful)}: the percentile of its own replays lies on the other side of "
+            "the limit than all replays together suggest."
+        )
+    partly = {
+        one.load: one.point.offered
+        for one in outcome.measured
+        if abs(one.point.offered / (one.load * part.recorded) - 1) > _PARTLY
+    }
+    if partly:
+        rates = ", ".join(f"{load:.3g} ({rate(sent)})" for load, sent in sorted(partly.items()))
+        notes.append(
+            "offered/s is the load times the recorded rate. The first requests, all that fit into a replay, arrive "
+            f"at other rates at load {rates}."
+        )
     late = sum(not one.point.trustworthy for one in outcome.measured)
     if late:
         notes.append(
-            f"In {late} of {len(outcome.measured)} replays latfix sent requests late: do not trust their latencies."
+            f"In {late} of {counted(len(outcome.measured), 'replay')} latfix sent requests late: do not trust their "
+            "latencies."
         )
     if outcome.target.limit is None:
         notes.append("The workload has no slo_ms, so there is no largest load that meets it; set one with --slo MS.")

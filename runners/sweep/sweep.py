@@ -22,6 +22,7 @@ from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
+from latfix.formatting import counted
 from latfix.results.comparison import costs
 from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
 from latfix.run_record.run_record import SCHEDULE, RunRecord
@@ -258,10 +259,10 @@ class Sweep:
             return f"p{target.percentile:g} hardly grows with load"
         if not target.enough(requests):
             return (
-                f"a replay holds {requests} requests, and fewer than {TAIL_REQUESTS} of them are beyond "
+                f"a replay holds {counted(requests, 'request')}, and fewer than {TAIL_REQUESTS} of them are beyond "
                 f"p{target.percentile:g}"
             )
-        return f"only {len(replays)} replays fitted into the budget"
+        return f"only {counted(len(replays), 'replay')} fitted into the budget"
 
     def _predicted(self, setting: int, load: float) -> tuple[float, float, float] | None:
         """The predicted percentile at a load, in seconds, with its 95 % interval."""

@@ -28,7 +28,6 @@ def cell(
 ) -> Cell:
     return Cell(
         load=load,
-        offered=load * rate,
         achieved=load * rate if achieved is None else achieved,
         percentile=Percentile(value=value, lo=value / width, hi=value * width),
         runs=runs or (value,),
@@ -77,7 +76,7 @@ def test_the_crossing_of_a_simulation_that_matches_its_replays() -> None:
     found = largest({0.5: 0.0, 0.55: 0.01, 0.6: -0.01})
     assert found.status == "found" and found.rps == pytest.approx(truth, rel=0.03)
     assert truth * 0.85 < (found.lo or 0.0) < truth < (found.hi or 0.0) < truth * 1.15
-    assert "replayed at 50, 55 and 60/s" in found.reason and "of the pace" in found.reason
+    assert "replayed at 50.0, 55.0 and 60.0/s" in found.reason and "of the pace" in found.reason
 
 
 def test_observed_errors_shift_and_widen_the_answer() -> None:
@@ -109,7 +108,7 @@ def test_a_limit_that_no_load_meets_and_one_that_all_meet() -> None:
         None, [cell(0.5, 9.0, saturated=True)], LIMIT, 100.0, whole=0, why_wide="", why_none="x"
     ).largest
     assert nothing is not None and (nothing.status, nothing.ci95_rps) == ("below", (None, 50.0))
-    assert nothing.reason == "the lowest load that was replayed, 50/s, misses it; x"
+    assert nothing.reason == "the lowest load that was replayed, 50.0/s, misses it; x"
 
 
 def test_predictions_cover_all_loads_and_which_meet_the_limit() -> None:

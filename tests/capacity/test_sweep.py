@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.sweep_world import SimulatedArm, SweepWorld, make_traffic
+from latfix.capacity.max_load import LargestLoad
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests
 from latfix.config.workload_toml import WorkloadSpec
@@ -225,6 +227,21 @@ def test_a_slow_recording_is_replayed_in_part_and_simulated_whole(world: World, 
     assert largest is not None and largest.rps is not None
     # 7.8 a second at most; p90 of M/M/1 reaches a second at 5.5.
     assert 3.0 < largest.rps < 7.8
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=120.0)
+    assert all(point.offered_rps == point.load * part.recorded for point in document.points)
+    assert any(note.startswith("offered/s is the load times the recorded rate") for note in document.notes)
+
+
+def test_a_load_whose_own_replay_is_on_the_other_side_of_the_limit_is_undecided(world: World, tmp_path: Path) -> None:
+    target = Target(percentile=90.0, limit=1.0)
+    outcome = run(world, make_traffic(400, 20.0), tmp_path, requests=400, target=target, loads=(1.0,))
+    missed = LargestLoad(status="found", rps=4.0, ci95_rps=(3.0, 5.0))
+    outcome.answers[0] = replace(outcome.answers[0], largest=missed)
+    document = sweep_document(SPEC, outcome, seed=0, budget_s=60.0)
+    point = next(one for one in document.points if one.load == 1.0)
+    assert point.objective.percentile_ms is not None and point.objective.percentile_ms < 1000.0
+    assert point.objective.meets is None
+    assert any(note.startswith("Undecided at load 1") for note in document.notes)
 
 
 def test_a_drain_is_cut_once_it_adds_no_information(world: World, tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_how_many_more_requests_would_decide_and_how_long_they_take() -> None:
     half = evaluate(parse_gate("p99<110ms"), _subject(requests={"ok": 500, "shed": 500}))
     assert result.more_requests == 3000 and result.more_minutes == pytest.approx(1.0)
     assert half.more_minutes == pytest.approx(0.5)
-    for words in ("about 3000 more requests", "95 % interval 90 ms to 120 ms", "(60 s at this traffic's rate)"):
+    for words in ("about 3,000 more requests", "95 % interval 90 ms to 120 ms", "(60 s at this traffic's rate)"):
         assert words in result.reason
     on_the_limit = evaluate(parse_gate("p99<100ms"), _subject())
     assert on_the_limit.passed is on_the_limit.more_requests is None and "too close" in on_the_limit.reason
@@ -371,7 +371,7 @@ def test_a_larger_spread_of_runs_decides_less() -> None:
     assert result.passed is None
     assert "runs of an unchanged service differ by up to a factor of 1." in result.reason
     assert result.more_requests is not None and result.more_minutes is not None
-    assert f"about {result.more_requests} more requests in every run" in result.reason
+    assert f"about {result.more_requests:,} more requests in every run" in result.reason
     on_the_limit = evaluate(parse_gate("p99<history"), run, past=_past(*restless))
     assert on_the_limit.passed is None and on_the_limit.more_requests is None
     assert "compare with a baseline measured side by side" in on_the_limit.reason

@@ -44,6 +44,19 @@ def test_a_line_every_five_seconds(tmp_path: Path, clock: list[float], capsys: p
             clock[0] += 1.0
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:] == [
-        "before: 50/90  10/s  in flight 2  1 s left",
-        "before: 100/90  10/s  in flight 2  draining",
+        "before: 50/90  10.0/s  in flight 2  1 s left",
+        "before: 100/90  10.0/s  in flight 2  draining",
     ]
+
+
+def test_long_replays_and_high_rates_have_plain_numbers(
+    tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    del clock
+    cases = ((1, 0.177, "1 request in 0.177 s"), (35_500, 12_345.0, "35,500 requests in 12,300 s"))
+    for requests, last_s, first in cases:
+        segment = tmp_path / "x"
+        with ReplayProgress(label="a", requests=requests, last_s=last_s, segment=segment, loading=False) as replay:
+            replay._line(status(0.0, 0), 0)
+            assert "  2,500/s  " in replay._line(status(4.0, 10_000), 10_000)
+        assert capsys.readouterr().err == f"a: {first}\n"

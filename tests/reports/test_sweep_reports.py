@@ -224,7 +224,7 @@ def test_sentences(status: str, ends: list[float | None] | None, words: str) -> 
 
 def test_a_knee_outside_the_loads_is_shown_on_the_right_side() -> None:
     content = document()
-    for at, words in ((20.0, "or below"), (60.0, "or above")):
+    for at, words in ((20.0, "below 20.0/s"), (60.0, "above 60.0/s")):
         content["settings"][0]["knee"] = {"rps": at, "ci95_rps": [at, at], "bracketed": False}
         assert words in sweep_rows(Sweep.from_json(content)).settings[0].knee_words()
 
@@ -239,3 +239,19 @@ def test_the_reason_of_the_load_that_is_farthest_off_is_shown() -> None:
     text = shown(sweep)
     assert "at load 1.00 (wait off by x100): service changes with load: twice as long" in " ".join(text.split())
     assert text.count("a bit") <= 1, "not the same of every load"
+
+
+def test_the_page_lists_loads_in_order_and_how_many_requests_were_replayed(tmp_path: Path) -> None:
+    content = document()
+    content["points"][0]["runs"] = content["points"][0]["runs"][:1]
+    parsed = page(content, tmp_path)
+    listed = parsed.text[parsed.text.index("Loads, max_batch_size=8") :]
+    assert listed.index("0.850") < listed.index("1.00") < listed.index("1.25") < listed.index("1.40")
+    assert "1,000 planned, 500 to 1,000 replayed" in parsed.text
+
+
+def test_a_single_replay_is_counted_as_one(tmp_path: Path) -> None:
+    content = document()
+    content["points"] = [{**content["points"][0], "runs": content["points"][0]["runs"][:1]}]
+    assert "1 replay\n" in f"{shown(content).splitlines()[0].rstrip()}\n"
+    assert "1 replay\n" in page(content, tmp_path).text

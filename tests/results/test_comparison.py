@@ -92,7 +92,7 @@ def test_one_round_with_a_small_difference_reports_its_resolution() -> None:
     assert any("one round cannot distinguish a difference below about 48 %" in note for note in comparison.notes)
     more = comparison.more_rounds
     assert more is not None and comparison.to_json()["more_rounds"] == more
-    assert any(f"about {more} more rounds" in note and f"({more * N} more" in note for note in comparison.notes)
+    assert any(f"about {more} more rounds" in note and f"({more * N:,} more" in note for note in comparison.notes)
     assert live.verdict == "better"
 
 
@@ -164,7 +164,7 @@ def test_a_run_cut_short_is_compared_over_what_both_recorded() -> None:
     comparison = compare_records(_record(slow_end), _record(slow_end, keep=slice(0, N // 2), partial=True))
     assert comparison.ratio["p99"].value == 1.0
     assert comparison.before.requests["ok"] == comparison.after.requests["ok"] == N // 2
-    assert any("new is partial: 300 scheduled requests have no record" in note for note in comparison.notes)
+    assert any("new is partial: 300 scheduled requests without a record" in note for note in comparison.notes)
     assert any("300 requests that only one of the runs recorded" in note for note in comparison.notes)
 
 
@@ -192,11 +192,37 @@ def test_differences_are_listed() -> None:
         workload="other",
     )
     assert [note for note in compare_records(base, new).notes if not note.startswith("undecided")] == [
-        "the workload differs: ranker -> other",
         "the device differs: cpu -> cuda",
         "the machine differs: cores 2 -> 4",
         "settings: workers 1 -> 2, env.OMP_WAIT_POLICY unset -> PASSIVE",
     ]
+
+
+@pytest.mark.parametrize("traffic", ["t", "other"])
+def test_another_workload_is_reported_unless_it_replayed_the_same_traffic(traffic: str) -> None:
+    base = _record(_latencies(1), traffic_sha256="t")
+    notes = compare_records(base, _record(_latencies(2), workload="other", traffic_sha256=traffic)).notes
+    assert ("the workload differs: ranker -> other" in notes) == (traffic == "other")
+
+
+def test_a_single_request_has_no_interval() -> None:
+    estimate = compare_records(_record(_latencies(1)[:1]), _record(_latencies(1, 0.55)[:1])).ratio["p99"]
+    assert estimate.value == pytest.approx(0.55) and estimate.to_json()["ci95"] is None
+
+
+def test_an_undecided_gate_determines_how_many_more_rounds_are_needed() -> None:
+    base, new = ([_record(_latencies(seed + k), **MEDIAN) for k in range(2)] for seed in (1, 101))
+    comparison = compare_rounds(base, new)
+    assert comparison.rounds_to_decide == comparison.more_rounds
+    gates = [
+        evaluate(parse_gate(f"p50<=baseline*{limit}"), *comparison.gate_subjects()) for limit in (1.04, 1.1, 9.0)
+    ]
+    gated = comparison.gated(gates)
+    assert [gate.passed for gate in gates] == [None, None, True]
+    most = max(int(gate.reason.split("about ")[1].split(" more")[0]) for gate in gates[:2])
+    assert gated.rounds_to_decide == most
+    assert not any(note.startswith("undecided") for note in gated.notes)
+    assert comparison.gated(gates[2:]).rounds_to_decide is None
 
 
 def test_rounds_are_pooled_and_their_spread_counts() -> None:

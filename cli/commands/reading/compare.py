@@ -79,7 +79,8 @@ def compare(
         subject, baseline = with_percentile_ratios(*comparison.gate_subjects(), (after, before), metrics)
         results = [evaluate(one, subject, baseline) for one in gates]
         records = {name: str(record.folder.absolute()) for name, record in (("base", before), ("new", after))}
-        comparison = replace(comparison, gates=tuple(results), records=records)
+        more_by = "--rounds" if is_address(base) else ""
+        comparison = replace(comparison.gated(results), records=records, more_by=more_by)
         document = comparison.to_json()
         if folder is not None:
             write_json(folder / "comparison.json", document)

@@ -198,9 +198,7 @@ def _rounds(
     try:
         arms[0].running()
         parts = cut(schedule, part_seconds(schedule, budget_s, arms[0].start_s))
-        lines.say(
-            f"rounds of {len(parts[0])} requests, {parts[0].duration_s:.3g} s each; {len(parts)} parts of the traffic"
-        )
+        lines.say(_parts_words(parts))
 
         def show(found: Round, number: int, most: int) -> None:
             lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {until - time.monotonic():.0f} s left")
@@ -212,6 +210,16 @@ def _rounds(
     finally:
         for arm in arms:
             arm.close()
+
+
+def _parts_words(parts: Sequence[Traffic]) -> str:
+    """The length of a round; parts of equal duration hold different numbers of requests."""
+    from latfix.formatting import count, counted, seconds
+
+    sizes = [len(part) for part in parts]
+    many = f"{count(min(sizes))} to " if min(sizes) < max(sizes) else ""
+    each = f"{many}{counted(max(sizes), 'request')}, {seconds(parts[0].duration_s)} each"
+    return f"rounds of {each}; {counted(len(parts), 'part')} of the traffic"
 
 
 def _median_ms(found: Round) -> str:
@@ -229,11 +237,11 @@ def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str,
     from latfix.reports.html.pages import write_comparison_report
     from latfix.reports.terminal.comparison import render_comparison
 
-    comparison = decision.comparison
-    if comparison is None:
+    if decision.comparison is None:
         if decision.interrupted:
             raise KeyboardInterrupt
         raise RunnerError(f"{name}: other processes delayed the load generator in every round; use a quieter machine")
+    comparison = replace(decision.comparison, more_by="--budget")
     if out is not None:
         last = decision.rounds[-1]
         records = {label: str(record.folder.absolute()) for label, record in (("base", last.base), ("new", last.new))}

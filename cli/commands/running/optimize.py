@@ -101,6 +101,7 @@ def optimize(
         outputs,
         started_from=earlier,
         plan="" if plan is None else str(plan),
+        workload=workload,
         resume=resume,
     )
 

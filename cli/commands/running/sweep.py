@@ -225,11 +225,13 @@ def _grid(wanted: Sequence[float], rate: float, *, in_rates: bool, at_least: flo
 
 
 def _check_budget(part: Part, load: float, budget_s: float) -> None:
+    from latfix.formatting import rate
+
     seconds = part.seconds(load)
     if seconds > budget_s:
         raise InputError(
             f"--budget: found {budget_s:g} s; expected at least the {seconds:,.0f} s of the shortest replay "
-            f"({len(part.traffic):,} requests at {load * part.recorded:.3g}/s), higher --loads, or fewer --requests"
+            f"({len(part.traffic):,} requests at {rate(load * part.recorded)}), higher --loads, or fewer --requests"
         )
 
 
@@ -240,11 +242,13 @@ def _check_positive(option: str, value: float | None, unit: str) -> None:
 
 def _plan_line(part: Part, grid: Sequence[float], settings: Sequence[Setting], budget_s: float) -> str:
     """The planned replays, for standard error."""
-    many = "1 setting" if len(settings) == 1 else f"{len(settings)} settings"
-    first = f"{len(grid)} loads, then those" if grid else "the recorded rate, then loads"
+    from latfix.formatting import counted
+
+    many = counted(len(settings), "setting")
+    first = f"{counted(len(grid), 'load')}, then those" if grid else "the recorded rate, then loads"
     line = (
-        f"sweep: {many}, {len(part.traffic):,} requests per replay, {part.seconds(1.0):.0f} s at the recorded rate; "
-        f"first {first} that narrow the result, {budget_s:.0f} s at most"
+        f"sweep: {many}, {counted(len(part.traffic), 'request')} per replay, {part.seconds(1.0):.0f} s at the "
+        f"recorded rate; first {first} that narrow the result, {budget_s:.0f} s at most"
     )
     seconds = len(settings) * sum(part.seconds(load) for load in grid)
     if seconds > budget_s:

@@ -125,7 +125,8 @@ def diagnose_accounts(accounts: Accounts, recorded: RecordingFacts, percentile: 
     ci95 = reaching(own + propagated, ends, inside)
     causes = _causes(accounts, sums, own, propagated, ci95, excess_ms, latency_ms["p50"])
     unexplained = next((each.tail_ms for each in causes if each.cause == UNEXPLAINED), 0.0)
-    verdict, sentence = _verdict(accounts, causes, q, threshold / 1e6, excess_ms, latency_ms["p50"], unexplained)
+    name = percentile_label(q) + (" of the requests that ended ok" if recorded.outcomes is not None else "")
+    verdict, sentence = _verdict(accounts, causes, name, threshold / 1e6, excess_ms, latency_ms["p50"], unexplained)
     if recorded.outcomes is not None and (lost := _losing(recorded.outcomes, q)):
         verdict, sentence = "losing", f"{lost} {sentence}"
     listed = {each.cause for each in causes}
@@ -200,7 +201,7 @@ def _causes(
 def _verdict(
     accounts: Accounts,
     causes: tuple[CauseSummary, ...],
-    q: float,
+    name: str,
     at_ms: float,
     excess_ms: float,
     p50_ms: float,
@@ -209,7 +210,7 @@ def _verdict(
     words = {cause.id: cause for cause in accounts.causes}
     if not len(accounts.latency_ns):
         return "inconclusive", "No request ended ok, so there is no latency to explain."
-    opening = f"{percentile_label(q)} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
+    opening = f"{name} is {milliseconds(at_ms)}, {at_ms / max(p50_ms, 1e-9):.1f}x the median"
     top = max((each for each in causes if each.named), key=lambda each: each.tail_ms, default=None)
     close = at_ms - p50_ms <= max(_HARDLY_ABOVE * p50_ms, 0.1)
     # Similar latencies may still all be late, as in a queue that never empties.

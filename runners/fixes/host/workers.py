@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from latfix.formatting import counted
 from latfix.results.worker_summary import workers_of
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.shared.conditions import on_host
@@ -16,7 +17,7 @@ _MOST = 0.5
 def _room_for_more(context: Context) -> str:
     workers, run = context.settings.workers, context.record.meta
     if workers >= context.cores:
-        return f"{workers} workers run on {context.cores} core(s) already"
+        return f"{counted(workers, 'worker')} on {counted(context.cores, 'core')} already"
     model, available = run.memory.model_bytes, run.memory.available_bytes
     needed = (context.cores - workers) * model // (1 if run.settings.shared_model else run.settings.workers)
     if available and needed > _MOST * available:

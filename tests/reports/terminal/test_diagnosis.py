@@ -173,7 +173,7 @@ def test_an_optimization_shows_fixes_gates_and_plan(improved: Optimization) -> N
         "p99<=baseline*0.2 failed: 0.238",
         "p99.9<150ms undecided",
         "next step latfix diagnose ranker --plan runs/2/plan.toml",
-        "1 requests lost, 0 before",
+        "1 request lost, 0 before",
         "runs/2/report.html",
     ):
         assert words in end, words

@@ -214,7 +214,7 @@ def test_a_service_whose_padding_leaks_is_reported_and_fixes_are_not_blamed(
     folder = write_workload(tmp_path / "w", adapter=READS_PADDING)
     trained_otherwise = write_workload(tmp_path / "v", adapter=READS_PADDING.replace("seed(0)", "seed(1)"))
 
-    def judged(made: Service) -> tuple[bool, Accuracy]:
+    def judged(made: Service) -> tuple[bool | None, Accuracy]:
         found = evaluate(made, traffic(120), tmp_path / "r.npz", max_drop=0.01)
         return judge(asdict(found), original.score, 0.01)[0], found
 

@@ -20,18 +20,18 @@ def scored(score: float, **more: Any) -> dict[str, Any]:
         (scored(0.90, loss=0.0, loss_lo=-0.007, loss_hi=0.007), True),
         (scored(0.895, loss=0.005, loss_lo=-0.004, loss_hi=0.014), True),
         (scored(0.885, loss=0.015, loss_lo=0.005, loss_hi=0.018), False),  # beyond the limit
-        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034), False),  # too few requests
+        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034), None),  # too few requests
         (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, same=True), True),  # but for rounding the same
-        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, deviation=None), False),
-        (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=1.0), False),  # none of a few is not none
+        (scored(0.898, loss=0.002, loss_lo=-0.03, loss_hi=0.034, deviation=None), None),
+        (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=1.0), None),  # none of a few is not none
         (scored(0.900, loss=0.0, loss_lo=-0.01, loss_hi=0.014, agreement=1.0), True),
-        (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=0.99), False),
+        (scored(0.900, loss=0.0, loss_lo=-0.03, loss_hi=0.034, agreement=0.99), None),
         (scored(0.92, loss=-0.02, loss_lo=-0.03, loss_hi=-0.01), True),  # better
         (scored(0.90, broken=3), False),
         (scored(0.895), True),  # nothing to pair with: the estimate decides
     ],
 )
-def test_the_rule(measured: dict[str, Any], allowed: bool) -> None:
+def test_the_rule(measured: dict[str, Any], allowed: bool | None) -> None:
     found, said = judge(measured, 0.90, 0.01)
     assert found is allowed, said
     assert "0.9 ->" in said and "limit 0.89" in said

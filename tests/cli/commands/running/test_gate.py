@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from latfix.cli.commands.running.gate import _records, _side
+from latfix.cli.commands.running.gate import _parts_words, _records, _side
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
+from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli
 
 GATE = ("--gate", "mean<=baseline*1.1")
@@ -139,3 +141,9 @@ def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
     assert code == 4 and "base: 'echo no module app; exit 3' ended with 3: no module app" in err
     code, _, err = cli("gate", "true", "true", *place, "--gate", "p50<=baseline*2", "--workload", "w")
     assert code == 2 and "--workload: found http://127.0.0.1" in err
+
+
+def test_rounds_are_announced_with_the_sizes_of_all_parts() -> None:
+    parts = [Traffic.plain(np.linspace(0, 9e9, size).astype(np.int64)) for size in (29, 95)]
+    assert _parts_words(parts) == "rounds of 29 to 95 requests, 9.00 s each; 2 parts of the traffic"
+    assert _parts_words(parts[:1]) == "rounds of 29 requests, 9.00 s each; 1 part of the traffic"

@@ -121,6 +121,22 @@ def test_the_result_in_every_form(optimize: Cli, tmp_path: Path) -> None:
     assert "::error title=gate mean<0.1ms failed::" in err and "::warning title=gate p99<history*2 undecided" in err
 
 
+def test_the_next_step_names_the_workload_as_typed(
+    optimize: Cli, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del optimize
+    named: list[str] = []
+
+    def render(*_: Any, workload_argument: str, **__: Any) -> str:
+        named.append(workload_argument)
+        return ""
+
+    monkeypatch.setattr("latfix.reports.terminal.comparison.render_optimization", render)
+    monkeypatch.chdir(tmp_path)
+    assert cli("optimize", "w", "--out", "o")[0] == 0
+    assert named == ["w"]
+
+
 def test_what_is_recorded_is_the_service_with_its_fixes(optimize: Cli, search: Search, tmp_path: Path) -> None:
     for k in range(2):
         code, _, err = optimize("--history", tmp_path / "h", "--out", tmp_path / f"o{k}")

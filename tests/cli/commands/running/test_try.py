@@ -182,6 +182,19 @@ def test_the_table_fits_the_terminal(width: int, document: Any) -> None:
     assert shown.count("…") == 0 and "failed" in shown and "beyond" in shown
 
 
+def test_an_accuracy_from_too_few_requests_is_not_beyond_the_limit(document: Any) -> None:
+    idea = next(idea for idea in document["ideas"] if idea.get("comparison"))
+    idea.update(accuracy=1.0, accurate=None, accuracy_reason="93 requests are too few to exclude a loss of 0.02")
+    idea["comparison"]["ratio"][document["judged"]].update(value=18.0, lo=17.0, hi=19.0)
+    found = Trial.from_json({**document, "ideas": [idea]})
+    console = Console(width=200, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render_trial(found, folder=None))
+    shown = " ".join(capture.get().split())
+    assert "1.00 cannot tell" in shown and "beyond" not in shown and "93 requests are too few" in shown
+    assert f"nearest: {idea['name']}, p" in shown and "18 times slower" in shown and "best so far" not in shown
+
+
 SLEEPER = sleeper("0.004")
 
 

@@ -104,6 +104,8 @@ def test_lost_and_cancelled_requests_have_no_latency() -> None:
     document = result.to_json()
     assert document["latency_ms"]["p99"] is None and document["latency_ms"]["p99_at_least"] > 0
     assert document["latency_ms_ok"]["p99"] > 0
+    assert "p99 is lost among them. p99 of the requests that ended ok is " in result.sentence
+    assert diagnosed(simulated("quiet", 11)).sentence.startswith("p99 is ")
     assert any("30 requests were cancelled" in note for note in result.notes)
 
 

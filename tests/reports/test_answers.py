@@ -1,0 +1,79 @@
+"""The answer of a comparison: one result, from its gates where they decide, and one figure for how much more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from latfix.gates.evaluate import GateResult
+from latfix.gates.syntax import parse_gate
+from latfix.reports.answer import Answer, comparison_answer
+from latfix.reports.ci.ci_summary import read_summary
+from latfix.reports.ci.junit import junit_xml
+from latfix.reports.ci.markdown import markdown
+from latfix.reports.vocabulary import Severity
+from latfix.results.comparison import Comparison, compare_records
+from latfix.statistics.decision import RatioEstimate
+from tests.reports.conftest import Session
+
+
+@pytest.fixture
+def undecided(ordinary: Session) -> Comparison:
+    found = compare_records(ordinary[0], ordinary[0])
+    return replace(found, verdict="undecided", more_rounds=21)
+
+
+def gate(passed: bool | None, rounds: int = 0, *, of: Comparison) -> GateResult:
+    requests = rounds * sum(of.after.requests.values()) or None
+    return GateResult(
+        gate=parse_gate("p99<200ms"), value=1.0, limit=200.0, passed=passed, reason="", more_requests=requests
+    )
+
+
+def words(answer: Answer, label: str) -> str:
+    return next((line.words for line in answer.lines if line.label == label), "")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "word", "severity"),
+    [
+        ((False, None), "Gate failed", "bad"),
+        ((True, None), "Undecided", "warn"),
+        ((True,), "Gates passed", "good"),
+        ((), "Undecided", "warn"),
+    ],
+)
+def test_the_headline_is_the_result_of_the_gates(
+    outcomes: tuple[bool | None, ...], word: str, severity: Severity, undecided: Comparison
+) -> None:
+    found = undecided.gated([gate(passed, of=undecided) for passed in outcomes])
+    answer = comparison_answer(found)
+    assert answer.headline.startswith(f"{word}: p99 ") and answer.severity == severity
+    assert f"— {word.lower()}\n" in markdown(read_summary(found.to_json(), command="gate", workload="w"))
+
+
+def test_the_next_step_is_what_the_most_demanding_gate_needs(undecided: Comparison) -> None:
+    gated = undecided.gated([gate(None, 132, of=undecided), gate(None, 191, of=undecided), gate(True, of=undecided)])
+    for found, more in ((undecided, 21), (gated, 191)):
+        expected = f"about {more} more rounds of both"
+        assert words(comparison_answer(found), "next step").startswith(expected)
+        steps = {
+            by: words(comparison_answer(replace(found, more_by=by)), "next step") for by in ("--rounds", "--budget")
+        }
+        assert steps["--rounds"] == f"--rounds {more + 1}: {expected} would decide it"
+        assert steps["--budget"] == f"a larger --budget: {expected} would decide it"
+    assert not words(comparison_answer(undecided.gated([gate(False, of=undecided)])), "next step")
+
+
+def test_a_figure_that_restarts_may_explain_is_not_called_insignificant(undecided: Comparison) -> None:
+    mean = RatioEstimate(value=1.69, lo=1.55, hi=1.84, decision=(0.7, 2.5))
+    answer = comparison_answer(replace(undecided, ratio={**undecided.ratio, "mean": mean}))
+    for label in ("mean", "side effects"):
+        assert "with so few rounds, restarts alone may differ by as much" in words(answer, label)
+    assert "not significant" not in words(answer, "side effects")
+
+
+def test_junit_has_no_empty_property(undecided: Comparison) -> None:
+    summary = read_summary(undecided.to_json(), command="gate", workload="w")
+    assert 'value=""' not in junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host="x")
