@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from latfix.formatting import (
     LATENCY_KEYS,
     LOST,
+    counted,
     finite,
     interval_bounds,
     key_label,
@@ -36,14 +37,7 @@ from latfix.reports.next_commands import optimize_command, replay_command, try_h
 from latfix.reports.plan_rows import best_candidate, floor_words, kept_words, plan_is_empty
 from latfix.reports.side_effects import FEW_ROUNDS, side_effect_words
 from latfix.reports.sweep_rows import SweepRows, largest_words
-from latfix.reports.vocabulary import (
-    Severity,
-    cause_words,
-    change_severity,
-    counted,
-    diagnosis_severity,
-    verdict_words,
-)
+from latfix.reports.vocabulary import Severity, cause_words, change_severity, diagnosis_severity, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization

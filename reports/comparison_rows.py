@@ -9,6 +9,7 @@ from typing import Literal
 from latfix.formatting import (
     LATENCY_KEYS,
     count,
+    counted,
     finite,
     interval,
     interval_bounds,
@@ -21,7 +22,7 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
-from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, counted, verdict_words
+from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, verdict_words
 from latfix.results.comparison import Comparison, Summary
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix

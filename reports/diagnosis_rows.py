@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     count,
+    counted,
     finite,
     interval_bounds,
     key_label,
@@ -20,7 +21,7 @@ from latfix.formatting import (
     tail_words,
     uncertain,
 )
-from latfix.reports.vocabulary import cause_words, counted
+from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from latfix.arrays import Ints
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import NONE, count, from_ns, share, significant
-from latfix.reports.vocabulary import counted
+from latfix.formatting import NONE, count, counted, from_ns, share, significant
 from latfix.results.diagnosis import Ledger
 from latfix.results.request_explanation import Happening, Holder, StageTime, Story, Wait
 from latfix.run_record.run_record import RunRecord

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from latfix import formatting
 from latfix.cause_catalogue import CATALOGUE
 from latfix.formatting import visible
 from latfix.results.diagnosis import Diagnosis
 
 Severity = Literal["good", "warn", "bad", "calm"]
 
-counted = formatting.counted
 
 CLASS_WORDS: dict[str, str] = {
     "measured": "timestamps or counters around the event itself",

@@ -12,6 +12,7 @@ from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
     count,
+    counted,
     finite,
     interval,
     key_label,
@@ -72,7 +73,7 @@ from latfix.reports.request_rows import (
     stage_lines,
     wait_words,
 )
-from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words, counted
+from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words
 from latfix.results.comparison import Comparison
 from latfix.results.diagnosis import Activity, Diagnosis, Ledger, Window
 from latfix.results.optimization import Optimization, untried_of

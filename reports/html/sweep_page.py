@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latfix.formatting import NONE, count, finite, milliseconds, rate, ratio, sentence, significant
+from latfix.formatting import NONE, count, counted, finite, milliseconds, rate, ratio, sentence, significant
 from latfix.reports import sweep_rows
 from latfix.reports.answer import sweep_answer
 from latfix.reports.charts import sweep_charts
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.pages import Card, contents_of
 from latfix.reports.sweep_rows import MODEL_WORDS, SweepRows, largest_words, setting_label
-from latfix.reports.vocabulary import SWEEP_DEFINITIONS, counted
+from latfix.reports.vocabulary import SWEEP_DEFINITIONS
 from latfix.results.sweep import Sweep
 
 #: Most settings with a chart of the models.

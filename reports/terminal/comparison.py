@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import interval, ratio, significant
+from latfix.formatting import counted, interval, ratio, significant
 from latfix.reports.answer import comparison_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Change,
@@ -33,7 +33,6 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import counted
 from latfix.results.comparison import Comparison
 from latfix.results.optimization import Optimization, Untried, untried_of
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from latfix.formatting import counted
 from latfix.reports.terminal.widgets import Portable, heading, safe
-from latfix.reports.vocabulary import counted
 from latfix.results.doctor_finding import Doctor, Finding
 
 #: State, sign, style and title, in the order of the report. The sign replaces color where there is none.

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from latfix.formatting import count, significant
+from latfix.formatting import count, counted, significant
 from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
-from latfix.reports.vocabulary import counted
 from latfix.results.fragmentation import Fragmentation
 
 _GIB, _MIB = 1 << 30, 1 << 20

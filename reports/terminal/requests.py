@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from latfix.formatting import count, from_ns, share, significant
+from latfix.formatting import count, counted, from_ns, share, significant
 from latfix.reports.request_rows import (
     balance_words,
     header_facts,
@@ -30,7 +30,6 @@ from latfix.reports.terminal.widgets import (
     plain_table,
     safe,
 )
-from latfix.reports.vocabulary import counted
 from latfix.results.request_explanation import Story, Wait
 
 _WIDE = 100

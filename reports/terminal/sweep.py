@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from latfix.capacity.max_load import PredictedLoad
-from latfix.formatting import NONE, interval, rate, ratio, significant, visible
+from latfix.formatting import NONE, counted, interval, rate, ratio, significant, visible
 from latfix.reports.answer import sweep_answer
 from latfix.reports.sweep_rows import (
     SettingRow,
@@ -39,7 +39,7 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import Severity, counted
+from latfix.reports.vocabulary import Severity
 from latfix.results.sweep import ModelErrors, Sweep, SweepPoint
 
 #: Most settings whose loads are listed; the others are in the summary, the page and the JSON.

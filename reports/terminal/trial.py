@@ -10,6 +10,7 @@ from rich.text import Text
 
 from latfix.formatting import (
     NONE,
+    counted,
     interval,
     key_label,
     mebibytes,
@@ -31,7 +32,7 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import change_severity, counted, verdict_words
+from latfix.reports.vocabulary import change_severity, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 
 _KEYS = ("p50", "p99", "mean")

@@ -134,16 +134,18 @@ def _show_again(file: Path, outputs: Outputs, out: Path | None, figures: Path | 
         raise InputError(f"--figures: found {file}, which has no page; expected a result's folder, or --out")
     if where is not None:
         _write_figures(where / "report.html", figures)
-    outputs.show(lambda: _rendered(result, where if written else None, verbose=outputs.verbose))
+    outputs.show(lambda: _rendered(result, where if written else None, file.parent, verbose=outputs.verbose))
     outputs.write(result.to_json(), workload=str(getattr(result, "workload", "")))
     return EXIT_OK
 
 
-def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> RenderableType:
+def _rendered(result: Document, folder: Path | None, runs: Path, *, verbose: bool) -> RenderableType:
     """The result for a terminal.
 
     :param folder: where its page was written.
+    :param runs: the folder with the result's runs.
     """
+    from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal import (
         backends,
         comparison,
@@ -171,7 +173,9 @@ def _rendered(result: Document, folder: Path | None, *, verbose: bool) -> Render
         case Comparison():
             return comparison.render_comparison(result, folder=folder, verbose=verbose)
         case Optimization():
-            return comparison.render_optimization(result, folder=folder, verbose=verbose)
+            baseline = _record(result, "baseline", runs)
+            typed = None if baseline is None else workload_argument(baseline.meta)
+            return comparison.render_optimization(result, folder=folder, workload_argument=typed, verbose=verbose)
         case Trial():
             return trial.render_trial(result, folder=None)
         case Sweep():
