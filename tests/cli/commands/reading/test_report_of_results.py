@@ -92,6 +92,20 @@ def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, cl
     assert cli("report", folder)[0] == 0 and not (folder / "report.html").exists()
 
 
+def test_the_next_step_of_an_optimization_names_the_workload_of_its_baseline(
+    diagnose: Cli, cli: Cli, tmp_path: Path
+) -> None:
+    assert diagnose()[0] == 0
+    folder = tmp_path / "result"
+    folder.mkdir()
+    shutil.copy(DOCUMENTS_FOLDER / "optimization.json", folder)
+    shutil.move(tmp_path / "run-1", folder / "baseline")
+    meta = json.loads((folder / "baseline" / "run.json").read_text())
+    _, out, _ = cli("report", folder)
+    step = "".join(out.partition("next step")[2].split())
+    assert step.startswith(f"latfixdiagnose{meta['workload_folder']}".replace(" ", ""))
+
+
 def test_the_file_of_a_run_stands_for_its_folder(diagnose: Cli, cli: Cli, tmp_path: Path) -> None:
     assert diagnose()[0] == 0
     code, out, err = cli("report", tmp_path / "run-1" / "run.json")
