@@ -100,9 +100,13 @@ CATALOGUE = {
         " --cause traffic.burst --json {file}",
         measures=_DIAGNOSIS,
     ),
-    "servers.json": Result(
-        command="{python} -m benchmarks.servers --out {file}", measures=("runners/live", *_ENGINE)
-    ),
+    **{
+        f"{name}.json": Result(
+            command=f"{{python}} -m benchmarks.servers --rates {rates} --seconds 4 --rounds 2 --out {{file}}",
+            measures=("runners/live", *_ENGINE),
+        )
+        for name, rates in {"servers": "100 200 300 400 500", "servers_high": "600 800 1000 1200 1500"}.items()
+    },
     "sweep_decisions.txt": Result(
         command="{python} -m benchmarks.sweep_decisions --seeds 3", measures=("runners/sweep", "latfix/capacity")
     ),

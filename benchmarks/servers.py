@@ -1,6 +1,6 @@
 """``latfix.load_runner`` behind FastAPI compared with LitServe, Ray Serve and mosec: one model, one traffic.
 
-    pip install litserve mosec "ray[serve]"
+    pip install litserve mosec "ray[serve]" "uvicorn[standard]"
     python -m benchmarks.servers --out benchmarks/results/servers.json
 
 Each server runs in its own process with one copy of the model, one operator thread, batches of up to eight with a
