@@ -125,7 +125,7 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     :raises InputError: the format is unknown, or a mapping is given for a format with known fields.
     """
     head = recorded_at(path).head
-    if options.pattern or text_log.knows(head):
+    if options.pattern:
         return text_log.read(path, options.mapping, options.pattern)
     for name, (knows, read) in _TABLES.items():
         if knows(head):
@@ -134,6 +134,8 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
                     f"{path}: found {name}, whose fields are known; leave out --time and similar options"
                 )
             return read(path)
+    if text_log.knows(head):
+        return text_log.read(path, options.mapping)
     if mapped_log.knows(head):
         return mapped_log.read(path, options.mapping)
     raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, text_log.NAME, mapped_log.NAME)))

@@ -16,7 +16,7 @@ from typing import Any
 
 from latfix.errors import InputError, input_error
 from latfix.files.decompressed import CUT_OFF, open_text
-from latfix.formatting import shown
+from latfix.formatting import counted, shown
 from latfix.profilers.recordings.reader import damaged, recorded_at
 from latfix.profilers.recordings.requests.formats import mapped_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
@@ -121,7 +121,7 @@ class _Skipped:
         """For the reader of the diagnosis."""
         if not self.count:
             return ()
-        return (f"{self.count:,} other lines were skipped, the first: {shown(self.first, 60)}.",)
+        return (f"Skipped {counted(self.count, 'other line')}, the first: {shown(self.first, 60)}.",)
 
 
 def _lines(head: bytes) -> list[str]:

@@ -75,7 +75,7 @@ def test_the_parts_that_a_proxy_measures_are_parts(tmp_path: Path) -> None:
 
 def test_other_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     notes = table_of(tmp_path, HAPROXY).notes
-    assert any(note.startswith("1 other lines were skipped") and "has no server" in note for note in notes)
+    assert any(note.startswith("Skipped 1 other line,") and "has no server" in note for note in notes)
 
 
 def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
@@ -111,6 +111,12 @@ def test_a_pattern_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, patt
     with pytest.raises(InputError, match=message) as raised:
         table_of(tmp_path, "2026-11-20 10:00:00,250 INFO served in 0.05 s\n", pattern)
     assert "\n" not in str(raised.value)
+
+
+def test_an_access_log_with_keys_stays_an_access_log(tmp_path: Path) -> None:
+    line = '10.0.0.1 - - [20/Nov/2026:10:00:{:02}] "POST /a HTTP/1.1" 200 5 "-" "c" rt=0.{:03} uct=0.001 urt=0.010\n'
+    log = "".join(line.replace("]", " +0000]").format(k, 20 + k) for k in range(30))
+    assert table_of(tmp_path, log).facts["format"] == "nginx access log"
 
 
 def test_prose_is_no_log_of_pairs() -> None:
