@@ -14,7 +14,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -142,7 +142,7 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     by_line, first_values = _header(path)
     bad = BadLines(path, EXPECTED_ROW)
 
-    def blocks(wanted: Sequence[str]) -> Iterator[Block]:
+    def blocks(wanted: Sequence[str], _needed: Collection[str]) -> Iterator[Block]:
         return _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, tuple(first_values), wanted, bad)
 
     return read_blocks(path, first_values, parse_map_option(mapping), blocks, bad)
@@ -152,21 +152,22 @@ def read_blocks(
     path: Path,
     first_values: Mapping[str, Any],
     mapping: Mapping[str, str],
-    blocks: Callable[[Sequence[str]], Iterator[Block]],
+    blocks: Callable[[Sequence[str], Collection[str]], Iterator[Block]],
     bad: BadLines,
 ) -> RequestTable:
     """The requests of a table that is read in blocks.
 
     :param first_values: by column, one of its values.
-    :param blocks: yields the wanted columns, block by block.
+    :param blocks: yields the wanted columns, block by block. Lines without one of the needed columns are no requests.
     :raises InputError: as :func:`read`.
     """
     names = tuple(first_values)
     roles = roles_of(path, first_values, mapping)
     wanted = tuple(dict.fromkeys(column for role in roles for column in role.columns))
+    needed = {column for role in roles if role.name in ("latency", *_MOMENTS) for column in role.columns}
     columns: dict[str, list[Any]] = {role.name: [] for role in roles}
     total = 0
-    for block, first in blocks(wanted):
+    for block, first in blocks(wanted, needed):
         n = len(next(iter(block.values()), []))
         values = {role.name: _values(role, block, n) for role in roles}
         good = _usable(values)

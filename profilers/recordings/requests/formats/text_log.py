@@ -9,7 +9,7 @@ do not match are skipped and counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ _FORMATS: tuple[_Format, ...] = (
     _Format(
         "HAProxy",
         r"\[(?P<arrival>\d+/[A-Z][a-z]{2}/\d{4}:[\d:]{8}\.\d+)\] \S+ (?P<backend>\S+) "
-        r"(?P<receive_ms>-?\d+)/(?P<queue_ms>-?\d+)/(?P<connect_ms>-?\d+)/(?P<server_ms>-?\d+)/\+?"
+        r"(?P<receive_ms>-?\d+)/(?P<queue_ms>-?\d+)/(?P<connect_ms>-?\d+)/-?\d+/\+?"
         r'(?P<latency_ms>\d+) (?P<status>-?\d+) \+?(?P<response_bytes>\d+) .*?"(?P<route>[A-Z]+ [^ "]+)',
         {"receive_ms": "receive_ms", "connect_ms": "connect_ms"},
     ),
@@ -101,9 +101,11 @@ def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
         meaning = {"end": written} if written and not _STARTS & set(names) else {}
     first = {name: next((row[name] for row in sample if row.get(name)), "") for name in names}
     skipped = _Skipped()
-    table = mapped_log.read_blocks(
-        path, first, meaning | parse_map_option(mapping), lambda wanted: _blocks(path, extract, wanted, skipped), bad
-    )
+
+    def blocks(wanted: Sequence[str], needed: Collection[str]) -> Iterator[mapped_log.Block]:
+        return _blocks(path, extract, wanted, needed, skipped)
+
+    table = mapped_log.read_blocks(path, first, meaning | parse_map_option(mapping), blocks, bad)
     notes = (*table.notes, *skipped.notes())
     writer = known.writer if known else "key=value pairs" if not pattern else "a format of its own (--pattern)"
     return replace(table, notes=notes, facts={**table.facts, "format": f"log of {writer}"})
@@ -163,12 +165,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return expression
 
 
-#: From lines and wanted columns to which lines matched, and the columns, as long as the lines.
-_Extract = Callable[[Any, Sequence[str]], tuple[Any, dict[str, Any]]]
+#: From lines, wanted and needed columns to which lines matched, and the columns, as long as the lines.
+_Extract = Callable[[Any, Sequence[str], Collection[str]], tuple[Any, dict[str, Any]]]
 
 
 def _by_groups(pattern: str, names: Sequence[str]) -> _Extract:
-    def extract(lines: Any, wanted: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    def extract(lines: Any, wanted: Sequence[str], _needed: Collection[str]) -> tuple[Any, dict[str, Any]]:
         import pyarrow.compute as pc
 
         found = pc.extract_regex(lines, pattern)
@@ -177,24 +179,24 @@ def _by_groups(pattern: str, names: Sequence[str]) -> _Extract:
     return extract
 
 
-def _by_keys(lines: Any, wanted: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+def _by_keys(lines: Any, wanted: Sequence[str], needed: Collection[str]) -> tuple[Any, dict[str, Any]]:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     columns = {}
-    matched = None
+    matched = pa.repeat(True, len(lines))
     for name in wanted:
         pair = rf'(?:^|\s){re.escape(name)}=(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]*))'
         found = pc.extract_regex(lines, f"{_LINE_STARTS}(?P<bare>)" if name == _LINE_TIME else pair)
         parts = [pc.fill_null(pc.struct_field(found, [k]), "") for k in (0, 1)]
         columns[name] = pc.binary_join_element_wise(*parts, "")
-        if name != _LINE_TIME:
-            present = found.is_valid()
-            matched = present if matched is None else pc.and_(matched, present)
+        if name in needed and name != _LINE_TIME:
+            matched = pc.and_(matched, found.is_valid())
     return matched, columns
 
 
 def _blocks(
-    path: Path, extract: _Extract, wanted: Sequence[str], skipped: _Skipped
+    path: Path, extract: _Extract, wanted: Sequence[str], needed: Collection[str], skipped: _Skipped
 ) -> Iterator[tuple[dict[str, Any], int]]:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -204,7 +206,7 @@ def _blocks(
         with open_text(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 lines = pa.array((chunk + file.readline()).splitlines(), pa.string())
-                matched, columns = extract(lines, wanted)
+                matched, columns = extract(lines, wanted, needed)
                 others = pc.filter(lines, pc.invert(matched))
                 skipped.first = skipped.first or next((word for word in others.slice(0, 9).to_pylist() if word), "")
                 skipped.count += len(others)

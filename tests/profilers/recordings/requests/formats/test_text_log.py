@@ -78,6 +78,17 @@ def test_other_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert any(note.startswith("Skipped 1 other line,") and "has no server" in note for note in notes)
 
 
+def test_a_line_of_pairs_needs_only_its_times(tmp_path: Path) -> None:
+    more = (
+        'time=2026-11-20T10:00:02Z level=info msg="request served" duration_ms=30\n'
+        "time=2026-11-20T10:00:03Z level=info msg=reload status=done\n"
+    )
+    table = table_of(tmp_path, LOGFMT + more)
+    assert table.latency_ns.tolist() == [50_000_000, 200_000_000, 30_000_000]
+    assert table.status[2] == Status.OK and np.isnan(table.features["tokens"][2])
+    assert any(note.startswith("Skipped 1 other line,") and "reload" in note for note in table.notes)
+
+
 def test_a_pattern_reads_any_format(tmp_path: Path) -> None:
     log = (
         "2026-11-20 10:00:00,250 INFO served /predict in 0.05 s (queued 10 ms, db 30 ms)\n"
