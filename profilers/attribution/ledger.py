@@ -17,7 +17,7 @@ from latfix.profilers.causes import CAUSES
 from latfix.profilers.causes.cause import Claim, Granted, Left
 from latfix.profilers.causes.host.contention import late_wakings
 from latfix.profilers.causes.python.gil_waits import one_wakeup_ns
-from latfix.profilers.evidence.run_baselines import quiet_median
+from latfix.profilers.evidence.run_baselines import ordinary_mean, quiet_median
 from latfix.profilers.evidence.units import BATCH_UNITS, REQUEST_UNITS, Evidence
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.recorded_batches import Recorded
@@ -25,12 +25,6 @@ from latfix.results.diagnosis import Ledger
 
 _LONGEST_WAKING_NS = 1_000_000
 _LOCK = [cause.id for cause in CAUSES].index("python.gil")
-#: The mean scatter of work around its model is the median over this many stretches of the run.
-_STRETCHES = 20
-#: A mean scatter below this share of the reference counts as zero; from the upper bound on it is not scatter.
-_LEAST, _MOST = 0.01, 0.5
-#: Three standard deviations of normal scatter, in median absolute deviations.
-_FAR = 3 * 1.4826
 #: Causes that hold the scatter: work that takes more or less time than its inputs need, for no visible reason.
 _SCATTER = [k for k, cause in enumerate(CAUSES) if cause.id in ("host.slowdown", "unexplained")]
 #: The published stage of each part.
@@ -266,10 +260,6 @@ def _line(accounts: _Accounts) -> Line:
 def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, served: Bools) -> float:
     """Move the mean of ordinary scatter around the median from the scatter's causes to the reference.
 
-    Queue length depends on the mean service time, and scatter is skewed. With the median as reference, waits in a
-    nearly saturated service would be attributed to a slow machine. Outliers count only up to the scatter's limit,
-    and the median over stretches ignores a slow stretch.
-
     :param extra: ``(K, n)`` nanoseconds beyond ``reference``, changed in place.
     :returns: the relative growth of the reference.
     """
@@ -279,11 +269,7 @@ def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, serv
 
     def learn(k: int) -> float:
         shares = extra[_SCATTER][:, rows] / np.maximum(reference[rows], 1)
-        scatter = shares.sum(axis=0)
-        limit = _FAR * float(np.median(np.abs(scatter - np.median(scatter))))
-        own = np.clip(shares[_SCATTER.index(k)], -limit, limit)
-        share = float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))
-        return share if _LEAST <= abs(share) < _MOST else 0.0
+        return ordinary_mean(shares[_SCATTER.index(k)], shares.sum(axis=0))
 
     grown = 0.0
     for k in _SCATTER:

@@ -27,7 +27,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.two_stage_queue import MINUTE_NS, Line, has_classes, in_lanes, moving_waits, waits_at
 
-__all__ = ["MINUTE_NS", "Blame", "Line", "blame_waits", "capacity", "waits_at"]
+__all__ = ["MINUTE_NS", "Blame", "Line", "blame_waits", "capacity", "grew_for_good", "waits_at"]
 
 
 #: Bounds on the cells of α, and the budget of requests × causes × cells.
@@ -193,29 +193,37 @@ def _scales(step: int, steps: int, turn: Ints) -> Floats:
 
 
 def _overload(line: Line, wait: Floats) -> Bools:
-    """True for requests that waited, at reference, in a backlog that kept growing.
-
-    A burst's backlog arises at once and is worked off. If a backlog grows for ``line.lasting``, the load was at or
-    above capacity all that time. Half as long suffices if the backlog still grows when the record ends.
+    """:func:`grew_for_good`, in order of the requests.
 
     :param wait: ``(n,)`` wait with all work at reference, in order of arrival.
     """
-    n = len(line.handed)
+    order = np.argsort(line.handed, kind="stable")
+    result = np.zeros(len(order), dtype=bool)
+    result[order] = grew_for_good(line.handed[order], wait[order], line.lasting)
+    return result
+
+
+def grew_for_good(when: Floats | Ints, waited: Floats | Ints, lasting: float) -> Bools:
+    """``(n,)`` true for requests that waited, at reference, in a backlog that kept growing.
+
+    A burst's backlog arises at once and is worked off. If a backlog grows for ``lasting``, the load was at or above
+    capacity all that time. Half as long suffices if the backlog still grows when the record ends.
+
+    :param when: ``(n,)`` ascending, when each request came to the queue; ``waited``: in it. Both in nanoseconds.
+    """
+    n = len(when)
     if n < 2:
         return np.zeros(n, dtype=bool)
-    order = np.argsort(line.handed, kind="stable")
-    when, waited = line.handed[order], wait[order]
-    starts = np.flatnonzero(np.concatenate([[True], waited[1:] <= 0.0]))
-    cycle = np.cumsum(np.concatenate([[1], waited[1:] <= 0.0])) - 1
+    begins = waited <= 0
+    begins[0] = True
+    starts, cycle = np.flatnonzero(begins), np.cumsum(begins) - 1
     peak = np.maximum.reduceat(waited, starts)
     at_peak = np.flatnonzero(waited >= peak[cycle])
     last = np.zeros(len(starts), np.int64)
     last[cycle[at_peak]] = at_peak
-    limit = np.where(last >= n - 1 - n // _LAST, line.lasting / 2, line.lasting)
+    limit = np.where(last >= n - 1 - n // _LAST, lasting / 2, lasting)
     grew = (when[last] - when[starts] >= limit) & (peak > 0)
-    result = np.zeros(n, dtype=bool)
-    result[order] = grew[cycle]
-    return result
+    return np.asarray(grew[cycle])
 
 
 def capacity(line: Line) -> float:

@@ -11,9 +11,15 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from latfix.arrays import Bools, Ints
+from latfix.arrays import Bools, Floats, Ints
 
 T = TypeVar("T")
+#: The mean scatter of work around its reference is the median over this many stretches of the run.
+_STRETCHES = 20
+#: A mean scatter below this share of the reference counts as zero; from the upper bound on it is not scatter.
+_LEAST, _MOST = 0.01, 0.5
+#: Three standard deviations of normal scatter, in median absolute deviations.
+_FAR = 3 * 1.4826
 
 
 class Norms:
@@ -46,3 +52,18 @@ def whole_median(values: Ints) -> int:
 def quiet_median(values: Ints, quiet: Bools) -> int:
     """Median over quiet requests in whole nanoseconds; zero without any."""
     return whole_median(values[quiet])
+
+
+def ordinary_mean(shares: Floats, scatter: Floats) -> float:
+    """The mean of ordinary scatter around the median, as a share of the reference.
+
+    Queue length depends on the mean service time, and scatter is skewed. With the median as reference, waits in a
+    nearly saturated service would be attributed to a slow machine. Outliers count only up to the scatter's limit,
+    and the median over stretches ignores a slow stretch.
+
+    :param shares: ``(n,)`` time beyond the reference in order of time, as shares of it; ``scatter``: of all causes.
+    """
+    limit = _FAR * float(np.median(np.abs(scatter - np.median(scatter))))
+    own = np.clip(shares, -limit, limit)
+    share = float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))
+    return share if _LEAST <= abs(share) < _MOST else 0.0

@@ -8,7 +8,7 @@ is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -52,21 +52,32 @@ class Queue:
 def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | None:
     """The queue that a log shows; ``None`` if no request waited or no number of servers fits.
 
-    :param arrival: ``(n,)`` ascending; ``latency`` ``(n,)`` nanoseconds.
-    :param resolution_ns: of the arrivals.
+    :param arrival: ``(n,)`` at the queue; ``latency`` ``(n,)`` nanoseconds.
+    :param resolution_ns: of both.
     """
+    if not (arrival[1:] >= arrival[:-1]).all():
+        order = np.argsort(arrival, kind="stable")
+        queue = infer_queue(arrival[order], latency[order], resolution_ns)
+        if queue is None:
+            return None
+        wait = np.empty_like(queue.wait_ns)
+        wait[order] = queue.wait_ns
+        return replace(queue, wait_ns=wait)
     n = min(len(arrival), _SAMPLE)
     if n < 2 * _LEAST_IDLE or resolution_ns > _FINE * float(np.median(latency[:n])):
         return None
     sample, took = arrival[:n], latency[:n]
     met = in_flight(sample, took)
+    rounded = resolution_ns / max(float(np.median(took)), 1.0)
     fits = [
-        (misfit, servers) for servers in _CANDIDATES if (misfit := _misfit(sample, took, met, servers)) is not None
+        (*found, servers)
+        for servers in _CANDIDATES
+        if (found := _misfit(sample, took, met, servers, rounded)) is not None
     ]
     if not fits:
         return None
-    misfit, servers = min(fits)
-    if misfit > _ALIKE:
+    misfit, beyond_rounding, servers = min(fits)
+    if beyond_rounding > _ALIKE:
         return None
     wait = starts(arrival, arrival + latency, servers)
     wait -= arrival
@@ -118,23 +129,30 @@ def in_flight(arrival: Ints, latency: Ints) -> Ints:
     return np.asarray(np.arange(len(arrival)) - np.searchsorted(ended, arrival, side="right"), dtype=np.int64)
 
 
-def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int) -> float | None:
-    """The largest factor between service with and without a wait; ``None`` if too few requests waited."""
+def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, rounded: float) -> tuple[float, float] | None:
+    """The largest factor between service with and without a wait; ``None`` if too few requests waited.
+
+    :param rounded: resolution of the times, as a share of a typical latency.
+    :returns: the factor, and the factor that rounding does not account for.
+    """
     waited = met >= servers
     free = (met == 0) if np.count_nonzero(met == 0) >= _LEAST_IDLE else ~waited
     if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(free) < _LEAST_IDLE:
         return None
-    begin = starts(arrival, arrival + latency, servers)
-    service = (latency - np.maximum(begin - arrival, 0)) / _trend(latency, free)
+    wait = np.maximum(starts(arrival, arrival + latency, servers) - arrival, 0)
+    typical = _trend(latency, free)
+    service = (latency - wait) / typical
+    if float(np.quantile((wait / typical)[waited], 0.9)) < 1:
+        rounded = 0.0  # without a queue, waits shorter than a service may look like one
     alone, behind = (np.quantile(service[rows], _QUANTILES) for rows in (free, waited))
+    compared = [behind]
     shared = ~waited & (met > 0)
-    if (behind <= 0).any() or (alone <= 0).any():
-        return None
-    misfit = float(np.exp(np.abs(np.log(behind / alone)).max()))
     if np.count_nonzero(shared) >= _LEAST_WAITED:  # with a free server, concurrent requests must not slow it down
-        together = np.quantile(service[shared], _QUANTILES)
-        misfit = max(misfit, float(np.exp(np.abs(np.log(together / alone)).max())))
-    return misfit
+        compared.append(np.quantile(service[shared], _QUANTILES))
+    low, high = np.minimum(compared, alone), np.maximum(compared, alone)
+    if (low <= 0).any():
+        return None
+    return float((high / low).max()), float((np.maximum(high - rounded, low) / low).max())
 
 
 def _trend(latency: Ints, free: Bools) -> Floats:
@@ -179,22 +197,6 @@ def waits_at_reference(arrival: Ints, service_ns: float, servers: int) -> Ints:
         begin, _ = lindley(came, np.full(len(came), service_ns))
         wait[rows] = np.maximum(np.rint(begin - came), 0)
     return wait
-
-
-def grew_for_good(arrival: Ints, wait: Ints, lasting_ns: float) -> Bools:
-    """``(n,)`` True if the backlog in which the request waited grew too long for a burst."""
-    if not len(wait):
-        return np.zeros(0, bool)
-    begins = wait <= 0
-    begins[0] = True
-    first = np.flatnonzero(begins)
-    cycle = np.cumsum(begins) - 1
-    peak = np.maximum.reduceat(wait, first)
-    at_peak = np.flatnonzero(wait >= peak[cycle])
-    last = np.zeros(len(first), np.int64)
-    last[cycle[at_peak]] = at_peak
-    grew = (arrival[last] - arrival[first] >= lasting_ns) & (peak > 0)
-    return np.asarray(grew[cycle])
 
 
 def chance_wait_ns(n: int, span_ns: float, service_ns: float, servers: int, tail: float, seed: int) -> Floats:

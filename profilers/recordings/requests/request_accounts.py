@@ -21,15 +21,16 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
+from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
 from latfix.profilers.evidence.predictive_features import predictive_features
+from latfix.profilers.evidence.run_baselines import ordinary_mean
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.queue_inference import (
     Queue,
     chance_wait_ns,
-    grew_for_good,
     in_flight,
     infer_prompt_queue,
     infer_queue,
@@ -37,6 +38,7 @@ from latfix.profilers.recordings.requests.queue_inference import (
 )
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
+from latfix.profilers.recordings.requests.text_source import resolution_ns
 from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 
@@ -49,6 +51,8 @@ _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0
 _LEAST_SERVICES = 20
 #: Inputs differ in any traffic: their cause is named beyond this share of p50.
 _USUAL_OF_P50 = 0.1
+#: A wait behind the measured one is added from this share of it.
+_MORE = 0.1
 #: The load up to which the wait that chance produces is simulated.
 _BUSY = 0.6
 
@@ -104,6 +108,7 @@ def account_for_requests(table: RequestTable, *, tail_share: float, seed: int) -
     ledger.fit()
     ledger.find_stalls_of_log()
     ledger.find_drift()
+    ledger.find_levels()
     ledger.find_traffic()
     return ledger.accounts(tail_share, seed)
 
@@ -117,6 +122,7 @@ class _Ledger:
         backlog grew too long for a burst. ``None`` without a known queue.
     :ivar expected: service that a request's input needs; ``typical`` its median.
     :ivar base_level: service of a quiet request without its parts, whose medians are ``median_of``.
+    :ivar scatter_ns: mean of the ordinary scatter of service around the level.
     """
 
     def __init__(self, table: RequestTable) -> None:
@@ -125,6 +131,7 @@ class _Ledger:
         self.arrival, self.latency = table.arrival_ns[self.rows], table.latency_ns[self.rows]
         self.parts = {name: np.maximum(column[self.rows], 0) for name, column in table.parts.items()}
         self.base: Ints = self.latency - sum(self.parts.values()) if self.parts else self.latency.copy()
+        self.resolution_ns = max(table.resolution_ns, resolution_ns(self.latency))
         self.step = max(len(self.latency) // _SAMPLE, 1)
         self.telling, self.design_of = self._design()
         self.stalled: dict[str, Ints] = {}
@@ -191,55 +198,63 @@ class _Ledger:
                 )
 
     def find_queue(self) -> None:
-        """The wait for service: measured, or inferred from arrivals and ends."""
-        table = self.table
-        if "queue" in self.parts:
-            self.wait = wait = self.parts.pop("queue")
-            begin = self.arrival + wait
-            order = np.argsort(begin, kind="stable")
-            serving = in_flight(begin[order], (self.latency - wait)[order]) + 1
-            self.servers = max(int(np.quantile(serving, 0.9)), 1)
-            self.evidence["traffic.burst"] = f"the wait is measured; {self.servers} requests were served at once"
-            return
-        if not table.timed:
-            self.notes.append("Arrivals have no times: a queue, bursts and drift cannot be detected.")
-            return
-        if table.sampled:
-            self.notes.append(
-                "Waits in a queue are not separated from service: that needs every request, not a sample."
-            )
-            return
-        queue = None
-        if table.first_ns is None:
-            dispatch = self.parts.get("dispatch", 0)
-            sent = self.arrival + dispatch
-            in_order = bool((np.diff(sent) >= 0).all())
-            queue = infer_queue(sent, self.latency - dispatch, table.resolution_ns) if in_order else None
-        elif (table.first_ns[self.ok] >= 0).all():
-            queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
-        self._apply_queue(queue)
+        """The wait for service: measured, inferred from arrivals and ends, or both if more is behind the measured."""
+        measured = self.parts.pop("queue", None)
+        queue, why_not = self._infer(measured)
+        if measured is not None:
+            self._use_measured(measured, queue)
+        elif queue is None:
+            self.notes.append(why_not)
+        else:
+            self._use_inferred(queue)
 
-    def _apply_queue(self, queue: Queue | None) -> None:
-        if queue is None:
-            why = "the recording does not fit a first-come, first-served queue with a fixed number of servers"
-            if self.table.resolution_ns > float(np.median(self.latency)) / 2:
-                why = f"arrivals are known to {from_ns(self.table.resolution_ns)} only"
-            elif self.table.first_ns is not None:
-                why = "streams share a batch, and the recording does not show when each began"
-            self.notes.append(f"Waits in a queue are not separated from service: {why}.")
+    def _infer(self, measured: Ints | None) -> tuple[Queue | None, str]:
+        """The queue behind a measured wait, and a note if there is none."""
+        table, latency, queue = self.table, self.latency, None
+        if not table.timed:
+            return None, "Arrivals have no times: a queue, bursts and drift cannot be detected."
+        unseparated = "Waits in a queue are not separated from service: "
+        if table.sampled:
+            return None, f"{unseparated}that needs every request, not a sample."
+        why = "the recording does not fit a first-come, first-served queue with a fixed number of servers"
+        if table.first_ns is None:
+            nothing = np.zeros_like(latency)
+            before: Ints = self.parts.get("dispatch", nothing) + (nothing if measured is None else measured)
+            queue = infer_queue(self.arrival + before, latency - before, self.resolution_ns)
+        elif measured is None and (table.first_ns[self.ok] >= 0).all():
+            queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
+        if table.resolution_ns > float(np.median(latency)) / 2:
+            why = f"arrivals are known to {from_ns(table.resolution_ns)} only"
+        elif table.first_ns is not None:
+            why = "streams share a batch, and the recording does not show when each began"
+        return queue, f"{unseparated}{why}."
+
+    def _use_measured(self, measured: Ints, behind: Queue | None) -> None:
+        """Use the measured wait, and what is inferred behind it: a proxy's wait is not the server's."""
+        self.wait = measured
+        if behind is not None and behind.wait_ns.sum() > _MORE * measured.sum():
+            self.wait = measured + behind.wait_ns
+            self.base = self.base - behind.wait_ns
+            self.servers = behind.servers
+            which = "a wait is measured, more" if measured.any() else "the recorded queue is empty, one"
+            self.evidence["traffic.burst"] = f"{which} is inferred behind it: {_confirmed(behind)}"
             return
+        begin = self.arrival + measured
+        order = np.argsort(begin, kind="stable")
+        serving = in_flight(begin[order], (self.latency - measured)[order] - self.resolution_ns) + 1
+        waited = measured[order] > self.resolution_ns
+        self.servers = max(int(np.quantile(serving[waited] if waited.any() else serving, 0.9)), 1)
+        self.evidence["traffic.burst"] = f"the wait is measured; {self.servers} requests were served at once"
+
+    def _use_inferred(self, queue: Queue) -> None:
         self.wait, self.servers, self.slot_ns = queue.wait_ns, queue.servers, queue.slot_ns
         self.base = self.base - queue.wait_ns
+        self.evidence["traffic.burst"] = f"inferred: {_confirmed(queue)}"
         if queue.slot_ns is not None:
             self.evidence["traffic.burst"] = (
                 f"inferred: prompts were computed in batches, one after the other; {share(queue.waited)} of requests "
                 f"waited for batches ahead; one request occupies the engine for {from_ns(queue.slot_ns)}."
             )
-            return
-        self.evidence["traffic.burst"] = (
-            f"inferred: {queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
-            f"with the same service as those that found an idle server (within {queue.misfit:.2f}x)"
-        )
 
     def make_room(self) -> None:
         """Cap parts so that they do not overlap the wait, and add the wait for something outside as a part."""
@@ -311,20 +326,26 @@ class _Ledger:
             rise = float(np.median(values[place:]) - np.median(values[:place]))
             self.drift = _Drift(at_ns=times, level=np.full(count, rise), step_ns=float(at[edges[place]]))
 
-    def find_traffic(self) -> None:
-        """Set the wait that remains with every service at reference, and the levels of a quiet request."""
-        if self.wait is not None:
-            service = max(self.slot_ns or self.service_ns, 1.0)
-            at_rest = waits_at_reference(self.arrival, service, self.servers)
-            # Prompts wait for other prompts only, so their whole wait is the traffic's.
-            self.traffic = np.minimum(at_rest, self.wait) if self.slot_ns is None else self.wait
-            lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
-            self.overload = grew_for_good(self.arrival, at_rest, lasting)
+    def find_levels(self) -> None:
+        """Set the levels of a quiet request, and the mean of ordinary scatter around them."""
         level = self.expected if self.drift is None else self.expected + self.drift.of(self.arrival)
         # The median residual of the model belongs to a quiet request.
         self.base_level = round(self.typical + float(np.median(self.base - level)))
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
         self.causes = self._known()
+        rest = (self.base - level)[:: self.step] - (self.base_level - self.typical)
+        scatter = rest / max(self.service_ns, 1.0)
+        self.scatter_ns = round(ordinary_mean(scatter, scatter) * self.service_ns)
+
+    def find_traffic(self) -> None:
+        """Set the wait that remains with every service at reference."""
+        if self.wait is not None:
+            service = max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
+            at_rest = waits_at_reference(self.arrival, service, self.servers)
+            # Prompts wait for other prompts only, so their whole wait is the traffic's.
+            self.traffic = np.minimum(at_rest, self.wait) if self.slot_ns is None else self.wait
+            lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
+            self.overload = grew_for_good(self.arrival, at_rest, lasting)
 
     def accounts(self, tail_share: float, seed: int) -> Accounts:
         self._describe()
@@ -357,7 +378,7 @@ class _Ledger:
         n, span = len(self.arrival), float(np.ptp(self.arrival))
         if self.wait is None or span <= 0:
             return 0.0
-        service = self.slot_ns or self.service_ns
+        service = self.slot_ns or self.service_ns + self.scatter_ns
         if not 0 < n / span * service / self.servers < _BUSY:
             return 0.0
         return float(chance_wait_ns(n, span, service, self.servers, tail_share, seed)) / 1e6
@@ -414,7 +435,9 @@ class _Ledger:
         begins[0] = True
         start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
         added = {}
-        for cause, amount in self.extras(whole).items():
+        extras = self.extras(whole)
+        extras[UNEXPLAINED] = extras[UNEXPLAINED] - self.scatter_ns  # part of the reference
+        for cause, amount in extras.items():
             running = np.concatenate([[0], np.cumsum(amount)])
             added[cause] = np.maximum(running[:-1] - running[start], 0)[first - since :]
         total = np.maximum(sum(added.values()), 1).astype(np.float64)
@@ -472,6 +495,13 @@ class _Ledger:
         origin, last = self.arrival[0], min(stretch.last * step, n - 1)
         begin, end = (float(self.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
         return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s."
+
+
+def _confirmed(queue: Queue) -> str:
+    return (
+        f"{queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
+        f"with the same service as those that found an idle server (within {queue.misfit:.2f}x)"
+    )
 
 
 def _dependency(name: str) -> KnownCause:

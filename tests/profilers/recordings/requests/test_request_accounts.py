@@ -93,6 +93,40 @@ def test_a_measured_queue_is_used_unmodified() -> None:
     assert result.stages_ms["service"]["p50"] == pytest.approx(20)
 
 
+@pytest.mark.parametrize("servers", [1, 4])
+def test_a_queue_behind_an_empty_measured_one_is_inferred_from_milliseconds(servers: int) -> None:
+    table = simulated("burst", 11, servers=servers)
+    at, took = (column // 10**6 * 10**6 for column in (table.arrival_ns, table.latency_ns))
+    proxied = replace(table, arrival_ns=at, latency_ns=took, resolution_ns=10**6)
+    result = diagnosed(replace(proxied, features={}, parts={"queue": np.zeros(len(table), np.int64)}))
+    assert result.verdict == "traffic.burst"
+    assert f"the recorded queue is empty, one is inferred behind it: {servers} served at once" in (
+        result.causes[0].evidence
+    )
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_waits_behind_ordinary_scatter_are_the_traffic_s(servers: int) -> None:
+    """Skewed service times make queues longer than their median does."""
+    rng = np.random.default_rng(3)
+    table = simulated("quiet", 3, servers=servers)
+    at = np.sort(np.concatenate([table.arrival_ns, table.arrival_ns[2000] + rng.integers(0, 10**8, 150)]))
+    service = TYPICAL_NS * rng.lognormal(0, 0.5, len(at))
+    free, wait = np.zeros(servers), np.zeros(len(at))
+    for row, came in enumerate(at.tolist()):
+        server = int(np.argmin(free))
+        wait[row] = max(free[server] - came, 0)
+        free[server] = came + wait[row] + service[row]
+    log = RequestTable(
+        arrival_ns=at,
+        latency_ns=np.rint(wait + service).astype(np.int64),
+        status=np.zeros(len(at), np.int8),
+        parts={"queue": wait.astype(np.int64)},
+    )
+    shares = {cause.cause: cause.tail_share for cause in diagnosed(log).causes}
+    assert shares["traffic.burst"] > 0.9 and abs(shares["unexplained"]) < 0.1
+
+
 def test_lost_and_cancelled_requests_have_no_latency() -> None:
     table = simulated("quiet", 11)
     status = table.status.copy()
