@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ from latfix.formatting import (
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
 from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, verdict_words
-from latfix.results.comparison import Comparison, Summary
+from latfix.results.comparison import Comparison, Summary, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Contribution, Optimization, TriedFix
 from latfix.stages import STATUS_NAMES
@@ -451,3 +451,42 @@ def prediction_words(found: Optimization) -> str:
         f"All kept fixes in the final replay: {'; '.join(together)}." if together else "",
     ]
     return " ".join(filter(None, words))
+
+
+def idea_words(idea: TriedIdea) -> tuple[str, Severity]:
+    """The verdict on an idea of a trial, and its color."""
+    if idea.failure:
+        return "failed", "bad"
+    if idea.comparison is None:
+        return "not replayed", "calm"
+    return verdict_words(idea.comparison.verdict), change_severity(idea.comparison.verdict)
+
+
+def idea_remarks(idea: TriedIdea) -> list[str]:
+    """Why an idea failed, exceeds the accuracy limit, or has no verdict."""
+    lines = [idea.failure] if idea.failure else []
+    lines += [idea.accuracy_reason] if idea.accuracy_reason and not idea.accurate else []
+    if idea.comparison is not None:
+        lines += [note for note in idea.comparison.notes if not note.startswith("settings: ")]
+    return lines
+
+
+def trial_notes(found: Trial) -> Iterator[str]:
+    """Warnings on a trial."""
+    if found.interrupted:
+        yield "Interrupted: only complete rounds are shown."
+    if found.failure:
+        yield f"The unmodified workload failed, so the trial was ended: {found.failure}"
+    yield from found.notes
+
+
+def trial_method(found: Trial) -> str:
+    """How the ideas of a trial were compared."""
+    stretch = "the whole traffic"
+    if not found.whole:
+        stretch = f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
+    rounds = f"{counted(found.rounds, 'round')} of {stretch} ({counted(found.requests, 'request')})"
+    return (
+        f"{rounds}, alternating, each in a fresh process. Ratios over the unmodified workload with 95 % intervals; "
+        f"the verdict is by {key_label(found.judged)}."
+    )

@@ -10,8 +10,9 @@ from markupsafe import Markup
 
 from latfix.formatting import significant, tick, visible
 from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
-from latfix.reports.comparison_rows import Share, StepRow
+from latfix.reports.comparison_rows import Ratio, Share
 from latfix.reports.plan_rows import FrontRow
+from latfix.reports.vocabulary import Severity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +22,12 @@ _REACH = 8.0
 _STATUS_ROLE = {"good": "after", "bad": "bad", "warn": "queue", "calm": "muted"}
 
 
-def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
-    """Each fix's ratio of p99 with its interval, on a logarithmic axis; ``None`` without any ratio."""
-    shown = [step for step in steps if step.p99.value is not None and step.p99.value > 0]
+def ratio_forest(name: str, rows: Sequence[tuple[str, Ratio, Severity]], *, key: str = "p99") -> Markup | None:
+    """Ratios by name with their intervals, on a logarithmic axis; ``None`` without any ratio.
+
+    :param key: label of the figure that they compare.
+    """
+    shown = [row for row in rows if row[1].value is not None and row[1].value > 0]
     if not shown:
         return None
 
@@ -32,23 +36,23 @@ def ratio_forest(name: str, steps: Sequence[StepRow]) -> Markup | None:
         position = np.arange(len(shown))[::-1]
         axes.set_xscale("log")
         axes.axvline(1, color=INK["ink"], linewidth=1)
-        points = [1.0, *(step.p99.value or 1.0 for step in shown)]
+        points = [1.0, *(each.value or 1.0 for _, each, _ in shown)]
         within, reached = (min(points) / _REACH, max(points) * _REACH), list(points)
-        for y, step in zip(position, shown, strict=True):
-            value, color = step.p99.value or 1.0, INK[_STATUS_ROLE[step.severity]]
-            ends = whisker(axes, step.p99.ci95 or (value, value), y, within, color=color, linewidth=2.2)
+        for y, (_, each, severity) in zip(position, shown, strict=True):
+            value, color = each.value or 1.0, INK[_STATUS_ROLE[severity]]
+            ends = whisker(axes, each.ci95 or (value, value), y, within, color=color, linewidth=2.2)
             axes.plot([value], [y], color=color, marker="o", markersize=7)
             reached += ends
             label_right(axes, f"×{significant(value)}", max(value, *ends), y, gap=11)
         low, high = min(reached), max(reached)
         axes.set_xlim(low * 0.9, high * (high / low) ** 0.12 * 1.05)
         axes.set_ylim(-0.6, len(shown) - 0.3)
-        axes.set_yticks(position, [visible(step.fix, limit=LABEL) for step in shown])
+        axes.set_yticks(position, [visible(row[0], limit=LABEL) for row in shown])
         axes.tick_params(axis="y", labelcolor=INK["ink"])
         _ratio_marks(axes.xaxis, low * 0.9, high * 1.2)
-        axes.set_xlabel("p99 after / before, with 95 % interval (below 1 is faster)")
+        axes.set_xlabel(f"{key} after / before, with 95 % interval (below 1 is faster)")
 
-    return draw(name, "Ratio of p99 that each fix achieved", 0.5 * len(shown) + 0.9, 1, plot)
+    return draw(name, f"Ratio of {key} that each change achieved", 0.5 * len(shown) + 0.9, 1, plot)
 
 
 def _ratio_marks(axis: Any, low: float, high: float) -> None:

@@ -106,6 +106,7 @@ _TITLES = {
     "arms": "Both replays",
     "plan": "Plan",
     "settings": "Settings",
+    "ideas": "Ideas, side by side",
     "loads": "Load by load",
     "front": "Accuracy, latency and throughput",
     "theory": "Queueing models",
@@ -312,7 +313,7 @@ def _steps(found: Optimization) -> dict[str, Any]:
     replayed = any(step.p99.value is not None for step in judged)
     figures = ["mean", "p99", "p99, ms", "predicted", "accuracy"] if replayed else []
     return {
-        "chart": change_charts.ratio_forest("steps-chart", tried),
+        "chart": change_charts.ratio_forest("steps-chart", [(step.fix, step.p99, step.severity) for step in tried]),
         "columns": ["fix", "status", *figures, "reason and verification"],
         "replayed": replayed,
         "tried": judged,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -20,6 +20,7 @@ from latfix.formatting import (
     significant,
 )
 from latfix.reports.answer import accuracy_words, trial_answer
+from latfix.reports.comparison_rows import idea_remarks, idea_words, trial_method, trial_notes
 from latfix.reports.terminal.widgets import (
     SEVERITY_STYLE,
     Cell,
@@ -32,7 +33,6 @@ from latfix.reports.terminal.widgets import (
     title_line,
     warnings,
 )
-from latfix.reports.vocabulary import change_severity, verdict_words
 from latfix.results.comparison import Comparison, Trial, TriedIdea
 
 _KEYS = ("p50", "p99", "mean")
@@ -41,15 +41,15 @@ _KEYS = ("p50", "p99", "mean")
 def render_trial(found: Trial, *, folder: Path | None) -> RenderableType:
     """All arms in one table, as ratios over the unmodified workload with 95 % intervals; the answer is last.
 
-    :param folder: of the records; ``None`` if nothing was kept.
+    :param folder: of the page; ``None`` if there is none.
     """
     title = title_line(found.workload, found.device, counted(len(found.ideas), "idea"), "")
-    parts: list[RenderableType] = [title, *warnings(_notes(found)), Text(""), _arms(found)]
-    parts += [safe(line, "dim", limit=600) for line in _how(found)]
-    for place, line in enumerate(_remarks(found)):
-        parts += [heading("Remarks")] if not place else []
-        parts.append(line)
-    return Portable(Group(*parts, *answer_block(trial_answer(found), folder=folder, page=False)))
+    parts: list[RenderableType] = [title, *warnings(trial_notes(found)), Text(""), _arms(found)]
+    parts.append(safe(trial_method(found), "dim", limit=600))
+    remarks = [(idea.name, line) for idea in found.ideas for line in idea_remarks(idea)]
+    parts += [heading("Remarks")] if remarks else []
+    parts += [Text.assemble(safe(name, "bold", limit=160), ": ", safe(line, limit=400)) for name, line in remarks]
+    return Portable(Group(*parts, *answer_block(trial_answer(found), folder=folder)))
 
 
 def _arms(found: Trial) -> FittedTable:
@@ -67,9 +67,9 @@ def _arms(found: Trial) -> FittedTable:
         ["", *(milliseconds(base.get(key)) for key in keys), *_costs(found.base)],
     ]
     for idea in found.ideas:
-        words, style = _verdict(idea)
+        words, severity = idea_words(idea)
         compared = idea.comparison
-        rows.append(Text.assemble(safe(idea.name, "bold", limit=160), "  ", (words, style)))
+        rows.append(Text.assemble(safe(idea.name, "bold", limit=160), "  ", (words, SEVERITY_STYLE[severity])))
         rows.append(["", *(_ratio(compared, key) for key in keys), *_costs(idea)])
         if compared is not None:
             rows.append(["", *(_interval(compared, key) for key in keys), *[""] * 4])
@@ -78,23 +78,6 @@ def _arms(found: Trial) -> FittedTable:
         del columns[place]
         rows = [row if isinstance(row, Text) else [*row[:place], *row[place + 1 :]] for row in rows]
     return FittedTable(columns, rows)
-
-
-def _notes(found: Trial) -> Iterator[str]:
-    if found.interrupted:
-        yield "Interrupted: only complete rounds are shown."
-    if found.failure:
-        yield f"The unmodified workload failed, so the trial was ended: {found.failure}"
-    yield from found.notes
-
-
-def _verdict(idea: TriedIdea) -> tuple[str, str]:
-    if idea.failure:
-        return "failed", "bold red"
-    if idea.comparison is None:
-        return "not replayed", "dim"
-    verdict = idea.comparison.verdict
-    return verdict_words(verdict), SEVERITY_STYLE[change_severity(verdict)]
 
 
 def _ratio(comparison: Comparison | None, key: str) -> str:
@@ -118,27 +101,3 @@ def _costs(arm: TriedIdea) -> list[Cell]:
         mebibytes(arm.device_memory_bytes or None),
         seconds(arm.start_s),
     ]
-
-
-def _how(found: Trial) -> Iterator[str]:
-    stretch = (
-        "the whole traffic"
-        if found.whole
-        else f"seconds {significant(found.from_s)} to {significant(found.to_s)} of the traffic"
-    )
-    rounds = f"{counted(found.rounds, 'round')} of {stretch} ({counted(found.requests, 'request')})"
-    yield (
-        f"{rounds}, alternating, each in a fresh process. Ratios over the unmodified workload with 95 % intervals; "
-        f"the verdict is by {key_label(found.judged)}."
-    )
-
-
-def _remarks(found: Trial) -> Iterator[Text]:
-    """Why an idea failed, exceeds the accuracy limit, or has no verdict."""
-    for idea in found.ideas:
-        lines = [idea.failure] if idea.failure else []
-        lines += [idea.accuracy_reason] if idea.accuracy_reason and not idea.accurate else []
-        if idea.comparison is not None:
-            lines += [note for note in idea.comparison.notes if not note.startswith("settings: ")]
-        for line in lines:
-            yield Text.assemble(safe(idea.name, "bold", limit=160), ": ", safe(line, limit=400))

@@ -273,11 +273,10 @@ def pair_bar(own: float, queue: float, scale: float) -> Bar:
     return Bar([(own / scale, "█", OWN_STYLE), (queue / scale, "▒", QUEUE_STYLE)])
 
 
-def answer_block(answer: Answer, *, folder: Path | None, page: bool = True) -> Iterator[RenderableType]:
+def answer_block(answer: Answer, *, folder: Path | None) -> Iterator[RenderableType]:
     """The answer under a rule, at the end of the screen.
 
-    :param folder: of the result; ``None`` if nothing was kept.
-    :param page: the folder has a ``report.html``.
+    :param folder: of the result's ``report.html``; ``None`` if there is none.
     """
     yield Text("")
     yield Rule(style="dim")
@@ -289,8 +288,7 @@ def answer_block(answer: Answer, *, folder: Path | None, page: bool = True) -> I
         style = "bold cyan" if line.is_command else SEVERITY_STYLE[line.severity] if line.severity else ""
         table.add_row(line.label, safe(_plain(line.words), style, limit=1200))
     if folder is not None:
-        label, path = ("report", folder / "report.html") if page else ("records", folder)
-        table.add_row(label, safe(str(path), limit=1200))
+        table.add_row("report", safe(str(folder / "report.html"), limit=1200))
     yield table
 
 

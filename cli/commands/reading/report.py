@@ -177,7 +177,7 @@ def _rendered(result: Document, folder: Path | None, runs: Path, *, verbose: boo
             typed = None if baseline is None else workload_argument(baseline.meta)
             return comparison.render_optimization(result, folder=folder, workload_argument=typed, verbose=verbose)
         case Trial():
-            return trial.render_trial(result, folder=None)
+            return trial.render_trial(result, folder=folder)
         case Sweep():
             return sweep.render_sweep(result, folder=folder)
         case Scoreboard():
@@ -201,14 +201,18 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
     from latfix.reports.html.pages import write_comparison_report, write_optimization_report
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.html.sweep_page import write_sweep_report
+    from latfix.reports.html.trial_page import write_trial_report
     from latfix.results import read_result
-    from latfix.results.comparison import Comparison
+    from latfix.results.comparison import Comparison, Trial
     from latfix.results.diagnosis import Diagnosis
     from latfix.results.optimization import Optimization
     from latfix.results.sweep import Sweep
 
     if isinstance(result, Sweep):
         write_sweep_report(page, result)
+        return True
+    if isinstance(result, Trial):
+        write_trial_report(page, result)
         return True
     if isinstance(result, Diagnosis):
         if result.source is None or result.source.kind in _REPLAYED:

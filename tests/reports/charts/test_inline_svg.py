@@ -16,11 +16,10 @@ from latfix.reports.charts import run_charts as charts
 from latfix.reports.charts.change_charts import front, predicted_against_measured, ratio_forest
 from latfix.reports.charts.chart_data import Scatter, Windows
 from latfix.reports.charts.inline_svg import INK
-from latfix.reports.comparison_rows import Ratio, step_rows
+from latfix.reports.comparison_rows import Ratio
 from latfix.reports.diagnosis_rows import CauseRow
 from latfix.reports.plan_rows import FrontRow
-from latfix.results.optimization import TriedFix
-from latfix.statistics.decision import RatioEstimate
+from latfix.reports.vocabulary import Severity
 from tests.reports.conftest import HOSTILE
 
 
@@ -67,14 +66,12 @@ def test_the_callers_settings_are_left_alone() -> None:
 
 
 def test_the_forest_leaves_out_ratios_without_a_value() -> None:
-    ratios = {"kept": (0.5, [0.4, 0.6]), "skipped": (None, None), "odd": (-1.0, None), "bare": (2.0, None)}
-    tried = [
-        {"fix": fix, "status": "kept", "reason": "", "ratio": {"p99": {"value": value, "ci95": bounds}}}
-        for fix, (value, bounds) in ratios.items()
-    ]
-    steps = step_rows([TriedFix.from_json(each) for each in tried])
-    text = ratio_forest("steps", steps)
-    assert text is not None and ratio_forest("steps", steps[1:3]) is None
+    ratios: dict[str, tuple[float | None, tuple[float, float] | None]]
+    ratios = {"kept": (0.5, (0.4, 0.6)), "skipped": (None, None), "odd": (-1.0, None), "bare": (2.0, None)}
+    rows: list[tuple[str, Ratio, Severity]]
+    rows = [(name, Ratio(value=value, ci95=bounds), "good") for name, (value, bounds) in ratios.items()]
+    text = ratio_forest("steps", rows)
+    assert text is not None and ratio_forest("steps", rows[1:3]) is None
     assert "×0.500" in text and [name for name in ratios if f">{name}<" in text] == ["kept", "bare"]
 
 
@@ -90,9 +87,7 @@ def test_the_backend_in_the_environment_is_ignored() -> None:
 
 def test_whiskers_that_go_on_have_an_arrow() -> None:
     def drawn(high: float) -> str:
-        estimate = RatioEstimate(value=0.5, lo=0.4, hi=high)
-        step = TriedFix(fix="gc.freeze", status="kept", reason="", ratio={"p99": estimate})
-        return str(ratio_forest("chart", step_rows([step])))
+        return str(ratio_forest("chart", [("gc.freeze", Ratio(value=0.5, ci95=(0.4, high)), "good")]))
 
     assert drawn(1e6).count("<use") == drawn(5.0).count("<use") + 1, "one mark more"
     assert "×100" not in drawn(1e6), "the axis is that of the points"

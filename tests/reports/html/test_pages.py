@@ -20,12 +20,13 @@ from latfix.reports.comparison_rows import pairing_words
 from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
 from latfix.reports.html.recording_page import write_recording_report
+from latfix.reports.html.trial_page import write_trial_report
 from latfix.reports.plan_rows import front_rows
-from latfix.results.comparison import compare_records, compare_rounds
+from latfix.results.comparison import Trial, compare_records, compare_rounds
 from latfix.results.diagnosis import Source
 from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.run_record.run_record import RunRecord
-from tests.reports.conftest import Session, make_session
+from tests.reports.conftest import HOSTILE, Session, make_session
 
 VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
 KNOWN_SCHEMES = re.compile(r"(?:https?|ftp|data|javascript|file):", re.IGNORECASE)
@@ -62,7 +63,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
-            self.text += data
+            self.text += data.replace("\u00a0", " ")
 
 
 def checked(path: Path) -> Page:
@@ -362,3 +363,17 @@ def test_a_command_on_a_page_has_no_path_of_the_machine(tmp_path: Path, ordinary
     text = run_page(tmp_path, (replace(record, meta=meta), diagnosis)).text
     assert "latfix optimize 'my ranker'" in text.partition("Where the tail comes from")[0]
     assert "latfix optimize '/home" not in text
+
+
+def test_a_trial_has_each_idea_with_its_ratio_and_settings(tmp_path: Path) -> None:
+    found = Trial.from_json(json.loads((Path(__file__).parents[2] / "results/documents/trial.json").read_text()))
+    idea = found.ideas[0]
+    failed = replace(idea, name=HOSTILE, failure=HOSTILE, comparison=None, settings={HOSTILE: HOSTILE})
+    write_trial_report(tmp_path / "report.html", replace(found, ideas=(idea, failed), notes=(HOSTILE,)))
+    page = checked(tmp_path / "report.html")
+    assert idea.comparison is not None
+    assert f"×{significant(idea.comparison.ratio['p99'].value)}" in page.text
+    assert "Best idea: precision=bf16" in page.text and "precision = bf16" in page.text and "failed" in page.text
+    empty = replace(found, ideas=(failed,), summary=None, failure="killed", rounds=0)
+    write_trial_report(tmp_path / "report.html", empty)
+    assert "No idea was replayed" in checked(tmp_path / "report.html").text

@@ -49,9 +49,11 @@ def test_a_result_is_shown_from_its_folder_and_its_page_written_again(name: str,
     code, out, err = cli("report", folder)
     assert code == 0, err
     assert SHOWN[name] in out
-    assert (folder / "report.html").exists() == (name in ("optimization", "sweep"))
+    assert (folder / "report.html").exists() == (name in ("optimization", "trial", "sweep"))
     code, _, err = cli("report", folder, "--out", tmp_path / "elsewhere")
-    assert code == 0 and (tmp_path / "elsewhere" / "report.html").exists() == (name in ("optimization", "sweep"))
+    assert code == 0 and (tmp_path / "elsewhere" / "report.html").exists() == (
+        name in ("optimization", "trial", "sweep")
+    )
 
 
 def test_a_recording_that_was_diagnosed_is_shown_again(cli: Cli, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_recording_that_was_diagnosed_is_shown_again(cli: Cli, tmp_path: Path)
 
 
 def test_a_result_without_a_page_has_no_pictures(cli: Cli, tmp_path: Path) -> None:
-    for name, code in (("sweep", 0), ("trial", 2)):
+    for name, code in (("sweep", 0), ("selftest", 2)):
         folder = tmp_path / name
         folder.mkdir()
         shutil.copy(DOCUMENTS_FOLDER / f"{name}.json", folder)

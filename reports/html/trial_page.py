@@ -1,0 +1,104 @@
+"""The page of a trial: the answer, the ideas' ratios, and the settings of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from latfix.formatting import (
+    NONE,
+    counted,
+    interval,
+    key_label,
+    mebibytes,
+    milliseconds,
+    ratio,
+    seconds,
+    significant,
+    visible,
+)
+from latfix.reports.answer import accuracy_words, trial_answer
+from latfix.reports.charts.change_charts import ratio_forest
+from latfix.reports.comparison_rows import Ratio, idea_remarks, idea_words, ratio_of, trial_method, trial_notes
+from latfix.reports.html.page_file import write_page
+from latfix.reports.html.pages import contents_of
+from latfix.reports.vocabulary import DEFINITIONS
+from latfix.results.comparison import Trial, TriedIdea
+
+_KEYS = ("p50", "p99", "mean")
+
+
+def write_trial_report(path: Path, found: Trial) -> None:
+    """The page of a trial.
+
+    :raises InputError: the file cannot be written.
+    """
+    keys = tuple(dict.fromkeys((found.judged, *_KEYS)))
+    ratios = [_ratios(idea) for idea in found.ideas]
+    judged = key_label(found.judged)
+    forest = [
+        (
+            idea.name,
+            each.get(found.judged, Ratio(value=None, ci95=None)),
+            "bad" if idea.accurate is False else idea_words(idea)[1],
+        )
+        for idea, each in zip(found.ideas, ratios, strict=True)
+    ]
+    device = any(arm.device_memory_bytes for arm in (found.base, *found.ideas))
+    base = {} if found.summary is None else found.summary.latency_ms
+    write_page(
+        path,
+        "trial.html",
+        kind="latfix try",
+        heading=found.workload,
+        facts=f"{found.device} · {counted(len(found.ideas), 'idea')} · {counted(found.rounds, 'round')}",
+        contents=contents_of(("ideas", "settings")),
+        answer=trial_answer(found),
+        notes=list(trial_notes(found)),
+        chart=ratio_forest("ideas-chart", forest, key=judged),
+        columns=[*(key_label(key) for key in keys), "accuracy", "memory", *["GPU"] * device, "start"],
+        unmodified=[*((milliseconds(base.get(key)), "") for key in keys), *_costs(found.base, device=device)],
+        ideas=[
+            {
+                "name": idea.name,
+                "verdict": idea_words(idea),
+                "remarks": idea_remarks(idea),
+                "figures": [
+                    *((_words(each.get(key)), _interval(each.get(key))) for key in keys),
+                    *_costs(idea, device=device),
+                ],
+            }
+            for idea, each in zip(found.ideas, ratios, strict=True)
+        ],
+        settings=[
+            [idea.name, ", ".join(f"{key} = {visible(value)}" for key, value in idea.settings.items()) or "none"]
+            for idea in found.ideas
+        ],
+        method=trial_method(found),
+        definitions=DEFINITIONS[:2],
+    )
+
+
+def _ratios(idea: TriedIdea) -> Mapping[str, Ratio]:
+    if idea.comparison is None:
+        return {}
+    return {key: ratio_of(estimate) for key, estimate in idea.comparison.ratio.items()}
+
+
+def _words(each: Ratio | None) -> str:
+    return NONE if each is None else ratio(each.value, "×")
+
+
+def _interval(each: Ratio | None) -> str:
+    return "" if each is None or each.ci95 is None else interval(each.ci95)
+
+
+def _costs(arm: TriedIdea, *, device: bool) -> list[tuple[str, str]]:
+    """Accuracy, with words if it is beyond its limit or unknown; memory, device memory, start-up time."""
+    words, severity = accuracy_words(arm) or ("", None)
+    return [
+        (significant(arm.accuracy), words if severity else ""),
+        (mebibytes(arm.memory_bytes or None), ""),
+        *[(mebibytes(arm.device_memory_bytes or None), "")] * device,
+        (seconds(arm.start_s), ""),
+    ]
