@@ -46,7 +46,7 @@ def watch_panel(found: Diagnosis, path: str, last_s: float, clock: str) -> Rende
             rows.append([name, significant(cause.tail_ms), share(cause.tail_share)])
             if cause.evidence:
                 rows.append(safe(f"  {cause.evidence}", "dim"))
-    titles = (f"cause of the {tail_words(found.percentile)}", "ms", "share")
+    titles = (f"cause of {_tail(found)}", "ms", "share")
     causes = FittedTable([Column(titles[0], right=False), *map(Column, titles[1:])], rows)
     return Portable(Group(head, "", latency, "", causes, "", safe(found.sentence, limit=600)))
 
@@ -61,8 +61,14 @@ def watch_line(found: Diagnosis, clock: str) -> str:
         if cause.tail_share >= _LEAST and (cause.named or cause.cause == UNEXPLAINED)
     ]
     verdict = f"{_VERDICTS[found.verdict]}; " if found.verdict in _VERDICTS else ""
-    tail = f"causes of the {tail_words(found.percentile)}: {'; '.join(causes) or 'none stands out'}"
+    tail = f"causes of {_tail(found)}: {'; '.join(causes) or 'none stands out'}"
     return f"{clock}  {_counts(found)}  {latency}  {verdict}{tail}"
+
+
+def _tail(found: Diagnosis) -> str:
+    """The requests that the causes are about; percentiles are about all."""
+    lost = any(number for name, number in found.requests.items() if name != "ok")
+    return f"the {tail_words(found.percentile)}{' of ok requests' if lost else ''}"
 
 
 def _counts(found: Diagnosis) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
-from latfix.formatting import milliseconds, percent, share
+from latfix.formatting import counted, milliseconds, percent, share
 from latfix.lower_bound import AtLeast
 from latfix.profilers.attribution.naming_rule import MACHINE_CAUSES
 from latfix.profilers.attribution.tail import Tail
@@ -280,12 +280,14 @@ def warnings(
         notes.append(_too_few(tail.inside, n, percentile, live=live))
     lost = counts["ok"] - n
     if lost > 0:
-        notes.append(f"{lost} requests that ended ok have no record of their batch and are not in these figures.")
+        notes.append(
+            f"{counted(lost, 'request')} that ended ok have no record of their batch and are not in these figures."
+        )
     if ended > counts["ok"]:
         parts = ", ".join(f"{count} {name}" for name, count in counts.items() if name != "ok" and count)
         notes.append(
             f"{parts}: percentiles count them as slower than they had waited; the mean, the stages and the causes "
-            f"cover the {counts['ok']} requests that ended ok."
+            f"cover the {counted(counts['ok'], 'request')} that ended ok."
         )
     unexplained = _tail_ms(causes, UNEXPLAINED)
     if unexplained < -_MOST_UNEXPLAINED * max(tail.excess_ms, 0.0) - 0.1:
@@ -330,7 +332,7 @@ def _too_few(inside: int, n: int, percentile: float, *, live: bool) -> str:
     times = math.ceil(enough / max(n, 1))
     more = f"--repeat {times} or a longer --duration" if times > 1 else "a longer --duration"
     how = "" if live else f" ({more})"
-    return f"p{percentile:g} rests on {inside} of {n} requests; about {enough:,} would do{how}."
+    return f"p{percentile:g} rests on {inside} of {counted(n, 'request')}; about {enough:,} would do{how}."
 
 
 def _hangs(record: RunRecord) -> list[str]:

@@ -33,6 +33,7 @@ _FILTERS = (
 )
 _LONGEST = 2000
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|s|%|MiB|GiB)(?!\w))")
 _CHART_SCRIPT, _PAGE_SCRIPT = "vendor/uPlot.iife.min.js", "templates/page.js"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
 
@@ -112,7 +113,7 @@ def _unbroken(value: object) -> Markup:
     """Text whose options, such as ``--rounds``, stay in one line."""
     from markupsafe import Markup, escape
 
-    text = str(escape(formatting.visible(value, limit=_LONGEST)))
+    text = str(escape(_shown(value)))
     return Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', text))
 
 
@@ -121,5 +122,10 @@ def _source(name: str) -> str:
 
 
 def _finalized(value: object) -> object:
-    """Make control characters visible; markup is escaped afterwards."""
-    return value if hasattr(value, "__html__") else formatting.visible(value, limit=_LONGEST)
+    """Values as :func:`_shown`, except markup; they are escaped afterwards."""
+    return value if hasattr(value, "__html__") else _shown(value)
+
+
+def _shown(value: object) -> str:
+    """Text with visible control characters, in which no line ends between a number and its unit."""
+    return _BEFORE_UNIT.sub("\u00a0", formatting.visible(value, limit=_LONGEST))

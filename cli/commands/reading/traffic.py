@@ -160,7 +160,7 @@ def import_command(
     recognized; for other tables, name the columns by options, for other text logs give a pattern. Recorded latencies
     are kept, so that a replay can be compared with them.
     """
-    from latfix.formatting import milliseconds
+    from latfix.formatting import counted, milliseconds
     from latfix.profilers.recordings.reader import ReadOptions
     from latfix.profilers.recordings.requests.readers import read_requests
     from latfix.traffic.io.writer import check_output, write_traffic
@@ -177,7 +177,7 @@ def import_command(
         raise InputError(f"{source}: found no column with the time of requests; name it: --time COLUMN")
     traffic = table.traffic(source.name)
     write_traffic(traffic, target)
-    typer.echo(f"read {len(table):,} requests from {source} ({table.facts.get('format', 'requests')})")
+    typer.echo(f"read {counted(len(table), 'request')} from {source} ({table.facts.get('format', 'requests')})")
     for note in table.notes:
         typer.echo(f"  {note}")
     summary = recorded_summary_ms(traffic.features[RECORDED])
@@ -253,4 +253,6 @@ def _transform_line(entry: dict[str, object]) -> str:
 
 
 def _written_line(traffic: Traffic, target: Path) -> str:
-    return f"wrote {len(traffic):,} requests over {traffic.duration_s:.6g} s to {target}"
+    from latfix.formatting import counted
+
+    return f"wrote {counted(len(traffic), 'request')} over {traffic.duration_s:.6g} s to {target}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import LATENCY_KEYS, milliseconds, percentile_label, share
+from latfix.formatting import LATENCY_KEYS, counted, milliseconds, percentile_label, share
 from latfix.profilers.attribution.tail import reaching
 from latfix.profilers.attribution.verdict import describe_part
 from latfix.profilers.over_time.time_windows import WindowTally, window_edges
@@ -273,7 +273,7 @@ def _notes(accounts: Accounts, n: int, q: float, inside: int, wanting: bool) -> 
     if accounts.unread and wanting:
         yield accounts.unread
     if n and (n < _FEW or inside < _IN_TAIL // 2):
-        yield f"{percentile_label(q)} rests on {inside} of {n} requests, too few for a reliable figure."
+        yield f"{percentile_label(q)} rests on {inside} of {counted(n, 'request')}, too few for a reliable figure."
 
 
 def _slowest(accounts: Accounts) -> Iterator[UnitLedger]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from latfix.formatting import counted
 from latfix.profilers.diagnose import diagnose, write_causes
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
@@ -37,7 +38,7 @@ def test_few_requests(simulate: Simulate, n: int) -> None:
     document = check(diagnosis)
     assert document["requests"]["ok"] == n
     if n:
-        assert any(f"of {n} requests" in note for note in diagnosis.notes)
+        assert any(f"of {counted(n, 'request')}" in note for note in diagnosis.notes)
     else:
         assert diagnosis.verdict == "inconclusive" and "No request ended ok" in diagnosis.sentence
 

@@ -84,14 +84,15 @@ def test_a_history_is_not_cut(width: int, metric: str) -> None:
 
 @WIDTHS
 def test_the_live_view_of_a_service(width: int, ordinary: Session) -> None:
-    found = replace(ordinary[1], percentile=95.0)
+    found = replace(ordinary[1], percentile=95.0, requests={"ok": 9, "error": 1})
     text = printed(watch_panel(found, "rec", 60.0, "12:00:00"), width=width)
     unharmed(text, width)
-    assert "cause of the slowest 5 %" in text and "p99.9" in text
+    assert "cause of the slowest 5 % of ok" in text and "p99.9" in text
     line = watch_line(replace(found, verdict="losing"), "12:00:00")
-    assert "requests are lost; causes of the slowest 5 %: " in line
+    assert "requests are lost; causes of the slowest 5 % of ok requests: " in line
     assert "undecided; causes of" in watch_line(replace(found, verdict="inconclusive"), "12:00:00")
-    assert "  causes of the slowest 5 %: " in watch_line(replace(found, verdict="python.gc"), "12:00:00")
+    all_ok = replace(found, verdict="python.gc", requests={"ok": 10, "error": 0})
+    assert "  causes of the slowest 5 %: " in watch_line(all_ok, "12:00:00")
 
 
 def test_cells_keep_their_color() -> None:
