@@ -185,7 +185,7 @@ def _without_probes(*, overlap: bool) -> Iterator[None]:
             "engine.engine.difference": lambda *_: NO_ACCOUNT,
             "engine.worker.difference": lambda *_: NO_ACCOUNT,
             "replay.recorded_replay.GcPauses": lambda *_: idle,
-            "replay.recorded_replay.LockProbe": lambda *_: idle,
+            "replay.recorded_replay.LockProbe": lambda *_, **__: idle,
             "replay.recorded_replay.SegmentWriter": _NoWriter,
             "gpu.worker_streams.Lane.events": _events_of(waited),
             "gpu.async_batches.Flights._read": _not_read,

@@ -54,3 +54,11 @@ def test_probes_are_measured_under_a_profiles_load(tmp_path: Path, write_workloa
     assert traffic.duration_s == pytest.approx(2.1 / 4)
     spec, traffic = probe_cost._workload(tmp_path, str(folder), "", 40.0, 8.0)
     assert len(traffic) == 11 and traffic.duration_s == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_stretches_with_and_without_probes_are_replayed(tmp_path: Path, write_workload: Callable[..., Path]) -> None:
+    folder = write_workload(tmp_path / "w", traffic=[{"arrival_s": k * 0.02} for k in range(40)])
+    spec, traffic = probe_cost._workload(tmp_path, str(folder), "", 40.0, 8.0)
+    result = probe_cost.measure(spec, traffic, tmp_path, blocks=2, seconds=0.4)
+    assert result["requests"] == 40 and result["ratio"]["mean"]["value"] > 0

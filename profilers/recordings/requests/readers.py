@@ -128,14 +128,14 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     if options.pattern:
         return text_log.read(path, options.mapping, options.pattern)
     for name, (knows, read) in _TABLES.items():
+        if name == access_log.NAME and text_log.knows(head):
+            return text_log.read(path, options.mapping)
         if knows(head):
             if options.mapping:
                 raise InputError(
                     f"{path}: found {name}, whose fields are known; leave out --time and similar options"
                 )
             return read(path)
-    if text_log.knows(head):
-        return text_log.read(path, options.mapping)
     if mapped_log.knows(head):
         return mapped_log.read(path, options.mapping)
     raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, text_log.NAME, mapped_log.NAME)))
@@ -224,7 +224,12 @@ _TABLES: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], RequestTab
     vllm.BENCH: (vllm.knows_bench, vllm.read_bench),
     guidellm.NAME: (guidellm.knows, guidellm.read),
     triton_trace.NAME: (triton_trace.knows, triton_trace.read),
+    triton_trace.EXPORT: (triton_trace.knows_export, triton_trace.read_export),
     access_log.NAME: (access_log.knows, access_log.read),
+}
+_OF_TABLES = {
+    name: _reader("requests", name, knows, partial(_diagnose_requests, name, read))
+    for name, (knows, read) in _TABLES.items()
 }
 #: Reads any text log if a pattern is given.
 TEXT_LOG = _reader("requests", text_log.NAME, text_log.knows, _diagnose_text)
@@ -236,10 +241,7 @@ READERS: tuple[Reader, ...] = (
         knows=_knows_pair,
         read=_diagnose_pair,
     ),
-    *(
-        _reader("requests", name, knows, partial(_diagnose_requests, name, read))
-        for name, (knows, read) in _TABLES.items()
-    ),
+    *(reader for name, reader in _OF_TABLES.items() if name != access_log.NAME),
     *(
         _reader("spans", name, knows, partial(_diagnose_spans, read))
         for name, knows, read in (
@@ -252,5 +254,6 @@ READERS: tuple[Reader, ...] = (
     _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps),
     _reader("requests", prometheus_histograms.NAME, prometheus_histograms.knows, prometheus_histograms.diagnose),
     TEXT_LOG,
+    _OF_TABLES[access_log.NAME],  # some text logs look like one without a latency
     _reader("requests", mapped_log.NAME, mapped_log.knows, _diagnose_mapped),
 )

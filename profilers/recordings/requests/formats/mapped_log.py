@@ -77,13 +77,25 @@ _ID = re.compile(r"(request_?)?id|x_request_id|trace_?id", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter,
-#: vegeta, hey; the access logs in JSON of Envoy (Istio), Traefik and Caddy.
+#: vegeta, hey, oha, ApacheBench; Heroku, lograge; the access logs in JSON of Envoy (Istio), Traefik, Caddy and Kong;
+#: Elastic's schema.
 _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
      {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label"}),
     ({"attack", "seq", "latency", "timestamp"}, {"latency_ns": "latency", "arrival": "timestamp", "status": "error"}),
     ({"response-time", "DNS+dialup", "offset"},
      {"latency_s": "response-time", "arrival_s": "offset", "status": "status-code", "connect_s": "DNS+dialup"}),
+    ({"request-start", "request-duration", "DNS+dialup"},
+     {"latency_s": "request-duration", "arrival_s": "request-start", "status": "status", "connect_s": "DNS+dialup"}),
+    ({"starttime", "seconds", "ctime", "ttime"}, {"latency_ms": "ttime", "arrival_s": "seconds", "connect_ms": "ctime"}),
+    ({"controller", "action", "duration"},
+     {"latency_ms": "duration", "status": "status", "route": "path", "db_ms": "db"}),
+    ({"latencies.request", "latencies.proxy", "started_at"},
+     {"latency_ms": "latencies.request", "arrival_ms": "started_at", "status": "response.status",
+      "route": "request.uri", "upstream_ms": "latencies.proxy", "size": "request.size"}),
+    ({"@timestamp", "event.duration"},
+     {"latency_ns": "event.duration", "end": "@timestamp", "status": "http.response.status_code",
+      "route": "url.path", "size": "http.request.body.bytes"}),
     ({"start_time", "duration", "response_code"},
      {"latency_ms": "duration", "arrival": "start_time", "status": "response_code", "route": "path",
       "upstream_ms": "upstream_service_time", "size": "bytes_received"}),

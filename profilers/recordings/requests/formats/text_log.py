@@ -1,9 +1,10 @@
 """Text logs, one line per request, read by a regular expression with named groups.
 
 The groups are columns of :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
-``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS application load balancers, gin
-(Ollama), and lines of ``key=value`` pairs (logfmt, Heroku's router). ``--pattern`` reads any other format. Lines that
-do not match are skipped and counted.
+``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS load balancers, gin (Ollama),
+TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6's CSV, Gatling's
+``simulation.log``, the W3C's extended format (IIS, CloudFront), and lines of ``key=value`` pairs (logfmt, Heroku's
+router). ``--pattern`` reads any other format. Lines that do not match are skipped and counted.
 """
 
 from __future__ import annotations
@@ -18,18 +19,22 @@ from latfix.errors import InputError, input_error
 from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.formatting import counted, shown
 from latfix.profilers.recordings.reader import damaged, recorded_at
-from latfix.profilers.recordings.requests.formats import mapped_log
+from latfix.profilers.recordings.requests.formats import access_log, mapped_log
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.text_source import BadLines
 from latfix.traffic.derived_features import parse_map_option
 
-NAME = "a text log of HAProxy, AWS load balancers, gin or Ollama, key=value lines, or any other (--pattern REGEX)"
+NAME = (
+    "a text log of HAProxy, AWS load balancers, gin or Ollama, TorchServe, Ray Serve, BentoML, TGI, k6, Gatling, IIS or "
+    "CloudFront, key=value lines, or any other (--pattern REGEX)"
+)
 _CHUNK_BYTES = 1 << 24
 #: A line of ``key=value`` pairs has at least this many.
 _LEAST_PAIRS = 3
 _PAIR = re.compile(r'(?:^|\s)([A-Za-z_][\w.\-]*)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 #: The time at the start of a line, and the name of its column. Loggers write a line when the request ends.
 _LINE_TIME, _LINE_STARTS = "line_time", r"^(?P<quoted>\d{4}-\d\d-\d\d[T ][\d:.,]{8,}(?:Z|[+-]\d\d:?\d\d)?)"
+_FIELDS = "#Fields:"
 _WRITTEN_AT = ("time", "ts", "timestamp", _LINE_TIME)
 _STARTS = {"start", "start_time", "started_at", "arrival"}
 
@@ -59,7 +64,7 @@ _FORMATS: tuple[_Format, ...] = (
     # Seconds until the request was sent to the target, until its answer began, and until that was passed on; the end.
     _Format(
         "an AWS load balancer",
-        r"^\w+ (?P<end>\d{4}-\d\d-\d\dT[\d:.]+Z) app/\S+ \S+ \S+ "
+        r"^(?:\w+ )?(?P<end>\d{4}-\d\d-\d\dT[\d:.]+Z) \S+ \S+:\d+ \S+ "
         r"(?P<request_s>-?[\d.]+) (?P<target_s>-?[\d.]+) (?P<response_s>-?[\d.]+) "
         r'(?P<status>\d+|-) \S+ (?P<request_bytes>\d+) \d+ "(?P<route>[A-Z-]+ [^ "]+)',
         {"latency_s": "request_s+target_s+response_s", "balancer_s": "request_s+response_s"},
@@ -69,13 +74,44 @@ _FORMATS: tuple[_Format, ...] = (
         r"\[GIN\] (?P<end>\d{4}/\d\d/\d\d - [\d:]{8}) \|[^|]*?(?P<status>\d{3})[^|]*\| *(?P<latency>[0-9][^ |]*)[^|]*"
         r'\|[^|]*\|[^"]*?(?P<method>[A-Z]+)[^"]*"(?P<route>[^"]+)"',
     ),
+    _Format(
+        "TorchServe",
+        r"^(?P<end>\d{4}-\d\d-\d\d[T ][\d:]{8},\d+) (?:\[\w+ *\] \S+ ACCESS_LOG )?- \S+ "
+        r'"(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<latency_ms>\d+)$',
+    ),
+    _Format(
+        "Ray Serve",
+        r"(?P<end>\d{4}-\d\d-\d\d [\d:]{8},\d+) .* -- (?P<route>\S+ \S+) (?P<status>\d{3}|OK|ERROR) "
+        r"(?P<latency_ms>[\d.]+)ms$",
+    ),
+    _Format(
+        "BentoML",
+        r"(?P<end>\d{4}-\d\d-\d\d[T ][\d:]{8}\S*) .*\(scheme=\w*,method=\w+,path=(?P<route>[^,)]+)"
+        r"(?:[^)]*,length=(?P<request_bytes>\d+))?[^)]*\) \(status=(?P<status>\d+)[^)]*\) (?P<latency_ms>[\d.]+)ms",
+    ),
+    # text-generation-inference and text-embeddings-inference
+    _Format(
+        "TGI",
+        r'^(?P<end>\d{4}-\d\d-\d\dT[\d:.]+Z) +\w+ (?:.*: )?(?P<route>\w+)\{.*total_time="(?P<latency>[^"]+)".*'
+        r'queue_time="(?P<queue>[^"]+)"',
+    ),
+    # metric_name,timestamp,metric_value,check,error,error_code,expected_response,group,method,name,proto,scenario,…
+    _Format(
+        "k6",
+        r"^http_req_duration,(?P<end>\d+),(?P<latency_ms>[\d.]+)(?:,[^,]*){6},(?P<route>[^,]*)(?:,[^,]*){3},"
+        r"(?P<status>\d*)",
+    ),
+    _Format(
+        "Gatling",
+        r"^REQUEST\t[^\t]*\t(?P<route>[^\t]+)\t(?P<arrival>\d{13})\t(?P<end>\d{13})\t(?P<status>OK|KO)",
+    ),
 )  # fmt: skip
 
 
 def knows(head: bytes) -> bool:
-    """True if a line among the first is of a built-in format, or if most are pairs."""
+    """True if a line among the first is of a built-in format, or if most are pairs and no access log."""
     lines = _lines(head)
-    return _format_of(lines) is not None or _are_pairs(lines)
+    return _format_of(lines) is not None or (_are_pairs(lines) and not access_log.knows(head))
 
 
 def read(path: Path, mapping: Sequence[str], pattern: str = "") -> RequestTable:
@@ -132,7 +168,23 @@ def _lines(head: bytes) -> list[str]:
 
 
 def _format_of(lines: Sequence[str]) -> _Format | None:
+    if extended := next((line for line in lines if line.startswith(_FIELDS)), None):
+        return _extended(extended, lines)
     return next((each for each in _FORMATS if any(re.search(each.pattern, line) for line in lines)), None)
+
+
+def _extended(header: str, lines: Sequence[str]) -> _Format | None:
+    """The W3C's extended format, whose header names the fields. IIS counts milliseconds, CloudFront seconds."""
+    fields = header.removeprefix(_FIELDS).split()
+    first = next((line.split() for line in lines if line[:1] != "#" and len(line.split()) == len(fields)), None)
+    if first is None or not {"date", "time", "time-taken"} <= set(fields):
+        return None
+    unit = "s" if "." in first[fields.index("time-taken")] else "ms"
+    groups = {"time-taken": f"latency_{unit}", "sc-status": "status", "cs-uri-stem": "route", "date": "date",
+              "time": "time", "cs-bytes": "request_bytes", "sc-bytes": "response_bytes"}  # fmt: skip
+    parts = [rf"(?P<{groups[name]}>\S+)" if name in groups else r"\S+" for name in fields]
+    pattern = r"\s+".join(parts).replace(r"(?P<date>\S+)\s+(?P<time>\S+)", r"(?P<end>\S+\s+\S+)")
+    return _Format("the W3C's extended format", f"^{pattern}")
 
 
 def _are_pairs(lines: Sequence[str]) -> bool:

@@ -1,14 +1,18 @@
-"""Triton's ``trace.json``: timestamps of inference requests in nanoseconds.
+"""Triton's ``trace.json``, and the export of its load generator.
 
+``trace.json`` holds timestamps of inference requests in nanoseconds.
 Fields: docs/user_guide/trace.md of triton-inference-server/server. A trace may be written as several objects with one
 ``id``; files written with ``log-frequency`` end in ``.json.N``. Traces with a ``parent_id`` are the models of an
 ensemble.
+
+perf_analyzer's ``--profile-export-file`` holds, for each request, when it was sent and each response (nanoseconds).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from latfix.profilers.recordings.requests.text_source import LATEST_NS, entry_of
 from latfix.stages import Status
 
 NAME = "Triton trace.json"
+EXPORT = "perf_analyzer's profile export"
 _EXPECTED = "Triton's trace with timestamps (trace-config level=TIMESTAMPS)"
 
 
@@ -101,3 +106,38 @@ def _between(times: Mapping[str, int], begin: str, end: str) -> int | None:
     if begin not in times or end not in times:
         return None
     return ns_of(max(times[end] - times[begin], 0), 1)
+
+
+def knows_export(head: bytes) -> bool:
+    """True if a file begins as perf_analyzer's export."""
+    text = head.lstrip()
+    return text.startswith(b"{") and b'"experiments"' in text and b'"response_timestamps"' in text
+
+
+def read_export(path: Path) -> RequestTable:
+    """The requests of the experiment that has most of them: several experiments are several loads.
+
+    A request without a response failed.
+
+    :raises InputError: it is damaged, or has no request.
+    """
+    document, expected = json_document(path, EXPORT), f"{EXPORT} with requests"
+    with entry_of(path, "the list of experiments", expected):
+        experiments = [each["requests"] for each in document["experiments"]]
+        requests = max(experiments, key=len, default=[])
+    rows = TableRows()
+    for number, request in enumerate(requests):
+        with entry_of(path, f"request {number}", expected):
+            sent, answers = request["timestamp"], request["response_timestamps"]
+            gaps = [later - earlier for earlier, later in pairwise(answers)]
+            rows.add(
+                arrival_ns=sent,
+                latency_ns=answers[-1] - sent if answers else None,
+                status=Status.OK if answers else Status.ERROR,
+                first_ns=answers[0] - sent if gaps else None,
+                gaps_ns=gaps,
+            )
+    if not requests:
+        raise input_error(path, None, "no requests", expected)
+    more = "The file holds several experiments; only the one with most requests is read."
+    return rows.table(facts={"format": EXPORT}, notes=(more,) if len(experiments) > 1 else ())

@@ -156,6 +156,21 @@ def test_triton(tmp_path: Path) -> None:
     assert table.notes == ("1 requests have no REQUEST_END and are left out.",)
 
 
+def perf_analyzer_document() -> dict[str, Any]:
+    requests = [{"timestamp": k * S, "response_timestamps": [k * S + 3 * MS, k * S + 9 * MS]} for k in range(3)]
+    once = {"experiment": {"mode": "concurrency", "value": 1}, "requests": requests[:1], "window_boundaries": []}
+    return {"experiments": [once, {**once, "requests": [*requests, {**requests[0], "response_timestamps": []}]}]}
+
+
+def test_perf_analyzer(tmp_path: Path) -> None:
+    table = triton_trace.read_export(written(tmp_path, json.dumps(perf_analyzer_document())))
+    assert table.latency_ns.tolist() == [9 * MS, -1, 9 * MS, 9 * MS]
+    assert table.first_ns is not None and table.first_ns.tolist() == [3 * MS, -1, 3 * MS, 3 * MS]
+    assert table.gaps is not None and set(table.gaps.length_ns.tolist()) == {6 * MS}
+    assert table.status.tolist() == [Status.OK, Status.ERROR, Status.OK, Status.OK]
+    assert "several experiments" in table.notes[0]
+
+
 STEP = (
     "(EngineCore pid=1) INFO 11-22 10:00:0{0} [core.py:1] {1}Iteration({0}): 2 context requests, "
     "7957 context tokens, 43 generation requests, 43 generation tokens, "
@@ -510,6 +525,7 @@ WRITERS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "har": ("requests", lambda: json.dumps(har_document()).encode()),
     "vllm": ("requests", lambda: json.dumps(vllm_document(start_times=[5.0, 5.5, 6.0])).encode()),
     "triton": ("requests", lambda: json.dumps(triton_document(), indent=1).encode()),
+    "perf_analyzer": ("requests", lambda: json.dumps(perf_analyzer_document()).encode()),
     "steps": ("requests", lambda: "".join(STEP.format(k, "") for k in range(9)).encode()),
     "otlp": ("spans", lambda: json.dumps(otlp_document(), indent=1).encode()),
     "otlp protobuf": ("spans", otlp_bytes),

@@ -127,6 +127,18 @@ OTHER_WRITERS = {
                                   "error": "refused" * k}) + "\n" for k in range(2)),
     "hey": ("response-time,DNS+dialup,DNS,Request-write,Response-delay,Response-read,status-code,offset\n"
             "0.2500,0.0010,0.0,0.0,0.1,0.0,200,0.1000\n0.9,0.0010,0.0,0.0,0.1,0.0,500,0.6000\n"),
+    "oha": ("request-start,DNS,DNS+dialup,Response-delay,request-duration,bytes,status\n"
+            "0.1000,0.0001,0.0002,0.2,0.2500,5,200\n0.6000,0.0001,0.0002,0.2,0.9,5,500\n"),
+    "kong": "".join(json.dumps({"latencies": {"request": 250, "kong": 2, "proxy": 248}, "request": {"uri": "/a"},
+                                "started_at": 1763800000100 + 500 * k, "response": {"status": 200 + 300 * k}}) + "\n"
+                    for k in range(2)),
+    "elastic": "".join(json.dumps({"@timestamp": f"2026-01-02T03:04:05.{1 + 5 * k}00Z", "url": {"path": "/a"},
+                                   "event": {"duration": 250_000_000},
+                                   "http": {"response": {"status_code": 200 + 300 * k}}}) + "\n" for k in range(2)),
+    "lograge": "".join(f"time=2026-01-02T03:04:05.{1 + 5 * k}00Z method=GET path=/a controller=A action=b "
+                       f"status={200 + 300 * k} duration=250.00 view=1.2 db=9.0\n" for k in range(2)),
+    "google": "".join(json.dumps({"httpRequest": {"latency": "0.250000s", "status": 200 + 300 * k, "requestUrl": "/a"},
+                                  "timestamp": f"2026-01-02T03:04:05.{1 + 5 * k}00Z"}) + "\n" for k in range(2)),
     "envoy": "".join(json.dumps({"start_time": f"2026-01-02T03:04:05.{1 + 5 * k}00Z", "duration": 250, "path": "/a",
                                  "response_code": 200 + 300 * k, "upstream_service_time": "200"}) + "\n"
                      for k in range(2)),
@@ -147,6 +159,14 @@ def test_columns_of_other_writers(tmp_path: Path, writer: str) -> None:
     assert table.latency_ns[0] == 250 * MS
     assert table.arrival_ns[1] == (S if writer == "nginx" else S // 2)
     assert table.status.tolist() == [Status.OK, Status.ERROR]
+
+
+def test_apachebench_s_table(tmp_path: Path) -> None:
+    head = "starttime\tseconds\tctime\tdtime\tttime\twait\n"
+    rows = "".join(f"Fri Jan 02 03:04:0{k} 2026\t{1767323040 + k}\t1\t9\t{10 + k}\t8\n" for k in (2, 1))
+    table = table_of(tmp_path, head + rows)
+    assert table.latency_ns.tolist() == [11 * MS, 12 * MS] and table.arrival_ns.tolist() == [0, S]
+    assert table.parts["connect"].tolist() == [MS, MS] and not table.has_status
 
 
 @pytest.mark.parametrize(

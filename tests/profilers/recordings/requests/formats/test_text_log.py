@@ -43,7 +43,51 @@ LOGFMT = """\
 time=2026-11-20T10:00:00.250Z level=info msg="request \\"served\\"" duration_ms=50 status=200 tokens=7
 time=2026-11-20T10:00:01.500Z level=info msg="request served" duration_ms=200 status=504 tokens=9
 """
-LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT}
+TORCHSERVE = """\
+2026-11-20 10:00:00,250 [INFO ] BackendWorker-9000 ACCESS_LOG - /127.0.0.1:64003 "POST /predict HTTP/1.1" 200 50
+2026-11-20T10:00:01,500 - /127.0.0.1:64003 "POST /predict HTTP/1.1" 504 200
+"""
+RAY_SERVE = """\
+(ServeReplica:default:M pid=7) INFO 2026-11-20 10:00:00,250 default_M r9k0uop3 5708-c1 -- POST /predict 200 50.0ms
+INFO 2026-11-20 10:00:01,500 default_M r9k0uop3 5708-c2 -- POST /predict 504 200.0ms
+"""
+BENTOML = """\
+2026-11-20T10:00:00.250+0000 [INFO] [api_server:svc:3] 127.0.0.1:50418 (scheme=http,method=POST,path=/predict,\
+type=application/json,length=34) (status=200,type=application/json,length=5) 50.000ms (trace=ab,span=1f,sampled=0)
+2026-11-20T10:00:01.500+0000 [INFO] [api_server:svc:3] 127.0.0.1:50418 (scheme=http,method=POST,path=/predict,\
+type=,length=) (status=504,type=,length=) 200.000ms (trace=ac,span=2f,sampled=0,service.name=svc)
+"""
+TGI = """\
+2026-11-20T10:00:00.250000Z  INFO generate{parameters=GenerateParameters { stop: [] } total_time="50ms" \
+validation_time="412.1µs" queue_time="68.2µs" inference_time="49.5ms" seed="None"}: text_generation_router::server: x
+2026-11-20T10:00:01.500000Z  INFO generate{parameters=GenerateParameters { stop: [] } total_time="0.2s" \
+validation_time="412.1µs" queue_time="120ms" inference_time="79.5ms" seed="None"}: text_generation_router::server: x
+"""
+K6 = """\
+metric_name,timestamp,metric_value,check,error,error_code,expected_response,group,method,name,proto,scenario,service,\
+status,subproto,tls_version,url,extra_tags,metadata
+http_reqs,1795168800,1.000000,,,,true,,POST,http://h/predict,HTTP/1.1,default,,200,,,http://h/predict,,
+http_req_duration,1795168800,50.000000,,,,true,,POST,http://h/predict,HTTP/1.1,default,,200,,,http://h/predict,,
+http_req_duration,1795168801,200.000000,,,,true,,POST,http://h/predict,HTTP/1.1,default,,504,,,http://h/predict,,
+"""
+GATLING = (
+    "RUN\tsim.Basic\tbasic\t1795168800000\t \t3.9.5\n"
+    "REQUEST\t\tpredict\t1795168800200\t1795168800250\tOK\t \n"
+    "REQUEST\t\tpredict\t1795168801300\t1795168801500\tKO\tstatus.find.in(200)\n"
+)
+IIS = """\
+#Software: Microsoft Internet Information Services 10.0
+#Fields: date time s-ip cs-method cs-uri-stem s-port cs(User-Agent) sc-status sc-substatus time-taken
+2026-11-20 10:00:00 10.0.0.2 POST /predict 443 curl/8 200 0 50
+2026-11-20 10:00:01 10.0.0.2 POST /predict 443 curl/8 504 0 200
+"""
+CLOUDFRONT = IIS.replace(" 50\n", " 0.050\n").replace(" 0 200\n", " 0 0.200\n").replace("cs-method", "x-edge-location")
+LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": ALB.replace("h2 ", "").replace("app/x/50d", "my-elb"),
+        "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
+        "BentoML": BENTOML, "TGI": TGI, "k6": K6, "Gatling": GATLING, "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
+#: Those with times to the second, and how the second request ended if not in time.
+TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
+ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR}
 
 
 def written(folder: Path, text: str) -> Path:
@@ -60,14 +104,15 @@ def table_of(folder: Path, text: str, pattern: str = "", mapping: tuple[str, ...
 def test_each_format_gives_the_same_requests(tmp_path: Path, writer: str) -> None:
     table = table_of(tmp_path, LOGS[writer])
     assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
-    assert table.status.tolist() == [Status.OK, Status.TIMEOUT]
-    apart = 1_000_000_000 + (250 - 150 if writer != "gin" else -150) * 1_000_000
+    assert table.status.tolist() == [Status.OK, ENDED.get(writer, Status.TIMEOUT)]
+    apart = 1_000_000_000 + (-150 if writer in TO_THE_SECOND else 250 - 150) * 1_000_000
     assert np.diff(table.arrival_ns).tolist() == [apart]
     assert not table.routes, "one route is no difference"
 
 
 def test_the_parts_that_a_proxy_measures_are_parts(tmp_path: Path) -> None:
     assert table_of(tmp_path, HAPROXY).parts["queue"].tolist() == [0, 120_000_000]
+    assert table_of(tmp_path, TGI).parts["queue"].tolist() == [68_200, 120_000_000]
     assert table_of(tmp_path, ALB).parts["balancer"].tolist() == [2_000_000, 120_000_000]
     assert table_of(tmp_path, HEROKU).parts["connect"].tolist() == [1_000_000, 2_000_000]
     assert table_of(tmp_path, LOGFMT).features["tokens"].tolist() == [7, 9]
