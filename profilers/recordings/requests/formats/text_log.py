@@ -2,9 +2,10 @@
 
 The groups are columns of :mod:`mapped_log`: named after roles (``latency_ms``, ``end``, ``queue_ms``, ``status``,
 ``route``), or given roles by ``--map``. Built in: HAProxy (``option httplog``), AWS load balancers, gin (Ollama),
-TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6's CSV, Gatling's
-``simulation.log``, the W3C's extended format (IIS, CloudFront), and lines of ``key=value`` pairs (logfmt, Heroku's
-router). ``--pattern`` reads any other format. Lines that do not match are skipped and counted.
+TorchServe, Ray Serve, BentoML, text-generation-inference and text-embeddings-inference, k6, Gatling's
+``simulation.log``, Traefik's common format, the W3C's extended format (IIS, CloudFront), and lines of ``key=value``
+pairs (logfmt, Heroku's router). ``--pattern`` reads any other format. Lines that do not match are skipped and
+counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from latfix.profilers.recordings.requests.text_source import BadLines
 from latfix.traffic.derived_features import parse_map_option
 
 NAME = (
-    "a text log of HAProxy, AWS load balancers, gin or Ollama, TorchServe, Ray Serve, BentoML, TGI, k6, Gatling, IIS or "
+    "a text log of HAProxy, AWS, gin or Ollama, TorchServe, Ray Serve, BentoML, TGI, k6, Gatling, Traefik, IIS or "
     "CloudFront, key=value lines, or any other (--pattern REGEX)"
 )
 _CHUNK_BYTES = 1 << 24
@@ -94,12 +95,26 @@ _FORMATS: tuple[_Format, ...] = (
         "TGI",
         r'^(?P<end>\d{4}-\d\d-\d\dT[\d:.]+Z) +\w+ (?:.*: )?(?P<route>\w+)\{.*total_time="(?P<latency>[^"]+)".*'
         r'queue_time="(?P<queue>[^"]+)"',
+        {"queue": "queue"},
     ),
     # metric_name,timestamp,metric_value,check,error,error_code,expected_response,group,method,name,proto,scenario,…
     _Format(
         "k6",
         r"^http_req_duration,(?P<end>\d+),(?P<latency_ms>[\d.]+)(?:,[^,]*){6},(?P<route>[^,]*)(?:,[^,]*){3},"
         r"(?P<status>\d*)",
+    ),
+    *(
+        _Format(
+            "k6",
+            rf'^\{{{before}"type":"Point","data":\{{"time":"(?P<end>[^"]+)","value":(?P<latency_ms>[\d.]+),"tags":'
+            rf'\{{.*"name":"(?P<route>[^"]*)".*"status":"(?P<status>\d*)".*\}}{after}\}}$',
+        )
+        for before, after in (('"metric":"http_req_duration",', ""), ("", ',"metric":"http_req_duration"'))
+    ),
+    _Format(
+        "Traefik",
+        r'\[(?P<arrival>[^\]]+)\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) .*" '
+        r"(?P<latency_ms>\d+)ms$",
     ),
     _Format(
         "Gatling",
@@ -183,7 +198,7 @@ def _extended(header: str, lines: Sequence[str]) -> _Format | None:
     groups = {"time-taken": f"latency_{unit}", "sc-status": "status", "cs-uri-stem": "route", "date": "date",
               "time": "time", "cs-bytes": "request_bytes", "sc-bytes": "response_bytes"}  # fmt: skip
     parts = [rf"(?P<{groups[name]}>\S+)" if name in groups else r"\S+" for name in fields]
-    pattern = r"\s+".join(parts).replace(r"(?P<date>\S+)\s+(?P<time>\S+)", r"(?P<end>\S+\s+\S+)")
+    pattern = r"\s+".join(parts).replace(r"(?P<date>\S+)\s+(?P<time>\S+)", r"(?P<end>\d\S+\s+\S+)")
     return _Format("the W3C's extended format", f"^{pattern}")
 
 

@@ -123,19 +123,19 @@ def read_export(path: Path) -> RequestTable:
     """
     document, expected = json_document(path, EXPORT), f"{EXPORT} with requests"
     with entry_of(path, "the list of experiments", expected):
-        experiments = [each["requests"] for each in document["experiments"]]
+        experiments: list[list[Any]] = [each["requests"] for each in document["experiments"]]
         requests = max(experiments, key=len, default=[])
     rows = TableRows()
     for number, request in enumerate(requests):
         with entry_of(path, f"request {number}", expected):
             sent, answers = request["timestamp"], request["response_timestamps"]
-            gaps = [later - earlier for earlier, later in pairwise(answers)]
+            gaps = [ns_of(later - earlier, 1) for earlier, later in pairwise(answers)]
             rows.add(
                 arrival_ns=sent,
-                latency_ns=answers[-1] - sent if answers else None,
+                latency_ns=ns_of(answers[-1] - sent, 1) if answers else None,
                 status=Status.OK if answers else Status.ERROR,
-                first_ns=answers[0] - sent if gaps else None,
-                gaps_ns=gaps,
+                first_ns=ns_of(answers[0] - sent, 1) if gaps else None,
+                gaps_ns=[gap for gap in gaps if gap is not None],
             )
     if not requests:
         raise input_error(path, None, "no requests", expected)

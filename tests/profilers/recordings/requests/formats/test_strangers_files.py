@@ -137,7 +137,7 @@ OTHER_WRITERS = {
                                    "http": {"response": {"status_code": 200 + 300 * k}}}) + "\n" for k in range(2)),
     "lograge": "".join(f"time=2026-01-02T03:04:05.{1 + 5 * k}00Z method=GET path=/a controller=A action=b "
                        f"status={200 + 300 * k} duration=250.00 view=1.2 db=9.0\n" for k in range(2)),
-    "google": "".join(json.dumps({"httpRequest": {"latency": "0.250000s", "status": 200 + 300 * k, "requestUrl": "/a"},
+    "google": "".join(json.dumps({"httpRequest": {"latency": "0.250000s", "status": 200 + 300 * k},
                                   "timestamp": f"2026-01-02T03:04:05.{1 + 5 * k}00Z"}) + "\n" for k in range(2)),
     "envoy": "".join(json.dumps({"start_time": f"2026-01-02T03:04:05.{1 + 5 * k}00Z", "duration": 250, "path": "/a",
                                  "response_code": 200 + 300 * k, "upstream_service_time": "200"}) + "\n"

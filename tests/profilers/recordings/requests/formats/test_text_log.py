@@ -81,10 +81,26 @@ IIS = """\
 2026-11-20 10:00:00 10.0.0.2 POST /predict 443 curl/8 200 0 50
 2026-11-20 10:00:01 10.0.0.2 POST /predict 443 curl/8 504 0 200
 """
-CLOUDFRONT = IIS.replace(" 50\n", " 0.050\n").replace(" 0 200\n", " 0 0.200\n").replace("cs-method", "x-edge-location")
+CLOUDFRONT = IIS.replace(" 50\n", " 0.050\n").replace(" 0 200\n", " 0 0.200\n").replace(" ", "\t")
+TRAEFIK = """\
+10.0.0.1 - - [20/Nov/2026:10:00:00 +0000] "POST /predict HTTP/1.1" 200 12 "-" "curl" 1 "m@docker" "http://h:80" 50ms
+10.0.0.1 - - [20/Nov/2026:10:00:01 +0000] "POST /predict HTTP/1.1" 504 12 "-" "curl" 2 "m@docker" "http://h:80" 200ms
+"""
+K6_JSON = '{"type":"Metric","data":{"name":"http_req_duration"},"metric":"http_req_duration"}\n' + "".join(
+    f'{{"metric":"{metric}","type":"Point","data":{{"time":"2026-11-20T10:00:{at}00+00:00","value":{ms},'
+    f'"tags":{{"method":"POST","name":"/predict","proto":"HTTP/1.1","status":"{status}"}}}}}}\n'
+    for at, ms, status in (("00.2500", 50, 200), ("01.5000", 200.0, 504))
+    for metric in ("http_reqs", "http_req_duration")
+)
+K6_LATER = "".join(
+    line.replace('{"metric":"http_req_duration",', "{").replace("}}}\n", '}},"metric":"http_req_duration"}\n')
+    for line in K6_JSON.splitlines(keepends=True)
+    if '"http_reqs"' not in line
+)
 LOGS = {"HAProxy": HAPROXY, "AWS": ALB, "AWS classic": ALB.replace("h2 ", "").replace("app/x/50d", "my-elb"),
         "gin": GIN, "Heroku": HEROKU, "logfmt": LOGFMT, "TorchServe": TORCHSERVE, "Ray Serve": RAY_SERVE,
-        "BentoML": BENTOML, "TGI": TGI, "k6": K6, "Gatling": GATLING, "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
+        "BentoML": BENTOML, "TGI": TGI, "k6": K6, "k6 JSON": K6_JSON, "k6 JSON, metric last": K6_LATER,
+        "Gatling": GATLING, "Traefik": TRAEFIK, "IIS": IIS, "CloudFront": CLOUDFRONT}  # fmt: skip
 #: Those with times to the second, and how the second request ended if not in time.
 TO_THE_SECOND = {"gin", "k6", "IIS", "CloudFront"}
 ENDED = {"TGI": Status.OK, "Gatling": Status.ERROR}
@@ -105,6 +121,9 @@ def test_each_format_gives_the_same_requests(tmp_path: Path, writer: str) -> Non
     table = table_of(tmp_path, LOGS[writer])
     assert table.latency_ns.tolist() == [50_000_000, 200_000_000]
     assert table.status.tolist() == [Status.OK, ENDED.get(writer, Status.TIMEOUT)]
+    if writer == "Traefik":  # times to the second, at which requests arrived
+        assert np.diff(table.arrival_ns).tolist() == [1_000_000_000]
+        return
     apart = 1_000_000_000 + (-150 if writer in TO_THE_SECOND else 250 - 150) * 1_000_000
     assert np.diff(table.arrival_ns).tolist() == [apart]
     assert not table.routes, "one route is no difference"
