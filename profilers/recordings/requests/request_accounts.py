@@ -224,7 +224,7 @@ class _Ledger:
         elif measured is None and (table.first_ns[self.ok] >= 0).all():
             queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
         if table.resolution_ns > float(np.median(latency)) / 2:
-            why = f"arrivals are known to {from_ns(table.resolution_ns)} only"
+            why = f"arrivals are known to {from_ns(table.resolution_ns)} only; log finer times (nginx: $msec in a JSON log)"
         elif table.first_ns is not None:
             why = "streams share a batch, and the recording does not show when each began"
         return queue, f"{unseparated}{why}."
