@@ -59,6 +59,9 @@ CATALOGUE = {
         command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 200 --rounds 40",
         measures=("latfix/statistics", "latfix/gates"),
     ),
+    "house.json": Result(  # three commands, whose names are in the file
+        command="{python} benchmarks/attribution_scale.py --requests 1000000", measures=(*_DIAGNOSIS, *_ENGINE)
+    ),
     **{
         f"{name}_replay.json": Result(
             command=f"{{python}} -m benchmarks.http_replay {options}--json {{file}}",

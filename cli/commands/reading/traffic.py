@@ -180,6 +180,8 @@ def import_command(
     typer.echo(f"read {counted(len(table), 'request')} from {source} ({table.facts.get('format', 'requests')})")
     for note in table.notes:
         typer.echo(f"  {note}")
+    if table.resolution_ns >= 10**9:
+        typer.echo("  Times are known to the second only: bursts and gaps within seconds are not the callers'.")
     summary = recorded_summary_ms(traffic.features[RECORDED])
     if summary:
         typer.echo(

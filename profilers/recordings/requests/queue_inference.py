@@ -8,6 +8,7 @@ is assumed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
@@ -17,16 +18,24 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.replay_lanes import lindley
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)
-#: Requests from which the number of servers is inferred; how many must have waited, and found the service idle.
-_SAMPLE, _LEAST_WAITED, _LEAST_IDLE = 60_000, 30, 30
-#: Largest factor between quantiles of service with and without a wait.
-_ALIKE = 1.3
-_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+#: Requests from which the number of servers is inferred; how many must have waited, and found a free server.
+_SAMPLE, _LEAST_WAITED, _LEAST_FREE = 60_000, 30, 4
+#: Largest factor between services with and without a wait, beyond what chance produces; the mean over quantiles.
+#: A busy machine may serve more slowly, but hardly faster: then the waits are too long.
+_ALIKE, _FASTER = 1.3, 1.15
+_QUANTILES = np.linspace(0.1, 0.9, 17)
+#: A number of servers this close to the best one (logarithm of the factor) is preferred if it is smaller.
+_AS_GOOD = 0.02
+#: Largest share of the requests that waited which may end before a server was free for them.
+_TOO_EARLY = 0.02
+#: Shuffles that show what chance produces, and the most services of each group that are compared.
+_SHUFFLES, _COMPARED = 4, 4_000
 #: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
 _AT_ONCE = 500_000
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
+_LEAST_IDLE = 30
 #: Parts of the log within which services are compared.
 _PARTS = 12
 
@@ -64,25 +73,21 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
         wait[order] = queue.wait_ns
         return replace(queue, wait_ns=wait)
     n = min(len(arrival), _SAMPLE)
-    if n < 2 * _LEAST_IDLE or resolution_ns > _FINE * float(np.median(latency[:n])):
+    if n < _LEAST_WAITED + _LEAST_FREE or resolution_ns > _FINE * float(np.median(latency[:n])):
         return None
     sample, took = arrival[:n], latency[:n]
     met = in_flight(sample, took)
-    rounded = resolution_ns / max(float(np.median(took)), 1.0)
-    fits = [
-        (*found, servers)
-        for servers in _CANDIDATES
-        if (found := _misfit(sample, took, met, servers, rounded)) is not None
-    ]
+    fits = [(servers, fit) for servers in _CANDIDATES if (fit := _misfit(sample, took, met, servers, resolution_ns))]
     if not fits:
         return None
-    misfit, beyond_rounding, servers = min(fits)
-    if beyond_rounding > _ALIKE:
+    best = min(misfit for _, (misfit, _) in fits)
+    servers, (misfit, excess) = next(each for each in fits if each[1][0] <= best + _AS_GOOD)
+    if excess > 0:
         return None
     wait = starts(arrival, arrival + latency, servers)
     wait -= arrival
     np.clip(wait, 0, latency, out=wait)
-    return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=misfit)
+    return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=math.exp(misfit))
 
 
 def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
@@ -129,36 +134,59 @@ def in_flight(arrival: Ints, latency: Ints) -> Ints:
     return np.asarray(np.arange(len(arrival)) - np.searchsorted(ended, arrival, side="right"), dtype=np.int64)
 
 
-def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, rounded: float) -> tuple[float, float] | None:
-    """The largest factor between service with and without a wait; ``None`` if too few requests waited.
+def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns: int) -> tuple[float, float] | None:
+    """How much services differ with and without a wait; ``None`` if the number of servers is impossible.
 
-    :param rounded: resolution of the times, as a share of a typical latency.
-    :returns: the factor, and the factor that rounding does not account for.
+    With too few servers, requests end before one was free for them. With too many, a part of the wait counts as
+    service. Requests that found a free server must not slow each other down either.
+
+    :returns: logarithms of the factor, and of its excess over the limit, chance and rounding.
     """
     waited = met >= servers
-    free = (met == 0) if np.count_nonzero(met == 0) >= _LEAST_IDLE else ~waited
-    if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(free) < _LEAST_IDLE:
+    if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(~waited) < _LEAST_FREE:
         return None
     wait = np.maximum(starts(arrival, arrival + latency, servers) - arrival, 0)
-    typical = _trend(latency, free)
-    service = (latency - wait) / typical
+    if np.mean((latency - wait < -2 * resolution_ns)[waited]) > _TOO_EARLY:
+        return None
+    few = ~waited & (met <= np.median(met[~waited]))
+    typical = _trend(latency, met, few)
+    service = np.maximum((latency - wait) / typical, 1e-3)
+    rounded = resolution_ns / float(np.median(typical))
     if float(np.quantile((wait / typical)[waited], 0.9)) < 1:
         rounded = 0.0  # without a queue, waits shorter than a service may look like one
-    alone, behind = (np.quantile(service[rows], _QUANTILES) for rows in (free, waited))
-    compared = [behind]
-    shared = ~waited & (met > 0)
-    if np.count_nonzero(shared) >= _LEAST_WAITED:  # with a free server, concurrent requests must not slow it down
-        compared.append(np.quantile(service[shared], _QUANTILES))
-    low, high = np.minimum(compared, alone), np.maximum(compared, alone)
-    if (low <= 0).any():
-        return None
-    return float((high / low).max()), float((np.maximum(high - rounded, low) / low).max())
+    apart = [_apart(service[few], service[waited], rounded)]
+    if np.count_nonzero(shared := ~waited & ~few) >= _LEAST_FREE:
+        apart.append(_apart(service[few], service[shared], rounded))
+    return max(factor for factor, _ in apart), max(excess for _, excess in apart)
 
 
-def _trend(latency: Ints, free: Bools) -> Floats:
-    """``(n,)`` the service around each request, from requests that found a free server: it may change with time."""
+def _apart(one: Floats, other: Floats, rounded: float) -> tuple[float, float]:
+    """The mean distance of the logarithms of quantiles, and its excess over the limit, chance and rounding."""
+    one, other = (values[:: max(len(values) // _COMPARED, 1)] for values in (one, other))
+
+    def distances(first: Floats, second: Floats, tolerance: float) -> Floats:
+        """Positive where the second are larger."""
+        one, other = np.quantile(first, _QUANTILES), np.quantile(second, _QUANTILES)
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        return np.asarray(np.sign(other - one) * np.log(np.maximum(high - tolerance, low) / low))
+
+    together, rng = np.concatenate([one, other]), np.random.default_rng(0)
+    shuffled = [np.split(rng.permutation(together), [len(one)]) for _ in range(_SHUFFLES)]
+    chance = float(np.mean([np.abs(distances(first, second, 0.0)) for first, second in shuffled]))
+    found, beyond = distances(one, other, 0.0), distances(one, other, rounded)
+    limit = math.log(_FASTER if beyond.mean() < 0 else _ALIKE)
+    return float(np.abs(found).mean()), float(np.abs(beyond).mean()) - chance - limit
+
+
+def _trend(latency: Ints, met: Ints, free: Bools) -> Floats:
+    """``(n,)`` the service around each request, from requests that found a free server: it may change with time.
+
+    If these met more and more others, the change may be a queue, so one value holds for all.
+    """
     n, rows = len(latency), np.flatnonzero(free)
     parts = np.array_split(rows, max(min(_PARTS, len(rows) // _LEAST_IDLE), 1))
+    if np.ptp([float(met[part].mean()) for part in parts]) > _ALIKE - 1 + 0.5 * float(met[rows].mean()):
+        parts = [rows]
     middles = [float(part.mean()) for part in parts]
     return np.asarray(np.interp(np.arange(n), middles, [float(np.median(latency[part])) for part in parts]))
 
@@ -182,6 +210,16 @@ def starts(arrival: Ints, end: Ints, servers: int) -> Ints:
                 heapreplace(busy, ended)
         begin[part] = begun
     return begin
+
+
+def served_from(arrival: Ints, service: Ints, servers: int) -> Ints:
+    """``(n,)`` when each request's service begins, first come, first served."""
+    busy = [int(arrival[0]) if len(arrival) else 0] * servers
+    begin = []
+    for came, takes in zip(arrival.tolist(), service.tolist(), strict=True):
+        begin.append(max(came, busy[0]))
+        heapreplace(busy, begin[-1] + takes)
+    return np.array(begin, np.int64)
 
 
 def waits_at_reference(arrival: Ints, service_ns: float, servers: int) -> Ints:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from latfix.errors import InputError, input_error
+from latfix.formatting import counted
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests import findings
 from latfix.profilers.recordings.requests.dependencies import account_for_spans
@@ -90,6 +91,8 @@ def _with_losses(table: RequestTable, ok: int) -> RequestTable:
     notes = list(table.notes)
     cancelled = int(np.count_nonzero(table.status == CANCELLED))
     lost = int(np.count_nonzero(table.status != Status.OK)) - cancelled
+    if without := int(np.count_nonzero((table.status == Status.OK) & (table.latency_ns < 0))):
+        notes.append(f"{counted(without, 'request')} ended ok without a valid latency: left out.")
     if cancelled:
         notes.append(f"{cancelled:,} requests were cancelled by their client: they are not counted as latencies.")
     if lost > _MANY_LOST * len(table):

@@ -34,6 +34,7 @@ from latfix.profilers.recordings.requests.queue_inference import (
     in_flight,
     infer_prompt_queue,
     infer_queue,
+    served_from,
     waits_at_reference,
 )
 from latfix.profilers.recordings.requests.request_table import RequestTable
@@ -44,15 +45,19 @@ from latfix.statistics.change_points import rising_level
 
 #: Requests that models are fitted to, and routes with a column of their own.
 _SAMPLE, _ROUTES = 100_000, 24
+#: A stall is claimed if it cost this many times as much as in the first services in random order.
+_TOGETHER, _SHUFFLED = 3.0, 200_000
 #: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
 #: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
+#: Comparable requests must reach at least this far into the log.
+_UNTIL = 0.75
 #: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
 _LEAST_SERVICES = 20
 #: Inputs differ in any traffic: their cause is named beyond this share of p50.
 _USUAL_OF_P50 = 0.1
-#: A wait behind the measured one is added from this share of it.
-_MORE = 0.1
+#: A wait behind the measured one is added from this share of it; the share of a service that may overlap the next.
+_MORE, _OVERLAP = 0.1, 0.15
 #: The load up to which the wait that chance produces is simulated.
 _BUSY = 0.6
 
@@ -224,7 +229,8 @@ class _Ledger:
         elif measured is None and (table.first_ns[self.ok] >= 0).all():
             queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
         if table.resolution_ns > float(np.median(latency)) / 2:
-            why = f"arrivals are known to {from_ns(table.resolution_ns)} only; log finer times (nginx: $msec in a JSON log)"
+            known = f"arrivals are known to {from_ns(table.resolution_ns)} only"
+            why = f"{known}; log finer times (nginx: $msec in a JSON log)"
         elif table.first_ns is not None:
             why = "streams share a batch, and the recording does not show when each began"
         return queue, f"{unseparated}{why}."
@@ -239,10 +245,12 @@ class _Ledger:
             which = "a wait is measured, more" if measured.any() else "the recorded queue is empty, one"
             self.evidence["traffic.burst"] = f"{which} is inferred behind it: {_confirmed(behind)}"
             return
-        begin = self.arrival + measured
+        begin, service = self.arrival + measured, self.latency - measured
+        # A request may spend a little time outside the server after the next one began.
+        overlap = max(self.resolution_ns, round(_OVERLAP * float(np.median(service))))
         order = np.argsort(begin, kind="stable")
-        serving = in_flight(begin[order], (self.latency - measured)[order] - self.resolution_ns) + 1
-        waited = measured[order] > self.resolution_ns
+        serving = in_flight(begin[order], service[order] - overlap) + 1
+        waited = measured[order] > overlap
         self.servers = max(int(np.quantile(serving[waited] if waited.any() else serving, 0.9)), 1)
         self.evidence["traffic.burst"] = f"the wait is measured; {self.servers} requests were served at once"
 
@@ -289,8 +297,9 @@ class _Ledger:
         if table.gaps is not None or not table.timed or table.sampled or table.resolution_ns > usual / 2:
             return
         begin = self.arrival + (self.wait if self.wait is not None else 0)
-        lost, events = in_log(begin, self.arrival + self.latency, self.base - self.expected, usual)
-        if not len(events):
+        beyond = self.base - self.expected
+        lost, events = in_log(begin, self.arrival + self.latency, beyond, usual)
+        if not len(events) or lost[:_SHUFFLED].sum() < _TOGETHER * self._by_chance(begin, beyond, usual):
             return
         self.stalled = {STALL.id: lost}
         self.base = self.base - lost
@@ -300,10 +309,32 @@ class _Ledger:
             f"{from_ns(usual)}); the recording does not show what ran then."
         )
 
+    def _by_chance(self, begin: Ints, beyond: Floats, usual: float) -> float:
+        """Nanoseconds lost in stalls if the same services came in another order: long ones that coincide."""
+        rows = slice(0, _SHUFFLED)
+        order = np.random.default_rng(0).permutation(len(begin[rows]))
+        service = (self.arrival + self.latency - begin)[rows][order]
+        begin = begin[rows] if self.wait is None else served_from(self.arrival[rows], service, self.servers)
+        return float(in_log(begin, begin + service, beyond[rows][order], usual)[0].sum())
+
+    def _comparable(self) -> Ints:
+        """Rows of a sample whose service shows drift.
+
+        Without a known queue a wait is part of the service, and grows with the backlog, so only requests that met
+        no more others than is usual at the beginning are comparable.
+        """
+        rows = np.arange(0, len(self.base), self.step)
+        if self.wait is not None or not self.table.timed:
+            return rows
+        met = in_flight(self.arrival, self.latency)[rows]
+        usual = np.flatnonzero(met <= np.median(met[: max(len(met) // 4, 1)]))
+        return rows[usual] if len(usual) and usual[-1] >= _UNTIL * len(rows) else rows[:0]
+
     def find_drift(self) -> None:
         """Find a level of service, beyond the need of inputs, that rises and stays."""
-        beyond = (self.base[:: self.step] - self.expected[:: self.step]).astype(np.float64)
-        at = self.arrival[:: self.step].astype(np.float64)
+        rows = self._comparable()
+        beyond = (self.base[rows] - self.expected[rows]).astype(np.float64)
+        at = self.arrival[rows].astype(np.float64)
         count = min(_WINDOWS, len(beyond) // _PER_WINDOW)
         if not self.table.timed or count < 8:
             return

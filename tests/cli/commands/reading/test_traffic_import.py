@@ -63,7 +63,7 @@ def test_an_access_log_is_known_by_its_content(tmp_path: Path, monkeypatch: pyte
         for k in range(40)
     ]
     Path("access.log").write_text("\n".join(lines) + "\n")
-    run("import", "access.log")
+    assert "known to the second only" in run("import", "access.log")
     traffic = read_traffic(Path("access.log.traffic.jsonl"))
     assert len(traffic) == 40 and recorded_summary_ms(traffic.features[RECORDED])["p50"] == pytest.approx(29.5)
     with pytest.raises(InputError, match="whose fields are known"):

@@ -30,7 +30,7 @@ def simulated(kind: str, seed: int, *, servers: int = 1, n: int = 4000, load: fl
         dependency = rng.lognormal(np.log(2e6), 0.2, n)
         dependency[rng.random(n) < 0.03] += 150e6
     stalls = np.sort(rng.uniform(0, arrival[-1], 12)) if kind == "stall" else np.zeros(0)
-    ended = _served(arrival, service + dependency, servers, stalls)
+    ended = served(arrival, service + dependency, servers, stalls)
     arrived = np.rint(arrival - arrival[0]).astype(np.int64)
     return RequestTable(
         arrival_ns=arrived,
@@ -41,7 +41,7 @@ def simulated(kind: str, seed: int, *, servers: int = 1, n: int = 4000, load: fl
     )
 
 
-def _served(
+def served(
     arrival: np.ndarray[tuple[int], np.dtype[np.float64]],
     service: np.ndarray[tuple[int], np.dtype[np.float64]],
     servers: int,

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.queue_inference import infer_queue, served_from, starts
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
 from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
-from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, simulated
+from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, served, simulated
 
 
 def diagnosed(table: RequestTable, percentile: float | None = 99.0) -> Diagnosis:
@@ -127,6 +128,67 @@ def test_waits_behind_ordinary_scatter_are_the_traffic_s(servers: int) -> None:
     assert shares["traffic.burst"] > 0.9 and abs(shares["unexplained"]) < 0.1
 
 
+def fcfs(kind: str, load: float, servers: int, *, before: float = 0.0, n: int = 3000) -> RequestTable:
+    """A first-come, first-served service without any fault: ``constant``, ``exponential`` or ``mixed`` services.
+
+    :param before: the load of the first half, if it is another.
+    """
+    rng = np.random.default_rng(3)
+    service = {
+        "constant": np.full(n, TYPICAL_NS),
+        "exponential": rng.exponential(TYPICAL_NS, n),
+        "mixed": TYPICAL_NS * np.where(rng.random(n) < 0.15, 8.0, 1.0) * rng.uniform(0.95, 1.05, n),
+    }[kind]
+    loads = np.where(np.arange(n) < n / 2, before or load, load)
+    arrival = np.cumsum(rng.exponential(float(service.mean()) / servers / loads))
+    ended = served(arrival, service, servers, np.zeros(0))
+    at = np.rint(arrival - arrival[0]).astype(np.int64)
+    latency = np.rint(ended - arrival[0]).astype(np.int64) - at
+    return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(n, np.int8))
+
+
+@pytest.mark.parametrize("servers", [2, 6])
+@pytest.mark.parametrize("kind", ["exponential", "mixed"])
+def test_a_queue_is_inferred_whatever_the_distribution_of_services(kind: str, servers: int) -> None:
+    table = fcfs(kind, 0.85, servers)
+    queue = infer_queue(table.arrival_ns, table.latency_ns, 1)
+    assert queue is not None and queue.servers == servers
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_overload_is_no_drift(servers: int) -> None:
+    assert diagnosed(fcfs("constant", 1.2, servers, before=0.5)).verdict == "traffic.overload"
+    from_the_start = diagnosed(fcfs("constant", 1.1, servers))
+    assert "drift.unknown" not in {cause.cause for cause in from_the_start.causes}
+
+
+def test_long_services_that_coincide_are_no_stall() -> None:
+    causes = {cause.cause: cause for cause in diagnosed(fcfs("mixed", 0.6, 2)).causes}
+    assert "stall.shared" not in causes
+
+
+def test_a_queue_that_times_are_too_coarse_to_show_is_no_drift() -> None:
+    table = fcfs("constant", 1.1, 2)
+    coarse = replace(table, arrival_ns=table.arrival_ns // 10**9 * 10**9, resolution_ns=10**9)
+    result = diagnosed(coarse)
+    assert result.verdict == "inconclusive" and "drift.unknown" not in {cause.cause for cause in result.causes}
+
+
+def test_time_outside_the_server_does_not_add_a_server() -> None:
+    table = fcfs("mixed", 0.8, 2)
+    begin = served_from(table.arrival_ns, _services(table, 2), 2)
+    before = 200_000  # spent before the queue: the request is in it a little later than it arrived
+    waited = {"queue": begin - table.arrival_ns}
+    result = diagnosed(replace(table, latency_ns=table.latency_ns + before, parts=waited))
+    evidence = {cause.cause: cause.evidence for cause in result.causes}
+    assert "the wait is measured; 2 requests were served at once" in evidence["traffic.burst"]
+
+
+def _services(table: RequestTable, servers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    end = table.arrival_ns + table.latency_ns
+    return np.asarray(end - np.maximum(starts(table.arrival_ns, end, servers), table.arrival_ns))
+
+
 def test_lost_and_cancelled_requests_have_no_latency() -> None:
     table = simulated("quiet", 11)
     status = table.status.copy()
@@ -141,6 +203,14 @@ def test_lost_and_cancelled_requests_have_no_latency() -> None:
     assert "p99 is lost among them. p99 of the requests that ended ok is " in result.sentence
     assert diagnosed(simulated("quiet", 11)).sentence.startswith("p99 is ")
     assert any("30 requests were cancelled" in note for note in result.notes)
+
+
+def test_a_request_without_a_valid_latency_is_noted() -> None:
+    table = simulated("quiet", 11)
+    latency = table.latency_ns.copy()
+    latency[7] = -1
+    notes = diagnosed(replace(table, latency_ns=latency)).notes
+    assert "1 request ended ok without a valid latency: left out." in notes
 
 
 def test_what_is_not_recorded_is_unknown() -> None:
