@@ -36,7 +36,13 @@ _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
 #: Least share of answers with such a wait, largest share slightly below it, and least idle share of the process.
 _MOST_ANSWERS, _SHARP, _IDLE = 0.3, 0.1, 0.8
 
+#: Least idle time, some readings long, from which a request's share of time with others is inferred.
+_MUCH_IDLE_NS = 20_000_000
+#: Threads come and go with requests if readings in which their number fell are more than this share of requests.
+_COME_AND_GO = 0.1
+
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
+THREADS = "server.threads"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
 #: for events like an event loop. Zeros are omitted, except for the last.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
@@ -67,25 +73,72 @@ class Counter:
         low, high = (np.interp(at.astype(np.float64), self.at_ns, self.value) for at in (start, end))
         return np.asarray(np.maximum(high - low, 0.0), dtype=np.float64)
 
+    def grown_around(self, start: Ints, end: Ints) -> Floats:
+        """Growth from the reading before each interval to the one after it; zero if it was not read."""
+        if not self.known:
+            return np.zeros(len(start))
+        before = np.maximum(np.searchsorted(self.at_ns, start, side="right") - 1, 0)
+        after = np.minimum(np.searchsorted(self.at_ns, end), len(self.at_ns) - 1)
+        return np.asarray(np.maximum(self.value[after] - self.value[before], 0.0), dtype=np.float64)
+
 
 def presence(rows: Columns) -> tuple[Ints, Ints]:
     """When each request reached the service, and its last byte; nanoseconds."""
     return rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"], rows["arrival_ns"] + rows["latency_ns"]
 
 
-def divided(samples: Columns, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] | None = None) -> tuple[Ints, Ints]:
     """Run-queue delay and idle time of the service's process in each interval, nanoseconds.
 
     It was on a core for the rest. Both are zero if it was not watched.
+
+    :param served: when each request of the run was served; idle time is then at least :func:`least_idle`.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     wall = np.maximum(end - start, 0).astype(np.float64)
     if not cpu.known:
         return np.zeros(len(wall), np.int64), np.zeros(len(wall), np.int64)
     ran, waited = cpu.grown(start, end), delay.grown(start, end)
-    wanted = np.minimum(ran + waited, wall)
+    idle = np.maximum(wall - ran - waited, 0.0)
+    if served is not None:
+        idle = np.maximum(idle, least_idle(samples, start, end, served))
     share = np.divide(waited, ran + waited, out=np.zeros(len(wall)), where=ran + waited > 0)
-    return np.rint(wanted * share).astype(np.int64), np.rint(wall - wanted).astype(np.int64)
+    return np.rint((wall - idle) * share).astype(np.int64), np.rint(idle).astype(np.int64)
+
+
+def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints]) -> Ints:
+    """Least idle time of each request in its interval that the process's counters show, nanoseconds.
+
+    The kernel counts a wait for a core when it ends, and time on a core at a tick, so all that was counted from the
+    reading before the interval to the one after it may belong to it. The last wait of a thread that ended is never
+    read. If the request was there in much idle time, it is taken to be idle for the same share of the time that it
+    spent with busy others: while it sleeps, they still run and wait for cores.
+
+    :param served: when each request of the run was served.
+    """
+    cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
+    if not cpu.known:
+        return np.zeros(len(start), np.int64)
+    wall = np.maximum(end - start, 0)
+    idle = np.maximum(wall - cpu.grown_around(start, end) - delay.grown_around(start, end), 0.0)
+    unread = 0.0
+    if np.count_nonzero(np.diff(Counter.of(samples, THREADS).value) < 0) > _COME_AND_GO * len(served[0]):
+        unread = max(2 * float(np.diff(delay.value).max()), _MUCH_IDLE_NS)
+    idle[idle < unread] = 0.0
+    alone = _wanted_alone(cpu, delay, served).grown(start, end)
+    share = np.divide(idle, idle + alone, out=np.zeros(len(idle)), where=idle > 0)
+    least = np.rint(np.where(idle < _MUCH_IDLE_NS, idle, share * wall))
+    return np.asarray(least, dtype=np.int64)
+
+
+def _wanted_alone(cpu: Counter, delay: Counter, served: tuple[Ints, Ints]) -> Counter:
+    """Time on a core and run-queue delay of the process while at most one request was there."""
+    begun, ended = (np.sort(times) for times in served)
+    low, high = cpu.at_ns[:-1], cpu.at_ns[1:]
+    # The work of a request may be counted in the reading after its end.
+    there = np.searchsorted(begun, high) - np.searchsorted(ended, np.concatenate([low[:1], low[:-1]]))
+    wanted = np.diff(cpu.value + np.interp(cpu.at_ns, delay.at_ns, delay.value))
+    return Counter(at_ns=cpu.at_ns, value=np.concatenate([[0.0], np.cumsum(np.where(there <= 1, wanted, 0.0))]))
 
 
 def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:
@@ -137,7 +190,7 @@ def as_served(record: RunRecord, servers: int) -> RunRecord:
     # The only known sizes of a request, apart from the traffic's features.
     rows["input_elements"], rows["input_length"] = rows["sent_bytes"], rows["output_tokens"]
     answered = start + rows["compute_ns"]
-    rows["finish_runq_ns"], _ = divided(record.samples, answered, end)
+    rows["finish_runq_ns"], _ = divided(record.samples, answered, end, (start, end))
     rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
     batches = _places(rows, record.samples, np.flatnonzero(taken), start, answered, end, lane)
     return replace(record, requests=rows, batches=batches)
@@ -156,7 +209,7 @@ def _places(
     found["warmup"] = rows["warmup"][chosen]
     found["compute_end_ns"] = found["d2h_end_ns"] = first
     found["finish_end_ns"] = end[chosen]
-    found["compute_runq_ns"], _ = divided(samples, begun, first)
+    found["compute_runq_ns"], _ = divided(samples, begun, first, (start, end))
     found["compute_cpu_ns"] = first - begun - found["compute_runq_ns"]
     return found
 
