@@ -20,6 +20,8 @@ from latfix.stages import OUTSIDE_STAGES
 
 #: Largest number of servers tried; least number of requests that waited, and that did not, for a comparison.
 _MOST_SERVERS, _LEAST = 16, 20
+#: Where fewer did not wait: the least number of them, and the least ratio of service's lower decile to its median.
+_FEW, _PACED = 3, 0.5
 #: Largest absolute log ratio of service with and without a wait: of medians, and of lower deciles.
 _SAME_MEDIAN, _SAME_LOW = 0.25, 0.7
 #: Least extra latency of requests that waited, as a share of their wait.
@@ -92,7 +94,7 @@ def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] 
 
     It was on a core for the rest. Both are zero if it was not watched.
 
-    :param served: when each request of the run was served; idle time is then at least :func:`least_idle`.
+    :param served: as from :func:`side_by_side`; idle time is then at least :func:`least_idle`.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     wall = np.maximum(end - start, 0).astype(np.float64)
@@ -106,6 +108,11 @@ def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] 
     return np.rint((wall - idle) * share).astype(np.int64), np.rint(idle).astype(np.int64)
 
 
+def side_by_side(start: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
+    """When requests of the run were served side by side: none behind a single server."""
+    return (start, end) if servers != 1 else (start[:0], end[:0])
+
+
 def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints]) -> Ints:
     """Least idle time of each request in its interval that the process's counters show, nanoseconds.
 
@@ -114,7 +121,7 @@ def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Int
     read. If the request was there in much idle time, it is taken to be idle for the same share of the time that it
     spent with busy others: while it sleeps, they still run and wait for cores.
 
-    :param served: when each request of the run was served.
+    :param served: as from :func:`side_by_side`.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     if not cpu.known:
@@ -122,7 +129,7 @@ def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Int
     wall = np.maximum(end - start, 0)
     idle = np.maximum(wall - cpu.grown_around(start, end) - delay.grown_around(start, end), 0.0)
     unread = 0.0
-    if np.count_nonzero(np.diff(Counter.of(samples, THREADS).value) < 0) > _COME_AND_GO * len(served[0]):
+    if np.count_nonzero(np.diff(Counter.of(samples, THREADS).value) < 0) > _COME_AND_GO * len(start):
         unread = max(2 * float(np.diff(delay.value).max()), _MUCH_IDLE_NS)
     idle[idle < unread] = 0.0
     alone = _wanted_alone(cpu, delay, served).grown(start, end)
@@ -190,14 +197,22 @@ def as_served(record: RunRecord, servers: int) -> RunRecord:
     # The only known sizes of a request, apart from the traffic's features.
     rows["input_elements"], rows["input_length"] = rows["sent_bytes"], rows["output_tokens"]
     answered = start + rows["compute_ns"]
-    rows["finish_runq_ns"], _ = divided(record.samples, answered, end, (start, end))
+    together = side_by_side(start, end, servers)
+    rows["finish_runq_ns"], _ = divided(record.samples, answered, end, together)
     rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
-    batches = _places(rows, record.samples, np.flatnonzero(taken), start, answered, end, lane)
+    batches = _places(rows, record.samples, np.flatnonzero(taken), start, answered, end, lane, together)
     return replace(record, requests=rows, batches=batches)
 
 
 def _places(
-    rows: Columns, samples: Columns, chosen: Ints, start: Ints, answered: Ints, end: Ints, lane: Ints
+    rows: Columns,
+    samples: Columns,
+    chosen: Ints,
+    start: Ints,
+    answered: Ints,
+    end: Ints,
+    lane: Ints,
+    together: tuple[Ints, Ints],
 ) -> Columns:
     """Each request's service as a batch of one."""
     found = {name: np.zeros(len(chosen), np.int64) for name in BATCH_DTYPE.names or ()}
@@ -209,7 +224,7 @@ def _places(
     found["warmup"] = rows["warmup"][chosen]
     found["compute_end_ns"] = found["d2h_end_ns"] = first
     found["finish_end_ns"] = end[chosen]
-    found["compute_runq_ns"], _ = divided(samples, begun, first, (start, end))
+    found["compute_runq_ns"], _ = divided(samples, begun, first, together)
     found["compute_cpu_ns"] = first - begun - found["compute_runq_ns"]
     return found
 
@@ -251,7 +266,11 @@ def _misfit(at: Ints, end: Ints, turn: Ints) -> float | None:
     """Difference of service times after a wait and without one; ``None`` if the queue is of another kind."""
     waited = turn - at > _TOLERANCE_NS
     service = (end - turn).astype(np.float64)
-    if min(np.count_nonzero(waited), np.count_nonzero(~waited)) < _LEAST:
+    free = np.count_nonzero(~waited)
+    if np.count_nonzero(waited) < _LEAST or free < _FEW:
+        return None
+    # In overload nearly all wait. Answers then come at the pace of the service, not at random times.
+    if free < _LEAST and np.quantile(service[waited], 0.1) < _PACED * np.median(service[waited]):
         return None
     if np.count_nonzero(service < 0) > _OUT_OF_TURN * np.count_nonzero(waited):
         return None

@@ -273,3 +273,30 @@ def test_drift_is_described_in_the_clients_stages() -> None:
     found = diagnose(recorded(at, at + services() + np.linspace(0, 30 * MS, N).astype(np.int64)))
     assert found.verdict.startswith("drift.")
     assert found.causes[0].evidence.startswith("first_byte took 1") and "compute" not in found.causes[0].evidence
+
+
+def test_overload_in_front_of_one_server_is_no_drift() -> None:
+    """Nearly all requests wait, and too few do not for an ordinary comparison."""
+    at = arrivals(110.0)
+    end = served(at, services(), 1)
+    assert np.count_nonzero(at[1:] >= end[:-1]) < 20
+    assert diagnose(recorded(at, end)).verdict == "traffic.overload"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_time_that_grows_with_the_requests_in_flight_is_no_drift(seed: int) -> None:
+    """A queue of a kind that is not found: whoever waits is served in any order."""
+    at, end = arrivals(110.0, seed), np.zeros(N, np.int64)
+    waiting: list[int] = []
+    rng, now, k = np.random.default_rng(seed), 0, 0
+    while k < N or waiting:
+        if not waiting:
+            now = max(now, int(at[k]))
+        while k < N and at[k] <= now:
+            waiting.append(k)
+            k += 1
+        now += 10 * MS
+        end[waiting.pop(rng.integers(len(waiting)))] = now
+    assert find_servers(at, end) == 0
+    found = diagnose(recorded(at, end))
+    assert not any(cause.cause.startswith("drift.") and cause.tail_ms > 1 for cause in found.causes)
