@@ -124,7 +124,7 @@ def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Int
     :param served: as from :func:`side_by_side`.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
-    if not cpu.known:
+    if not (cpu.known and delay.known):
         return np.zeros(len(start), np.int64)
     wall = np.maximum(end - start, 0)
     idle = np.maximum(wall - cpu.grown_around(start, end) - delay.grown_around(start, end), 0.0)

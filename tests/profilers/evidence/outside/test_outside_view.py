@@ -180,6 +180,8 @@ def test_a_wait_for_a_core_that_is_counted_after_the_request_is_no_idle_time() -
     start, end = np.array([6 * MS]), np.array([17 * MS])
     assert divided(watched, start, end)[1].tolist() == [round(6.6 * MS)]
     assert least_idle(watched, start, end, (start, end)).tolist() == [0]
+    only_cpu = samples(times, cpu_ns=np.zeros(6))
+    assert least_idle(only_cpu, start, end, (start, end)).tolist() == [0]
 
 
 def test_waits_of_others_for_a_core_are_not_those_of_a_request_that_sleeps() -> None:
