@@ -56,16 +56,18 @@ def _neighbor(evidence: Evidence) -> str:
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
-    """Idle time of the service's process beyond the usual, while the request was there.
+    """Idle time of the request beyond the usual, as far as the counters show it.
 
     Standstills are excluded: if all requests wait together, the cause is not visible from outside.
     """
     units = {}
     for name in ("compute", "finish"):
-        unit, idle = evidence.units[name], evidence.process_idle(name)
+        unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
         usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
-        units[name] = Parts(cpu=np.minimum(np.maximum(idle - still - usual, 0), left.cpu_excess(name)))
+        waited = least * (1 - still / np.maximum(idle, 1)) - usual
+        claimed = np.rint(np.maximum(waited, 0)).astype(np.int64)
+        units[name] = Parts(cpu=np.minimum(claimed, left.cpu_excess(name)))
     return Claim(units=units)
 
 

@@ -21,7 +21,14 @@ from latfix.profilers.evidence.expected_work import ExpectedWork, Members, expec
 from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
-from latfix.profilers.evidence.outside.outside_view import as_served, divided, presence, stage_values
+from latfix.profilers.evidence.outside.outside_view import (
+    as_served,
+    divided,
+    least_idle,
+    presence,
+    side_by_side,
+    stage_values,
+)
 from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
 from latfix.profilers.evidence.predictive_features import error_of_work, numeric, predictive_features, with_features
 from latfix.profilers.evidence.run_baselines import Norms, whole_median
@@ -169,6 +176,12 @@ class Evidence:
     def process_idle(self, name: str) -> Ints:
         """Nanoseconds of each unit in which the process of a service behind an address was idle."""
         return divided(self.samples, self.units[name].start, self.units[name].end)[1]
+
+    def least_idle(self, name: str) -> Ints:
+        """Least nanoseconds of each unit in which a service behind an address did nothing for its request."""
+        at, end = presence(self.rows)
+        served = side_by_side(at + self.rows["queue_ns"], end, self.setup.servers or 0)
+        return least_idle(self.samples, self.units[name].start, self.units[name].end, served)
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """One sampled series: times and values."""

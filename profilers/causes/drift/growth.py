@@ -1,7 +1,8 @@
 """Drift: units of work that take longer with age for the same inputs.
 
 A level that never falls is fitted to window medians of the time beyond the inputs' need. It must last to the end of
-the run and be significant against permuted windows. Episodes that end are not drift, nor is a slow start.
+the run and be significant against permuted windows. Episodes that end are not drift, nor is a slow start. Behind an
+address, time that grows with the number of requests in flight is no drift: a queue may grow there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from latfix.profilers.causes.drift.trend_tests import (
     squares_left,
     theil_sen,
 )
+from latfix.profilers.evidence.outside.outside_view import presence
 from latfix.profilers.evidence.units import Evidence
 from latfix.statistics.change_points import rising_level
 
@@ -36,6 +38,8 @@ _SIGNIFICANT = 0.05
 #: Share of the windows' squares that the level must explain; share of the rise that must remain at the end.
 _EXPLAINED = 0.6
 _LASTING = 0.6
+#: Where requests may wait for each other unseen, least number of requests in the last quarter that met few others.
+_LEAST_LATE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ class _Work:
     :param at_s: start of each unit.
     :param spent: nanoseconds of the component; ``need`` what its inputs need, zero if unknown.
     :param key: elements, to group like inputs. Not the prediction, because its folds depend on time.
-    :param usable: rows to learn from.
+    :param measured: rows of the ledger; ``usable`` those to learn from.
     """
 
     unit: str
@@ -78,6 +82,7 @@ class _Work:
     spent: Floats
     need: Floats
     key: Floats
+    measured: Bools
     usable: Bools
 
 
@@ -149,7 +154,7 @@ def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
     if cpu and model.accepted:
         learn = partial(_fold_shares, need, model.fold, sizes)
         known = need / evidence.norms.of(f"drift.folds.{name}", learn)[model.fold]
-    measured = batches["warmup"] == 0 if batched else evidence.ok
+    measured = np.asarray((batches["warmup"] == 0 if batched else evidence.ok) & (unit.wall > 0))
     return _Work(
         unit=name,
         part=part,
@@ -157,8 +162,22 @@ def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
         spent=_spent(evidence, left, name, cpu=cpu).astype(np.float64),
         need=known,
         key=sizes.astype(np.float64),
-        usable=np.asarray(measured & (unit.wall > 0)),
+        measured=measured,
+        usable=_with_few(evidence, unit.start, measured) if evidence.setup.servers == 0 else measured,
     )
+
+
+def _with_few(evidence: Evidence, at: Ints, measured: Bools) -> Bools:
+    """Units that began with no more requests at the service than half of those in the run's first quarter.
+
+    None if there are hardly any at the run's end: then the growth may be a queue's.
+    """
+    begun, ended = (np.sort(times) for times in presence(evidence.rows))
+    there = np.searchsorted(begun, at) - np.searchsorted(ended, at, side="right")
+    first, last = (np.quantile(at[measured], q) if measured.any() else 0.0 for q in (0.25, 0.75))
+    early = there[measured & (at <= first)]
+    few = measured & (there <= (np.median(early) if len(early) else 0.0))
+    return np.asarray(few if np.count_nonzero(few & (at >= last)) >= _LEAST_LATE else few & False)
 
 
 def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:
@@ -295,5 +314,5 @@ def _growth(work: _Work, fit: _Fit) -> Growth:
         step_s=fit.step_s,
         slope=theil_sen(fit.times_s, fit.values),
         took=took,
-        claim=np.where(work.usable, np.rint(np.clip(shown, 0, work.spent)), 0).astype(np.int64),
+        claim=np.where(work.measured, np.rint(np.clip(shown, 0, work.spent)), 0).astype(np.int64),
     )

@@ -42,6 +42,9 @@ _LONGEST_STEPS = 4.0
 _COMPUTED, _IDLE = 0.7, 0.3
 #: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock.
 _AWAY, _MOSTLY = 0.8, 0.5
+#: With a thread at the interpreter's lock for this share of it, the loop itself waits for that lock. Each wait times
+#: out after 5 ms, and the thread tries again.
+_AT_PYTHON = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +102,15 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
     lock, python_lock = _divided(times, step, waiting, python, at, end)
     begin = times[waiting > 0].astype(np.int64)
-    held = _held_loop(Counter.of(samples, EPOLL), there, standstills)
+    away = _loop_away(Counter.of(samples, EPOLL), there, standstills)
+    for_python = np.array([b > a and np.mean(python[a:b] > 0) >= _AT_PYTHON for a, b in _polls(times, away)], bool)
+    held = Intervals(start=away.start[~for_python], end=away.end[~for_python])
+    locked = Intervals(start=away.start[for_python], end=away.end[for_python])
+    # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves.
+    arrived = locked.covered(at, at + 1) > 0
     return LockWaits(
         lock=lock,
-        python=python_lock,
+        python=np.where(arrived, np.maximum(python_lock, locked.covered(at, end)), python_lock),
         at_one=int(_counts(samples, ONE_ADDRESS, times)[waiting > 0].max(initial=0)),
         cores=_cores(samples, begin, begin + step[waiting > 0].astype(np.int64)),
         held=held,
@@ -149,15 +157,20 @@ def _cores(samples: Columns, start: Ints, end: Ints) -> float:
     return float(wanted / max(int((end - start).sum()), 1))
 
 
-def _held_loop(loops: Counter, there: Ints, standstills: Intervals) -> Intervals:
+def _loop_away(loops: Counter, there: Ints, standstills: Intervals) -> Intervals:
     """Standstills in which fewer threads wait for events than in an idle service."""
     if len(loops.value) != len(there) or np.count_nonzero(there == 0) < _LEAST:
         return NO_INTERVALS
     away = loops.value < np.median(loops.value[there == 0])
-    first, last = (np.searchsorted(loops.at_ns, at) for at in (standstills.start, standstills.end))
-    held = [bool(b > a and np.mean(away[a:b]) >= _AWAY) for a, b in zip(first, last, strict=True)]
-    chosen = np.array(held, dtype=bool)
+    found = [bool(b > a and np.mean(away[a:b]) >= _AWAY) for a, b in _polls(loops.at_ns, standstills)]
+    chosen = np.array(found, dtype=bool)
     return Intervals(start=standstills.start[chosen], end=standstills.end[chosen])
+
+
+def _polls(times: Floats, spans: Intervals) -> list[tuple[int, int]]:
+    """The first poll in each span, and the first one after it."""
+    first, last = (np.searchsorted(times, at).tolist() for at in (spans.start, spans.end))
+    return list(zip(first, last, strict=True))
 
 
 def _inside(times: Floats, at: Ints, end: Ints) -> Ints:

@@ -20,6 +20,8 @@ from latfix.stages import OUTSIDE_STAGES
 
 #: Largest number of servers tried; least number of requests that waited, and that did not, for a comparison.
 _MOST_SERVERS, _LEAST = 16, 20
+#: Where fewer did not wait: the least number of them, and the least ratio of service's lower decile to its median.
+_FEW, _PACED = 3, 0.5
 #: Largest absolute log ratio of service with and without a wait: of medians, and of lower deciles.
 _SAME_MEDIAN, _SAME_LOW = 0.25, 0.7
 #: Least extra latency of requests that waited, as a share of their wait.
@@ -36,7 +38,13 @@ _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
 #: Least share of answers with such a wait, largest share slightly below it, and least idle share of the process.
 _MOST_ANSWERS, _SHARP, _IDLE = 0.3, 0.1, 0.8
 
+#: Least idle time, some readings long, from which a request's share of time with others is inferred.
+_MUCH_IDLE_NS = 20_000_000
+#: Threads come and go with requests if readings in which their number fell are more than this share of requests.
+_COME_AND_GO = 0.1
+
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
+THREADS = "server.threads"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
 #: for events like an event loop. Zeros are omitted, except for the last.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
@@ -67,25 +75,77 @@ class Counter:
         low, high = (np.interp(at.astype(np.float64), self.at_ns, self.value) for at in (start, end))
         return np.asarray(np.maximum(high - low, 0.0), dtype=np.float64)
 
+    def grown_around(self, start: Ints, end: Ints) -> Floats:
+        """Growth from the reading before each interval to the one after it; zero if it was not read."""
+        if not self.known:
+            return np.zeros(len(start))
+        before = np.maximum(np.searchsorted(self.at_ns, start, side="right") - 1, 0)
+        after = np.minimum(np.searchsorted(self.at_ns, end), len(self.at_ns) - 1)
+        return np.asarray(np.maximum(self.value[after] - self.value[before], 0.0), dtype=np.float64)
+
 
 def presence(rows: Columns) -> tuple[Ints, Ints]:
     """When each request reached the service, and its last byte; nanoseconds."""
     return rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"], rows["arrival_ns"] + rows["latency_ns"]
 
 
-def divided(samples: Columns, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] | None = None) -> tuple[Ints, Ints]:
     """Run-queue delay and idle time of the service's process in each interval, nanoseconds.
 
     It was on a core for the rest. Both are zero if it was not watched.
+
+    :param served: as from :func:`side_by_side`; idle time is then at least :func:`least_idle`.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     wall = np.maximum(end - start, 0).astype(np.float64)
     if not cpu.known:
         return np.zeros(len(wall), np.int64), np.zeros(len(wall), np.int64)
     ran, waited = cpu.grown(start, end), delay.grown(start, end)
-    wanted = np.minimum(ran + waited, wall)
+    idle = np.maximum(wall - ran - waited, 0.0)
+    if served is not None:
+        idle = np.maximum(idle, least_idle(samples, start, end, served))
     share = np.divide(waited, ran + waited, out=np.zeros(len(wall)), where=ran + waited > 0)
-    return np.rint(wanted * share).astype(np.int64), np.rint(wall - wanted).astype(np.int64)
+    return np.rint((wall - idle) * share).astype(np.int64), np.rint(idle).astype(np.int64)
+
+
+def side_by_side(start: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
+    """When requests of the run were served side by side: none behind a single server."""
+    return (start, end) if servers != 1 else (start[:0], end[:0])
+
+
+def least_idle(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints]) -> Ints:
+    """Least idle time of each request in its interval that the process's counters show, nanoseconds.
+
+    The kernel counts a wait for a core when it ends, and time on a core at a tick, so all that was counted from the
+    reading before the interval to the one after it may belong to it. The last wait of a thread that ended is never
+    read. If the request was there in much idle time, it is taken to be idle for the same share of the time that it
+    spent with busy others: while it sleeps, they still run and wait for cores.
+
+    :param served: as from :func:`side_by_side`.
+    """
+    cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
+    if not (cpu.known and delay.known):
+        return np.zeros(len(start), np.int64)
+    wall = np.maximum(end - start, 0)
+    idle = np.maximum(wall - cpu.grown_around(start, end) - delay.grown_around(start, end), 0.0)
+    unread = 0.0
+    if np.count_nonzero(np.diff(Counter.of(samples, THREADS).value) < 0) > _COME_AND_GO * len(start):
+        unread = max(2 * float(np.diff(delay.value).max()), _MUCH_IDLE_NS)
+    idle[idle < unread] = 0.0
+    alone = _wanted_alone(cpu, delay, served).grown(start, end)
+    share = np.divide(idle, idle + alone, out=np.zeros(len(idle)), where=idle > 0)
+    least = np.rint(np.where(idle < _MUCH_IDLE_NS, idle, share * wall))
+    return np.asarray(least, dtype=np.int64)
+
+
+def _wanted_alone(cpu: Counter, delay: Counter, served: tuple[Ints, Ints]) -> Counter:
+    """Time on a core and run-queue delay of the process while at most one request was there."""
+    begun, ended = (np.sort(times) for times in served)
+    low, high = cpu.at_ns[:-1], cpu.at_ns[1:]
+    # The work of a request may be counted in the reading after its end.
+    there = np.searchsorted(begun, high) - np.searchsorted(ended, np.concatenate([low[:1], low[:-1]]))
+    wanted = np.diff(cpu.value + np.interp(cpu.at_ns, delay.at_ns, delay.value))
+    return Counter(at_ns=cpu.at_ns, value=np.concatenate([[0.0], np.cumsum(np.where(there <= 1, wanted, 0.0))]))
 
 
 def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:
@@ -137,14 +197,22 @@ def as_served(record: RunRecord, servers: int) -> RunRecord:
     # The only known sizes of a request, apart from the traffic's features.
     rows["input_elements"], rows["input_length"] = rows["sent_bytes"], rows["output_tokens"]
     answered = start + rows["compute_ns"]
-    rows["finish_runq_ns"], _ = divided(record.samples, answered, end)
+    together = side_by_side(start, end, servers)
+    rows["finish_runq_ns"], _ = divided(record.samples, answered, end, together)
     rows["finish_cpu_ns"] = rows["finish_ns"] - rows["finish_runq_ns"]
-    batches = _places(rows, record.samples, np.flatnonzero(taken), start, answered, end, lane)
+    batches = _places(rows, record.samples, np.flatnonzero(taken), start, answered, end, lane, together)
     return replace(record, requests=rows, batches=batches)
 
 
 def _places(
-    rows: Columns, samples: Columns, chosen: Ints, start: Ints, answered: Ints, end: Ints, lane: Ints
+    rows: Columns,
+    samples: Columns,
+    chosen: Ints,
+    start: Ints,
+    answered: Ints,
+    end: Ints,
+    lane: Ints,
+    together: tuple[Ints, Ints],
 ) -> Columns:
     """Each request's service as a batch of one."""
     found = {name: np.zeros(len(chosen), np.int64) for name in BATCH_DTYPE.names or ()}
@@ -156,7 +224,7 @@ def _places(
     found["warmup"] = rows["warmup"][chosen]
     found["compute_end_ns"] = found["d2h_end_ns"] = first
     found["finish_end_ns"] = end[chosen]
-    found["compute_runq_ns"], _ = divided(samples, begun, first)
+    found["compute_runq_ns"], _ = divided(samples, begun, first, together)
     found["compute_cpu_ns"] = first - begun - found["compute_runq_ns"]
     return found
 
@@ -198,7 +266,11 @@ def _misfit(at: Ints, end: Ints, turn: Ints) -> float | None:
     """Difference of service times after a wait and without one; ``None`` if the queue is of another kind."""
     waited = turn - at > _TOLERANCE_NS
     service = (end - turn).astype(np.float64)
-    if min(np.count_nonzero(waited), np.count_nonzero(~waited)) < _LEAST:
+    free = np.count_nonzero(~waited)
+    if np.count_nonzero(waited) < _LEAST or free < _FEW:
+        return None
+    # In overload nearly all wait. Answers then come at the pace of the service, not at random times.
+    if free < _LEAST and np.quantile(service[waited], 0.1) < _PACED * np.median(service[waited]):
         return None
     if np.count_nonzero(service < 0) > _OUT_OF_TURN * np.count_nonzero(waited):
         return None

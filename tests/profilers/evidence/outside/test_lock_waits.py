@@ -106,8 +106,14 @@ def test_the_interpreter_s_lock_is_shared_by_all_that_are_there() -> None:
     assert found.ledger.conservation_error_ns() == 0
 
 
-@pytest.mark.parametrize("away", [True, False])
-def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(away: bool) -> None:
+@pytest.mark.parametrize(
+    ("away", "at_python", "cause"),
+    [(True, False, "service.loop"), (True, True, "python.gil"), (False, False, "unexplained")],
+)
+def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(
+    away: bool, at_python: bool, cause: str
+) -> None:
+    """A loop that waits for the interpreter's lock itself is not the one that holds it."""
     at, ordinary = arrivals(200.0), np.full(N, 10 * MS)
     end, stops = at + ordinary, np.arange(1_000 * MS, int(at[-1]), 1_100 * MS)
     for moment in stops:
@@ -117,8 +123,11 @@ def test_a_call_in_the_event_loop_is_named_where_the_loop_is_seen_to_be_away(awa
     held = present(times, stops, stops + 150 * MS) > 0
     none = np.zeros(len(times))
     loop = np.where(held, 0.0, 1.0) if away else none + 1
-    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=none, runq_ns=none, epoll=loop)))
-    assert max(found.causes, key=lambda cause: cause.tail_ms).cause == ("service.loop" if away else "unexplained")
+    waiting = np.where(held & (np.arange(len(times)) % 3 > 0), 1.0, 0.0) if at_python else none
+    series = samples(times, cpu_ns=none, runq_ns=none, epoll=loop, futex_python=waiting)
+    found = diagnose(recorded(at, end, samples=series))
+    assert max(found.causes, key=lambda one: one.tail_ms).cause == cause
+    assert cause == "service.loop" or all(one.tail_ms == 0 for one in found.causes if one.cause == "service.loop")
 
 
 @pytest.mark.parametrize("shown", [True, False])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, find_servers
+from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, find_servers, least_idle
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
@@ -160,6 +160,43 @@ def test_a_slow_dependency_is_named_where_the_process_is_watched() -> None:
     assert unwatched.to_json()["stages_ms"]["queue"]["mean"] is None
 
 
+def test_the_last_wait_of_a_thread_that_ended_is_not_taken_for_a_dependency() -> None:
+    """A thread for each request: the counters that it leaves unread, about 8 ms of a wait for a core, are unknown."""
+    at, slow = arrivals(20.0), np.random.default_rng(5).random(N) < 0.03
+    end = at + services() + np.where(slow, 8 * MS, 0)
+    series = busy_while_serving(at, end, np.where(slow, 8 * MS, 0))
+    times = np.unique(series["t_ns"])
+    threads = sample_columns({"server.threads": (times, 1 + present(times, at, end))})
+    both = {name: np.concatenate([series[name], threads[name]]) for name in series}
+    found = diagnose(recorded(at, end, samples=both))
+    assert all(cause.tail_ms < 0.5 for cause in found.causes if cause.cause == "external.dependency")
+    long = diagnose(recorded(at, end + np.where(slow, 100 * MS, 0), samples=both))
+    assert long.verdict == "external.dependency"
+
+
+def test_a_wait_for_a_core_that_is_counted_after_the_request_is_no_idle_time() -> None:
+    times = np.array([0, 5, 10, 15, 20, 25]) * MS
+    watched = samples(times, cpu_ns=np.zeros(6), runq_ns=np.array([0, 0, 0, 0, 11, 11]) * MS)
+    start, end = np.array([6 * MS]), np.array([17 * MS])
+    assert divided(watched, start, end)[1].tolist() == [round(6.6 * MS)]
+    assert least_idle(watched, start, end, (start, end)).tolist() == [0]
+    only_cpu = samples(times, cpu_ns=np.zeros(6))
+    assert least_idle(only_cpu, start, end, (start, end)).tolist() == [0]
+
+
+def test_waits_of_others_for_a_core_are_not_those_of_a_request_that_sleeps() -> None:
+    """Half of the time that requests sleep for 200 ms, others wait for a core."""
+    at, slow = arrivals(30.0), np.random.default_rng(5).random(N) < 0.02
+    end = at + np.where(slow, 200 * MS, 15 * MS)
+    times = np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    cpu, runq = (spent(times, at + begin * MS, at + stop * MS) for begin, stop in ((10, 15), (0, 10)))
+    found = diagnose(recorded(at, end, samples=samples(times, cpu_ns=cpu, runq_ns=runq)))
+    by_id = {cause.cause: cause.tail_ms for cause in found.causes}
+    assert found.verdict == "external.dependency"
+    assert by_id["external.dependency"] > 160
+    assert by_id["host.contention"] < 25
+
+
 def test_blame_passes_through_a_visible_queue() -> None:
     at, slow = arrivals(50.0), np.random.default_rng(5).random(N) < 0.01
     idle = np.where(slow, 120 * MS, 0)
@@ -238,3 +275,30 @@ def test_drift_is_described_in_the_clients_stages() -> None:
     found = diagnose(recorded(at, at + services() + np.linspace(0, 30 * MS, N).astype(np.int64)))
     assert found.verdict.startswith("drift.")
     assert found.causes[0].evidence.startswith("first_byte took 1") and "compute" not in found.causes[0].evidence
+
+
+def test_overload_in_front_of_one_server_is_no_drift() -> None:
+    """Nearly all requests wait, and too few do not for an ordinary comparison."""
+    at = arrivals(110.0)
+    end = served(at, services(), 1)
+    assert np.count_nonzero(at[1:] >= end[:-1]) < 20
+    assert diagnose(recorded(at, end)).verdict == "traffic.overload"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_time_that_grows_with_the_requests_in_flight_is_no_drift(seed: int) -> None:
+    """A queue of a kind that is not found: whoever waits is served in any order."""
+    at, end = arrivals(110.0, seed), np.zeros(N, np.int64)
+    waiting: list[int] = []
+    rng, now, k = np.random.default_rng(seed), 0, 0
+    while k < N or waiting:
+        if not waiting:
+            now = max(now, int(at[k]))
+        while k < N and at[k] <= now:
+            waiting.append(k)
+            k += 1
+        now += 10 * MS
+        end[waiting.pop(rng.integers(len(waiting)))] = now
+    assert find_servers(at, end) == 0
+    found = diagnose(recorded(at, end))
+    assert not any(cause.cause.startswith("drift.") and cause.tail_ms > 1 for cause in found.causes)
