@@ -1,0 +1,74 @@
+"""How often the queue behind a log of arrivals and ends is inferred with the right number of servers.
+
+    python benchmarks/queue_inference.py [--seeds 10]
+
+Simulated services: first come, first served, 1 to 16 servers, 3,000 requests, times in microseconds; services of
+five distributions, with a mean of about 10 ms; loads below and above capacity, and a burst. Prints and writes how
+often the number was right, how often no queue was inferred, and how often the number was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from latfix.arrays import Floats
+from latfix.profilers.recordings.requests.queue_inference import infer_queue
+
+_N, _SERVERS = 3000, (1, 2, 3, 6, 16)
+#: Seconds of service.
+SERVICES: dict[str, Callable[[np.random.Generator], Floats]] = {
+    "exponential": lambda rng: rng.exponential(0.01, _N),
+    "lognormal, 0.5": lambda rng: rng.lognormal(np.log(0.01), 0.5, _N),
+    "lognormal, 1": lambda rng: rng.lognormal(np.log(0.006), 1.0, _N),
+    "10 % nine times as long": lambda rng: np.where(rng.random(_N) < 0.1, 0.05, 0.0055) * rng.uniform(0.9, 1.1, _N),
+    "25 % five times as long": lambda rng: np.where(rng.random(_N) < 0.25, 0.03, 0.0055) * rng.uniform(0.9, 1.1, _N),
+}
+#: Load, and if a tenth of the requests come within 100 ms.
+LOADS = {"0.7 and a burst": (0.7, True), "0.85": (0.85, False), "0.95": (0.95, False), "1.05": (1.05, False)}
+
+
+def main() -> None:
+    """Simulate, infer, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "queue_inference.json")
+    options = parser.parse_args()
+    cases = [(servers, seed) for servers in _SERVERS for seed in range(options.seeds)]
+    found = {
+        f"{service}; load {load}": dict(Counter(outcome(service, load, *case) for case in cases))
+        for service in SERVICES
+        for load in LOADS
+    }
+    total = sum((Counter(each) for each in found.values()), Counter())
+    for name, counts in {**found, "all": total}.items():
+        print(f"{name:<50} {dict(counts)}")
+    options.out.write_text(json.dumps({"all": total, **found}, indent=2) + "\n", encoding="utf-8")
+
+
+def outcome(service: str, load: str, servers: int, seed: int) -> str:
+    """``right``, ``none`` or ``wrong``."""
+    rng = np.random.default_rng(seed)
+    took = SERVICES[service](rng)
+    rate, burst = LOADS[load]
+    arrival = np.cumsum(rng.exponential(float(took.mean()) / servers / rate, _N))
+    if burst:
+        arrival[: _N // 10] = arrival[_N // 2] + rng.uniform(0, 0.1, _N // 10)
+        arrival = np.sort(arrival)
+    free, ends = [0.0] * servers, []
+    for came, takes in zip(arrival.tolist(), took.tolist(), strict=True):
+        ends.append(max(came, free[0]) + takes)
+        heapq.heapreplace(free, ends[-1])
+    at, end = (np.rint(1e6 * np.asarray(times)).astype(np.int64) * 1000 for times in (arrival, ends))
+    queue = infer_queue(at, end - at, 1000)
+    return "none" if queue is None else "right" if queue.servers == servers else "wrong"
+
+
+if __name__ == "__main__":
+    main()
