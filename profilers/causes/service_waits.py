@@ -18,6 +18,10 @@ from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
 
+#: A client repeats an unanswered request for a connection after a second (RFC 6298).
+_AGAIN_NS = (1_000_000_000, 1_100_000_000)
+
+
 def _connecting(evidence: Evidence) -> Ints:
     rows = evidence.rows
     return np.asarray(np.maximum(rows["prepare_ns"] - rows["send_ns"], 0), dtype=np.int64)
@@ -30,9 +34,18 @@ def _outside_connect(evidence: Evidence, left: Left) -> Claim:
 
 def _connect_sentence(evidence: Evidence, figures: TailFigures) -> str:
     fresh = evidence.ok & (evidence.rows["new_connection"] > 0)
-    took = median_and_p99(_connecting(evidence)[fresh]) if fresh.any() else "no time"
+    connecting = _connecting(evidence)[fresh]
+    took = median_and_p99(connecting) if fresh.any() else "no time"
+    again = np.count_nonzero((connecting > _AGAIN_NS[0]) & (connecting < _AGAIN_NS[1]))
+    dropped = (
+        f"; {again} of them took about 1 s, after which a client asks again if the server's queue of new connections "
+        "was full (its listen backlog) or the packet was lost"
+        if again
+        else ""
+    )
     return (
-        f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}; {own_and_propagated(figures)}."
+        f"{np.count_nonzero(fresh)} requests opened a connection, which took {took}{dropped}; "
+        f"{own_and_propagated(figures)}."
     )
 
 
