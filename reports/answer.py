@@ -218,7 +218,8 @@ def change_headline(change: Change, verdict: str) -> str:
     before, after = (arm.latency_ms.get(key) for arm in (change.before, change.after))
     words = "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
     moved = f"{key_label(key)} {significant(before)} → {milliseconds(after)}"
-    return f"{words}: {moved}, {speed_words(change.ratio(key).value)}"
+    ratio = change.ratio(key).value  # unknown if the figure falls among lost requests
+    return f"{words}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
 
 
 def _sure(change: Change, rounds: int) -> Iterator[Line]:
@@ -301,7 +302,7 @@ def trial_answer(found: Trial) -> Answer:
     if leads is None or leads.comparison is None:
         return Answer(headline="No idea was replayed", severity="warn", lines=())
     step = ratio_of(leads.comparison.ratio.get(found.judged))
-    gain = f"{name} {speed_words(step.value)}"
+    gain = f"{name} {speed_words(step.value)}" if step.value is not None else f"{name} not known"
     if best is not None:
         headline = f"Best idea: {best.name}, {gain}"
     else:

@@ -77,3 +77,9 @@ def test_a_figure_that_restarts_may_explain_is_not_called_insignificant(undecide
 def test_junit_has_no_empty_property(undecided: Comparison) -> None:
     summary = read_summary(undecided.to_json(), command="gate", workload="w")
     assert 'value=""' not in junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host="x")
+
+
+def test_a_ratio_of_lost_percentiles_has_no_words_in_the_headline(undecided: Comparison) -> None:
+    lost = RatioEstimate(value=float("nan"), lo=float("nan"), hi=float("nan"), lost=True)
+    answer = comparison_answer(replace(undecided, ratio={**undecided.ratio, "p99": lost}))
+    assert answer.headline.endswith(" ms")
