@@ -70,7 +70,7 @@ def _signed(value: float) -> str:
 
 
 def waterfall(name: str, shares: Sequence[Share], key: str = "p99") -> Markup | None:
-    """A figure from before to after, a bar for each fix; ``None`` if it is not known, as if it lies among lost requests.
+    """A figure from before to after, a bar for each fix; ``None`` if it is unknown, as among lost requests.
 
     :param key: label of the figure.
     """

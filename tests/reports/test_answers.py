@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from latfix.gates.evaluate import GateResult
 from latfix.gates.syntax import parse_gate
+from latfix.lower_bound import AtLeast
 from latfix.reports.answer import Answer, comparison_answer
 from latfix.reports.ci.ci_summary import read_summary
 from latfix.reports.ci.junit import junit_xml
@@ -80,6 +82,7 @@ def test_junit_has_no_empty_property(undecided: Comparison) -> None:
 
 
 def test_a_ratio_of_lost_percentiles_has_no_words_in_the_headline(undecided: Comparison) -> None:
-    lost = RatioEstimate(value=float("nan"), lo=float("nan"), hi=float("nan"), lost=True)
-    answer = comparison_answer(replace(undecided, ratio={**undecided.ratio, "p99": lost}))
-    assert answer.headline.endswith(" ms")
+    lost = RatioEstimate(value=math.nan, lo=math.nan, hi=math.nan, lost=True)
+    after = replace(undecided.after, latency_ms={**undecided.after.latency_ms, "p99": AtLeast(23.5)})
+    answer = comparison_answer(replace(undecided, after=after, ratio={**undecided.ratio, "p99": lost}))
+    assert answer.headline.endswith("→ > 23.5 ms")
