@@ -26,6 +26,7 @@ from latfix.formatting import (
     uncertain,
     uncertain_bounds,
 )
+from latfix.lower_bound import in_order
 from latfix.reports.answer import diagnosis_answer, latency_words
 from latfix.reports.diagnosis_rows import (
     CauseAdvice,
@@ -263,10 +264,10 @@ def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:
         ("rate", [window.offered_rps for window in windows], rate),
     )
     for name, values, words in rows if verbose else rows[:2]:
-        known = [value for value in values if value is not None]
+        known = in_order(sorted(value for value in values if value is not None))
         if known:
             line = Sparkline([finite(value) for value in values], from_zero=True, widest=len(values))
-            table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
+            table.add_row(name, line, f"{words(known[0])} to {words(known[-1])}")
     if verbose:
         each = (windows[-1].end_s - windows[0].start_s) / len(windows)
         table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))
