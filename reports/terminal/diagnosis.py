@@ -155,6 +155,8 @@ def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     columns = [Column("", right=False), Column("requests"), Column("waited ms"), Column("lost in", right=False)]
     yield FittedTable(columns, [[row.status, row.requests, row.waited, row.stages] for row in rows])
     for row in rows:
+        if row.errors:
+            yield safe(f"{row.status}: {row.errors}", limit=400)
         if row.waited_for:
             yield safe(f"{row.status}: mean wait by cause, ms: {row.waited_for}", "dim", limit=300)
 
