@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from latfix.formatting import (
     LATENCY_KEYS,
     LOST,
     counted,
     finite,
-    interval_bounds,
     key_label,
+    lower_end,
     milliseconds,
     percent,
     significant,
@@ -82,7 +83,7 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     key, lines = focus_key(found), []
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
-        if bounds is not None and finite(value) is not None and interval_bounds(bounds) is not None:
+        if bounds is not None and finite(value) is not None and lower_end(bounds) is not None:
             words = f"{uncertain_bounds(bounds)} ms, from {_sample(found)}"
             lines += [Line(label="95 % interval", words=words), *_restarts(found), *_recorded(found)]
         lines += _reasons(found)
@@ -371,11 +372,23 @@ def _gates(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
 
 
 def latency_words(found: Diagnosis) -> list[str]:
-    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports; none above the maximum."""
-    most, words = found.latency_ms.get("max"), []
+    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports.
+
+    Rounding changes no order: of two percentiles that it would put in the wrong order, both keep three digits.
+    """
+    words = {}
     for key in LATENCY_KEYS:
         value = found.latency_ms.get(key)
-        rounded = uncertain(value, found.latency_ci95_ms.get(key))
-        beyond = most is not None and rounded[:1].isdigit() and float(rounded.replace(",", "")) > most
-        words.append(significant(value) if beyond or key == "max" else rounded)
-    return words
+        words[key] = significant(value) if key == "max" else uncertain(value, found.latency_ci95_ms.get(key))
+    ascending = [key for key in LATENCY_KEYS if key != "mean" and finite(found.latency_ms.get(key)) is not None]
+    for _ in ascending:
+        for lower, higher in pairwise(ascending):
+            if _number(words[lower]) > _number(words[higher]):
+                words |= {key: significant(found.latency_ms[key]) for key in (lower, higher)}
+    if "max" in ascending and _number(words["mean"]) > _number(words["max"]):
+        words["mean"] = significant(found.latency_ms["mean"])
+    return list(words.values())
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "")) if text[:1].isdigit() else 0.0

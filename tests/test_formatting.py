@@ -54,9 +54,15 @@ def test_units_are_always_there_except_with_the_dash() -> None:
     assert figures.interval((180.2, 240.1)) == "[180, 240]"
 
 
-@pytest.mark.parametrize("bounds", [None, (1,), (1, float("nan")), "ab", [1, None], 3])
+@pytest.mark.parametrize("bounds", [None, (1,), (float("nan"), 1), (None, None), "ab", 3])
 def test_an_interval_without_two_numbers_is_a_dash(bounds: object) -> None:
-    assert figures.interval(bounds) == "–"
+    assert figures.interval(bounds) == figures.uncertain_bounds(bounds) == "–"
+
+
+@pytest.mark.parametrize("end", [None, float("nan"), float("inf")])
+def test_an_interval_with_an_open_upper_end_shows_the_lower_one(end: float | None) -> None:
+    assert figures.interval((28.8, end)) == "≥ 28.8"
+    assert figures.uncertain_bounds((28.8, end)) == "28.8 or more"
 
 
 def test_counts_are_exact() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from latfix.formatting import (
     count,
     finite,
     interval,
-    interval_bounds,
     key_label,
     milliseconds,
     percent,
@@ -135,12 +135,9 @@ def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
         ]
     ]
     if verbose and any(diagnosis.latency_ci95_ms.values()):
-        bounds = [interval_bounds(diagnosis.latency_ci95_ms.get(key)) for key in LATENCY_KEYS]
+        bounds = [diagnosis.latency_ci95_ms.get(key, (math.nan, math.nan)) for key in LATENCY_KEYS]
         rows += [
-            [
-                Text(f"95 % {word}", style="dim"),
-                *(Text(significant(pair and pair[end]), style="dim") for pair in bounds),
-            ]
+            [Text(f"95 % {word}", style="dim"), *(Text(significant(pair[end]), style="dim") for pair in bounds)]
             for end, word in enumerate(("from", "to"))
         ]
     return FittedTable(columns, rows)

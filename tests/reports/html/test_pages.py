@@ -316,7 +316,7 @@ def test_the_effect_of_each_fix_is_drawn_and_listed(tmp_path: Path, improved: Op
 
 def test_a_p99_among_lost_requests_is_not_drawn_and_the_mean_is(tmp_path: Path, improved: Optimization) -> None:
     estimate = {"mean": {"value": 0.5, "ci95": [0.45, 0.55]}, "p99": {"value": None, "ci95": None, "lost": True}}
-    lost = {
+    lost: dict[str, Any] = {
         "fixes": ["gc.freeze"],
         "before_ms": {"mean": 40.0, "p99": None, "p99_at_least": 35.8},
         "after_ms": {"mean": 20.0, "p99": None},
