@@ -51,6 +51,15 @@ def significant(value: object, digits: int = 3) -> str:
     return f"{float(mantissa):,.{max(digits - 1 - exponent, 0)}f}"
 
 
+def rounded_up(value: float, digits: int = 2) -> str:
+    """The next larger number of so many digits, without separators, as a limit: 203 is ``210``, and 210 ``220``.
+
+    :param value: above 0.
+    """
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return significant((math.floor(value / step + 1e-9) + 1) * step, digits).replace(",", "")
+
+
 def _with_unit(value: object, unit: str) -> str:
     text = significant(value)
     return text if text in (NONE, LOST) else f"{text}{unit}"
@@ -138,11 +147,11 @@ def uncertain(value: object, bounds: object) -> str:
 
 def uncertain_bounds(bounds: object, word: str = " to ") -> str:
     """``572 to 1,910``, both ends rounded as by :func:`uncertain`; ``up to 606`` if the lower end is not above 0,
-    ``572 or more`` if the upper end is open.
+    ``at least 572`` if the upper end is open.
     """
     pair = interval_bounds(bounds)
     if pair is None:
-        return NONE if (low := lower_end(bounds)) is None else f"{significant(low)} or more"
+        return NONE if (low := lower_end(bounds)) is None else f"at least {significant(low)}"
     place = _open_place(bounds)
     first, last = (significant(end) if place is None else _at_place(end, place) for end in pair)
     return f"{first}{word}{last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"

@@ -14,10 +14,12 @@ from latfix.formatting import (
     LOST,
     counted,
     finite,
+    interval_bounds,
     key_label,
     lower_end,
     milliseconds,
     percent,
+    rounded_up,
     significant,
     speed_range,
     speed_words,
@@ -88,19 +90,27 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
             lines += [Line(label="95 % interval", words=words), *_restarts(found), *_recorded(found)]
         lines += _reasons(found)
         if found.incident is not None:
-            lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
+            outside = found.source is not None and found.source.kind == "http"
+            lines.append(Line(label="when", words=found.incident.sentence(key_label(key), outside=outside)))
     lines += _slowest(found, finite(value))
     lines += _capacity(found, key)
     for number, each in enumerate(found.advice[:_REASONS]):
         words = f"{each.server}: {each.change} (against {each.cause}; {each.server} recognized by {each.told_by})"
         lines.append(Line(label="" if number else "try", words=words))
-    proposed = f"--gate '{key_label(key)}<{significant(value, 2).replace(',', '')}ms'" if finite(value) else ""
-    lines += _gates(gate_rows(found.gates), proposed)
+    lines += _gates(gate_rows(found.gates), _passing_gate(key, finite(value), bounds))
     if closing := closing_advice(found):
         lines.append(Line(label=_NEXT, words=closing))
     elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label=_NEXT, words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
+
+
+def _passing_gate(key: str, value: float | None, bounds: object) -> str:
+    """An option with a gate above the percentile and its interval, which this run passes; empty without a figure."""
+    if not value:
+        return ""
+    known = interval_bounds(bounds)
+    return f"--gate '{key_label(key)}<{rounded_up(value if known is None else max(value, known[1]))}ms'"
 
 
 def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
