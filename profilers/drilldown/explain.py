@@ -127,7 +127,7 @@ class _Explainer:
 
     def _batch(self, row: int) -> BatchFacts | None:
         batch, batches = int(self.evidence.batch_of[row]), self.evidence.batches
-        if batch < 0:
+        if batch < 0 or self.evidence.setup.outside:  # a service seen from outside shows no batches
             return None
         real, padded = int(batches["real_elements"][batch]), int(batches["padded_elements"][batch])
         return BatchFacts(
