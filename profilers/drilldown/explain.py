@@ -141,6 +141,8 @@ class _Explainer:
         )
 
     def _waits(self, row: int) -> tuple[Wait, ...]:
+        if self.evidence.setup.outside:
+            return ()
         rows, batch = self.evidence.rows, int(self.evidence.batch_of[row])
         arrival = int(rows["arrival_ns"][row])
         handed, enqueued = arrival + int(rows["dispatch_ns"][row]), int(self.enqueued[row])
