@@ -51,6 +51,15 @@ def significant(value: object, digits: int = 3) -> str:
     return f"{float(mantissa):,.{max(digits - 1 - exponent, 0)}f}"
 
 
+def rounded_up(value: float, digits: int = 2) -> str:
+    """The next larger number of so many digits, without separators, as a limit: 203 is ``210``, and 210 ``220``.
+
+    :param value: above 0.
+    """
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return significant((math.floor(value / step + 1e-9) + 1) * step, digits).replace(",", "")
+
+
 def _with_unit(value: object, unit: str) -> str:
     text = significant(value)
     return text if text in (NONE, LOST) else f"{text}{unit}"
@@ -110,8 +119,10 @@ def percent(value: object) -> str:
 
 
 def interval(bounds: object) -> str:
-    """``[180, 240]``; a dash if a bound is missing."""
+    """``[180, 240]``; ``≥ 180`` if only the lower bound is known, else a dash if a bound is missing."""
     pair = interval_bounds(bounds)
+    if pair is None and (low := lower_end(bounds)) is not None:
+        return f"≥ {significant(low)}"
     return NONE if pair is None else f"[{significant(pair[0])}, {significant(pair[1])}]"
 
 
@@ -123,6 +134,11 @@ def interval_bounds(bounds: object) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
+def lower_end(bounds: object) -> float | None:
+    """The lower bound of an interval, also if its upper end is open; ``None`` without one."""
+    return finite(bounds[0]) if isinstance(bounds, Sequence) and len(bounds) == 2 else None
+
+
 def uncertain(value: object, bounds: object) -> str:
     """The value, rounded to the precision that its interval supports: 953 in [572, 1,910] is ``950``."""
     place = _open_place(bounds)
@@ -130,13 +146,15 @@ def uncertain(value: object, bounds: object) -> str:
 
 
 def uncertain_bounds(bounds: object, word: str = " to ") -> str:
-    """``572 to 1,910``, both ends rounded as by :func:`uncertain`; ``up to 606`` if the lower end is not above 0."""
+    """``572 to 1,910``, both ends rounded as by :func:`uncertain`; ``up to 606`` if the lower end is not above 0,
+    ``at least 572`` if the upper end is open.
+    """
     pair = interval_bounds(bounds)
     if pair is None:
-        return NONE
+        return NONE if (low := lower_end(bounds)) is None else f"at least {significant(low)}"
     place = _open_place(bounds)
-    low, high = (significant(end) if place is None else _at_place(end, place) for end in pair)
-    return f"{low}{word}{high}" if pair[0] > 0 else f"up to {high}" if pair[1] > 0 else "none"
+    first, last = (significant(end) if place is None else _at_place(end, place) for end in pair)
+    return f"{first}{word}{last}" if pair[0] > 0 else f"up to {last}" if pair[1] > 0 else "none"
 
 
 def _open_place(bounds: object) -> int | None:

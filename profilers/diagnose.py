@@ -119,7 +119,8 @@ class _Findings:
         known = self.baselines
         losses = lost_requests(self.source, known.evidence, known.books, known.sample)
         lost = Loss.of(losses, meta.state)
-        verdict = judge(causes, tail, ok_ms, q, in_unit(self.seen.arrived_ns[q], 1e6), lost)
+        incident, at_ms = self._incident(), in_unit(self.seen.arrived_ns[q], 1e6)
+        verdict = judge(causes, tail, ok_ms, q, at_ms, lost, at_once=incident is not None)
         late = late_words(totals.lag.percentile(99) / 1e6, ok_ms["p50"])
         run = replace(self.baselines.sample, totals=statuses, partial=self.source.partial)
         notes = warnings(run, self.baselines.evidence, tail, causes, q)
@@ -162,6 +163,7 @@ class _Findings:
             recorded_ms=recorded_summary_ms(self.baselines.sample.traffic.features.get(RECORDED)),
             largest=Slowest.of(ledger),
             **self._outside(),
+            incident=incident,
             **self._extra(causes),
         )
 
@@ -280,7 +282,6 @@ class _Findings:
             "learned_from": len(evidence.ok),
             "pieces": self.chunks,
             "workers": totals.workers.rows(self.source.notes()),
-            "incident": self._incident(),
             "lines": slow_lines(stacks, self.source.meta.workload_folder),
             "stacks": stacks,
         }

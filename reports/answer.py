@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from latfix.formatting import (
     LATENCY_KEYS,
@@ -15,8 +16,10 @@ from latfix.formatting import (
     finite,
     interval_bounds,
     key_label,
+    lower_end,
     milliseconds,
     percent,
+    rounded_up,
     significant,
     speed_range,
     speed_words,
@@ -82,24 +85,32 @@ def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer
     key, lines = focus_key(found), []
     value, bounds = found.latency_ms.get(key), found.latency_ci95_ms.get(key)
     if found.requests.get("ok"):
-        if bounds is not None and finite(value) is not None and interval_bounds(bounds) is not None:
+        if bounds is not None and finite(value) is not None and lower_end(bounds) is not None:
             words = f"{uncertain_bounds(bounds)} ms, from {_sample(found)}"
             lines += [Line(label="95 % interval", words=words), *_restarts(found), *_recorded(found)]
         lines += _reasons(found)
         if found.incident is not None:
-            lines.append(Line(label="when", words=found.incident.sentence(key_label(key))))
+            outside = found.source is not None and found.source.kind == "http"
+            lines.append(Line(label="when", words=found.incident.sentence(key_label(key), outside=outside)))
     lines += _slowest(found, finite(value))
     lines += _capacity(found, key)
     for number, each in enumerate(found.advice[:_REASONS]):
         words = f"{each.server}: {each.change} (against {each.cause}; {each.server} recognized by {each.told_by})"
         lines.append(Line(label="" if number else "try", words=words))
-    proposed = f"--gate '{key_label(key)}<{significant(value, 2).replace(',', '')}ms'" if finite(value) else ""
-    lines += _gates(gate_rows(found.gates), proposed)
+    lines += _gates(gate_rows(found.gates), _passing_gate(key, finite(value), bounds))
     if closing := closing_advice(found):
         lines.append(Line(label=_NEXT, words=closing))
     elif _is_replay(found) and any(entry.fixes for entry in cause_advice(found)):
         lines.append(Line(label=_NEXT, words=optimize_command(workload or found.workload), is_command=True))
     return Answer(headline=found.sentence, severity=diagnosis_severity(found), lines=tuple(lines))
+
+
+def _passing_gate(key: str, value: float | None, bounds: object) -> str:
+    """An option with a gate above the percentile and its interval, which this run passes; empty without a figure."""
+    if not value:
+        return ""
+    known = interval_bounds(bounds)
+    return f"--gate '{key_label(key)}<{rounded_up(value if known is None else max(value, known[1]))}ms'"
 
 
 def _slowest(found: Diagnosis, at_ms: float | None) -> Iterator[Line]:
@@ -218,7 +229,8 @@ def change_headline(change: Change, verdict: str) -> str:
     before, after = (arm.latency_ms.get(key) for arm in (change.before, change.after))
     words = "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
     moved = f"{key_label(key)} {significant(before)} → {milliseconds(after)}"
-    return f"{words}: {moved}, {speed_words(change.ratio(key).value)}"
+    ratio = change.ratio(key).value  # unknown if the figure falls among lost requests
+    return f"{words}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
 
 
 def _sure(change: Change, rounds: int) -> Iterator[Line]:
@@ -301,7 +313,7 @@ def trial_answer(found: Trial) -> Answer:
     if leads is None or leads.comparison is None:
         return Answer(headline="No idea was replayed", severity="warn", lines=())
     step = ratio_of(leads.comparison.ratio.get(found.judged))
-    gain = f"{name} {speed_words(step.value)}"
+    gain = f"{name} {speed_words(step.value)}" if step.value is not None else f"{name} not known"
     if best is not None:
         headline = f"Best idea: {best.name}, {gain}"
     else:
@@ -370,11 +382,23 @@ def _gates(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
 
 
 def latency_words(found: Diagnosis) -> list[str]:
-    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports; none above the maximum."""
-    most, words = found.latency_ms.get("max"), []
+    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports.
+
+    Rounding changes no order: of two percentiles that it would put in the wrong order, both keep three digits.
+    """
+    words = {}
     for key in LATENCY_KEYS:
         value = found.latency_ms.get(key)
-        rounded = uncertain(value, found.latency_ci95_ms.get(key))
-        beyond = most is not None and rounded[:1].isdigit() and float(rounded.replace(",", "")) > most
-        words.append(significant(value) if beyond or key == "max" else rounded)
-    return words
+        words[key] = significant(value) if key == "max" else uncertain(value, found.latency_ci95_ms.get(key))
+    ascending = [key for key in LATENCY_KEYS if key != "mean" and finite(found.latency_ms.get(key)) is not None]
+    for _ in ascending:
+        for lower, higher in pairwise(ascending):
+            if _number(words[lower]) > _number(words[higher]):
+                words |= {key: significant(found.latency_ms[key]) for key in (lower, higher)}
+    if "max" in ascending and _number(words["mean"]) > _number(words["max"]):
+        words["mean"] = significant(found.latency_ms["mean"])
+    return list(words.values())
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "")) if text[:1].isdigit() else 0.0

@@ -159,10 +159,9 @@ class Change:
         parts = []
         for key in dict.fromkeys((self.judged, "mean")):
             before, after = self.before.latency_ms.get(key), self.after.latency_ms.get(key)
-            parts.append(
-                f"{key_label(key)} {significant(before)} {arrow} {significant(after)} ms "
-                f"({self.ratio(key).words(sign)})"
-            )
+            step = self.ratio(key)
+            size = f" ({step.words(sign)})" if step.value is not None else ""
+            parts.append(f"{key_label(key)} {significant(before)} {arrow} {significant(after)} ms{size}")
         if self.scored:
             limit = f" ({self.limit_words})" if self.limit_words else ""
             parts.append(

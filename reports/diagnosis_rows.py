@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from latfix.cause_catalogue import UNEXPLAINED
@@ -20,10 +20,14 @@ from latfix.formatting import (
     significant,
     tail_words,
     uncertain,
+    visible,
 )
 from latfix.reports.vocabulary import cause_words
 from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
 from latfix.results.worker_summary import WorkerRow
+
+#: Characters of an error message in a sentence.
+_MESSAGE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,11 +227,14 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     unit = diagnosis.unit
     if not any(diagnosis.requests.values()):
         return f"No {unit} was recorded. Replay the traffic again."
+    error = commonest_error(diagnosis)
     if not diagnosis.requests.get("ok"):
-        return f"No {unit} ended ok: fix the errors first, then diagnose again."
+        return f"No {unit} ended ok: fix {error or 'the errors'} first, then diagnose again."
     outside = diagnosis.service
     if diagnosis.verdict == "inconclusive" and outside is not None and outside.process is None:
         return "Too much of the tail is unexplained to name its cause: observe the service's process with --pid."
+    if diagnosis.verdict == "losing" and error:
+        return f"First fix {error}"
     if diagnosis.verdict == "losing":
         return f"First fix what the lost {unit}s waited for, then what makes the others slow."
     if diagnosis.verdict == "inconclusive" and diagnosis.source is not None and diagnosis.source.kind == "requests":
@@ -240,6 +247,15 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     if cause_advice(diagnosis):
         return ""
     return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
+
+
+def commonest_error(diagnosis: Diagnosis) -> str:
+    """The most frequent message if most lost requests failed by an error of their own, in words; else empty."""
+    largest = max(diagnosis.lost, key=lambda lost: lost.requests, default=None)
+    if largest is None or largest.status != "error" or not largest.errors:
+        return ""
+    message, number = max(largest.errors.items(), key=lambda each: each[1])
+    return f"this error of {counted(number, diagnosis.unit)}: {visible(message, limit=_MESSAGE)}"
 
 
 def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -301,6 +317,7 @@ class LossRow:
     waited: str
     stages: str
     waited_for: str
+    errors: str
 
 
 def loss_rows(diagnosis: Diagnosis) -> list[LossRow]:
@@ -312,9 +329,20 @@ def loss_rows(diagnosis: Diagnosis) -> list[LossRow]:
             waited=significant(lost.waited_ms.get("p50")),
             stages=", ".join(f"{number:,} {stage}" for stage, number in lost.in_stage.items()),
             waited_for=", ".join(f"{name} {significant(spent)}" for name, spent in lost.waited_for_ms.items()),
+            errors=_errors(lost.errors),
         )
         for lost in diagnosis.lost
     ]
+
+
+def _errors(errors: Mapping[str, int]) -> str:
+    """The most frequent message with its number, and how many requests had another one."""
+    if not errors:
+        return ""
+    message, number = max(errors.items(), key=lambda each: each[1])
+    others = sum(errors.values()) - number
+    more = f"; {count(others)} with other messages" if others else ""
+    return f"{count(number)} × {visible(message, limit=_MESSAGE)}{more}"
 
 
 def read_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:

@@ -54,9 +54,23 @@ def test_units_are_always_there_except_with_the_dash() -> None:
     assert figures.interval((180.2, 240.1)) == "[180, 240]"
 
 
-@pytest.mark.parametrize("bounds", [None, (1,), (1, float("nan")), "ab", [1, None], 3])
+@pytest.mark.parametrize("bounds", [None, (1,), (float("nan"), 1), (None, None), "ab", 3])
 def test_an_interval_without_two_numbers_is_a_dash(bounds: object) -> None:
-    assert figures.interval(bounds) == "–"
+    assert figures.interval(bounds) == figures.uncertain_bounds(bounds) == "–"
+
+
+@pytest.mark.parametrize("end", [None, float("nan"), float("inf")])
+def test_an_interval_with_an_open_upper_end_shows_the_lower_one(end: float | None) -> None:
+    assert figures.interval((28.8, end)) == "≥ 28.8"
+    assert figures.uncertain_bounds((28.8, end)) == "at least 28.8"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(203.0, "210"), (210.0, "220"), (0.0412, "0.042"), (99.6, "100"), (1234.0, "1300"), (8.0, "8.1"), (1, "1.1")],
+)
+def test_a_limit_is_rounded_up(value: float, expected: str) -> None:
+    assert figures.rounded_up(value) == expected and float(expected) > value
 
 
 def test_counts_are_exact() -> None:

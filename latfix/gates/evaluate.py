@@ -26,6 +26,8 @@ from latfix.statistics.decision import FINAL
 
 #: If the share of requests that end ``ok`` falls by more, percentiles are not of the same requests.
 MOST_LOST = 0.01
+#: A latency's bound that is this many times as far away is shown as none.
+_FAR = 100.0
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -161,10 +163,9 @@ def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
         return replace(_result(held, None, reason), value=None)
     shown = _comparison(held)
     if bounds is not None:
-        bounded = f"{_interval_name(held)} {gate.show(bounds[0])} to {gate.show(bounds[1])}"
-        shown += (
-            f", {bounded}" if bounds[0] > 0 or math.isfinite(bounds[1]) else ", bounded by so few replays on no side"
-        )
+        low, high = _near(held.figure, bounds) if gate.is_latency else bounds
+        bounded = f"{_interval_name(held)} {gate.show(low)} to {gate.show(high)}"
+        shown += f", {bounded}" if low > 0 or math.isfinite(high) else ", and so few replays cannot tell"
     if gate.is_latency and held.subject.lost:
         counted = "are not in it" if gate.metric == "mean" else "count as slower"
         shown += f"; {held.subject.lost} of {held.subject.total} requests did not end ok and {counted}"
@@ -175,6 +176,12 @@ def _verdict(held: Held, bounds: Bounds | None) -> GateResult:
     more = more_needed(held, around)
     undecided = _result(held, None, f"{shown}: {more.advice}", runs=more.runs)
     return replace(undecided, more_requests=more.requests, more_minutes=more.minutes)
+
+
+def _near(figure: float, bounds: Bounds) -> Bounds:
+    """Bounds to show: an end so far from the figure that it says nothing is open."""
+    low, high = bounds
+    return (low if low * _FAR >= figure else 0.0, high if high <= figure * _FAR else math.inf)
 
 
 def _result(held: Held, passed: bool | None, reason: str, *, runs: int | None = None) -> GateResult:

@@ -206,11 +206,16 @@ class Incident(Document):
     held_ms: float | None = None
     typical_ms: float | None = None
 
-    def sentence(self, percentile: str) -> str:
-        """``All of p99 is one moment: 15.13–15.23 s, batch 302 held worker 0 for 176 ms where 3.80 is typical.``"""
+    def sentence(self, percentile: str, *, outside: bool = False) -> str:
+        """``All of p99 is one moment: 15.13–15.23 s, batch 302 held worker 0 for 176 ms where 3.80 is typical.``
+
+        :param outside: the service is seen only from outside, so that its batches and workers are unknown.
+        """
         digits = max(0, min(3, 2 - math.floor(math.log10(max(self.end_s - self.start_s, 1e-3)))))
         when = f"{self.start_s:.{digits}f}–{self.end_s:.{digits}f} s"
         opening = f"All of {percentile} is one moment: {when}, {counted(self.requests, 'request')}"
+        if outside:
+            return f"{opening}."
         if self.batch is None:
             return f"{opening} behind each other; no single batch delayed them."
         held, typical = significant(self.held_ms), significant(self.typical_ms)

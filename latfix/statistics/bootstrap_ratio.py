@@ -128,6 +128,7 @@ def _estimate(
         level=rule.level,
         rounds=scored.count,
         spread=_spread(half, scored, q, rule),
+        corrected=scored.control is not None and scored.control.fitted > 0,
     )
 
 

@@ -3,7 +3,8 @@
 A request that failed, timed out or was shed counts as slower than any, because its caller never got an answer. Over
 *n* requests that arrived, the q-th percentile is the time within which q % of them were answered (the cumulative
 incidence of an answer, with loss as a competing risk). If more than 1 - q were lost there is no such time: the
-percentile is lost, and only bounded from below by how long the slow and the lost requests had waited.
+percentile is lost, and only bounded from below by how long the slow and the lost requests had waited, and by the
+summary's percentiles below it.
 
 A request in flight when the record ends would have been answered later: it is right-censored, as by Kaplan and Meier
 (1958; :func:`scipy.stats.ecdf` on ``CensoredData`` gives the same steps). Its weight goes to requests that took
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.formatting import LATENCY_KEYS
-from latfix.lower_bound import AtLeast, in_unit
+from latfix.lower_bound import AtLeast, in_order, in_unit
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import QUANTILES, percentile_ns, summarize_ms, summary_intervals_ms
@@ -88,11 +89,12 @@ class Outcomes:
 
     def percentiles_ns(self, percentiles: Iterable[float]) -> list[float]:
         """The percentiles (0..100); :class:`AtLeast` if lost, NaN if no request arrived."""
-        wanted = list(percentiles)
+        asked = list(percentiles)
         if not len(self):
-            return [math.nan] * len(wanted)
+            return [math.nan] * len(asked)
         if self.answered.all():
-            return [percentile_ns(self.waited_ns, q) for q in wanted]
+            return [percentile_ns(self.waited_ns, q) for q in asked]
+        wanted = sorted({*asked, *(100 * q for q in QUANTILES.values())})
         counted = self.answered | self.open
         # A request censored at a latency was still waiting then, so it comes after those that ended.
         order = np.lexsort((self.open[counted], self.waited_ns[counted]))
@@ -100,12 +102,14 @@ class Outcomes:
         ranks = answered_ranks(1 - censored, censored, len(self), wanted)
         ok = self.waited_ns[counted][order][censored == 0]
         waited = np.sort(self.waited_ns)
-        return [
+        values = [
             AtLeast(_interpolated(waited, (len(waited) - 1) * q / 100))
             if math.isnan(rank)
             else _interpolated(ok, rank)
             for q, rank in zip(wanted, ranks, strict=True)
         ]
+        found = dict(zip(wanted, in_order(values), strict=True))
+        return [found[q] for q in asked]
 
     def summary_ms(self) -> dict[str, float]:
         """Percentiles and maximum of all that arrived, and the mean of those that ended ``ok``, in milliseconds.

@@ -65,6 +65,7 @@ class RatioEstimate(Interval):
     :param spread: about the standard deviation of the logarithm of one round's ratio; NaN if unknown.
     :param lost: an arm's figure is among its lost requests: the bounds show which arm is slower, but not by how
         much.
+    :param corrected: the machine's drift was removed (:mod:`latfix.statistics.control_variate`).
     """
 
     JSON_SCHEMA: ClassVar[Mapping[str, Any]] = {
@@ -78,6 +79,7 @@ class RatioEstimate(Interval):
             "rounds": {"type": "integer"},
             "spread": {"type": ["number", "null"]},
             "lost": {"type": "boolean", "description": "The figure is among the requests that an arm lost."},
+            "corrected": {"type": "boolean", "description": "The machine's drift between replays was removed."},
         },
         "required": ["value", "ci95"],
     }
@@ -87,6 +89,7 @@ class RatioEstimate(Interval):
     rounds: int = 1
     spread: float = math.nan
     lost: bool = False
+    corrected: bool = False
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -103,7 +106,7 @@ class RatioEstimate(Interval):
             ends = [lo if math.isfinite(lo) and lo > 0 else None, hi if math.isfinite(hi) else None]
             spread = self.spread if math.isfinite(self.spread) else None
             entry |= {"decision": ends, "level": self.level, "rounds": self.rounds, "spread": spread}
-        return entry
+        return entry | {"corrected": True} if self.corrected else entry
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> RatioEstimate:
@@ -123,6 +126,7 @@ class RatioEstimate(Interval):
             level=float(entry.get("level", LEVEL)),
             rounds=int(entry.get("rounds", 1)),
             spread=math.nan if spread is None else float(spread),
+            corrected=bool(entry.get("corrected", False)),
         )
 
 

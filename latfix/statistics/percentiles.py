@@ -31,6 +31,8 @@ GRID: tuple[float, ...] = tuple(
         )
     )
 )
+#: An interval ends at most this factor beyond the slowest request; else it is open.
+_FARTHEST = 2.0
 _KEY = re.compile(r"p([0-9]{1,2})(?:[._]([0-9]{1,4}))?")
 
 
@@ -96,8 +98,9 @@ def percentile_interval(series: Floats, values: Floats, block: int, q: float) ->
     """Woodruff's 95 % interval (1952) of a percentile, in the series' unit.
 
     The share of requests beyond the percentile has an interval (:func:`share_interval`); the latencies at its ends
-    are the percentile's interval. Beyond the slowest request the tail is extrapolated as a power law with Hill's
-    exponent, so that the interval of a p99 of 100 requests does not end at their maximum.
+    are the percentile's interval. A little beyond the slowest request the tail is extrapolated as a power law with
+    Hill's exponent, so that the interval of a p99 of 100 requests does not end at their maximum. Where that exceeds
+    twice the slowest request, nothing that was measured supports the number, and the end is open (infinite).
 
     :param series: ``(n,)`` in order of arrival, without NaN; infinite if a request was never answered.
     :param values: the same, ascending.
@@ -152,4 +155,5 @@ def _tail_value(values: Floats, share: float, exponent: float) -> float:
     n = len(values)
     if share * n >= 1.0:
         return quantile_of(values, 1.0 - share)
-    return float(values[-1] * min(1.0 / max(share * n, 1e-9), 1e3) ** exponent)
+    factor = (1.0 / max(share * n, 1e-9)) ** exponent
+    return float(values[-1]) * factor if factor <= _FARTHEST else math.inf

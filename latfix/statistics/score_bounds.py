@@ -142,7 +142,7 @@ class Rounds:
         """:func:`between` of the rounds' log ratios, including the cost of fitting the control."""
         if self.control is None:
             return between(self.log_ratios(q), level)
-        mean, half = between(self.log_ratios(q), level, fitted=self.control.fitted)
+        mean, half = between(self.log_ratios(q), level * self.control.level, fitted=self.control.fitted)
         return mean, half * self.control.wider
 
 

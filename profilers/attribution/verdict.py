@@ -34,6 +34,8 @@ _NEAR = 2.0
 _MOSTLY = 0.5
 #: The sentence also mentions an uncertain cause that is this many times larger than the named one.
 _MUCH_LARGER = 2.0
+#: An excess up to this many times the median is little.
+_LITTLE = 3.0
 _CHANCE = "traffic.burst"
 _FEW_REQUESTS = 100
 _FEW_IN_TAIL = 10
@@ -111,11 +113,14 @@ def judge(
     percentile: float,
     at_ms: float,
     loss: Loss = Loss(),
+    *,
+    at_once: bool = False,
 ) -> Verdict:
     """The verdict on a run.
 
     :param ok_ms: latency summary of the requests that ended ``ok``.
     :param at_ms: latency at ``percentile`` of all requests that arrived.
+    :param at_once: all requests of the tail share one incident.
     """
     name = f"p{percentile:g}"
     if loss.attributed and isinstance(at_ms, AtLeast) and (loss.beyond(percentile) or not loss.cut):
@@ -138,7 +143,7 @@ def judge(
             f"{name} is unknown, because it falls on requests that were in flight when the run was stopped; "
             f"of the requests that ended ok it is {milliseconds(ok_ms.get(percentile_key(percentile)))}.",
         )
-    verdict = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms)
+    verdict = _of_the_tail(causes, tail, ok_ms["p50"], f"{name} is {milliseconds(at_ms)}", at_ms, at_once)
     if verdict.word == STEADY and loss.attributed:
         sentence = f"{verdict.sentence.removesuffix('.')}, but {loss.words}."
         return Verdict(INCONCLUSIVE, sentence.replace(": steady,", ":", 1))
@@ -161,7 +166,9 @@ def _lost_words(one: Losses) -> str:
     return words
 
 
-def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, about: str, at_ms: float) -> Verdict:
+def _of_the_tail(
+    causes: tuple[CauseSummary, ...], tail: Tail, median: float, about: str, at_ms: float, at_once: bool
+) -> Verdict:
     ratio = at_ms / median if median > 0 else 1.0
     opening = f"{about}, {ratio:.1f}x the median"
     named = [cause for cause in causes if cause.named]
@@ -179,9 +186,9 @@ def _of_the_tail(causes: tuple[CauseSummary, ...], tail: Tail, median: float, ab
         return Verdict(INCONCLUSIVE, f"{opening}; {_doubt(unexplained, tail, top)}")
     # Waits by chance belong to the requested load.
     if top is None and at_ms - max(_tail_ms(causes, _CHANCE), 0.0) <= _NEAR * median:
-        return Verdict(STEADY, f"{opening}: steady, {_noise(causes, tail)}.")
+        return Verdict(STEADY, f"{opening}: steady, {_noise(causes, tail, median, at_once)}.")
     if top is None:
-        return Verdict(INCONCLUSIVE, f"{opening}; {_noise(causes, tail)}.")
+        return Verdict(INCONCLUSIVE, f"{opening}; {_noise(causes, tail, median, at_once)}.")
     return Verdict(
         top.cause,
         f"{opening}: {describe_part(CATALOGUE[top.cause], top, tail.excess_ms)}{_larger(causes, top)}.",
@@ -219,7 +226,7 @@ def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
     return f"no probe accounts for {_of_excess(unexplained, tail)}, too much to name a cause.{known}"
 
 
-def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
+def _noise(causes: tuple[CauseSummary, ...], tail: Tail, median: float, at_once: bool) -> str:
     """The makeup of slow requests without a named cause."""
     chance = next((cause for cause in causes if cause.cause == _CHANCE), None)
     if chance is not None and chance.tail_share > _MOSTLY:
@@ -229,10 +236,12 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail) -> str:
         )
     largest = max(causes, key=lambda cause: cause.tail_ms, default=None)
     if largest is not None and largest.tail_share > _MOST_UNEXPLAINED and largest.cause in MACHINE_CAUSES:
-        return (
-            f"no fault stands out; {_of_excess(largest.tail_ms, tail)} is {CATALOGUE[largest.cause].happened}, by a "
-            "little in many requests, as on any machine with neighbors"
-        )
+        how = ""
+        if at_once:
+            how = f", in one moment that all {counted(tail.inside, 'slow request')} share"
+        elif tail.inside >= _FEW_IN_TAIL and tail.excess_ms <= _LITTLE * median:
+            how = ", by a little in many requests, as on any machine with neighbors"
+        return f"no fault stands out; {_of_excess(largest.tail_ms, tail)} is {CATALOGUE[largest.cause].happened}{how}"
     return "no cause of the slow requests stands out from the run's own noise"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfix.arrays import Bools
-from latfix.lower_bound import AtLeast
+from latfix.lower_bound import AtLeast, in_order
 from latfix.profilers.chunked.record_chunks import Chunk, Cutter
 from latfix.profilers.evidence.units import Evidence
 from latfix.run_record.chunked_record import RecordSource
@@ -81,21 +81,22 @@ def survey_record(source: RecordSource, percentiles: Sequence[float], size: int)
         censored.add(rows["latency_ns"][lost & (rows["status"] == Status.UNFINISHED)])
         latency.add(rows["latency_ns"][counted])
         ended = max(ended, int((rows["arrival_ns"] + rows["latency_ns"])[counted].max(initial=ended)))
-    requests, wanted = len(latency), (*percentiles, 100.0)
+    requests, wanted = len(latency), sorted({*percentiles, 100.0})
     ranks = answered_ranks(latency.counts, censored.counts, len(every), wanted)
     places = [rank if math.isnan(rank) else 100 * rank / max(requests - 1, 1) for rank in ranks]
     exact = ExactPercentiles(latency, [*percentiles, *(place for place in places if not math.isnan(place))])
     for rows in source.scan(("latency_ns", "status", "warmup", "batch_id")):
         exact.add(rows["latency_ns"][_counted(rows)])
     found = exact.values()
+    arrived = [
+        AtLeast(every.percentile(q)) if math.isnan(place) else found[place]
+        for q, place in zip(wanted, places, strict=True)
+    ]
     return cutter.chunks(), Survey(
         rows=len(source),
         requests=requests,
         percentiles_ns={q: found.get(q, 0.0) for q in percentiles},
-        arrived_ns={
-            q: AtLeast(every.percentile(q)) if math.isnan(place) else found[place]
-            for q, place in zip(wanted, places, strict=True)
-        },
+        arrived_ns=dict(zip(wanted, in_order(arrived), strict=True)),
         outcomes=None,
         histogram=latency,
         first_ns=first if len(every) else 0,

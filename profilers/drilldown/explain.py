@@ -127,7 +127,7 @@ class _Explainer:
 
     def _batch(self, row: int) -> BatchFacts | None:
         batch, batches = int(self.evidence.batch_of[row]), self.evidence.batches
-        if batch < 0:
+        if batch < 0 or self.evidence.setup.outside:  # a service seen from outside shows no batches
             return None
         real, padded = int(batches["real_elements"][batch]), int(batches["padded_elements"][batch])
         return BatchFacts(
@@ -141,6 +141,8 @@ class _Explainer:
         )
 
     def _waits(self, row: int) -> tuple[Wait, ...]:
+        if self.evidence.setup.outside:
+            return ()
         rows, batch = self.evidence.rows, int(self.evidence.batch_of[row])
         arrival = int(rows["arrival_ns"][row])
         handed, enqueued = arrival + int(rows["dispatch_ns"][row]), int(self.enqueued[row])

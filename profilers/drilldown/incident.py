@@ -41,6 +41,8 @@ def incident_of(
         return None
     excess_ns = float(ledger.latency_ns[slow].mean() - ledger.reference_ns)
     incident = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=len(arrival))
+    if evidence.setup.outside:  # what stands for batches there is single requests
+        return incident
     costs = batch_costs(evidence, line)
     held = costs.end - costs.start
     meets = (costs.start < end[-1]) & (costs.end > arrival[0])

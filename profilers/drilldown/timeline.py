@@ -108,7 +108,9 @@ def _parts(
     evidence: Evidence, row: int, batch: int, stage: str, begin: int, duration: int
 ) -> tuple[tuple[str, int], ...]:
     rows = evidence.rows
-    if stage in ("prepare", "finish"):
+    if evidence.setup.outside:
+        parts = []
+    elif stage in ("prepare", "finish"):
         waited = min(max(int(rows[f"{stage}_wait_ns"][row]), 0), duration)
         name = "wait for a prepare thread" if stage == "prepare" else "wait for other members"
         parts = [(name, waited), ("own work", duration - waited)]
@@ -135,7 +137,9 @@ def _parts(
 
 
 def _account(evidence: Evidence, row: int, batch: int, stage: str) -> Account | None:
-    """The account of the thread that worked on the request in a stage; ``None`` if there is none."""
+    """The account of the thread that worked on the request in a stage; ``None`` if there is none, or unknown."""
+    if evidence.setup.outside:
+        return None
     if stage in ("prepare", "finish"):
         number = int(evidence.units[stage].thread[row])
         if number < 0 or (stage == "finish" and batch < 0):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
-from latfix.lower_bound import AtLeast
+from latfix.lower_bound import AtLeast, in_order
 from latfix.results.diagnosis import Window
 from latfix.statistics.quantile_sketch import Distribution
 
@@ -102,13 +102,14 @@ def _percentiles_ms(latency: Distribution, lost: Distribution) -> dict[str, floa
     every = Distribution(exact=latency.histogram is None)
     every += latency
     every += lost
-    found: dict[str, float | None] = {}
+    found: dict[str, float] = {}
     for q, least in _REST.items():
-        name, last, rank = f"p{q}_ms", len(latency) - 1, (len(every) - 1) * q / 100
+        last, rank = len(latency) - 1, (len(every) - 1) * q / 100
         if len(every) < least:
-            found[name] = None
-        elif rank <= last:
-            found[name] = latency.percentile(100 * rank / max(last, 1)) / 1e6
+            continue
+        if rank <= last:
+            found[f"p{q}_ms"] = latency.percentile(100 * rank / max(last, 1)) / 1e6
         else:
-            found[name] = AtLeast(every.percentile(q) / 1e6)
-    return found
+            found[f"p{q}_ms"] = AtLeast(every.percentile(q) / 1e6)
+    known = dict(zip(found, in_order(found.values()), strict=True))
+    return {f"p{q}_ms": known.get(f"p{q}_ms") for q in _REST}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,13 @@ def _signed(value: float) -> str:
     return f"{'−' if value < 0 else '+'}{significant(abs(value))}"
 
 
-def waterfall(name: str, shares: Sequence[Share]) -> Markup:
-    """p99 from before to after, a bar for each fix."""
+def waterfall(name: str, shares: Sequence[Share], key: str = "p99") -> Markup | None:
+    """A figure from before to after, a bar for each fix; ``None`` if it is unknown, as among lost requests.
+
+    :param key: label of the figure.
+    """
+    if not all(math.isfinite(value) for share in shares for value in (share.before_ms, share.after_ms)):
+        return None
 
     def plot(panels: list[Axes]) -> None:
         axes = panels[0]
@@ -88,10 +94,10 @@ def waterfall(name: str, shares: Sequence[Share]) -> Markup:
             label_right(axes, _signed(share.after_ms - share.before_ms), high, y)
         named_rows(axes, position, ["before", *(share.name for share in shares), "after"], limit=48)
         axes.set_xlim(0, 1.12 * max(max(share.before_ms, share.after_ms) for share in shares))
-        axes.set_xlabel("p99, ms")
+        axes.set_xlabel(f"{key}, ms")
         number_axis(axes.xaxis)
 
-    return draw(name, "p99 from before to after, fix by fix", 0.4 * (len(shares) + 2) + 0.8, 1, plot)
+    return draw(name, f"{key} from before to after, fix by fix", 0.4 * (len(shares) + 2) + 0.8, 1, plot)
 
 
 def front(name: str, rows: Sequence[FrontRow], key: str) -> Markup:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from latfix.formatting import LATENCY_KEYS, interval_bounds
+from latfix.formatting import lower_end
 from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
 from latfix.reports.comparison_rows import (
     Arm,
@@ -98,7 +98,6 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
         )
     if schema == Diagnosis.SCHEMA:
         run = Diagnosis.from_json(document)
-        bounds = {key: interval_bounds(run.latency_ci95_ms.get(key)) for key in LATENCY_KEYS}
         return Summary(
             **common,
             workload=run.workload or workload,
@@ -107,7 +106,7 @@ def read_summary(document: Mapping[str, Any], *, command: str, workload: str = "
             sentence=run.sentence,
             gates=gate_rows(run.gates),
             run=arm_of("run", run),
-            intervals_ms={key: pair for key, pair in bounds.items() if pair is not None},
+            intervals_ms={key: pair for key, pair in run.latency_ci95_ms.items() if lower_end(pair) is not None},
             causes=run.causes,
             notes=run.notes,
             answer=diagnosis_answer(run),

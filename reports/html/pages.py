@@ -263,17 +263,19 @@ def _without_path(workload: str) -> str:
 
 def _ablation(found: Optimization) -> dict[str, Any]:
     """The effect of each kept fix, without empty columns."""
-    shares = shares_of(found.ablation, "p99")
+    shares, means = (shares_of(found.ablation, key) for key in ("p99", "mean"))
     columns = ["fix"]
     for key in ("p99", "mean"):
         columns += [f"{key} when added", f"{key} predicted", f"{key} on top of the others"]
     rows = [
         [p99.name, *p99.cells(), *mean.cells()]
-        for p99, mean in zip(shares, shares_of(found.ablation, "mean"), strict=True)
+        for p99, mean in zip(shares, means, strict=True)
         if p99.ratio is not None
     ]
-    chart = change_charts.waterfall("ablation-chart", shares)
-    return {"chart": chart, "predictions": prediction_words(found), **_filled(columns, rows)}
+    drawn = "p99"
+    if (chart := change_charts.waterfall("ablation-chart", shares)) is None:
+        drawn, chart = "mean", change_charts.waterfall("ablation-chart", means, "mean")
+    return {"chart": chart, "drawn": drawn, "predictions": prediction_words(found), **_filled(columns, rows)}
 
 
 def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:

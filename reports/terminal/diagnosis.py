@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from latfix.formatting import (
     count,
     finite,
     interval,
-    interval_bounds,
     key_label,
     milliseconds,
     percent,
@@ -26,6 +26,7 @@ from latfix.formatting import (
     uncertain,
     uncertain_bounds,
 )
+from latfix.lower_bound import in_order
 from latfix.reports.answer import diagnosis_answer, latency_words
 from latfix.reports.diagnosis_rows import (
     CauseAdvice,
@@ -134,12 +135,9 @@ def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
         ]
     ]
     if verbose and any(diagnosis.latency_ci95_ms.values()):
-        bounds = [interval_bounds(diagnosis.latency_ci95_ms.get(key)) for key in LATENCY_KEYS]
+        bounds = [diagnosis.latency_ci95_ms.get(key, (math.nan, math.nan)) for key in LATENCY_KEYS]
         rows += [
-            [
-                Text(f"95 % {word}", style="dim"),
-                *(Text(significant(pair and pair[end]), style="dim") for pair in bounds),
-            ]
+            [Text(f"95 % {word}", style="dim"), *(Text(significant(pair[end]), style="dim") for pair in bounds)]
             for end, word in enumerate(("from", "to"))
         ]
     return FittedTable(columns, rows)
@@ -154,6 +152,8 @@ def _losses(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     columns = [Column("", right=False), Column("requests"), Column("waited ms"), Column("lost in", right=False)]
     yield FittedTable(columns, [[row.status, row.requests, row.waited, row.stages] for row in rows])
     for row in rows:
+        if row.errors:
+            yield safe(f"{row.status}: {row.errors}", limit=400)
         if row.waited_for:
             yield safe(f"{row.status}: mean wait by cause, ms: {row.waited_for}", "dim", limit=300)
 
@@ -263,10 +263,10 @@ def _window_lines(windows: Sequence[Window], *, verbose: bool) -> Table:
         ("rate", [window.offered_rps for window in windows], rate),
     )
     for name, values, words in rows if verbose else rows[:2]:
-        known = [value for value in values if value is not None]
+        known = in_order(sorted(value for value in values if value is not None))
         if known:
             line = Sparkline([finite(value) for value in values], from_zero=True, widest=len(values))
-            table.add_row(name, line, f"{words(min(known))} to {words(max(known))}")
+            table.add_row(name, line, f"{words(known[0])} to {words(known[-1])}")
     if verbose:
         each = (windows[-1].end_s - windows[0].start_s) / len(windows)
         table.add_row("", Text(f"{len(windows)} windows", style="dim"), Text(f"of {each:,.3g} s", style="dim"))

@@ -92,16 +92,22 @@ def _timeline(story: Story) -> Iterator[RenderableType]:
     table.add_column("stage", no_wrap=True)
     add_figures(table, "from", "took")
     table.add_column("", ratio=1, min_width=6)
-    table.add_column("what the thread did", ratio=3, min_width=16, overflow="fold")
+    lines = [
+        Text("\n").join(safe(words, _LINE_STYLE[tone], limit=300) for words, tone in stage_lines(stage))
+        for stage in story.stages
+    ]
+    known = any(lines)  # a service seen from outside shows no threads
+    if known:
+        table.add_column("what the thread did", ratio=3, min_width=16, overflow="fold")
     scale = max(story.latency_ns, 1)
-    for stage in story.stages:
+    for stage, line in zip(story.stages, lines, strict=True):
         offset = (max(stage.at_ns, 0) / scale, " ", "")
         table.add_row(
             stage.stage,
             significant(stage.at_ns / 1e6),
             Text(significant(stage.duration_ns / 1e6), style="bold"),
             Bar([offset, (max(stage.duration_ns, 0) / scale, "█", "cyan")]),
-            Text("\n").join(safe(words, _LINE_STYLE[tone], limit=300) for words, tone in stage_lines(stage)),
+            *([line] if known else []),
         )
     yield table
 

@@ -105,7 +105,7 @@ def decide(
         decision.interrupted = last = True
     if decision.rounds:
         comparison = _look(decision, gates, most, seed, last=last)
-        decision.comparison = replace(comparison, notes=(*_notes(decision, most), *comparison.notes))
+        decision.comparison = replace(comparison, notes=(*_notes(decision, comparison, most), *comparison.notes))
     return decision
 
 
@@ -159,7 +159,7 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
     return replace(comparison.gated(results), why=tuple(change for change in changes if change is not None))
 
 
-def _notes(decision: Decision, most: int) -> Iterator[str]:
+def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[str]:
     count = len(decision.rounds)
     yield f"{counted(count, 'round')} of both on fresh processes, of at most {max(most, count)} in the budget"
     if decision.late:
@@ -167,8 +167,7 @@ def _notes(decision: Decision, most: int) -> Iterator[str]:
         yield f"{left_out} left out: something else on the machine delayed the replayer"
     known = [found.drift for found in decision.rounds if math.isfinite(found.drift)]
     if len(known) > 1:
-        yield (
-            "the machine slowed one replay of a round more than the other by "
-            f"{significant(100 * float(np.std(known)), 2)} % (compute of the same batches in turns); from six rounds "
-            "on, the ratios are corrected for that"
-        )
+        size = significant(100 * float(np.std(known)), 2)
+        slowed = f"the machine slowed one replay of a round more than the other by {size} %"
+        corrected = "; the ratios are corrected for that" if comparison.ratio["p50"].corrected else ""
+        yield f"{slowed} (compute of the same batches in turns){corrected}"

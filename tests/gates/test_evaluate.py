@@ -324,7 +324,13 @@ def test_rounds_of_both_arms_decide_a_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decision", "words"), [((0.3, float("inf")), "by 30 ms to no bound"), ((float("nan"), float("nan")), "")]
+    ("decision", "words"),
+    [
+        ((0.3, float("inf")), "by 30 ms to no bound"),
+        ((0.3, 1e8), "by 30 ms to no bound"),
+        ((1e-8, 1e8), ", and so few replays cannot tell:"),
+        ((float("nan"), float("nan")), ""),
+    ],
 )
 def test_open_and_unknown_bounds_leave_a_gate_undecided(decision: tuple[float, float], words: str) -> None:
     ratio = RatioEstimate(value=0.5, lo=decision[0], hi=decision[1], decision=decision, rounds=1, spread=0.1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from latfix.gates.evaluate import GateResult
 from latfix.gates.syntax import parse_gate
+from latfix.lower_bound import AtLeast
 from latfix.reports.answer import Answer, comparison_answer
 from latfix.reports.ci.ci_summary import read_summary
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown
+from latfix.reports.comparison_rows import comparison_change
+from latfix.reports.side_effects import side_effect_words
 from latfix.reports.vocabulary import Severity
 from latfix.results.comparison import Comparison, compare_records
 from latfix.statistics.decision import RatioEstimate
@@ -77,3 +81,21 @@ def test_a_figure_that_restarts_may_explain_is_not_called_insignificant(undecide
 def test_junit_has_no_empty_property(undecided: Comparison) -> None:
     summary = read_summary(undecided.to_json(), command="gate", workload="w")
     assert 'value=""' not in junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host="x")
+
+
+def test_a_ratio_of_lost_percentiles_has_no_words_in_the_headline(undecided: Comparison) -> None:
+    lost = RatioEstimate(value=math.nan, lo=math.nan, hi=math.nan, lost=True)
+    after = replace(undecided.after, latency_ms={**undecided.after.latency_ms, "p99": AtLeast(23.5)})
+    answer = comparison_answer(replace(undecided, after=after, ratio={**undecided.ratio, "p99": lost}))
+    assert answer.headline.endswith("→ > 23.5 ms")
+    change = comparison_change(
+        replace(undecided, judged="p95", after=after, ratio={**undecided.ratio, "p99": lost, "p95": lost})
+    )
+    assert "()" not in change.sentence() and "–" not in change.sentence()
+    words_of, _ = side_effect_words(change)
+    assert "p90" in words_of and "p99," not in words_of, "nothing is known of a lost percentile"
+
+
+def test_an_open_interval_is_in_the_markdown(ordinary: Session) -> None:
+    found = replace(ordinary[1], latency_ci95_ms={**ordinary[1].latency_ci95_ms, "p99": (16.5, math.inf)})
+    assert "| ≥ 16.5 |" in markdown(read_summary(found.to_json(), command="diagnose", workload="w"))

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.reports.answer import diagnosis_answer
-from latfix.reports.diagnosis_rows import cause_rows, cause_total, small_causes_words
-from latfix.results.diagnosis import Source
-from tests.reports.conftest import Session
+from latfix.formatting import LATENCY_KEYS
+from latfix.reports.answer import diagnosis_answer, latency_words
+from latfix.reports.diagnosis_rows import cause_rows, cause_total, closing_advice, loss_rows, small_causes_words
+from latfix.reports.terminal.diagnosis import render_diagnosis
+from latfix.results.diagnosis import Losses, Source
+from tests.reports.conftest import Session, printed
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 100])
@@ -64,3 +66,44 @@ def test_what_an_interval_does_not_cover(ordinary: Session, kind: str, words: st
     found = replace(ordinary[1], source=Source(kind=kind, path="x"), latency_ci95_ms={"p99": (1.0, 2.0)})
     sure = next(line.words for line in diagnosis_answer(found).lines if line.label == "95 % interval")
     assert sure == f"1.00 to 2.00 ms, from {words}"
+
+
+def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session) -> None:
+    failed = Losses(
+        status="error",
+        requests=29,
+        share=0.05,
+        waited_ms={"p50": 1.3},
+        in_stage={"stream": 29},
+        stages_ms={},
+        errors={"KeyError: 7": 3, "HTTP 503: model overloaded": 26},
+    )
+    shed = replace(failed, status="timeout", requests=5, errors={})
+    found = replace(ordinary[1], verdict="losing", lost=(failed, shed))
+    assert [row.errors for row in loss_rows(found)] == ["26 × HTTP 503: model overloaded; 3 with other messages", ""]
+    assert closing_advice(found) == "First fix this error of 26 requests: HTTP 503: model overloaded"
+    none_ok = replace(found, requests={"ok": 0, "error": 29})
+    assert "fix this error of 26 requests: HTTP 503: model overloaded" in closing_advice(none_ok)
+    late = replace(found, lost=(failed, replace(shed, requests=500)))
+    assert "First fix what the lost requests waited for" in closing_advice(late)
+
+
+def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:
+    failed = Losses(
+        status="error",
+        requests=26,
+        share=0.05,
+        waited_ms={"p50": 1.3},
+        in_stage={"stream": 26},
+        stages_ms={},
+        errors={"HTTP 503: model \x1b[31moverloaded": 26},
+    )
+    shown = printed(render_diagnosis(replace(ordinary[1], lost=(failed,)), folder=None), width=100)
+    assert "error: 26 × HTTP 503: model \\x1b[31moverloaded" in shown
+
+
+def test_rounding_keeps_the_order_of_percentiles(ordinary: Session) -> None:
+    latency = dict(zip(LATENCY_KEYS, (8.9, 7.94, 17.3, 60.0, 215.0, 224.0, 225.0), strict=True))
+    bounds = {"p99": (210.0, 220.0), "p99_9": (28.8, 9000.0), "p90": (16.0, 19.0), "p95": (10.0, 120.0)}
+    words = latency_words(replace(ordinary[1], latency_ms=latency, latency_ci95_ms=bounds))
+    assert words == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]

@@ -61,6 +61,21 @@ def test_requests_in_flight_are_censored_as_by_kaplan_and_meier(seed: int) -> No
         assert steps.evaluate(value) == pytest.approx(q / 100, abs=0.004)
 
 
+@given(st.lists(st.tuples(st.floats(1, 1e9), st.sampled_from([0, 1, 2, 3])), min_size=1, max_size=60))
+def test_no_lower_bound_is_below_a_lower_percentile(rows: list[tuple[float, int]]) -> None:
+    waited, statuses = zip(*rows, strict=True)
+    outcomes = Outcomes.of(waited, statuses)
+    found = outcomes.percentiles_ns(ALL)
+    least = [value.bound if isinstance(value, AtLeast) else value for value in found]
+    assert least == pytest.approx(np.maximum.accumulate(least))
+    assert [outcomes.percentiles_ns([q])[0] for q in ALL[3:]] == found[3:]
+
+
+def test_requests_lost_early_do_not_hide_how_slow_the_others_are() -> None:
+    figures = _outcomes([790.0] * 60 + [5.0] * 40, [Status.OK] * 60 + [Status.ERROR] * 40).summary_ms()
+    assert figures["p50"] == pytest.approx(790) and str(figures["p90"]) == "AtLeast(790.0)"
+
+
 def test_a_hung_request_is_lost_with_a_long_lower_bound() -> None:
     hung = _outcomes([*[5.0] * 390, *[60_000.0] * 10], [Status.OK] * 390 + [Status.UNFINISHED] * 10).summary_ms()
     assert hung["p95"] == pytest.approx(5.0)

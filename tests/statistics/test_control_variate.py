@@ -48,6 +48,41 @@ def test_a_round_without_a_control_is_unchanged() -> None:
     assert control.shifts[4] == 0 and control.slope == pytest.approx(1)
 
 
+def test_a_control_that_is_not_zero_on_average_removes_nothing() -> None:
+    """A sleep added to HEAD: quiet turns show a larger ratio than the contended replays."""
+    rng = RNG(7)
+    drift = -0.2 + rng.normal(0, 0.038, 9)
+    ratio = math.log(1.38) + 0.8 * (drift + 0.2) + rng.normal(0, 0.01, 9)
+    control = fit_control(ratio, drift)
+    assert not control.shifts.any() and control.fitted == 0
+
+    base = [rng.lognormal(2, 0.3, 60) for _ in range(9)]
+    new = [each * math.exp(by) for each, by in zip(base, ratio, strict=True)]
+    found = arm_ratios(base, new, seed=0, replicates=50, control=drift)["p50"]
+    assert found.value == pytest.approx(math.exp(ratio.mean()), rel=0.03) and not found.corrected
+    assert found.bounds[0] > 1.1
+
+
+def test_the_correction_stays_within_the_plain_interval() -> None:
+    rng = RNG(8)
+    for _ in range(500):
+        drift = rng.normal(rng.normal(0, 0.05), 0.1, 8)
+        ratio = rng.normal(0, 2) * drift + rng.normal(0, 0.1, 8)
+        mean, half = between(ratio, 0.05)
+        assert abs((ratio - fit_control(ratio, drift).shifts).mean() - mean) <= half + 1e-12
+
+
+def test_choosing_between_plain_and_corrected_costs_few_errors() -> None:
+    rng, called = RNG(9), 0
+    for _ in range(3000):
+        drift = rng.normal(0, 0.1, 8)
+        ratio = drift + rng.normal(0, 0.02, 8)
+        control = fit_control(ratio, drift)
+        mean, half = between(ratio - control.shifts, 0.05 * control.level, fitted=control.fitted)
+        called += abs(mean) > half * control.wider
+    assert called / 3000 < 0.07
+
+
 def _rounds(seed: int, count: int = 12, n: int = 60) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     """A service and itself on a machine that drifts by 20 % from replay to replay, and the measured compute."""
     rng = RNG(seed)

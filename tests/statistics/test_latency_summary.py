@@ -23,6 +23,7 @@ from latfix.statistics.block_bootstrap import (
 )
 from latfix.statistics.distributions import normal_quantile, student_t, wilson_interval
 from latfix.statistics.latency_summary import (
+    QUANTILES,
     percentile_ns,
     summarize_ms,
     summary_intervals_ms,
@@ -83,7 +84,8 @@ def test_intervals_hold_the_value(values: list[float], seed: int) -> None:
     summary, intervals = summarize_ms(values), summary_intervals_ms(values, seed=seed, replicates=50)
     for key in LATENCY_KEYS:
         lo, hi = intervals[key]
-        assert math.isfinite(lo) and math.isfinite(hi)
+        assert math.isfinite(lo) and (math.isfinite(hi) or key in QUANTILES)
+        assert math.isinf(hi) or hi <= 2 * max(values) / 1e6 * (1 + 1e-9)
         assert lo <= summary[key] * (1 + 1e-9) and summary[key] <= hi * (1 + 1e-9) + 1e-12
 
 
@@ -112,6 +114,14 @@ def test_more_requests_give_narrower_intervals() -> None:
 def test_p99_of_a_hundred_requests_does_not_end_at_their_maximum() -> None:
     latencies = np.random.default_rng(3).lognormal(size=100) * 1e6
     assert summary_intervals_ms(latencies, seed=0)["p99"][1] > latencies.max() / 1e6
+
+
+def test_an_end_that_nothing_measured_supports_is_open() -> None:
+    """Five slow first requests of 460: their power law would reach minutes."""
+    latencies = np.concatenate([np.full(5, 500.0), np.random.default_rng(3).lognormal(1, 0.3, 455)]) * 1e6
+    found = summary_intervals_ms(latencies, seed=0)
+    assert found["p99_9"][0] < 500 and math.isinf(found["p99_9"][1])
+    assert found["mean"][1] <= 500
 
 
 # --- blocks ------------------------------------------------------------------------------------------------

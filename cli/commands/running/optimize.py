@@ -17,6 +17,7 @@ from latfix.formatting import did_you_mean
 
 if TYPE_CHECKING:
     from latfix.settings import Objective
+    from latfix.traffic.schedule import Traffic
 
 
 def optimize(
@@ -72,11 +73,14 @@ def optimize(
 
     replayed.check()
     _check(trials, resume, out)
+    only, exclude = _fix_ids("--fix", fix), _fix_ids("--no-fix", no_fix)
+    if both := set(only) & set(exclude):
+        raise InputError(f"--no-fix: found {', '.join(sorted(both))}, also given as --fix; expected either")
     search = Options(
         budget_s=options.parse_budget(budget),
         trials=trials,
-        only=_fix_ids("--fix", fix),
-        exclude=_fix_ids("--no-fix", no_fix),
+        only=only,
+        exclude=exclude,
         seed=replayed.seed,
         goal=check_objective(objective),
         throughput=objective == "throughput",
@@ -88,6 +92,7 @@ def optimize(
     spec = replace(spec, objective=aimed_at(spec.objective, search.goal, max_accuracy_drop))
     settings, earlier = options.service_settings(spec, plan, replayed.device)
     schedule = options.load_traffic(spec, replayed)
+    _check_budget(search.budget_s, schedule)
     gates = Gates(parsed, recording=Recording.open(history, parsed))
     outputs = Outputs.open("optimize", written)
     folder = reopen_folder(resume) if resume else open_folder(out or default_folder(spec.name, "optimize"))
@@ -132,6 +137,21 @@ def aimed_at(objective: Objective, goal: str | None, max_drop: float | None) -> 
     percentile = 100 * QUANTILES[goal] if goal is not None and goal in QUANTILES else objective.percentile
     drop = objective.max_accuracy_drop if max_drop is None else max_drop
     return replace(objective, percentile=percentile, max_accuracy_drop=drop)
+
+
+def _check_budget(budget_s: float, schedule: Traffic) -> None:
+    """Refuse a budget in which nothing can be replayed.
+
+    :raises InputError: it is shorter than one replay of the shortest stretch.
+    """
+    from latfix.runners.optimize.screening_windows import SHORTEST_S
+
+    least_s = min(SHORTEST_S, schedule.duration_s - schedule.start_s)
+    if budget_s < least_s:
+        raise InputError(
+            f"--budget: found {budget_s:g} s; expected at least {least_s:.3g} s, which the shortest replay takes, "
+            "and minutes to decide about fixes"
+        )
 
 
 def _check(trials: int | None, resume: Path | None, out: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,19 @@ def test_steady_means_a_tail_near_the_median(p99_ms: float, word: str) -> None:
     verdict = judge(causes, tail(excess, p99_ms), {"p50": 10.0}, 99.0, p99_ms)
     assert verdict.word == word
     assert ("steady" in verdict.sentence) == (word == "steady")
+
+
+def test_noise_is_by_a_little_in_many_requests_only_where_it_is() -> None:
+    def sentence(p99_ms: float, inside: int = 10, *, at_once: bool = False) -> str:
+        excess = p99_ms - 10.0
+        causes = (cause("host.contention", 0.9 * excess, excess), cause("unexplained", 0.1 * excess, excess))
+        of = replace(tail(excess, p99_ms), inside=inside)
+        return judge(causes, of, {"p50": 10.0}, 99.0, p99_ms, at_once=at_once).sentence
+
+    assert "by a little in many requests" in sentence(30.0)
+    for words in (sentence(454.0), sentence(30.0, 5), sentence(30.0, at_once=True)):
+        assert "no fault stands out" in words and "by a little" not in words
+    assert sentence(454.0, 5, at_once=True).endswith("in one moment that all 5 slow requests share.")
 
 
 @pytest.mark.parametrize("share", [0.4, -0.4, -1.59])

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from latfix.profilers.diagnose import diagnose
+from latfix.profilers.drilldown.explain import tell
+from latfix.profilers.drilldown.selection import choose_slowest
+from latfix.reports.answer import diagnosis_answer
 from latfix.results.diagnosis import Diagnosis
 from tests.profilers.drilldown.test_explain import Line
+from tests.profilers.evidence.outside.test_outside_view import MS, arrivals, recorded, served, services
 
 
 def diagnosed(gc: dict[int, float]) -> Diagnosis:
@@ -21,6 +27,23 @@ def test_a_batch_that_held_the_worker_is_named_with_what_is_typical() -> None:
     words = incident.sentence("p99")
     assert words.startswith("All of p99 is one moment: 10.0") and f"batch {incident.batch} held worker 0" in words
     assert Diagnosis.from_json(found.to_json()).incident == incident
+
+
+def test_a_service_seen_from_outside_has_no_batches_or_workers() -> None:
+    at = np.arange(1000) * 20 * MS
+    took = np.where((at >= 10_000 * MS) & (at < 10_220 * MS), 400, 8) * MS
+    record = recorded(at, at + took)
+    found = diagnose(record)
+    assert found.incident is not None and found.incident.batch is None
+    (line,) = [line for line in diagnosis_answer(found).lines if line.label == "when"]
+    assert line.words.startswith("All of p99 is one moment: ") and line.words.endswith("11 requests.")
+
+    at = arrivals(80.0)
+    for each in (record, recorded(at, served(at, services(), 1))):  # the second one shows a queue
+        (story,) = tell(each, diagnose(each).ledger, choose_slowest(each, 1))
+        assert story.batch is None and story.waits == ()
+        assert all(stage.account is None and not stage.parts for stage in story.stages)
+        assert "batch" not in story.sentence and "worker" not in story.sentence
 
 
 def test_slow_requests_in_several_places_are_no_incident() -> None:

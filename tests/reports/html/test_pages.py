@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -312,6 +313,26 @@ def test_the_effect_of_each_fix_is_drawn_and_listed(tmp_path: Path, improved: Op
     text = checked(path).text
     assert "<script>x</script> + gc.freeze" in text and "×0.450" in text and "×0.500 [0.450, 0.550]" in text
     assert "interaction of fixes" in text and "Effect of each fix" in text
+
+
+def test_a_p99_among_lost_requests_is_not_drawn_and_the_mean_is(tmp_path: Path, improved: Optimization) -> None:
+    estimate = {"mean": {"value": 0.5, "ci95": [0.45, 0.55]}, "p99": {"value": None, "ci95": None, "lost": True}}
+    lost: dict[str, Any] = {
+        "fixes": ["gc.freeze"],
+        "before_ms": {"mean": 40.0, "p99": None, "p99_at_least": 35.8},
+        "after_ms": {"mean": 20.0, "p99": None},
+        "ratio": estimate,
+        "adds": None,
+        "predicted": None,
+    }
+    path = tmp_path / "report.html"
+    for mean, drawn in ((40.0, True), (None, False)):
+        lost["before_ms"]["mean"] = mean
+        found = Optimization.from_json({**improved.to_json(), "ablation": [lost]})
+        write_optimization_report(path, found, diagnosis=None, before=None, after=None)
+        text = checked(path).text
+        assert ("mean from before to after, fix by fix" in text) is drawn
+        assert "p99 from before to after" not in text and "Effect of each fix" in text
 
 
 def test_skipped_fixes_are_listed_separately_with_their_reason(tmp_path: Path, improved: Optimization) -> None:

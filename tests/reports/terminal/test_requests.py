@@ -260,3 +260,9 @@ def test_every_session_can_be_explained(session: Session) -> None:
     unharmed(shown(*stories[:3], slowest=stories), 80, figures=False)  # milliseconds of months are cut
     assert all(one.difference_ns in (0, None) for one in stories)
     assert len(stories) == min(30, int(record.measured.sum()))
+
+
+def test_without_anything_known_of_threads_there_is_no_column_for_it() -> None:
+    known = story()
+    bare = replace(known, stages=tuple(replace(one, parts=(), account=None, happenings=()) for one in known.stages))
+    assert "what the thread did" in shown(known) and "what the thread did" not in shown(bare)

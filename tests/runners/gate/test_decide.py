@@ -156,7 +156,22 @@ def test_the_drift_is_noted() -> None:
     drifting = (Round(one.base, one.new, math.log(1.1) * (-1) ** k) for k, one in enumerate(service.rounds()))
     found = decide(GATES, drifting, budget_s=180, seed=0, on_round=lambda *_: None, clock=service.clock)
     assert found.comparison is not None
-    assert any("in turns" in note for note in found.comparison.notes)
+    (note,) = [note for note in found.comparison.notes if "in turns" in note]
+    assert "corrected" not in note
+
+
+def test_a_correction_is_noted_where_one_was_made() -> None:
+    """One replay of each round is slower, as the control shows; undecided, so that more than five rounds run."""
+    service, rng = Service(factor=1.1, restart=0.2), np.random.default_rng(1)
+
+    def slowed() -> Iterator[Round]:
+        for one in service.rounds():
+            medians = [np.log(np.median(each.requests["latency_ns"])) for each in (one.base, one.new)]
+            yield Round(one.base, one.new, medians[1] - medians[0] - math.log(1.1) + rng.normal(0, 0.01))
+
+    found = decide(GATES, slowed(), budget_s=180, seed=0, on_round=lambda *_: None, clock=service.clock)
+    assert found.comparison is not None and found.comparison.rounds >= 6
+    assert any("the ratios are corrected for that" in note for note in found.comparison.notes)
 
 
 def test_a_failed_gate_on_a_percentile_shows_the_causes(monkeypatch: pytest.MonkeyPatch) -> None:

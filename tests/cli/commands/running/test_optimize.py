@@ -206,6 +206,8 @@ def test_resume_continues_in_its_folder(optimize: Cli, search: Search, tmp_path:
         (("--trials", "two"), "--trials"),
         (("--resume", "nothing"), "--resume"),
         (("--resume", ".", "--out", "x"), "found --out x as well"),
+        (("--fix", "batch.size", "--no-fix", "batch.size"), "--no-fix: found batch.size, also given as --fix"),
+        (("--budget", "0.1s"), "--budget: found 0.1 s; expected at least"),
         (("--junit", "no/such/j.xml"), "--junit"),
         (("--markdown", "no/such/m.md"), "--markdown"),
         (("--history", "/proc/x/h"), "/proc/x/h"),
