@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     LOST,
@@ -46,6 +47,8 @@ from latfix.results.diagnosis import Diagnosis
 from latfix.results.optimization import Optimization
 
 #: Causes listed as the reason.
+#: Share of the excess from which what is known of unexplained time is shown.
+_MOSTLY = 0.5
 _REASONS = 2
 #: The slowest requests get their own line if the maximum exceeds the percentile by this factor.
 _FAR_BEYOND = 2.0
@@ -187,6 +190,9 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
         if not cause.fixes and not _is_replay(found):
             fixes = ""
         yield Line(label="" if number else "why", words=words + fixes)
+    rest = next((cause for cause in found.causes if cause.cause == UNEXPLAINED), None)
+    if found.source is not None and found.source.kind == "http" and rest is not None and rest.tail_share >= _MOSTLY:
+        yield Line(label="unexplained", words=f"{percent(rest.tail_share)} of {whole}: {rest.evidence.rstrip('.')}")
 
 
 def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Answer:

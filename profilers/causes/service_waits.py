@@ -17,7 +17,6 @@ from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
 
-
 #: A client repeats an unanswered request for a connection after a second (RFC 6298).
 _AGAIN_NS = (1_000_000_000, 1_100_000_000)
 

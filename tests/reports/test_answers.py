@@ -10,7 +10,7 @@ import pytest
 from latfix.gates.evaluate import GateResult
 from latfix.gates.syntax import parse_gate
 from latfix.lower_bound import AtLeast
-from latfix.reports.answer import Answer, comparison_answer
+from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer
 from latfix.reports.ci.ci_summary import read_summary
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown
@@ -18,6 +18,7 @@ from latfix.reports.comparison_rows import comparison_change
 from latfix.reports.side_effects import side_effect_words
 from latfix.reports.vocabulary import Severity
 from latfix.results.comparison import Comparison, compare_records
+from latfix.results.diagnosis import Source
 from latfix.statistics.decision import RatioEstimate
 from tests.reports.conftest import Session
 
@@ -99,3 +100,14 @@ def test_a_ratio_of_lost_percentiles_has_no_words_in_the_headline(undecided: Com
 def test_an_open_interval_is_in_the_markdown(ordinary: Session) -> None:
     found = replace(ordinary[1], latency_ci95_ms={**ordinary[1].latency_ci95_ms, "p99": (16.5, math.inf)})
     assert "| ≥ 16.5 |" in markdown(read_summary(found.to_json(), command="diagnose", workload="w"))
+
+
+def test_what_is_known_of_unexplained_time_behind_an_address_is_shown(ordinary: Session) -> None:
+    found = ordinary[1]
+    rest = replace(
+        found.causes[0], cause="unexplained", tail_share=0.8, evidence="It stood still 8 times.", named=False
+    )
+    behind = replace(found, causes=(rest,), source=Source(kind="http", path="http://h"))
+    (line,) = (line for line in diagnosis_answer(behind).lines if line.label == "unexplained")
+    assert line.words == "80 % of the tail's excess: It stood still 8 times"
+    assert not any(line.label == "unexplained" for line in diagnosis_answer(replace(behind, source=None)).lines)
