@@ -419,7 +419,8 @@ class Bench:
 
     def least_round_s(self, fixes: Sequence[Fix] = ()) -> float:
         """Estimated minimum time of a final round: both arms on fresh processes, one of them with some fixes."""
-        return 2 * (self._start_s + LEAD_IN_S + SHORTEST_S + DRAIN_S) + self._making_of(fixes)
+        lead_in = lead_in_s(self.left_s())
+        return 2 * (self._start_s + lead_in + SHORTEST_S + DRAIN_S) + self._making_of(fixes)
 
     def final_traffic(self, seconds: float) -> Traffic:
         """Traffic of the final replay: all of it, or its slowest stretch such that :data:`WANTED_ROUNDS` rounds fit.

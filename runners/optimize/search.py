@@ -144,6 +144,8 @@ class Search:
     _obstacles: dict[str, str] = field(default_factory=dict)
     _skipped: dict[str, str] = field(default_factory=dict)
     _dropped: set[str] = field(default_factory=set)
+    # How much longer than estimated a way took to measure, at most: a busy machine delays the next one as well.
+    _overrun_s: float = 0.0
     # Caches by settings, valid until the next result: some preconditions read the whole record.
     _contexts: dict[str, Context] = field(default_factory=dict)
     _obstacle_cache: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -293,8 +295,8 @@ class Search:
         if known or len(configuration.choices) < len(choices):
             return
         fixes = [choice.fix for choice in choices]
-        cost_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
-        left = self.bench.left_s()
+        estimate_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
+        cost_s, left = estimate_s + self._overrun_s, self.bench.left_s()
         if left - cost_s < (until if self.alternatives else min(until, self.reserved_s())):
             spare = max(left - until, 0.0)
             reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, and {spare:.0f} s were left for measuring"
@@ -303,6 +305,7 @@ class Search:
             return
         self._make_room(self.arm)
         measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast.cost)
+        self._overrun_s = max(self._overrun_s, left - self.bench.left_s() - estimate_s)
         self.alternatives.append(measured)
         if measured.status == "ready":
             planner.costs[way(configuration)] = measured.cost
@@ -391,7 +394,7 @@ class Search:
         if self.planner is not None:
             self._keep_untried(self.planner)
             if not self.best.choices:
-                self._measure_ways(self.planner, max(self.bench.left_s() / 2, self.bench.least_round_s()))
+                self._measure_ways(self.planner, max(self.bench.left_s() / 2, 2 * self.bench.least_round_s()))
                 self._keep_untried(self.planner)
         if not self.best.choices:
             self._keep_addition()

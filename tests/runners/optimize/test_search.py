@@ -288,6 +288,23 @@ def test_without_time_for_a_trial_the_best_way_is_scored_and_goes_to_the_final_r
     assert outcome.final_accuracy == 1.0 and world.now <= 70.0
 
 
+def test_a_busy_machine_on_which_measuring_takes_longer_leaves_time_for_the_final_replay(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = world.arm_class.ask
+
+    def slowly(arm: Any, do: str, **more: Any) -> Any:
+        world.now += 20.0 if do == "pace" else 0.0
+        return ask(arm, do, **more)
+
+    monkeypatch.setattr(world.arm_class, "ask", slowly)
+    begun: list[float] = []
+    world.on_replay = lambda arm, _: begun.append(world.now) if arm.label == "after" else None
+    outcome = search(*(model(world, f"W{k}", 0.5 + 0.01 * k) for k in range(9)), budget_s=240.0)
+    assert outcome.kept and outcome.for_time and world.now <= 240.0
+    assert begun[0] <= 160.0, "a third of the budget is left for the final replay"
+
+
 def test_an_untried_configuration_must_be_predicted_to_lower_the_judged_figure(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
