@@ -297,7 +297,8 @@ class Search:
         fixes = [choice.fix for choice in choices]
         estimate_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
         cost_s, left = estimate_s + self._overrun_s, self.bench.left_s()
-        if left - cost_s < (until if self.alternatives else min(until, self.reserved_s())):
+        # The first way treats the main cause: one round of the final replay is enough to leave for it.
+        if left - cost_s < (until if self.alternatives else min(until, self.bench.least_round_s(fixes))):
             spare = max(left - until, 0.0)
             reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, and {spare:.0f} s were left for measuring"
             for fix in fixes:

@@ -288,6 +288,13 @@ def test_without_time_for_a_trial_the_best_way_is_scored_and_goes_to_the_final_r
     assert outcome.final_accuracy == 1.0 and world.now <= 70.0
 
 
+def test_the_way_that_treats_the_main_cause_may_use_time_of_the_final_replay(search: Any, world: Any) -> None:
+    """The baseline left less than the final replay's share; one round of it still fits."""
+    world.first_load_s = 25.0
+    outcome = search(model(world, "FAST", 0.5), budget_s=70.0)
+    assert world.statuses(outcome) == {"a.FAST": "kept"} and world.now <= 70.0
+
+
 def test_a_busy_machine_on_which_measuring_takes_longer_leaves_time_for_the_final_replay(
     search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
