@@ -126,9 +126,8 @@ def _compute(
     mode = torch.inference_mode() if service.settings.inference_mode else torch.no_grad()
     with in_mode(instance.device, mode):
         for number in range(_MOST_PASSES + 1):
-            # The first pass is a warm-up; at least one more follows.
-            if number > 1 and time.perf_counter() > (until if number > _LEAST_PASSES else at_last):
-                return
+            if number and time.perf_counter() > (until if number > _LEAST_PASSES else at_last):
+                break
             for k in usable:
                 started = time.perf_counter_ns()
                 try:
@@ -142,8 +141,10 @@ def _compute(
                 except USER_ERRORS as error:  # as above
                     failures.append(describe(error))
                     continue
-                if number:
-                    took[k].append(time.perf_counter_ns() - started)
+                took[k].append(time.perf_counter_ns() - started)
+    for times in took:
+        # The first pass is a warm-up. If it alone took too long, a neighbor has the cores, and it has to do.
+        del times[: len(times) > 1]
 
 
 def _prepare(service: Service, traffic: Traffic, batches: Sequence[Sequence[int]], ended: threading.Event) -> None:
@@ -163,6 +164,8 @@ def passes_s(seconds: float, once: float) -> float:
     :param seconds: its argument.
     :param once: seconds that the batches take once.
     """
+    if once > _LONG * seconds:
+        return once
     return max(seconds, min((1 + _LEAST_PASSES) * once, max(_LONG * seconds, 2 * once)))
 
 

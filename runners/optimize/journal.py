@@ -65,6 +65,11 @@ class _Replayed(Document):
     paces: tuple[float, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def decided(self) -> bool:
+        """False if a resumed search should try it again; what only the final replay tested was kept unproven."""
+        return self.status not in _OPEN and (self.status != "kept" or bool(self.pairs))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal(Document):
@@ -151,9 +156,7 @@ class Journal(Document):
         file = folder / JOURNAL_FILE
         try:
             ways = [_way(each, file, known, search.first) for each in self.ways]
-            trials = [
-                _trial(each, file, self.seed, known, search.first) for each in self.trials if each.status not in _OPEN
-            ]
+            trials = [_trial(each, file, self.seed, known, search.first) for each in self.trials if each.decided]
         except InputError as error:
             raise InputError(f"{error.message}; {_ANEW}") from error
         search.restore(ways, trials, self.found, self.ineffective)

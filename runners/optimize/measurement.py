@@ -378,8 +378,7 @@ class Bench:
         windows = self.cold_windows() if cold else self.windows
         own = sum(replay_s(self.traffic, self.baseline, window) + DRAIN_S for window in windows)
         settling = sum(max(part.duration_s - part.start_s, _SETTLING_S) + DRAIN_S for part in self._settling)
-        scoring = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
-        fixed = self.load_s + scoring + self._making_of(fixes) + 2 * own
+        fixed = self.scoring_s(fixes) + 2 * own
         fixed += self._start_s if any(arm.worn for arm in self._arms) else 0.0
         if cold:
             return fixed + 2 * len(windows) * self._start_s
@@ -389,6 +388,11 @@ class Bench:
             return fixed + 2 * settling + self._start_s
         # The current best has settled, except before the first trial.
         return fixed + (1 if any(arm.settled for arm in self._arms) else 2) * settling
+
+    def scoring_s(self, fixes: Sequence[Fix]) -> float:
+        """Estimated time to make a service with some fixes and, if they change answers, to score them."""
+        scoring = self.accuracy_s if any(fix.changes_outputs for fix in fixes) else 0.0
+        return self.load_s + scoring + self._making_of(fixes)
 
     def pace_s(self, fixes: Sequence[Fix], batches_s: float) -> float:
         """Estimated time to measure a way to run the model.
@@ -413,10 +417,10 @@ class Bench:
         """True if a service has to restart before it is compared again."""
         return any(arm.profiled for arm in self._arms)
 
-    @property
-    def least_round_s(self) -> float:
-        """Estimated minimum time of a final round: both arms, each on a fresh process."""
-        return 2 * (self._start_s + LEAD_IN_S + SHORTEST_S + DRAIN_S)
+    def least_round_s(self, fixes: Sequence[Fix] = ()) -> float:
+        """Estimated minimum time of a final round: both arms on fresh processes, one of them with some fixes."""
+        lead_in = lead_in_s(self.left_s())
+        return 2 * (self._start_s + lead_in + SHORTEST_S + DRAIN_S) + self._making_of(fixes)
 
     def final_traffic(self, seconds: float) -> Traffic:
         """Traffic of the final replay: all of it, or its slowest stretch such that :data:`WANTED_ROUNDS` rounds fit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from latfix.runners.optimize.final_replay import Proof, prove
 from latfix.runners.optimize.journal import Journal, entries_of
 from latfix.runners.optimize.measurement import Bench, lead_in_s
 from latfix.runners.optimize.predicted_configurations import Bounds, Goal, Planner, trusted
+from latfix.runners.optimize.screening_decision import SMALLEST
+from latfix.runners.optimize.screening_decision import shown as words
 from latfix.runners.optimize.screening_windows import busiest_stretch, lead_in, window_bounds
 from latfix.runners.optimize.search import Search, Trial
 from latfix.runners.replay.arm import Arm, Watch
@@ -145,9 +148,48 @@ class Outcome:
 
     @property
     def planned(self) -> list[Step]:
-        """Steps in the plan: the kept ones, or none if the final replay shows that they are worse."""
-        worse = self.final is not None and self.final.verdict == "worse"
-        return [] if worse else self.kept
+        """Steps in the plan: the kept ones; none after :meth:`reject`."""
+        return self.kept
+
+    @property
+    def refuted(self) -> bool:
+        """True if the final replay shows that the kept fixes are slower.
+
+        Fixes that no replay of the search tested are refuted by a figure that is not lower.
+        """
+        final = self.final
+        if final is None or final.verdict == "better":
+            return False
+        judged = final.ratio[final.judged]
+        untested = any(step.comparison is None for step in self.kept)
+        return (
+            final.verdict == "worse" or max(judged.lo, final.ratio["mean"].lo) > 1 or (untested and judged.value > 1)
+        )
+
+    def reject(self) -> None:
+        """Take the kept fixes out of the plan, with the figures of the final replay as the reason."""
+        assert self.final is not None, "only the final replay refutes"
+        judged, kept = self.final.judged, tuple(step.fix for step in self.kept)
+        figures = ", ".join(f"{key} {words(self.final.ratio[key])}" for key in dict.fromkeys((judged, "mean")))
+        reason = f"slower in the final replay: {figures}"
+        self.steps = [
+            replace(step, status="rejected", reason=reason) if step.fix in kept else step for step in self.steps
+        ]
+        self.candidates = [
+            replace(each, status="rejected") if set(kept) <= set(each.fixes) and each.status == "kept" else each
+            for each in self.candidates
+        ]
+
+    def divided(self) -> Shares:
+        """``shares``; empty if the final replay contradicts the forecast, which then cannot divide its ratio."""
+        if self.final is None:
+            return self.shares
+        for key in KEYS:
+            predicted = sum(share[key][0] for share in self.shares.values())
+            measured = math.log(max(self.final.ratio[key].value, 1e-9))
+            if predicted * measured < 0 and abs(predicted - measured) > math.log1p(SMALLEST):
+                return {}
+        return self.shares
 
     def prediction_errors(self) -> dict[str, Any]:
         """Errors of predicted ratios: by statistic, their median, the number of steps, and the final replay's."""
@@ -402,8 +444,11 @@ class Optimizer:
         outcome.after_diagnosis = diagnose(
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
-        if outcome.final.verdict == "better" and not proof.interrupted:
+        if outcome.refuted:
+            outcome.reject()
+        elif outcome.final.verdict == "better" and not proof.interrupted:
             outcome.adds = self._leave_out(outcome, outcome.final.judged, search, replay, proof.round_s)
+        outcome.shares = outcome.divided()
 
     def _leave_out(
         self, outcome: Outcome, judged: str, search: Search, replay: Callable[..., Proof], round_s: float

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -144,6 +144,8 @@ class Search:
     _obstacles: dict[str, str] = field(default_factory=dict)
     _skipped: dict[str, str] = field(default_factory=dict)
     _dropped: set[str] = field(default_factory=set)
+    # How much longer than estimated a way took to measure, at most: a busy machine delays the next one as well.
+    _overrun_s: float = 0.0
     # Caches by settings, valid until the next result: some preconditions read the whole record.
     _contexts: dict[str, Context] = field(default_factory=dict)
     _obstacle_cache: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -201,13 +203,13 @@ class Search:
             self._batches = self.planner.forecast.probes([size for size in _PROBED_SIZES if size <= limit], _PROBES_S)
             if self._simulated_choices() or any(choice.measured for choice in self._applicable()):
                 self.planner.forecast.learn(self._batches, self.bench.base_pace(self.base, self._batches))
-            self._measure_ways(self.planner)
+            self._measure_ways(self.planner, self._measuring_until())
             self._replay_predicted(self.planner)
             if self._measure_core_shares(self.planner, self.reserved_s() + self.bench.trial_s([])):
                 self._replay_predicted(self.planner)
         self._replay_additions()
-        if self.planner is not None and not self.best.choices:
-            self._keep_untried(self.planner)
+        if not self.best.choices:
+            self._use_rest()
         elif self.planner is not None:
             self._drop_needless(self.planner)
 
@@ -219,15 +221,31 @@ class Search:
 
     # -- 1. ways to run the model
 
-    def _measure_ways(self, planner: Planner) -> None:
-        """Measure the ways that apply, quickest set-up first; then other worker/thread splits."""
+    def _measuring_until(self) -> float:
+        """Seconds of the budget that must remain when ways are measured before the replays."""
         left = self.bench.left_s()
         spare = max(left - self.reserved_s(), 0.0)
-        until = left - max(min(_MEASURING * spare, spare - self.bench.trial_s(self._scored_fixes())), 0.0)
+        trials = spare - self.bench.trial_s(self._scored_fixes())
+        # If no trial fits, the best way goes to the final replay, and what is not measured cannot.
+        return left - (min(_MEASURING * spare, trials) if trials > 0 else spare)
+
+    def _measure_ways(self, planner: Planner, until: float) -> None:
+        """Measure the ways that apply, then other worker/thread splits on top of the best one.
+
+        Those come first that treat most of the tail for the time that measuring them takes.
+
+        :param until: seconds of the budget that must remain.
+        """
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
-        for choice in sorted(
-            self._models(), key=lambda one: (one.fix.seconds_to_make(device), one.fix.expected_compute)
-        ):
+        shares = {cause.cause: max(cause.tail_share, 0.0) for cause in self.diagnosis.causes}
+        batches_s = planner.forecast.seconds(self._batches)
+
+        def order(choice: Choice) -> tuple[float, float, float]:
+            fix = choice.fix
+            treated = min(sum(shares.get(cause, 0.0) for cause in fix.treats), 1.0)
+            return -treated / self.bench.pace_s([fix], batches_s), fix.seconds_to_make(device), fix.expected_compute
+
+        for choice in sorted((one for one in self._applicable() if one.measured), key=order):
             self._measure_way(planner, until, [choice])
         self._measure_core_shares(planner, until)
 
@@ -277,9 +295,10 @@ class Search:
         if known or len(configuration.choices) < len(choices):
             return
         fixes = [choice.fix for choice in choices]
-        cost_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
-        left = self.bench.left_s()
-        if left - cost_s < (until if self.alternatives else self.reserved_s()):
+        estimate_s = self.bench.pace_s(fixes, planner.forecast.seconds(self._batches))
+        cost_s, left = estimate_s + self._overrun_s, self.bench.left_s()
+        # The first way treats the main cause: one round of the final replay is enough to leave for it.
+        if left - cost_s < (until if self.alternatives else min(until, self.bench.least_round_s(fixes))):
             spare = max(left - until, 0.0)
             reason = f"{BUDGET}measuring it takes about {cost_s:.0f} s, and {spare:.0f} s were left for measuring"
             for fix in fixes:
@@ -287,6 +306,7 @@ class Search:
             return
         self._make_room(self.arm)
         measured = measure(self.bench, self.base, configuration, self._batches, planner.forecast.cost)
+        self._overrun_s = max(self._overrun_s, left - self.bench.left_s() - estimate_s)
         self.alternatives.append(measured)
         if measured.status == "ready":
             planner.costs[way(configuration)] = measured.cost
@@ -368,20 +388,65 @@ class Search:
             self._replay(best, planner)
             rejected |= self.trials[-1].status == "rejected"
 
+    def _use_rest(self) -> None:
+        """Nothing is kept, so the time of the final replay is free: let it test the most promising configuration."""
+        if self.most_trials is not None and len(self.trials) >= self.most_trials:
+            return
+        if self.planner is not None:
+            self._keep_untried(self.planner)
+            if not self.best.choices:
+                self._measure_ways(self.planner, max(self.bench.left_s() / 2, 2 * self.bench.least_round_s()))
+                self._keep_untried(self.planner)
+        if not self.best.choices:
+            self._keep_addition()
+
     def _keep_untried(self, planner: Planner) -> None:
-        """Leave the best untried configuration that changes no answer to the final replay."""
-        ranked = self._ranked(planner, {(), *(trial.configuration.key for trial in self.trials)})
-        best = next((one for one in ranked if not any(each.fix.changes_outputs for each in one.choices)), None)
-        if best is None or self.bench.left_s() < self.bench.least_round_s:
+        """Leave the best untried configuration to the final replay, if it is predicted to gain enough."""
+        for best in self._ranked(planner, {(), *(trial.configuration.key for trial in self.trials)}):
+            ratio, score = planner.predict(best).ratio, planner.score(best)
+            # The score also counts the mean: it alone must not speak for a plan.
+            if ratio[self.goal.key] <= _UNTRIED and score <= math.log(_UNTRIED):
+                self._keep_unproven(best, score, f"predicted {_ratio_words(ratio, self.goal.key)}")
+            if self.best.choices:
+                return
+
+    def _keep_addition(self) -> None:
+        """Leave the most promising fix that the forecast cannot simulate to the final replay."""
+        tried = {fix for trial in self.trials for fix in trial.configuration.fixes}
+        for group in self._additions(self._current_diagnosis(), tried):
+            configuration = compose(self.first, group, self._obstacle)
+            self._keep_unproven(configuration, 0.0, "it treats the remaining tail")
+            if self.best.choices:
+                return
+
+    def _keep_unproven(self, configuration: Configuration, score: float, why: str) -> None:
+        """Leave a configuration to the final replay, if there is time and its answers are accurate enough."""
+        fixes = [choice.fix for choice in configuration.choices]
+        changes = any(fix.changes_outputs for fix in fixes)
+        needed_s = self.bench.least_round_s(fixes) + (self.bench.scoring_s(fixes) if changes else 0.0)
+        if self.bench.left_s() < needed_s:
             return
-        if (score := planner.score(best)) > math.log(_UNTRIED):
-            return
-        predicted = _ratio_words(planner.predict(best).ratio, self.goal.key)
-        reason = f"predicted {predicted}; there was no time to try it, so only the final replay tests it"
-        self.say(f"{best.words}: {reason}")
-        self.trials.append(Trial(configuration=best, status="kept", reason=reason, score=score))
-        self.best, self.best_score = best, score
-        self.arm = self.bench.arm("predicted", best.settings, best.fixes, self.base.accuracy)
+        self._make_room(self.arm)
+        arm = self.bench.arm(
+            "predicted", configuration.settings, configuration.fixes, alone=self.bench.room.alone_with(fixes)
+        )
+        reason = f"{why}; there was no time to try it, so only the final replay tests it"
+        trial = Trial(configuration=configuration, status="kept", reason=reason, score=score)
+        try:
+            scored, refusal = self._scored(configuration, arm)
+            trial = replace(trial, scored=scored)
+            if refusal:
+                trial = replace(trial, status="rejected", reason=refusal, score=math.inf)
+        except LatfixError as error:
+            reason = f"the service did not run with it: {error.message}"
+            trial = replace(trial, status="not_effective", reason=reason, score=math.inf)
+        arm.close()
+        self.say(f"{configuration.words}: {trial.reason}")
+        self.trials.append(trial)
+        if trial.status == "kept":
+            self.best, self.best_score, self.arm = configuration, score, arm
+        elif self.planner is not None:
+            _refuse(self.planner, trial)
         self._record_progress()
 
     def _drop_needless(self, planner: Planner) -> None:
@@ -507,17 +572,22 @@ class Search:
             configuration = configuration.without(fix)
         return configuration
 
+    def _scored(self, configuration: Configuration, candidate: Arm) -> tuple[Mapping[str, Any], str]:
+        """Scores of its answers, empty if they cannot differ; and why they are not accurate enough, or empty."""
+        candidate.accuracy = self.arm.accuracy
+        if not any(choice.fix.changes_outputs for choice in configuration.choices):
+            return {}, ""
+        scored = self.bench.accuracy(candidate)
+        candidate.accuracy = float(scored["score"])
+        enough, reason = judge(scored, self.original, self.bench.max_drop)
+        return scored, "" if enough else reason
+
     def _try(self, configuration: Configuration, candidate: Arm, planner: Planner | None) -> Trial:
         """Score the answers, then replay, then verify that each fix took effect."""
         bench = self.bench
-        scored: Mapping[str, Any] = {}
-        candidate.accuracy = self.arm.accuracy
-        if any(choice.fix.changes_outputs for choice in configuration.choices):
-            scored = bench.accuracy(candidate)
-            candidate.accuracy = float(scored["score"])
-            enough, reason = judge(scored, self.original, bench.max_drop)
-            if not enough:
-                return Trial(configuration=configuration, status="rejected", reason=reason, scored=scored)
+        scored, refusal = self._scored(configuration, candidate)
+        if refusal:
+            return Trial(configuration=configuration, status="rejected", reason=refusal, scored=scored)
         added = [choice for choice in configuration.choices if choice.fix.id not in self.best.fixes]
         cold = bool(added) and all(choice.fix.cold for choice in added)
         pairs = bench.screen(self.arm, candidate, cold=cold)

@@ -31,8 +31,12 @@ def torch_runs_it(context: Context) -> str:
 
 def own_operators(context: Context) -> str:
     """The model of the adapter or the file must consist of torch's operators."""
-    runtime = made_of(context).get("runtime")
-    return f"the model has no torch parameters: its operators run in {runtime}" if runtime else ""
+    made, seen = made_of(context), facts(context).get("kernels")
+    if runtime := made.get("runtime"):
+        return f"the model has no torch parameters: its operators run in {runtime}"
+    # A function of tensors has no parameters either, but its operators were seen.
+    nothing = seen is not None and not seen and made.get("parameters") == 0
+    return "the model is no torch module: no operator of torch ran in a forward pass" if nothing else ""
 
 
 def python_modules(what: str) -> Condition:

@@ -105,6 +105,19 @@ class Small(Workload):
         return torch.full((1, 5, 5), float(request.features["value"]))
 """
 
+PLAIN = """
+import numpy as np
+import torch
+from latfix import Workload
+
+class Small(Workload):
+    def load(self, device):
+        return MODEL
+
+    def prepare(self, request):
+        return np.full(4, request.features["value"], dtype=np.float32)
+"""
+
 OF_TORCH = ("quantize.", "fuse.")
 
 
@@ -150,6 +163,26 @@ def test_no_fix_of_torch_applies_to_an_adapter_over_a_session(
     assert all(found.values()), found
     for fix in ("quantize.bf16", "quantize.int8_weight_only", "fuse.compile", "fuse.onnxruntime", "fuse.openvino"):
         assert found[fix] == "the model has no torch parameters: its operators run in ONNX Runtime"
+
+
+def test_no_fix_of_torch_applies_to_a_function_of_arrays(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    facts = loaded(write_workload(tmp_path / "w", adapter=PLAIN.replace("MODEL", "lambda x: x @ np.ones(4)"))).facts(
+        traffic()
+    )
+    found = obstacles(facts)
+    assert all(found.values()), found
+    for fix in ("fuse.attention", "fuse.compile", "fuse.openvino", "fuse.onnxruntime"):
+        assert found[fix] == "the model is no torch module: no operator of torch ran in a forward pass"
+
+
+def test_a_function_of_tensors_runs_on_torch(
+    tmp_path: Path, write_workload: WriteWorkload, obstacles: Callable[..., dict[str, str]]
+) -> None:
+    adapter = TORCH.replace("MODEL", "lambda x: torch.relu(x).mean((1, 2, 3))")
+    facts = loaded(write_workload(tmp_path / "w", adapter=adapter)).facts(traffic())
+    assert facts["made_of"]["parameters"] == 0 and not obstacles(facts)["fuse.compile"]
 
 
 def test_only_openvino_applies_to_an_onnx_file(tmp_path: Path, obstacles: Callable[..., dict[str, str]]) -> None:

@@ -16,6 +16,7 @@ from latfix.runners.measure.compute_pace import (
     blend,
     measure_pace,
     offered,
+    passes_s,
     preparing_share,
     typical_batches,
 )
@@ -143,6 +144,19 @@ def test_the_pace_is_the_time_of_each_batch(serve: Any) -> None:
     found = measure_pace(service, schedule([2.0, 20.0, -1.0]), [[0], [0, 1], [2]], 0.2, workers=1)
     assert 2 * MS <= found[0] < found[1] and found[1] >= 20 * MS
     assert np.isnan(found[2]), "it fails, as its request does"
+
+
+@pytest.mark.parametrize(("ms", "once", "estimate_s"), [(150.0, True, 0.3), (5.0, False, 0.04)])
+def test_one_pass_is_enough_if_it_takes_longer_than_all_may(
+    serve: Any, ms: float, once: bool, estimate_s: float
+) -> None:
+    """A neighbor on the cores may make a pass take many seconds; otherwise the first one is a warm-up."""
+    service, called = serve("Sleeper", max_batch_size=1), list[int]()
+    (instance,) = service.models.instances
+    instance.model.register_forward_hook(lambda *_: called.append(1))
+    found = measure_pace(service, schedule([ms, ms]), [[0], [1]], 0.02, workers=1)
+    assert min(found) >= ms * MS and (len(called) == 2) is once
+    assert passes_s(0.02, 2 * ms / 1e3) == estimate_s
 
 
 def test_copies_to_a_device_do_not_count(serve: Any) -> None:

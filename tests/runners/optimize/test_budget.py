@@ -41,12 +41,26 @@ def test_without_time_for_anything_nothing_is_tried(search: Any, world: Any) -> 
     assert outcome.verdict == "inconclusive"
 
 
+def test_a_fix_for_which_a_trial_has_no_time_goes_to_the_final_replay(search: Any, world: Any) -> None:
+    outcome = search(world.fix("SLOWER", 1.5, relief=0.2), world.fix("HALF", 0.5, relief=0.4), budget_s=70.0)
+    assert world.statuses(outcome) == {"a.HALF": "kept", "a.SLOWER": "skipped"}
+    assert "only the final replay tests it" in world.step(outcome, "HALF").reason and not world.windows
+    assert outcome.final is not None and outcome.final.ratio["mean"].value == pytest.approx(0.5, rel=0.05)
+    assert 35.0 < world.now <= 70.0
+
+
+def test_a_fix_that_only_the_final_replay_tested_and_found_slower_is_rejected(search: Any, world: Any) -> None:
+    outcome = search(world.fix("SLOWER", 1.5), budget_s=70.0)
+    assert world.statuses(outcome) == {"a.SLOWER": "rejected"}
+    assert outcome.final is not None and not outcome.planned and not outcome.nothing_tried
+
+
 def test_a_slow_first_start_does_not_raise_every_estimate(search: Any, world: Any) -> None:
     """It reads all packages from the disk; the ones after it find them in memory.
 
     A sixth of the budget is set apart, so that it takes so much more to be in the same place.
     """
-    fixes = [world.fix(f"N{k}", 1.1) for k in range(12)]
+    fixes = [world.fix(f"N{k}", 1.1) for k in range(20)]
     tried = []
     for slower in (0.0, 25.0):
         world.first_load_s += slower
@@ -54,14 +68,17 @@ def test_a_slow_first_start_does_not_raise_every_estimate(search: Any, world: An
         world.now = 0.0
         outcome = search(*fixes, budget_s=420.0 + 1.2 * slower)
         tried.append(sum(status != "skipped" for status in world.statuses(outcome).values()))
-    assert tried[0] == tried[1] and 2 < tried[0] < 12
+    assert tried[0] == tried[1] and 2 < tried[0] < 20
 
 
 def test_before_anything_is_kept_two_thirds_of_the_final_replays_time_may_be_used(search: Any, world: Any) -> None:
-    """There is nothing to prove yet; a step takes some twenty seconds."""
+    """There is nothing to prove yet; a step takes some twenty seconds. The rest tests one more fix."""
     outcome = search(*(world.fix(f"N{k}", 1.1) for k in range(30)), budget_s=420.0)
     assert not outcome.kept and outcome.for_time
-    assert 420.0 * 8 / 9 - 40.0 < world.now <= 420.0 * 8 / 9
+    last = next(at for at, (_, name, _) in enumerate(world.replays) if name == "before-1")
+    assert all(name.startswith(("before-", "after-")) for _, name, _ in world.replays[last:])
+    assert [trial.reason for trial in outcome.trials if "only the final replay tests it" in trial.reason]
+    assert 420.0 * 8 / 9 < world.now <= 420.0
 
 
 @pytest.mark.parametrize("budget_s", [200.0, 240.0])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from latfix.results.comparison import RATIO_KEYS
 from latfix.run_record.run_record import RunRecord
 from latfix.settings import RunnerSettings
+from latfix.statistics.decision import RatioEstimate
 
 
 def test_the_final_replay_starts_both_afresh_each_round_in_turns(search: Any, world: Any) -> None:
@@ -60,10 +64,55 @@ def test_a_final_replay_that_is_worse_leaves_no_plan(search: Any, world: Any) ->
 
     world.on_replay = turn
     outcome = search(fix)
-    assert world.statuses(outcome) == {"a.LUCKY": "kept"}
+    assert world.statuses(outcome) == {"a.LUCKY": "rejected"}
+    assert world.step(outcome, "LUCKY").reason.startswith("slower in the final replay: p99 x1.5")
     assert outcome.final is not None and outcome.final.verdict == "worse"
     assert outcome.verdict == "no_gain"
-    assert outcome.planned == []
+    assert outcome.planned == outcome.kept == []
+    assert [each.status for each in outcome.candidates] == ["rejected"]
+
+
+def ratios(judged: RatioEstimate, mean: RatioEstimate) -> dict[str, RatioEstimate]:
+    return {**dict.fromkeys(RATIO_KEYS, mean), "p99": judged}
+
+
+@pytest.mark.parametrize(
+    ("judged", "mean", "untested", "refuted"),
+    [
+        ((1.65, 1.38, 1.98), (0.92, 0.17, 4.96), False, True),
+        ((0.9, 0.7, 1.1), (1.3, 1.1, 1.5), False, True),
+        ((1.1, 0.8, 1.5), (1.0, 0.9, 1.1), True, True),
+        ((1.1, 0.8, 1.5), (1.0, 0.9, 1.1), False, False),
+        ((0.8, 0.6, 1.2), (1.0, 0.9, 1.1), True, False),
+    ],
+)
+def test_an_undecided_plan_that_was_slower_is_rejected(
+    search: Any,
+    world: Any,
+    judged: tuple[float, float, float],
+    mean: tuple[float, float, float],
+    untested: bool,
+    refuted: bool,
+) -> None:
+    """What replays of the search showed counts as evidence; a prediction does not."""
+    outcome = search(world.fix("HALF", 0.5))
+    estimates = ratios(*(RatioEstimate(value=value, lo=lo, hi=hi) for value, lo, hi in (judged, mean)))
+    outcome.final = replace(outcome.final, verdict="undecided", ratio=estimates)
+    if untested:
+        outcome.steps = [replace(step, comparison=None) for step in outcome.steps]
+    assert outcome.refuted is refuted and outcome.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(("measured", "divided"), [(1.3, False), (1.001, False), (0.6, True)])
+def test_a_prediction_is_no_share_of_a_ratio_that_contradicts_it(
+    search: Any, world: Any, measured: float, divided: bool
+) -> None:
+    outcome = search(world.fix("HALF", 0.5))
+    p99 = RatioEstimate(value=measured, lo=0.5, hi=2.0)
+    outcome.final = replace(outcome.final, ratio=ratios(p99, RatioEstimate(value=0.6, lo=0.5, hi=0.7)))
+    log = math.log(0.5)
+    outcome.shares = {"a.HALF": dict.fromkeys(("mean", "p99"), (log, log, log))}
+    assert bool(outcome.divided()) is divided
 
 
 def test_rounds_that_take_longer_than_estimated_do_not_start(search: Any, world: Any) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from latfix.formatting import LATENCY_KEYS
 from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize import measurement
 from latfix.runners.optimize.measurement import Bench
+from tests.runners.optimize.conftest import Known
 
 pytestmark = pytest.mark.usefixtures("forecast")
 
@@ -148,8 +150,8 @@ def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: 
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "kept"} and outcome.settings.workers == 2
     assert [label for label, _ in world.paced if label != "before"] == [
         "pace-a.FAST",
-        "pace-a.FAST-a.WORKERS",
         "pace-a.WORKERS",
+        "pace-a.FAST-a.WORKERS",
     ]
 
 
@@ -260,6 +262,75 @@ def test_measuring_leaves_time_for_replays(search: Any, world: Any, budget_s: fl
     assert outcome.for_time and "measuring it takes about" in next(
         step.reason for step in outcome.steps if step.fix == outcome.for_time[0]
     )
+
+
+def test_ways_that_treat_most_of_the_tail_for_their_time_are_measured_first(search: Any, world: Any) -> None:
+    world.shares = {2: 0.6}
+    ways = [
+        model(world, "OTHER", 0.9, treats="y"),
+        model(world, "CONVERTED", 0.8, making_s=60.0),
+        replace(workers(world, 2), treats=("x",)),
+    ]
+    search(*ways, tail={"x": 70.0, "y": 20.0})
+    order = [label for label, _ in world.paced if label != "before"]
+    assert order[:3] == ["pace-a.WORKERS", "pace-a.OTHER", "pace-a.CONVERTED"]
+
+
+def test_without_time_for_a_trial_the_best_way_is_scored_and_goes_to_the_final_replay(
+    search: Any, world: Any
+) -> None:
+    world.scores = {"INT8": 0.9}
+    ways = [model(world, "INT8", 0.2), model(world, "BF16", 0.4), model(world, "OTHER", 0.95)]
+    outcome = search(*ways, budget_s=70.0)
+    assert world.statuses(outcome) == {"a.BF16": "kept", "a.INT8": "rejected", "a.OTHER": "no_gain"}
+    assert scored(world) == ["before", "predicted", "predicted"] and not world.windows
+    assert outcome.final.ratio["mean"].value == pytest.approx(0.4, rel=0.05)
+    assert outcome.final_accuracy == 1.0 and world.now <= 70.0
+
+
+def test_the_way_that_treats_the_main_cause_may_use_time_of_the_final_replay(search: Any, world: Any) -> None:
+    """The baseline left less than the final replay's share; one round of it still fits."""
+    world.first_load_s = 25.0
+    outcome = search(model(world, "FAST", 0.5), budget_s=70.0)
+    assert world.statuses(outcome) == {"a.FAST": "kept"} and world.now <= 70.0
+
+
+def test_a_busy_machine_on_which_measuring_takes_longer_leaves_time_for_the_final_replay(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = world.arm_class.ask
+
+    def slowly(arm: Any, do: str, **more: Any) -> Any:
+        world.now += 20.0 if do == "pace" else 0.0
+        return ask(arm, do, **more)
+
+    monkeypatch.setattr(world.arm_class, "ask", slowly)
+    begun: list[float] = []
+    world.on_replay = lambda arm, _: begun.append(world.now) if arm.label == "after" else None
+    outcome = search(*(model(world, f"W{k}", 0.5 + 0.01 * k) for k in range(9)), budget_s=240.0)
+    assert outcome.kept and outcome.for_time and world.now <= 240.0
+    assert begun[0] <= 160.0, "a third of the budget is left for the final replay"
+
+
+def test_an_untried_configuration_must_be_predicted_to_lower_the_judged_figure(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean that halves outweighs a p99 that rises a little in the score."""
+
+    def statistics(_forecast: Any, serving: Any, _within: object = ()) -> dict[str, float]:
+        limited = serving.max_batch == 2
+        return dict.fromkeys(LATENCY_KEYS, 10.0) | ({"mean": 3.0, "p99": 11.8} if limited else {})
+
+    monkeypatch.setattr(Known, "statistics", statistics)
+    outcome = search(limits(world, 2), budget_s=70.0)
+    assert outcome.final is None and not outcome.kept
+
+
+def test_a_resumed_search_tries_again_what_only_the_final_replay_tested(search: Any, world: Any) -> None:
+    first = search(model(world, "FAST", 0.5), budget_s=70.0)
+    assert world.statuses(first) == {"a.FAST": "kept"} and not world.windows
+    outcome = search(model(world, "FAST", 0.5), resume=True, budget_s=280.0)
+    assert world.windows and world.step(outcome, "FAST").comparison is not None
 
 
 def test_a_resumed_search_repeats_no_measurement(search: Any, world: Any) -> None:
