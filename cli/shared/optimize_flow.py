@@ -246,7 +246,7 @@ def _disturbed(outcome: Outcome) -> str:
 def _changes(outcome: Outcome) -> dict[str, tuple[Any, Any]]:
     """Settings that the plan changes, before and after; environment variables one by one."""
     first, changes = outcome.baseline.meta.settings.to_json(), dict[str, tuple[Any, Any]]()
-    for step in outcome.planned:
+    for step in outcome.kept:
         for key, value in step.settings.items():
             if isinstance(value, dict):
                 old = first.get(key) or {}
@@ -265,7 +265,7 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     yield from outcome.notes
     if outcome.final is not None:
         yield from (note for note in outcome.final.notes if not note.startswith("settings:"))  # listed in the plan
-        if not outcome.planned:
+        if not outcome.kept:
             yield "In the final replay, the kept fixes together were worse: the plan contains none of them."
     elif not outcome.interrupted:
         yield 'No fix was kept, so there was no final replay: "after" is the baseline itself.'
@@ -336,7 +336,7 @@ def _write_plan(path: Path, spec: WorkloadSpec, outcome: Outcome, started_from: 
     write_plan(
         Plan(
             workload=spec.name,
-            fixes=planned_fixes(started_from, outcome.planned),
+            fixes=planned_fixes(started_from, outcome.kept),
             measured=measured,
             machine=machine,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

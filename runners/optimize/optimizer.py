@@ -147,11 +147,6 @@ class Outcome:
         return bool(self.for_time) and all(step.status == "skipped" for step in self.steps)
 
     @property
-    def planned(self) -> list[Step]:
-        """Steps in the plan: the kept ones; none after :meth:`reject`."""
-        return self.kept
-
-    @property
     def refuted(self) -> bool:
         """True if the final replay shows that the kept fixes are slower.
 

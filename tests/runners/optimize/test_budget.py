@@ -52,7 +52,7 @@ def test_a_fix_for_which_a_trial_has_no_time_goes_to_the_final_replay(search: An
 def test_a_fix_that_only_the_final_replay_tested_and_found_slower_is_rejected(search: Any, world: Any) -> None:
     outcome = search(world.fix("SLOWER", 1.5), budget_s=70.0)
     assert world.statuses(outcome) == {"a.SLOWER": "rejected"}
-    assert outcome.final is not None and not outcome.planned and not outcome.nothing_tried
+    assert outcome.final is not None and not outcome.kept and not outcome.nothing_tried
 
 
 def test_a_slow_first_start_does_not_raise_every_estimate(search: Any, world: Any) -> None:

@@ -49,7 +49,7 @@ def test_nothing_kept_means_no_final_replay(search: Any, world: Any) -> None:
     outcome = search(world.fix("A", 1.0), world.fix("B", 1.3))
     assert outcome.verdict == "no_gain"
     assert outcome.final is None and outcome.before is None and outcome.after is None
-    assert outcome.kept == outcome.planned == []
+    assert outcome.kept == []
     assert outcome.settings == RunnerSettings()
     assert not any(name.startswith(("before-", "after-")) for _, name, _ in world.replays)
 
@@ -68,7 +68,7 @@ def test_a_final_replay_that_is_worse_leaves_no_plan(search: Any, world: Any) ->
     assert world.step(outcome, "LUCKY").reason.startswith("slower in the final replay: p99 x1.5")
     assert outcome.final is not None and outcome.final.verdict == "worse"
     assert outcome.verdict == "no_gain"
-    assert outcome.planned == outcome.kept == []
+    assert outcome.kept == []
     assert [each.status for each in outcome.candidates] == ["rejected"]
 
 
