@@ -91,8 +91,9 @@ def held_for(ns: int) -> list[int]:
 
 @contextlib.contextmanager
 def hogs() -> Iterator[None]:
-    """Run a process that spins on each core."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(round(usable_cores()))]
+    """Run a process that spins on each core, and ends if this one is killed."""
+    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+    busy = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(round(usable_cores()))]
     try:
         yield
     finally:

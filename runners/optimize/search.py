@@ -246,7 +246,9 @@ class Search:
             return -treated / self.bench.pace_s([fix], batches_s), fix.seconds_to_make(device), fix.expected_compute
 
         for choice in sorted((one for one in self._applicable() if one.measured), key=order):
-            self._measure_way(planner, until, [choice])
+            # A split of the cores matters most with the best way to run the model so far.
+            best = self._ready(planner)[:1] if choice.fix.compute == 1.0 else []
+            self._measure_way(planner, until, [*(one for each in best for one in each.choices), choice])
         self._measure_core_shares(planner, until)
 
     def _measure_core_shares(self, planner: Planner, until: float) -> bool:

@@ -150,8 +150,8 @@ def test_shares_of_the_cores_are_measured_with_the_best_way_and_without(search: 
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.WORKERS": "kept"} and outcome.settings.workers == 2
     assert [label for label, _ in world.paced if label != "before"] == [
         "pace-a.FAST",
-        "pace-a.WORKERS",
         "pace-a.FAST-a.WORKERS",
+        "pace-a.WORKERS",
     ]
 
 
