@@ -454,14 +454,22 @@ class Search:
     def _drop_needless(self, planner: Planner) -> None:
         """Remove, one by one, fixes that gain nothing next to the others according to all replays.
 
-        The remaining configuration is not scored again, so fixes that change answers stay.
+        The remaining configuration is neither scored nor replayed again, so fixes that change answers stay, and so
+        does a way to run the model, if the remaining one is not that of the first settings: no replay has tested its
+        batch times.
         """
         while planner.knows(self.best):
             known = planner.shares(self.best)
             rests = []
             for choice in self.best.choices:
                 rest = self.without(choice.fix.id)
-                if choice.fix.id in known and not choice.fix.changes_outputs and rest and planner.knows(rest):
+                if (
+                    not rest
+                    or choice.fix.changes_outputs
+                    or (choice.measured and any(x.measured for x in rest.choices))
+                ):
+                    continue
+                if choice.fix.id in known and planner.knows(rest):
                     rests.append((planner.score(rest), choice.fix.id, rest))
             score, fix, rest = min(rests, key=lambda each: each[:2], default=(math.inf, "", self.best))
             if score > planner.score(self.best) + LEAST_GAIN:

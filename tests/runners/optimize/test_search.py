@@ -100,6 +100,14 @@ def test_a_fix_that_gains_nothing_next_to_others_is_left_out_of_the_plan(search:
     assert outcome.final.ratio["mean"].value == pytest.approx(0.5, rel=0.02)
 
 
+def test_a_way_that_was_replayed_is_not_left_out_for_one_that_was_not(search: Any, world: Any) -> None:
+    """In the replay batches were slower than measured, so the split seems to gain nothing."""
+    world.shares, world.shown = {2: 0.8}, {"FAST": 1.6}
+    outcome = search(model(world, "FAST", 0.5), workers(world, 2), trials=1)
+    kept = {fix for fix, status in world.statuses(outcome).items() if status == "kept"}
+    assert kept == set(outcome.trials[0].configuration.fixes)
+
+
 def test_a_fix_that_changes_answers_is_not_left_out_unscored(search: Any, world: Any) -> None:
     world.paces, world.shown, world.limits = {"NEEDLESS": 0.9}, {"NEEDLESS": 1.4}, {8: 0.5}
     outcome = search(world.fix("NEEDLESS", 1.26, compute=0.9, changes_outputs=True), limits(world, 8), trials=1)
