@@ -68,6 +68,8 @@ def kept_words(found: Optimization) -> str:
 
 def _effect(value: float, share: Share) -> str:
     added = [speed_words(each.value) for each in share.adds.values() if each.value is not None]
+    if value >= 1 and not added:  # a predicted share: replayed was only the whole
+        return "replayed with the others, no gain predicted for it"
     return f"{speed_words(value)}; on top of the others {added[0]}" if added else speed_words(value)
 
 

@@ -232,12 +232,13 @@ class Search:
     def _measure_ways(self, planner: Planner, until: float) -> None:
         """Measure the ways that apply, then other worker/thread splits on top of the best one.
 
-        Those come first that treat most of the tail for the time that measuring them takes.
+        Those come first that treat most of the tail for the time that measuring them takes. Only named causes count:
+        others may be chance.
 
         :param until: seconds of the budget that must remain.
         """
         device = "cpu" if self._context(self.first).on_cpu else "cuda"
-        shares = {cause.cause: max(cause.tail_share, 0.0) for cause in self.diagnosis.causes}
+        shares = {cause.cause: cause.tail_share for cause in self.diagnosis.causes if cause.named}
         batches_s = planner.forecast.seconds(self._batches)
 
         def order(choice: Choice) -> tuple[float, float, float]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from latfix.reports.plan_rows import floor_words, front_rows
-from latfix.results.optimization import Candidate, Optimization
+from latfix.reports.plan_rows import floor_words, front_rows, kept_words
+from latfix.results.optimization import Candidate, Contribution, Optimization
+from latfix.statistics.decision import RatioEstimate
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,17 @@ def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Op
     assert rows["batch.size"].best and rows["batch.size"].is_replayed
     assert not rows["quantize.int8_dynamic"].best
     assert next(iter(rows)) == "batch.size"
+
+
+def test_a_kept_fix_without_a_predicted_gain_is_no_reason(improved: Optimization) -> None:
+    shares = tuple(
+        Contribution(
+            fixes=(fix,),
+            before_ms={"p99": 2.0, "mean": 2.0},
+            after_ms={"p99": 2.0 * value, "mean": 2.0 * value},
+            ratio={"p99": RatioEstimate(value=value, lo=value, hi=value)},
+        )
+        for fix, value in (("host.workers", 1.25), ("batch.size", 0.5))
+    )
+    words = kept_words(replace(improved, ablation=shares))
+    assert words.startswith("batch.size (2.0 times faster), host.workers (replayed with the others, no gain")

@@ -438,6 +438,7 @@ def search(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sea
     def run(
         *fixes: Fix,
         tail: Mapping[str, float] | None = None,
+        unnamed: str = "",
         budget_s: float = 3600.0,
         traffic: Traffic | None = None,
         settings: RunnerSettings | None = None,
@@ -450,6 +451,8 @@ def search(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sea
         for module in ("optimizer", "search"):
             shares = {cause: percent / 100 for cause, percent in (tail or {"x": 80.0}).items()}
             found = replace(diagnosis_of(shares), excess_ms=1.0, reference_ms=1.0)
+            causes = [replace(each, named=each.cause != unnamed) for each in found.causes]
+            found = replace(found, causes=tuple(causes))
             monkeypatch.setattr(f"latfix.runners.optimize.{module}.diagnose", lambda *_, found=found, **__: found)
         spec = WorkloadSpec(
             name="w",

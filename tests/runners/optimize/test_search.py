@@ -282,6 +282,9 @@ def test_ways_that_treat_most_of_the_tail_for_their_time_are_measured_first(sear
     search(*ways, tail={"x": 70.0, "y": 20.0})
     order = [label for label, _ in world.paced if label != "before"]
     assert order[:3] == ["pace-a.WORKERS", "pace-a.OTHER", "pace-a.CONVERTED"]
+    world.paced.clear()
+    search(*ways, tail={"x": 70.0, "y": 20.0}, unnamed="x", folder="unnamed")
+    assert next(label for label, _ in world.paced if label != "before") == "pace-a.OTHER", "x may be chance"
 
 
 def test_without_time_for_a_trial_the_best_way_is_scored_and_goes_to_the_final_replay(
