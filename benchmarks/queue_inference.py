@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.profilers.recordings.requests.queue_inference import infer_queue
+from latfix.queueing.queue_inference import infer_queue
 
 _N, _SERVERS = 3000, (1, 2, 3, 6, 16)
 #: Seconds of service.

@@ -79,7 +79,7 @@ CATALOGUE = {
         command="{python} benchmarks/probe_cost.py --blocks 20", measures=("profilers/probes", *_ENGINE)
     ),
     "queue_inference.json": Result(
-        command="{python} benchmarks/queue_inference.py", measures=("profilers/recordings/requests",), cheap=True
+        command="{python} benchmarks/queue_inference.py", measures=("latfix/queueing",), cheap=True
     ),
     "real_models.json": Result(command=f"{_PRETRAINED} --duration 30 --rounds 2", measures=_OPTIMIZER),
     **{

@@ -1,1 +1,1 @@
-"""The runner's queue policy as a pure model, used by the engine, the forecast and the attribution."""
+"""The runner's queue policy as a pure model, for the engine, the forecast and the attribution; inferred queues."""

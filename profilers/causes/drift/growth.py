@@ -19,6 +19,7 @@ from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.drift.trend_tests import (
     Slope,
     best_step,
+    met_few,
     rise_probability,
     squares_left,
     theil_sen,
@@ -38,8 +39,6 @@ _SIGNIFICANT = 0.05
 #: Share of the windows' squares that the level must explain; share of the rise that must remain at the end.
 _EXPLAINED = 0.6
 _LASTING = 0.6
-#: Where requests may wait for each other unseen, least number of requests in the last quarter that met few others.
-_LEAST_LATE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,16 +167,9 @@ def _work(evidence: Evidence, left: Left | None, name: str, part: str) -> _Work:
 
 
 def _with_few(evidence: Evidence, at: Ints, measured: Bools) -> Bools:
-    """Units that began with no more requests at the service than half of those in the run's first quarter.
-
-    None if there are hardly any at the run's end: then the growth may be a queue's.
-    """
+    """:func:`met_few`, by the requests at the service when each unit began."""
     begun, ended = (np.sort(times) for times in presence(evidence.rows))
-    there = np.searchsorted(begun, at) - np.searchsorted(ended, at, side="right")
-    first, last = (np.quantile(at[measured], q) if measured.any() else 0.0 for q in (0.25, 0.75))
-    early = there[measured & (at <= first)]
-    few = measured & (there <= (np.median(early) if len(early) else 0.0))
-    return np.asarray(few if np.count_nonzero(few & (at >= last)) >= _LEAST_LATE else few & False)
+    return met_few(at, np.searchsorted(begun, at) - np.searchsorted(ended, at, side="right"), measured)
 
 
 def _fold_shares(need: Ints, fold: Ints, sizes: Ints) -> Floats:

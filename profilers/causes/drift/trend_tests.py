@@ -1,6 +1,6 @@
-"""Trends of a few dozen window medians: slope, significance, and the best-fitting step.
+"""Trends of a few dozen window medians: slope, significance, the best-fitting step, and which units are comparable.
 
-Quadratic cost is fine: inputs have at most a few hundred values.
+Quadratic cost is fine: window medians are at most a few hundred.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from itertools import permutations
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.statistics.distributions import normal_quantile
 
 #: Neighboring windows form this many blocks, whose order the test permutes.
 BLOCKS = 8
+#: Least number in the last quarter that met few others.
+_LEAST_LATE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +117,17 @@ def squares_left(values: Floats, by: Floats) -> float:
     along = float(other @ centered)
     total = float(centered @ centered)
     return max(total - along * along / power, 0.0) if power > 0 else total
+
+
+def met_few(at: Ints, met: Ints, chosen: Bools) -> Bools:
+    """Those that met no more others than half of those in the first quarter.
+
+    Where waits are not separated from work, time that grows with the backlog is no drift, and only these are
+    comparable. There are none if hardly any came in the last quarter: then the growth may be a queue's.
+
+    :param at: ``(n,)`` when each came; ``met``: others that were there.
+    """
+    first, last = (np.quantile(at[chosen], q) if chosen.any() else 0.0 for q in (0.25, 0.75))
+    early = met[chosen & (at <= first)]
+    few = chosen & (met <= (np.median(early) if len(early) else 0.0))
+    return np.asarray(few if np.count_nonzero(few & (at >= last)) >= _LEAST_LATE else few & False)

@@ -23,10 +23,9 @@ from latfix.profilers.evidence.outside.outside_view import (
     ONE_ADDRESS,
     RUN_QUEUE,
     Counter,
-    find_servers,
-    in_line,
     presence,
 )
+from latfix.queueing.queue_inference import infer_queue
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from latfix.stages import Status
@@ -42,6 +41,8 @@ _LONGEST_STEPS = 4.0
 _COMPUTED, _IDLE = 0.7, 0.3
 #: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock.
 _AWAY, _MOSTLY = 0.8, 0.5
+#: The system's own gap between two answers.
+_BETWEEN_ANSWERS_NS = 50_000
 #: With a thread at the interpreter's lock for this share of it, the loop itself waits for that lock. Each wait times
 #: out after 5 ms, and the thread tries again.
 _AT_PYTHON = 0.3
@@ -127,12 +128,11 @@ def servers_of(record: RunRecord) -> int:
     rows = record.requests
     usable = (rows["http_status"] > 0) & (rows["status"] == Status.OK)
     at, end = (times[usable] for times in presence(rows))
-    servers = find_servers(at, end)
-    if not servers:
+    queue = infer_queue(at, end - at, _BETWEEN_ANSWERS_NS)
+    if queue is None:
         return 0
-    waited = int((in_line(at, end, servers)[0] - at).sum())
     locked = int(find_lock_waits(record.samples, at, end, NO_INTERVALS).lock.sum())
-    return 0 if locked > _MOSTLY * waited else servers
+    return 0 if locked > _MOSTLY * int(queue.wait_ns.sum()) else queue.servers
 
 
 def _counts(samples: Columns, name: str, times: Floats) -> Floats:

@@ -18,25 +18,10 @@ from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
 from latfix.stages import OUTSIDE_STAGES
 
-#: Largest number of servers tried; least number of requests that waited, and that did not, for a comparison.
-_MOST_SERVERS, _LEAST = 16, 20
-#: Where fewer did not wait: the least number of them, and the least ratio of service's lower decile to its median.
-_FEW, _PACED = 3, 0.5
-#: Largest absolute log ratio of service with and without a wait: of medians, and of lower deciles.
-_SAME_MEDIAN, _SAME_LOW = 0.25, 0.7
-#: Least extra latency of requests that waited, as a share of their wait.
-_SHOWN = 0.6
-#: Largest share of waiting requests that ended before their turn.
-_OUT_OF_TURN = 0.02
-#: Most requests used for the test.
-_MOST_TESTED = 20_000
-#: A shorter wait counts as none: it is the system's own gap between two answers.
-_TOLERANCE_NS = 50_000
-
 #: Linux delays an acknowledgment by 40 ms; its timer ticks every 4 ms, plus a little.
 _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
-#: Least share of answers with such a wait, largest share slightly below it, and least idle share of the process.
-_MOST_ANSWERS, _SHARP, _IDLE = 0.3, 0.1, 0.8
+#: Least number and share of answers with such a wait, largest share slightly below it, and least idle share.
+_LEAST, _MOST_ANSWERS, _SHARP, _IDLE = 20, 0.3, 0.1, 0.8
 
 #: Least idle time, some readings long, from which a request's share of time with others is inferred.
 _MUCH_IDLE_NS = 20_000_000
@@ -229,28 +214,6 @@ def _places(
     return found
 
 
-def find_servers(at: Ints, end: Ints) -> int:
-    """Number of servers behind one queue, each with one request at a time, in order of arrival; 0 if none fits.
-
-    With the right number, a request that waited takes as long from its turn on as one that found a free server. With
-    fewer servers it seems to take less, because others were served at the same time; with more, longer.
-
-    :param at: ``(n,)`` when each request reached the service; ``end`` when it was answered.
-    """
-    order = np.argsort(at, kind="stable")[:_MOST_TESTED]
-    at, end = at[order], end[order]
-    fits = []
-    for servers in range(1, _MOST_SERVERS + 1):
-        turn, _ = in_line(at, end, servers)
-        misfit = _misfit(at, end, turn)
-        if misfit is None:
-            continue
-        fits.append((misfit, servers))
-        if servers > 2 * fits[0][1]:
-            break
-    return min(fits)[1] if fits else 0
-
-
 def in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
     """Each request's start of service, first come first served, and its server."""
     turn, lane = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
@@ -260,28 +223,6 @@ def in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
         turn[k], lane[k] = max(int(at[k]), since), place
         heapq.heappush(free, (max(int(end[k]), since), place))
     return turn, lane
-
-
-def _misfit(at: Ints, end: Ints, turn: Ints) -> float | None:
-    """Difference of service times after a wait and without one; ``None`` if the queue is of another kind."""
-    waited = turn - at > _TOLERANCE_NS
-    service = (end - turn).astype(np.float64)
-    free = np.count_nonzero(~waited)
-    if np.count_nonzero(waited) < _LEAST or free < _FEW:
-        return None
-    # In overload nearly all wait. Answers then come at the pace of the service, not at random times.
-    if free < _LEAST and np.quantile(service[waited], 0.1) < _PACED * np.median(service[waited]):
-        return None
-    if np.count_nonzero(service < 0) > _OUT_OF_TURN * np.count_nonzero(waited):
-        return None
-    low, middle = (np.quantile(service[waited], q) / max(np.quantile(service[~waited], q), 1.0) for q in (0.1, 0.5))
-    if low <= 0 or middle <= 0 or abs(np.log(middle)) > _SAME_MEDIAN or abs(np.log(low)) > _SAME_LOW:
-        return None
-    # Waits must show in the latency.
-    longer = np.median((end - at)[waited]) - np.median((end - at)[~waited])
-    if longer < _SHOWN * np.median((turn - at)[waited]):
-        return None
-    return float(abs(np.log(middle)))
 
 
 def stage_values(rows: Columns) -> dict[str, Ints]:

@@ -1,7 +1,7 @@
 """The ledger of a table of requests: measured parts, work by input, the queue, stalls, drift, the remainder.
 
-Measured parts are used unmodified. A queue is inferred only if the recording confirms it (:mod:`queue_inference`);
-otherwise its waits are part of the remainder, ``unexplained``.
+Measured parts are used unmodified. A queue is inferred only if the recording confirms it
+(:mod:`latfix.queueing.queue_inference`); otherwise its waits are part of the remainder, ``unexplained``.
 
 A wait is divided as in latfix's own record: the wait that would remain with every service at reference is the
 traffic's, the remainder belongs to the requests ahead. That remainder is divided in proportion to the time that each
@@ -22,13 +22,16 @@ from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.attribution.wait_attribution import grew_for_good
-from latfix.profilers.causes.drift.trend_tests import best_step, rise_probability, squares_left
+from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
 from latfix.profilers.evidence.predictive_features import predictive_features
 from latfix.profilers.evidence.run_baselines import ordinary_mean
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
-from latfix.profilers.recordings.requests.queue_inference import (
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
+from latfix.profilers.recordings.requests.text_source import resolution_ns
+from latfix.queueing.queue_inference import (
     Queue,
     chance_wait_ns,
     in_flight,
@@ -37,9 +40,6 @@ from latfix.profilers.recordings.requests.queue_inference import (
     served_from,
     waits_at_reference,
 )
-from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
-from latfix.profilers.recordings.requests.text_source import resolution_ns
 from latfix.queueing.two_stage_queue import MINUTE_NS
 from latfix.statistics.change_points import rising_level
 
@@ -50,8 +50,6 @@ _TOGETHER, _SHUFFLED = 3.0, 200_000
 #: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
 #: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
-#: Comparable requests must reach at least this far into the log.
-_UNTIL = 0.75
 #: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
 _LEAST_SERVICES = 20
 #: Inputs differ in any traffic: their cause is named beyond this share of p50.
@@ -318,17 +316,12 @@ class _Ledger:
         return float(in_log(begin, begin + service, beyond[rows][order], usual)[0].sum())
 
     def _comparable(self) -> Ints:
-        """Rows of a sample whose service shows drift.
-
-        Without a known queue a wait is part of the service, and grows with the backlog, so only requests that met
-        no more others than is usual at the beginning are comparable.
-        """
+        """Rows of a sample whose service shows drift."""
         rows = np.arange(0, len(self.base), self.step)
         if self.wait is not None or not self.table.timed:
             return rows
         met = in_flight(self.arrival, self.latency)[rows]
-        usual = np.flatnonzero(met <= np.median(met[: max(len(met) // 4, 1)]))
-        return rows[usual] if len(usual) and usual[-1] >= _UNTIL * len(rows) else rows[:0]
+        return rows[met_few(self.arrival[rows], met, np.ones(len(rows), bool))]
 
     def find_drift(self) -> None:
         """Find a level of service, beyond the need of inputs, that rises and stays."""

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, find_servers, least_idle
+from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, least_idle
 from latfix.profilers.evidence.outside.standstills import find_standstills
+from latfix.queueing.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import EVENT_FIELDS, REQUEST_DTYPE, Columns
@@ -18,6 +19,8 @@ from tests.profilers.samples import sample_columns
 from tests.records import build_record, zeros
 
 MS = 1_000_000
+#: Between two answers.
+GAP = 50_000
 N = 2_000
 HTTP = {"kind": "http", "path": "http://h/p"}
 
@@ -89,14 +92,15 @@ def largest(found: Diagnosis) -> str:
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_servers_are_found_where_one_queue_feeds_them(servers: int) -> None:
     at = arrivals(70.0 * servers)
-    assert find_servers(at, served(at, services(), servers)) == servers
+    queue = infer_queue(at, served(at, services(), servers) - at, GAP)
+    assert queue is not None and queue.servers == servers
 
 
 def test_no_queue_is_found_where_there_is_none() -> None:
     at = arrivals(150.0)
-    assert find_servers(at, at + services()) == 0  # all side by side
+    assert infer_queue(at, services(), GAP) is None  # all side by side
     together = (at // (50 * MS) + 1) * 50 * MS + 10 * MS  # in batches, on a timer
-    assert find_servers(at, together) == 0
+    assert infer_queue(at, together - at, GAP) is None
 
 
 def test_an_interval_divides_into_run_wait_and_idle() -> None:
@@ -299,6 +303,6 @@ def test_time_that_grows_with_the_requests_in_flight_is_no_drift(seed: int) -> N
             k += 1
         now += 10 * MS
         end[waiting.pop(rng.integers(len(waiting)))] = now
-    assert find_servers(at, end) == 0
+    assert infer_queue(at, end - at, GAP) is None
     found = diagnose(recorded(at, end))
     assert not any(cause.cause.startswith("drift.") and cause.tail_ms > 1 for cause in found.causes)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from latfix.profilers.recordings.reader import ReadOptions
-from latfix.profilers.recordings.requests.queue_inference import infer_queue, served_from, starts
 from latfix.profilers.recordings.requests.readers import diagnose_table
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, Gaps, RequestTable
+from latfix.queueing.queue_inference import infer_queue, served_from, starts
 from latfix.results.diagnosis import Diagnosis
 from latfix.stages import Status
 from tests.profilers.recordings.requests.simulated_log import TYPICAL_NS, served, simulated

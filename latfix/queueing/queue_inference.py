@@ -1,4 +1,4 @@
-"""Infers the queue behind a log that has arrivals and ends only, if the log confirms it.
+"""Infers the queue behind arrivals and ends, of a log or of a service seen from outside, if they confirm it.
 
 With a fixed number of servers and first-come, first-served order, a request begins when it has arrived and a server
 is free, which the ends of earlier requests show. The remainder of its latency is service. The log confirms a number
@@ -19,7 +19,7 @@ from latfix.queueing.replay_lanes import lindley
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 #: Requests from which the number of servers is inferred; how many must have waited, and found a free server.
-_SAMPLE, _LEAST_WAITED, _LEAST_FREE = 60_000, 30, 4
+_SAMPLE, _LEAST_WAITED, _LEAST_FREE = 60_000, 30, 3
 #: Largest factor between services with and without a wait, beyond what chance produces; the mean over quantiles.
 #: A busy machine may serve more slowly, but hardly faster: then the waits are too long.
 _ALIKE, _FASTER = 1.3, 1.15
@@ -28,6 +28,8 @@ _QUANTILES = np.linspace(0.1, 0.9, 17)
 _AS_GOOD = 0.02
 #: Largest share of the requests that waited which may end before a server was free for them.
 _TOO_EARLY = 0.02
+#: Least extra latency of requests that waited, as a share of their wait.
+_SHOWN = 0.5
 #: Shuffles that show what chance produces, and the most services of each group that are compared.
 _SHUFFLES, _COMPARED = 4, 4_000
 #: Coarsest resolution of arrivals, as a share of the median latency.
@@ -35,9 +37,8 @@ _FINE = 0.5
 _AT_ONCE = 500_000
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
-_LEAST_IDLE = 30
-#: Parts of the log within which services are compared.
-_PARTS = 12
+#: Parts of the log within which services are compared, and the least requests with a free server in each.
+_PARTS, _LEAST_IDLE = 12, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,9 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     wait = np.maximum(starts(arrival, arrival + latency, servers) - arrival, 0)
     if np.mean((latency - wait < -2 * resolution_ns)[waited]) > _TOO_EARLY:
         return None
+    # Waits must show in the latency: requests that are served side by side seem to wait too.
+    if np.median(latency[waited]) - np.median(latency[~waited]) < _SHOWN * np.median(wait[waited]):
+        return None
     few = ~waited & (met <= np.median(met[~waited]))
     typical = _trend(latency, met, few)
     service = np.maximum((latency - wait) / typical, 1e-3)
@@ -166,9 +170,9 @@ def _apart(one: Floats, other: Floats, rounded: float) -> tuple[float, float]:
 
     def distances(first: Floats, second: Floats, tolerance: float) -> Floats:
         """Positive where the second are larger."""
-        one, other = np.quantile(first, _QUANTILES), np.quantile(second, _QUANTILES)
-        low, high = np.minimum(one, other), np.maximum(one, other)
-        return np.asarray(np.sign(other - one) * np.log(np.maximum(high - tolerance, low) / low))
+        left, right = np.quantile(first, _QUANTILES), np.quantile(second, _QUANTILES)
+        low, high = np.minimum(left, right), np.maximum(left, right)
+        return np.asarray(np.sign(right - left) * np.log(np.maximum(high - tolerance, low) / low))
 
     together, rng = np.concatenate([one, other]), np.random.default_rng(0)
     shuffled = [np.split(rng.permutation(together), [len(one)]) for _ in range(_SHUFFLES)]
