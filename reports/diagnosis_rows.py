@@ -229,7 +229,7 @@ def closing_advice(diagnosis: Diagnosis) -> str:
         return f"No {unit} was recorded. Replay the traffic again."
     error = commonest_error(diagnosis)
     if not diagnosis.requests.get("ok"):
-        return f"No {unit} ended ok: fix {error or 'the errors'} first, then diagnose again."
+        return f"No {unit} ended ok. First fix {error or 'the errors, then diagnose again.'}"
     outside = diagnosis.service
     if diagnosis.verdict == "inconclusive" and outside is not None and outside.process is None:
         return "Too much of the tail is unexplained to name its cause: observe the service's process with --pid."

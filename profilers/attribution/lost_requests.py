@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ _STAGE_NS = tuple(f"{stage}_ns" for stage in STAGES)
 _WAITS = ("prepare_thread", "prepare_wait_ns", "intake_ns")
 _COLUMNS = ("index", "arrival_ns", *_STAGE_NS, "latency_ns", "status", "warmup", *_WAITS)
 _MESSAGES = 3
+_DIGITS = re.compile(r"\d+")
 
 
 def lost_requests(
@@ -79,8 +81,17 @@ def _losses(
         in_stage=dict(Counter(_stages_of(rows)).most_common()),
         stages_ms={stage: took for stage, took in stages.items() if took},
         waited_for_ms=waited_for,
-        errors=dict(messages.most_common(_MESSAGES)),
+        errors=dict(_alike(messages).most_common(_MESSAGES)),
     )
+
+
+def _alike(messages: Counter[str]) -> Counter[str]:
+    """The number of each message, in which others count that differ only in numbers (shapes, ids, times)."""
+    first: dict[str, str] = {}
+    found: Counter[str] = Counter()
+    for message, number in messages.most_common():
+        found[first.setdefault(_DIGITS.sub("#", message), message)] += number
+    return found
 
 
 def _stages_of(rows: Columns) -> list[str]:

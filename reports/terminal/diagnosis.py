@@ -89,7 +89,8 @@ def render_diagnosis(
     if diagnosis.is_timed and not diagnosis.is_single:
         parts += [Text(""), _latency_table(diagnosis, verbose=verbose), *_losses(diagnosis)]
     if some:
-        parts += [*_tail(diagnosis, verbose=verbose), *_over_time(diagnosis, verbose=verbose)]
+        parts += _tail(diagnosis, verbose=verbose) if diagnosis.requests.get("ok") else []
+        parts += _over_time(diagnosis, verbose=verbose)
         parts += [*_stages(diagnosis)] if verbose else []
         parts += _workers(diagnosis)
     parts += _units(diagnosis)
@@ -105,7 +106,7 @@ def render_tail(diagnosis: Diagnosis) -> RenderableType:
     style = SEVERITY_STYLE[diagnosis_severity(diagnosis)]
     verdict = title_line(diagnosis.workload, diagnosis.device, diagnosis.sentence, style)
     parts: list[RenderableType] = [verdict, *warnings(diagnosis.notes)]
-    if any(diagnosis.requests.values()):
+    if diagnosis.requests.get("ok"):
         parts += _tail(diagnosis, verbose=False)
     return Portable(Group(*parts))
 

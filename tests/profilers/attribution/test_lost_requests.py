@@ -132,3 +132,11 @@ def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
     )
     spread = replace(losses, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
     assert "of their wait" not in Loss(every=(spread,)).words
+
+
+def test_messages_that_differ_in_numbers_only_are_one(simulate: Simulate) -> None:
+    record = _cut_off(_quiet(simulate), 0.1, Status.ERROR)
+    lost = record.requests["index"][record.requests["status"] == Status.ERROR].tolist()
+    messages = {index: f"shape ({32 + k}, 1)" if k else "out of memory" for k, index in enumerate(lost)}
+    (found,) = diagnose(replace(record, errors=messages)).lost
+    assert sorted(found.errors.values()) == [1, len(lost) - 1] and found.errors["out of memory"] == 1

@@ -149,7 +149,8 @@ def test_a_run_without_requests(ordinary: Session) -> None:
     empty = replace(ordinary[1], requests={"ok": 0, "error": 0, "timeout": 0, "shed": 0}, causes=())
     assert "No request was recorded" in shown(render_diagnosis(empty, folder=None))
     failed = replace(empty, requests={"ok": 0, "error": 9, "timeout": 0, "shed": 0})
-    assert "fix the errors first" in shown(render_diagnosis(failed, folder=None))
+    text = shown(render_diagnosis(failed, folder=None))
+    assert "First fix the errors" in text and "Where the tail comes from" not in text
 
 
 def test_an_optimization_shows_fixes_gates_and_plan(improved: Optimization) -> None:
