@@ -68,16 +68,16 @@ def test_what_an_interval_does_not_cover(ordinary: Session, kind: str, words: st
     assert sure == f"1.00 to 2.00 ms, from {words}"
 
 
-def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session) -> None:
-    failed = Losses(
-        status="error",
-        requests=29,
-        share=0.05,
-        waited_ms={"p50": 1.3},
-        in_stage={"stream": 29},
-        stages_ms={},
-        errors={"KeyError: 7": 3, "HTTP 503: model overloaded": 26},
+def _failed(errors: dict[str, int]) -> Losses:
+    many = sum(errors.values())
+    waited, stages = {"p50": 1.3}, {"stream": many}
+    return Losses(
+        status="error", requests=many, share=0.05, waited_ms=waited, in_stage=stages, stages_ms={}, errors=errors
     )
+
+
+def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session) -> None:
+    failed = _failed({"KeyError: 7": 3, "HTTP 503: model overloaded": 26})
     shed = replace(failed, status="timeout", requests=5, errors={})
     found = replace(ordinary[1], verdict="losing", lost=(failed, shed))
     assert [row.errors for row in loss_rows(found)] == ["26 × HTTP 503: model overloaded; 3 with other messages", ""]
@@ -89,15 +89,7 @@ def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session
 
 
 def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:
-    failed = Losses(
-        status="error",
-        requests=26,
-        share=0.05,
-        waited_ms={"p50": 1.3},
-        in_stage={"stream": 26},
-        stages_ms={},
-        errors={"HTTP 503: model \x1b[31moverloaded": 26},
-    )
+    failed = _failed({"HTTP 503: model \x1b[31moverloaded": 26})
     shown = printed(render_diagnosis(replace(ordinary[1], lost=(failed,)), folder=None), width=100)
     assert "error: 26 × HTTP 503: model \\x1b[31moverloaded" in shown
 
