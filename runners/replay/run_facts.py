@@ -103,7 +103,8 @@ class RunFacts:
             "setup_notes": [
                 *service.process.notes,
                 *engine.places.notes,
-                *filter(None, [service.models.note, service.models.outside.note(), self._device.note()]),
+                *service.models.notes,
+                *filter(None, [service.models.outside.note(), self._device.note()]),
                 *(each.note for each in reserved if each.note),
             ],
         }

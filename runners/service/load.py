@@ -66,7 +66,7 @@ class LoadedModels:
     :param tally: counts what replaces the models' own operators.
     :param graphs: the graphs that the compiler received.
     :param relaid: weights that ``memory_format`` laid out anew.
-    :param note: a sentence on settings without effect here.
+    :param notes: sentences on settings without effect here, and on the model's mode.
     :param conversions: the result of each instance's conversion; empty before the first inputs.
     :param outside: batches that an engine was not built for.
     :param copy_prices: measured costs of copies to and from the device; empty before they are measured.
@@ -82,7 +82,7 @@ class LoadedModels:
     relaid: int = 0
     conversions: list[dict[str, Any]] = field(default_factory=list)
     outside: Outside = field(default_factory=Outside)
-    note: str = ""
+    notes: list[str] = field(default_factory=list)
     copy_prices: dict[str, float] = field(default_factory=dict)
 
     def distinct(self) -> list[ModelInstance]:
@@ -154,7 +154,8 @@ def load_models(folder: Path, entry: str, settings: RunnerSettings) -> LoadedMod
             adapter = load_adapter(folder, entry)
             check_batch_size(adapter, settings.max_batch_size)
             if loaded is None:
-                loaded = LoadedModels(adapter, [], device, note=placement_note(settings, devices))
+                loaded = LoadedModels(adapter, [], device)
+                loaded.notes += filter(None, [placement_note(settings, devices)])
             with on_device(device):
                 models[device] = adapter, _load_one(adapter, device, settings, loaded)
         assert loaded is not None, "the first worker makes it"
@@ -277,8 +278,11 @@ def _check_precision(settings: RunnerSettings, device: str) -> None:
         raise InputError(f"[runner] precision = {settings.precision!r}: found device {device}; {reason}")
 
 
-def load_module(adapter: Workload, device: str) -> Any:
-    """The adapter's model in eval mode, or a module that calls its callable; a RunnerError if there is neither."""
+def load_module(adapter: Workload, device: str, notes: list[str] | None = None) -> Any:
+    """The adapter's model in eval mode, or a module that calls its callable; a RunnerError if there is neither.
+
+    :param notes: extended by a sentence if eval mode changes what the model computes.
+    """
     import torch
 
     try:
@@ -289,6 +293,8 @@ def load_module(adapter: Workload, device: str) -> Any:
         where = raised_at(Path(inspect.getfile(type(adapter))), error)
         raise RunnerError(f"{where}: {type(adapter).__name__}.load({device!r}) raised {describe(error)}") from error
     if isinstance(model, torch.nn.Module):
+        if notes is not None and (note := _on_training_mode(model)) and note not in notes:
+            notes.append(note)
         return model.eval()
     if not callable(model):
         kind = type(model).__name__
@@ -301,8 +307,23 @@ def load_module(adapter: Workload, device: str) -> Any:
     return calling.eval()
 
 
+def _on_training_mode(model: Any) -> str:
+    """A sentence if layers that compute something else in training are in that mode; else empty."""
+    from torch import nn
+
+    batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    for layer in model.modules():
+        if layer.training and (isinstance(layer, batch_norms) or (isinstance(layer, dropouts) and layer.p > 0)):
+            return (
+                f"load returned the model in training mode, in which {type(layer).__name__} computes something else; "
+                "it runs in eval mode here: check that your service calls model.eval()"
+            )
+    return ""
+
+
 def _load_one(adapter: Workload, device: str, settings: RunnerSettings, loaded: LoadedModels) -> Any:
-    model = load_module(adapter, device)
+    model = load_module(adapter, device, loaded.notes)
     if settings.backend != "torch":
         return model
     try:

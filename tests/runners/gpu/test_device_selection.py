@@ -144,7 +144,7 @@ def test_one_model_a_device_where_it_is_shared_else_one_a_worker(
     assert [instance.device for instance in models.instances] == names
     assert [instance.model.where for instance in models.instances] == names
     assert len(models.distinct()) == len(loads)
-    assert models.device == "cuda:0" and models.note == ""
+    assert models.device == "cuda:0" and models.notes == []
 
 
 def test_a_model_is_called_with_its_device_as_the_current_one(gpus: GPUs) -> None:

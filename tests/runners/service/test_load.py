@@ -472,3 +472,23 @@ def test_facts_hold_what_layers_take_in_each_precision(linear: Path, no_linear: 
     assert facts["few_row_products"] == 1, "a layer of 8 inputs cannot be packed"
     assert loaded(no_linear).facts(traffic())["linear_ms"] == {}
     assert "linear_ms" not in loaded(linear, precision="bf16").facts(traffic())
+
+
+@pytest.mark.parametrize(
+    ("layer", "noted"),
+    [
+        ("Dropout(0.1)", "Dropout computes"),
+        ("BatchNorm1d(4)", "BatchNorm1d computes"),
+        ("Dropout(0.0)", ""),
+        ("LayerNorm(4)", ""),
+        ("Dropout(0.1).eval()", ""),
+    ],
+)
+def test_a_model_in_training_mode_is_noted(
+    tmp_path: Path, write_workload: WriteWorkload, layer: str, noted: str
+) -> None:
+    source = LINEAR.replace("torch.nn.Linear(16, 4))", f"torch.nn.Linear(16, 4), torch.nn.{layer})")
+    models = load_models(write_workload(tmp_path / "trained", adapter=source), "adapter:Small", settings(workers=2))
+    assert not any(module.training for module in models.instances[0].model.modules())
+    assert len(models.notes) == bool(noted)
+    assert noted in "".join(models.notes)
