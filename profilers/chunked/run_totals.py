@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.profilers.attribution.cause_removal import latencies_with_another_worker, latencies_without
+from latfix.profilers.attribution.cause_removal import QueueReplay
 from latfix.profilers.attribution.tail import ONCE
 from latfix.profilers.causes import CAUSES
 from latfix.profilers.chunked.chunk_ledgers import Baselines, ChunkLedger, Scale
@@ -248,14 +248,15 @@ class RunTotals:
                 latencies += unchanged
         carried = ledger.own_ns + ledger.propagated_ns - books.ledger.own_ns - books.ledger.propagated_ns
         backlog = bool(carried.any())
-        for k, latency in zip(changed, latencies_without(books, [self.removals[k] for k in changed]), strict=True):
+        queue = QueueReplay(books)
+        for k, latency in zip(changed, queue.latencies_without([self.removals[k] for k in changed]), strict=True):
             if backlog:
                 gone = [cause in self.removals[k] for cause in ledger.causes]
                 latency = np.maximum(latency - carried[gone].sum(axis=0), 0)
             self.without[k].add(latency)
         if self.another_worker is not None:
             # The size of a backlog from before this chunk is unknown with another worker.
-            faster = None if backlog else latencies_with_another_worker(books)
+            faster = None if backlog else queue.latencies_with_another_worker()
             if faster is None:
                 self.another_worker = None
             else:
