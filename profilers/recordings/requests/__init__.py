@@ -1,1 +1,1 @@
-"""Recordings of requests: logs, load generators' results, spans."""
+"""Recordings of requests: logs, and results of load generators."""

@@ -14,7 +14,6 @@ from latfix.errors import InputError, input_error
 from latfix.formatting import counted
 from latfix.profilers.recordings.reader import Reader, ReadOptions, Recorded, recorded_at
 from latfix.profilers.recordings.requests import findings
-from latfix.profilers.recordings.requests.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.formats import (
     access_log,
     aiperf,
@@ -31,7 +30,9 @@ from latfix.profilers.recordings.requests.formats import (
 )
 from latfix.profilers.recordings.requests.request_accounts import account_for_requests
 from latfix.profilers.recordings.requests.request_table import CANCELLED, EngineSteps, RequestTable
-from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.row_checks import with_checked_rows
+from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.results.diagnosis import Diagnosis, Source
 from latfix.stages import STATUS_NAMES, Status
 from latfix.statistics.censored import Outcomes
@@ -52,6 +53,7 @@ def diagnose_table(
     """
     if not len(table):
         raise input_error(path, None, "no requests", "a recording of requests")
+    table = with_checked_rows(table)
     ok = int(np.count_nonzero(table.ok))
     q = findings.default_percentile(ok) if options.percentile is None else options.percentile
     accounts = account_for_requests(_with_losses(table, ok), tail_share=1 - q / 100, seed=options.seed)

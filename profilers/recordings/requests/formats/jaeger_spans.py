@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from latfix.errors import input_error
-from latfix.profilers.recordings.requests.span_rows import SpanRows
-from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.text_source import entry_of, json_document
 
 NAME = "Jaeger JSON"

@@ -144,7 +144,7 @@ def knows(head: bytes) -> bool:
         return True
     names, values = _first_rows(head)
     named = [name for name in map(str.strip, names) if name]  # an index column has no name
-    return len(named) > 1 and len(names) == len(values) and all(map(_IN_NAMES.match, named))
+    return len(named) > 1 and len(values) in (0, len(names)) and all(map(_IN_NAMES.match, named))
 
 
 def read(path: Path, mapping: Sequence[str]) -> RequestTable:
@@ -195,7 +195,19 @@ def read_blocks(
         raise input_error(path, 1, "no requests", _EXPECTED)
     bad.check(total)
     table = _table(roles, {name: np.concatenate(parts) for name, parts in columns.items()}, bad)
-    return replace(table, unread=_unused(names, roles))
+    given = {name.rpartition("_")[0] if _unit(name) else name for name in mapping}
+    return replace(table, unread=_unused(names, roles), notes=(*table.notes, *_without(table, given)))
+
+
+def _without(table: RequestTable, given: Collection[str]) -> Iterator[str]:
+    """A note on each mapped part that not all requests have."""
+    for name, column in table.parts.items():
+        missing = int(np.count_nonzero(table.ok & (column < 0)))
+        if missing and name in given:
+            yield (
+                f"{name} is missing, negative or no number in {missing:,} of {len(column):,} requests: counted as no "
+                "time there."
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -517,7 +529,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         arrival_ns=arrival,
         latency_ns=latency,
         status=columns.get("status", np.zeros(len(latency), np.int8)),
-        parts={name: np.minimum(column, latency) for name, column in parts.items()},
+        parts=parts,
         first_ns=columns.get("first"),
         features=features,
         **routes_of([route_of(word) for word in columns.get("route", ())]),

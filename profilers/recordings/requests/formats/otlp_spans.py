@@ -18,8 +18,8 @@ from latfix.files.decompressed import CUT_OFF, open_decompressed
 from latfix.files.protobuf_wire import WireError, fields
 from latfix.profilers.recordings.reader import damaged, recorded_at
 from latfix.profilers.recordings.requests.request_table import RequestTable
-from latfix.profilers.recordings.requests.span_rows import ENGINE_LATENCY, SpanRows
-from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_rows import ENGINE_LATENCY, SpanRows
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.table_rows import TableRows, ns_of
 from latfix.profilers.recordings.requests.text_source import (
     begins_with_object,

@@ -17,8 +17,8 @@ from latfix.arrays import Ints
 from latfix.errors import input_error
 from latfix.files.decompressed import CUT_OFF, open_text
 from latfix.profilers.recordings.reader import damaged
-from latfix.profilers.recordings.requests.span_rows import SpanRows
-from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.text_source import (
     LATEST_NS,
     UNITS_NS,

@@ -113,8 +113,8 @@ _FORMATS: tuple[_Format, ...] = (
     ),
     _Format(
         "Traefik",
-        r'\[(?P<arrival>[^\]]+)\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) .*" '
-        r"(?P<latency_ms>\d+)ms$",
+        r'\[(?P<arrival>[^\]]{9,40})\] "(?P<route>[A-Z]+ [^ "]+)[^"]*" (?P<status>\d{3}) (?P<response_bytes>\d+|-) '
+        r'.*" (?P<latency_ms>\d+)ms$',
     ),
     _Format(
         "Gatling",
@@ -274,10 +274,11 @@ def _blocks(
             while chunk := file.read(_CHUNK_BYTES):
                 lines = pa.array((chunk + file.readline()).splitlines(), pa.string())
                 matched, columns = extract(lines, wanted, needed)
-                others = pc.filter(lines, pc.invert(matched))
+                comment = pc.starts_with(lines, "#")  # the W3C's directives
+                others = pc.filter(lines, pc.invert(pc.or_(matched, comment)))
                 skipped.first = skipped.first or next((word for word in others.slice(0, 9).to_pylist() if word), "")
                 skipped.count += len(others)
-                skipped.matched += len(lines) - len(others)
+                skipped.matched += matched.true_count
                 yield {name: pc.filter(column, matched) for name, column in columns.items()}, at
                 at += len(lines)
         if not skipped.matched:

@@ -220,8 +220,8 @@ def check_spans(table: Any) -> None:
 
 def own_by_cause(table: Any) -> dict[str, float]:
     """Milliseconds of each service or path in a single request."""
-    from latfix.profilers.recordings.requests.dependencies import account_for_spans
-    from latfix.profilers.recordings.requests.span_table import own_times
+    from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
+    from latfix.profilers.recordings.requests.spans.span_table import own_times
 
     own = own_times(table).own_ns
     names = [cause.id for cause in account_for_spans(table).causes][:-2]
@@ -511,6 +511,7 @@ def test_json_lines_with_a_mapping(tmp_path: Path) -> None:
         ("ts,duration\n1,2\n", (), "--map latency_ms=duration"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=lat",), "found no column 'lat'"),
         ("ts,latency_ms\nx,y\nz,w\n", (), "recording:2: found"),
+        ("ts,latency_ms\n", (), "found no requests"),
         ("ts,latency_ms\n1,2\n", ("latency_ms=exec('x')",), "expected numbers"),
     ],
 )
@@ -562,7 +563,26 @@ def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str, comp
     assert str(path) in raised.value.message and "\n" not in raised.value.message
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\x01\x02", b"just a text\nof two lines\n", b"{}", b"[]", b"null"])
+def test_parts_that_are_no_times_are_noted(tmp_path: Path) -> None:
+    rows = [f"{1763800000 + k},{10 + k},{('3', '-1', 'NaN', '', '99')[k]}" for k in range(5)]
+    table = mapped(tmp_path, "\n".join(["ts,latency_ms,db", *rows]), "db_ms=db")
+    assert table.notes == ("db is missing, negative or no number in 3 of 5 requests: counted as no time there.",)
+    result = diagnose_recording(tmp_path / "recording", ReadOptions(mapping=("db_ms=db",)))
+    assert any("longer than the whole latency in 1 request of 5" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\x01\x02",
+        b"just a text\nof two lines\n",
+        b"{}",
+        b"[]",
+        b"null",
+        pytest.param(b"[" * 200_000, id="["),
+    ],
+)
 def test_unknown_files_are_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError):
         diagnose_recording(written(tmp_path, content), ReadOptions())

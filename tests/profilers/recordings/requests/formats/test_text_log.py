@@ -140,6 +140,7 @@ def test_the_parts_that_a_proxy_measures_are_parts(tmp_path: Path) -> None:
 def test_other_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     notes = table_of(tmp_path, HAPROXY).notes
     assert any(note.startswith("Skipped 1 other line,") and "has no server" in note for note in notes)
+    assert not any("Skipped" in note for note in table_of(tmp_path, IIS).notes)  # its directives
 
 
 def test_a_line_of_pairs_needs_only_its_times(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from latfix.profilers.recordings.requests.dependencies import account_for_spans
 from latfix.profilers.recordings.requests.findings import RecordingFacts, diagnose_accounts
-from latfix.profilers.recordings.requests.span_rows import SpanRows
-from latfix.profilers.recordings.requests.span_table import SpanTable, own_times
+from latfix.profilers.recordings.requests.spans.dependencies import account_for_spans
+from latfix.profilers.recordings.requests.spans.span_rows import SpanRows
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable, own_times
 from latfix.results.diagnosis import Diagnosis, Source
 from tests.profilers.recordings.devices.test_device_reader import REAL, real
 
@@ -40,8 +40,11 @@ def test_time_belongs_to_the_child_on_the_critical_path() -> None:
     assert own.own_ns.tolist() == [10 * MS, 0, 55 * MS, 35 * MS]
 
 
-def shop(*, n: int = 600, seed: int, fault: str = "") -> SpanTable:
-    """A gateway that calls five services, each through a client span."""
+def shop(*, n: int = 600, seed: int, fault: str = "", ahead: float = 0.0, steady: bool = True) -> SpanTable:
+    """A gateway that calls five services, each through a client span.
+
+    :param ahead: milliseconds by which the clock of ``catalog`` is ahead, in each call if ``steady``, else in half.
+    """
     rng = np.random.default_rng(seed)
     rows = SpanRows()
     for request in range(n):
@@ -58,10 +61,11 @@ def shop(*, n: int = 600, seed: int, fault: str = "") -> SpanTable:
                 own += 120
             calls.append((service, now, path, own))
             now += path + own
-        add(rows, request, "root", "", "gateway", begin, now + 1)
+        add(rows, request, "root", "", "gateway", 1_000 + begin, 1_000 + now + 1)
         for service, first, path, own in calls:
-            add(rows, request, f"to {service}", "root", "gateway", first, first + path + own)
-            add(rows, request, service, f"to {service}", service, first + path / 2, first + path / 2 + own)
+            add(rows, request, f"to {service}", "root", "gateway", 1_000 + first, 1_000 + first + path + own)
+            start = 1_000 + first + path / 2 + (ahead if service == "catalog" and (steady or request % 2) else 0)
+            add(rows, request, service, f"to {service}", service, start, start + own)
     return rows.table()
 
 
@@ -92,6 +96,24 @@ def test_the_service_that_stands_out_has_the_verdict(fault: str, verdict: str, s
 
 def test_a_quiet_shop_has_no_named_cause() -> None:
     assert not any(cause.named for cause in diagnosed(shop(seed=1)).causes)
+
+
+@pytest.mark.parametrize("ahead", [-30.0, 7.0, 250.0])
+@pytest.mark.parametrize("fault", ["network.catalog", "service.catalog", ""])
+def test_a_clock_that_is_wrong_does_not_change_the_verdict(fault: str, ahead: float) -> None:
+    true, skewed = (diagnosed(shop(seed=1, fault=fault, ahead=clock)) for clock in (0.0, ahead))
+    assert skewed.verdict == true.verdict
+    assert {cause.cause: pytest.approx(cause.tail_ms, abs=0.01) for cause in true.causes} == {
+        cause.cause: cause.tail_ms for cause in skewed.causes
+    }
+    word = "ahead of" if ahead > 0 else "behind"
+    assert not true.notes or "Clocks differ" not in true.notes[0]
+    assert f"catalog {abs(ahead):.0f}" in skewed.notes[0] and f"{word} gateway" in skewed.notes[0]
+
+
+def test_a_clock_that_is_wrong_now_and_then_is_noted() -> None:
+    result = diagnosed(shop(seed=1, ahead=40.0, steady=False))
+    assert "50.0 % of catalog's spans lie partly outside of gateway's calls" in result.notes[0]
 
 
 @pytest.mark.skipif(not SPANS.is_dir(), reason=f"no recordings of spans in {SPANS}")

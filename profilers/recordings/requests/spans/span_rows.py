@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from latfix.formatting import shown
-from latfix.profilers.recordings.requests.span_table import SpanTable
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 from latfix.profilers.recordings.requests.text_source import LATEST_NS
 
 #: Attributes that name the service behind a client's span, the most specific first (OpenTelemetry's conventions).

@@ -21,7 +21,8 @@ from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
 from latfix.formatting import from_ns, share
 from latfix.profilers.over_time.level_shift import Stretch, raised_stretch
 from latfix.profilers.recordings.requests.accounts import DOMINANT, MATERIAL, Accounts
-from latfix.profilers.recordings.requests.span_table import OwnTimes, SpanTable, own_times
+from latfix.profilers.recordings.requests.spans.clock_skew import with_one_clock
+from latfix.profilers.recordings.requests.spans.span_table import OwnTimes, SpanTable, own_times
 
 #: A path is out of line from this multiple of the other paths' median, if there are at least so many others.
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
@@ -70,6 +71,7 @@ class _Requests:
 
 def account_for_spans(spans: SpanTable) -> Accounts:
     """The ledger of all requests of a recording of spans."""
+    spans = with_one_clock(spans)
     own = own_times(spans)
     roots = own.roots
     requests = _Requests(

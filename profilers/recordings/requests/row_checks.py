@@ -1,0 +1,107 @@
+"""What a table of requests probably has wrong: impossible parts, copies, dates far from all others.
+
+Nothing is left out: a note says what was found, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from latfix.arrays import Bools, Ints
+from latfix.formatting import counted
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.text_source import resolution_ns
+
+#: Rows searched for copies; copies that are worth a note: at least so many, so large a share, and so many times the
+#: number expected by chance.
+_SEARCHED, _LEAST_COPIES, _COPIED, _BEYOND_CHANCE = 500_000, 5, 0.001, 4.0
+#: Distance of two rows that arrived at different times, from which the chance of equal values is estimated.
+_APART = 7
+#: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
+#: so many times the others' whole length.
+_FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.001, 3_600 * 10**9, 10
+#: Parts may exceed a latency by this share, or by the resolution of the times: rounding.
+_ROUNDED = 0.01
+
+
+def with_checked_rows(table: RequestTable) -> RequestTable:
+    """The table with parts within the latencies, and a note on each thing that is probably wrong."""
+    parts: dict[str, Ints] = {}
+    remaining = np.maximum(table.latency_ns, 0)
+    beyond = np.zeros(len(table), bool)
+    for name, column in table.parts.items():
+        rounding = max(resolution_ns(times[times > 0]) for times in (table.latency_ns, column))
+        allowed = remaining + np.maximum(_ROUNDED * table.latency_ns, rounding)
+        beyond |= table.ok & (column > allowed)
+        parts[name] = np.minimum(column, remaining)
+        remaining = remaining - np.maximum(parts[name], 0)
+    notes = [*table.notes, *_beyond(beyond, table), *_copies(table), *_far_away(table)]
+    return replace(table, parts=parts, notes=tuple(notes))
+
+
+def _beyond(beyond: Bools, table: RequestTable) -> Iterator[str]:
+    if beyond.any():
+        yield (
+            f"{', '.join(table.parts)}: longer than the whole latency in {counted(int(beyond.sum()), 'request')} of "
+            f"{len(table):,}, and counted up to it. Check the units, and that the time lies within the latency."
+        )
+
+
+def _copies(table: RequestTable) -> Iterator[str]:
+    if not table.timed or table.sampled:
+        return
+    rows = np.arange(min(len(table), _SEARCHED))
+    rows = rows[np.lexsort((table.latency_ns[rows], table.arrival_ns[rows]))]
+    together = rows[1:][np.diff(table.arrival_ns[rows]) == 0], rows[:-1][np.diff(table.arrival_ns[rows]) == 0]
+    copies = int(np.count_nonzero(_equal(table, *together)))
+    if copies < max(_LEAST_COPIES, _COPIED * len(rows)) or len(rows) <= _APART:
+        return
+    by_chance = float(_equal(table, rows[_APART:], rows[:-_APART]).mean()) * len(together[0])
+    if copies > _BEYOND_CHANCE * by_chance:
+        yield (
+            f"{copies:,} of {len(rows):,} requests repeat another one's time, latency and all else. If the log was "
+            "collected twice, they count twice: leave the copies out (sort -u)."
+        )
+
+
+def _equal(table: RequestTable, one: Ints, other: Ints) -> Bools:
+    """``(k,)`` True for pairs of rows with the same values; their arrivals are not compared."""
+    same = (table.latency_ns[one] == table.latency_ns[other]) & (table.status[one] == table.status[other])
+    columns = [*table.parts.values(), *table.features.values(), *(() if table.route is None else (table.route,))]
+    for column in columns:
+        same &= (column[one] == column[other]) | ((column[one] != column[one]) & (column[other] != column[other]))
+    if table.ids:
+        for place in np.flatnonzero(same).tolist():
+            same[place] = table.ids[one[place]] == table.ids[other[place]]
+    return np.asarray(same)
+
+
+def _far_away(table: RequestTable) -> Iterator[str]:
+    arrival, n = table.arrival_ns, len(table)
+    if not table.timed or n < 2:
+        return
+    few = max(_FEW, int(_FEW_OF_ALL * n))
+    gap = np.diff(arrival)
+    for early in (True, False):
+        # The gap next to the many: the last of the first few, or the first of the last few.
+        part = gap[:few] if early else gap[::-1][:few]
+        at = int(np.argmax(part))
+        others = arrival[at + 1 :] if early else arrival[: n - 1 - at]
+        length = int(others[-1] - others[0])
+        if at + 1 < n - 1 - at and part[at] > max(_HOUR_NS, _TIMES_AS_LONG * length):
+            yield (
+                f"{counted(at + 1, 'request')}{_date(table, 0 if early else n - 1)} arrived "
+                f"{timedelta(seconds=int(part[at]) // 10**9)} {'before' if early else 'after'} all others: rates and "
+                "times of the whole recording include this gap. Leave out what has a wrong date."
+            )
+
+
+def _date(table: RequestTable, row: int) -> str:
+    if table.start_unix_ns is None:
+        return ""
+    moment = datetime.fromtimestamp((table.start_unix_ns + int(table.arrival_ns[row])) // 10**9, UTC)
+    return f" ({moment:%Y-%m-%d %H:%M:%S} UTC)"

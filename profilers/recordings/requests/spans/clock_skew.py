@@ -1,0 +1,114 @@
+"""Clocks of services that differ: a callee's spans outside of the calls that they answer.
+
+For every call from one service to another the callee's span lies within the caller's. Each call so gives bounds of
+the difference between the two clocks; a difference that fits nearly all calls is removed. Without that, the part of a
+span outside of its call is lost, and counted as the network's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import from_ns, share
+from latfix.profilers.recordings.requests.spans.span_table import SpanTable
+
+#: Calls from which a difference is estimated, and the share of them that it must fit; fewer fit without it.
+_LEAST_CALLS, _FITS = 10, 0.9
+#: Differences named in the note.
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """How far the callee's clock is ahead of the caller's, and the share of calls that show it."""
+
+    caller: int
+    callee: int
+    ahead_ns: int
+    outside: float
+
+
+def with_one_clock(spans: SpanTable) -> SpanTable:
+    """The spans on the clocks of their outermost callers, with a note if some were moved or lie outside of calls."""
+    inside = np.flatnonzero(spans.parent >= 0)
+    remote = inside[spans.service[inside] != spans.service[spans.parent[inside]]]
+    pair = spans.service[spans.parent[remote]] * len(spans.services) + spans.service[remote]
+    moved: list[_Difference] = []
+    left: list[_Difference] = []
+    shift = np.zeros(len(spans), np.int64)
+    for code in np.unique(pair).tolist():
+        calls = remote[pair == code]
+        found = _difference(spans, calls, *divmod(code, len(spans.services)))
+        if found is None:
+            continue
+        (moved if found.ahead_ns else left).append(found)
+        shift[calls] = -found.ahead_ns
+    if not moved and not left:
+        return spans
+    total = _inherited(spans.parent, shift)
+    return replace(
+        spans,
+        start_ns=spans.start_ns + total,
+        end_ns=spans.end_ns + total,
+        notes=(*spans.notes, *_notes(spans, moved, left)),
+    )
+
+
+def _difference(spans: SpanTable, calls: Ints, caller: int, callee: int) -> _Difference | None:
+    """The difference of two clocks, 0 if none explains the spans outside of calls; ``None`` if few lie there."""
+    parent = spans.parent[calls]
+    least, most = spans.end_ns[calls] - spans.end_ns[parent], spans.start_ns[calls] - spans.start_ns[parent]
+    fits = least <= most  # a callee that takes longer than the call works on after its answer
+    if np.count_nonzero(fits) < _LEAST_CALLS or np.mean((least <= 0) & (most >= 0) | ~fits) >= _FITS:
+        return None
+    outside = float(np.mean((least > 0) | (most < 0)))
+    ahead, fitting = _most_common(least[fits], most[fits])
+    if fitting < _FITS * len(calls):
+        ahead = 0
+    return _Difference(caller, callee, ahead, outside)
+
+
+def _most_common(least: Ints, most: Ints) -> tuple[int, int]:
+    """The middle of the range that lies within the most intervals, and their number."""
+    points: Ints = np.sort(least)
+    within = np.searchsorted(points, points, "right") - np.searchsorted(np.sort(most), points, "left")
+    best = int(np.argmax(within))
+    ends: Floats | Ints = most[(least <= points[best]) & (most >= points[best])]
+    return int(points[best] + ends.min()) // 2, int(within[best])
+
+
+def _inherited(parent: Ints, shift: Ints) -> Ints:
+    """``(n,)`` each span's shift and those of all spans above it; 0 for spans without a way to an outermost one."""
+    total = np.zeros_like(shift)
+    known: Bools = parent < 0
+    while True:
+        reached = np.flatnonzero(~known & known[parent])
+        if not len(reached):
+            return total
+        total[reached] = shift[reached] + total[parent[reached]]
+        known[reached] = True
+
+
+def _notes(spans: SpanTable, moved: list[_Difference], left: list[_Difference]) -> tuple[str, ...]:
+    names = spans.services
+    notes = []
+    if moved:
+        moved = sorted(moved, key=lambda each: -abs(each.ahead_ns))
+        listed = "; ".join(
+            f"{names[each.callee]} {from_ns(abs(each.ahead_ns))} {'ahead of' if each.ahead_ns > 0 else 'behind'} "
+            f"{names[each.caller]} ({share(each.outside)} of its spans lay outside of their calls)"
+            for each in moved[:_SHOWN]
+        )
+        more = f"; and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
+        notes.append(f"Clocks differ, and spans were moved accordingly: {listed}{more}.")
+    if left:
+        worst = max(left, key=lambda each: each.outside)
+        notes.append(
+            f"{share(worst.outside)} of {names[worst.callee]}'s spans lie partly outside of {names[worst.caller]}'s "
+            "calls: the clocks differ by changing amounts, or it works on after its answer. That part is not counted "
+            "as its own."
+        )
+    return tuple(notes)

@@ -1,0 +1,83 @@
+"""Copies, wrong dates and impossible parts of a log are noted, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.row_checks import with_checked_rows
+from tests.profilers.recordings.requests.simulated_log import simulated
+
+MS = 1_000_000
+HOUR_NS = 3_600 * 10**9
+
+
+def of_rows(table: RequestTable, rows: object) -> RequestTable:
+    return replace(
+        table,
+        arrival_ns=table.arrival_ns[rows],
+        latency_ns=table.latency_ns[rows],
+        status=table.status[rows],
+        features={name: column[rows] for name, column in table.features.items()},
+        parts={name: column[rows] for name, column in table.parts.items()},
+    ).sorted()
+
+
+def notes(table: RequestTable) -> tuple[str, ...]:
+    return with_checked_rows(table).notes
+
+
+@pytest.mark.parametrize("kind", ["quiet", "burst", "dependency"])
+def test_a_sound_log_has_no_note(kind: str) -> None:
+    assert notes(simulated(kind, 1)) == ()
+
+
+def test_equal_rows_by_chance_are_no_copies() -> None:
+    # 2,000 requests a second in whole milliseconds: two per time, and most latencies are 1 or 2 ms.
+    rng = np.random.default_rng(1)
+    n = 20_000
+    arrival = np.sort(rng.integers(0, n // 2, n)) * MS
+    table = RequestTable(
+        arrival_ns=arrival - arrival[0], latency_ns=rng.integers(1, 4, n) * MS, status=np.zeros(n, np.int8)
+    )
+    assert notes(table) == ()
+
+
+def test_copies_are_noted() -> None:
+    table = simulated("quiet", 1, n=2_000)
+    twice = of_rows(table, np.concatenate([np.arange(2_000), np.arange(500, 700)]))
+    assert notes(twice)[0].startswith("200 of 2,200 requests repeat another one's")
+    # Requests with ids of their own are no copies.
+    assert notes(replace(twice, ids=tuple(map(str, range(2_200))))) == ()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_wrong_date_is_noted(early: bool) -> None:
+    table = simulated("quiet", 1, n=500)
+    arrival = table.arrival_ns.copy()
+    arrival[250] += -400 * HOUR_NS if early else 400 * HOUR_NS
+    moved = replace(table, arrival_ns=arrival).sorted()
+    dated = replace(moved, start_unix_ns=1_700_000_000 * 10**9)
+    assert "1 request arrived 16 days, 15:5" in notes(moved)[0]
+    assert ("before" if early else "after") in notes(moved)[0]
+    assert ("1 request (2023-11-14 22:13:20 UTC)" if early else "1 request (2023-12-01 14:1") in notes(dated)[0]
+
+
+def test_a_night_between_two_days_is_no_wrong_date() -> None:
+    table = simulated("quiet", 1, n=500)
+    arrival = table.arrival_ns + np.where(np.arange(500) < 200, 0, 14 * HOUR_NS)
+    assert notes(replace(table, arrival_ns=arrival)) == ()
+
+
+def test_parts_stay_within_the_latency() -> None:
+    table = simulated("dependency", 1, n=1_000)
+    wrong = {
+        name: np.where(np.arange(1_000) < 30, 2 * table.latency_ns, column) for name, column in table.parts.items()
+    }
+    checked = with_checked_rows(replace(table, parts=wrong))
+    assert "db: longer than the whole latency in 30 requests of 1,000" in checked.notes[0]
+    assert (checked.parts["db"] <= checked.latency_ns).all()
+    assert (checked.parts["db"][30:] == table.parts["db"][30:]).all()
