@@ -2,13 +2,15 @@
 
 With a fixed number of servers and first-come, first-served order, a request begins when it has arrived and a server
 is free, which the ends of earlier requests show. The remainder of its latency is service. The log confirms a number
-of servers if requests that waited have the same service as requests that found the service idle. Otherwise no queue
-is assumed.
+of servers if requests that waited have the same service as requests that found the service idle. If none found it
+idle, the order of ends shows the number: a request is overtaken only by those served beside it. Otherwise no queue is
+assumed.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
@@ -28,13 +30,24 @@ _QUANTILES = np.linspace(0.1, 0.9, 17)
 _AS_GOOD = 0.02
 #: Largest share of the requests that waited which may end before a server was free for them.
 _TOO_EARLY = 0.02
-#: Least extra latency of requests that waited, as a share of their wait.
-_SHOWN = 0.5
+#: Waits up to this multiple of the resolution may come from rounding.
+_ROUNDING = 3
+#: Least extra latency of requests that waited, as a share of their wait, and in standard errors of a median.
+_SHOWN, _BEYOND_NOISE = 0.5, 2.0
 #: Shuffles that show what chance produces, and the most services of each group that are compared.
 _SHUFFLES, _COMPARED = 4, 4_000
 #: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
 _AT_ONCE = 500_000
+#: Without a request that found a free server: the quantile of requests overtaken at once that gives the servers; the
+#: least share of requests that overtook so many, times the servers; in-flight requests per server at least.
+_MOST_OVERTAKEN, _EDGE, _CROWDED = 0.999, 0.2, 8
+#: There, gaps between ends that repeat this well (correlation) show servers with equal services, which end in turns.
+_REPEATS = 0.4
+#: Ends closer than this part of the mean gap are those of a batch, if more than such a share of all is.
+_TOGETHER, _BATCHED = 0.05, 0.2
+#: The largest rank correlation between gaps of ends and of arrivals: requests that do not wait end as they arrive.
+_FOLLOWS = 0.3
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
 #: Parts of the log within which services are compared, and the least requests with a free server in each.
@@ -48,8 +61,9 @@ class Queue:
     :param servers: requests that are served at once.
     :param wait_ns: ``(n,)`` before service.
     :param waited: share of requests that waited.
-    :param misfit: largest factor between quantiles of service with and without a wait.
+    :param misfit: largest factor between quantiles of service with and without a wait; 1 if ``always``.
     :param slot_ns: time for which a request occupies a server; ``None`` for its whole service.
+    :param always: no request found a free server.
     """
 
     servers: int
@@ -57,6 +71,7 @@ class Queue:
     waited: float
     misfit: float
     slot_ns: float | None = None
+    always: bool = False
 
 
 def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | None:
@@ -77,14 +92,15 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     if n < _LEAST_WAITED + _LEAST_FREE or resolution_ns > _FINE * float(np.median(latency[:n])):
         return None
     sample, took = arrival[:n], latency[:n]
+    if (queue := _always_busy(arrival, latency, resolution_ns, n)) is not None:
+        return queue
     met = in_flight(sample, took)
     fits = [(servers, fit) for servers in _CANDIDATES if (fit := _misfit(sample, took, met, servers, resolution_ns))]
-    if not fits:
+    best = min((misfit for _, (misfit, _) in fits), default=0.0)
+    fitting = next((each for each in fits if each[1][0] <= best + _AS_GOOD), None)
+    if fitting is None or fitting[1][1] > 0:
         return None
-    best = min(misfit for _, (misfit, _) in fits)
-    servers, (misfit, excess) = next(each for each in fits if each[1][0] <= best + _AS_GOOD)
-    if excess > 0:
-        return None
+    servers, (misfit, _) = fitting
     wait = starts(arrival, arrival + latency, servers)
     wait -= arrival
     np.clip(wait, 0, latency, out=wait)
@@ -144,13 +160,17 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     :returns: logarithms of the factor, and of its excess over the limit, chance and rounding.
     """
     waited = met >= servers
-    if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(~waited) < _LEAST_FREE:
+    # What the first requests of a log met is unknown.
+    if np.count_nonzero(waited) < _LEAST_WAITED or np.count_nonzero(~waited[servers:]) < _LEAST_FREE:
         return None
     wait = np.maximum(starts(arrival, arrival + latency, servers) - arrival, 0)
+    if float(np.quantile(wait[waited], 0.9)) <= _ROUNDING * resolution_ns:
+        return None
     if np.mean((latency - wait < -2 * resolution_ns)[waited]) > _TOO_EARLY:
         return None
     # Waits must show in the latency: requests that are served side by side seem to wait too.
-    if np.median(latency[waited]) - np.median(latency[~waited]) < _SHOWN * np.median(wait[waited]):
+    longer = float(np.median(latency[waited]) - np.median(latency[~waited]))
+    if longer < max(_SHOWN * float(np.median(wait[waited])), _BEYOND_NOISE * _noise(latency, waited)):
         return None
     few = ~waited & (met <= np.median(met[~waited]))
     typical = _trend(latency, met, few)
@@ -162,6 +182,64 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     if np.count_nonzero(shared := ~waited & ~few) >= _LEAST_FREE:
         apart.append(_apart(service[few], service[shared], rounded))
     return max(factor for factor, _ in apart), max(excess for _, excess in apart)
+
+
+def _noise(latency: Ints, waited: Bools) -> float:
+    """The standard error of the difference of medians with and without a wait, if both had the same spread."""
+    middle_half = float(np.ptp(np.quantile(latency[~waited], (0.25, 0.75))))
+    # For normal values: 1.253 standard deviations, of which the middle half spans 1.349.
+    return 0.93 * middle_half * math.sqrt(1 / np.count_nonzero(waited) + 1 / np.count_nonzero(~waited))
+
+
+def _always_busy(arrival: Ints, latency: Ints, resolution_ns: int, n: int) -> Queue | None:
+    """The queue of a log in which no request found a free server; ``None`` if the first ``n`` do not show one."""
+    sample, end = arrival[:n], arrival[:n] + latency[:n]
+    order = np.argsort(end, kind="stable")
+    gaps = np.diff(end[order])
+    left, arrived = (_centered_ranks(each) for each in (gaps, np.diff(sample[order])))
+    if abs(float(np.mean(left * arrived))) > _FOLLOWS:
+        return None
+    overtaken = _overtaken(end, 2 * resolution_ns)
+    least = int(np.quantile(overtaken, _MOST_OVERTAKEN)) + 1
+    servers = max(_turns(left), least)
+    if servers == least:
+        batched = np.mean(gaps <= max(resolution_ns, _TOGETHER * float(gaps.mean()))) > _BATCHED
+        if batched or np.mean(overtaken == servers - 1) < _EDGE / servers:
+            return None
+    met = in_flight(sample, latency[:n])[servers:]
+    if len(met) < _LEAST_WAITED or np.quantile(met, 0.05) < servers or np.median(met) < _CROWDED * servers:
+        return None
+    wait = np.clip(starts(arrival, arrival + latency, servers) - arrival, 0, latency)
+    # What the first requests waited for came before the log.
+    typical = int(np.median((latency - wait)[servers:]))
+    wait[:servers] = np.maximum(latency[:servers] - typical, 0)
+    return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=1.0, always=True)
+
+
+def _centered_ranks(values: Ints) -> Floats:
+    """``(n,)`` ranks, ties averaged, with a mean of 0 and a variance of 1; 0 if all values are equal."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[group] - (len(values) + 1) / 2
+    return np.asarray(ranks / max(float(ranks.std()), 1e-9))
+
+
+def _turns(gaps: Floats) -> int:
+    """Servers that end in turns, with equal services or a batch's: gaps between ends repeat after so many. Else 0."""
+    lags = range(2, min(_CANDIDATES[-1], len(gaps) // _LEAST_WAITED) + 1)
+    alike = np.array([float(np.mean(gaps[lag:] * gaps[:-lag])) for lag in lags])
+    if not len(alike) or alike.max() < _REPEATS:
+        return 0
+    return lags[int(np.argmax(alike > alike.max() - _REPEATS / 4))]
+
+
+def _overtaken(end: Ints, tolerance_ns: int) -> Ints:
+    """``(n,)`` earlier requests that ended later than each, by more than the tolerance."""
+    known: list[int] = []
+    result = []
+    for ended in end.tolist():
+        result.append(len(known) - bisect_right(known, ended + tolerance_ns))
+        insort(known, ended)
+    return np.array(result, np.int64)
 
 
 def _apart(one: Floats, other: Floats, rounded: float) -> tuple[float, float]:
@@ -226,17 +304,19 @@ def served_from(arrival: Ints, service: Ints, servers: int) -> Ints:
     return np.array(begin, np.int64)
 
 
-def waits_at_reference(arrival: Ints, service_ns: float, servers: int) -> Ints:
+def waits_at_reference(arrival: Ints, service_ns: float, servers: int, backlog_ns: int = 0) -> Ints:
     """``(n,)`` the wait of each request if every service took the same (Lindley 1952; Kiefer and Wolfowitz 1955).
 
     With equal services the next free server is the one that served ``servers`` requests ago, so every
     ``servers``-th request forms a line of its own.
+
+    :param backlog_ns: time for which all servers are busy from the first arrival on.
     """
     wait = np.zeros(len(arrival), np.int64)
     for line in range(servers):
         rows = slice(line, None, servers)
         came = arrival[rows].astype(np.float64)
-        begin, _ = lindley(came, np.full(len(came), service_ns))
+        begin, _ = lindley(np.maximum(came, float(arrival[0]) + backlog_ns), np.full(len(came), service_ns))
         wait[rows] = np.maximum(np.rint(begin - came), 0)
     return wait
 

@@ -65,7 +65,7 @@ class QueueReplay:
 
     @cached_property
     def _as_recorded(self) -> Floats:
-        return self._waits(np.ones((1, len(self.books.ledger.causes))))[0]
+        return np.asarray(self._waits(np.ones((1, len(self.books.ledger.causes))))[0])
 
     def _waits(self, scale: Floats) -> Floats:
         return np.asarray(waits_at(self.books.line, scale)[:, self.books.ok], dtype=np.float64)

@@ -67,3 +67,12 @@ def ordinary_mean(shares: Floats, scatter: Floats) -> float:
     own = np.clip(shares, -limit, limit)
     share = float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))
     return share if _LEAST <= abs(share) < _MOST else 0.0
+
+
+def ordinary_mean_of_wide(shares: Floats) -> float:
+    """:func:`ordinary_mean` of scatter that may be far wider than the reference: its logarithms have the limit."""
+    logs = np.log(np.maximum(1.0 + shares, 1e-3))
+    middle = float(np.median(logs))
+    limit = _FAR * float(np.median(np.abs(logs - middle)))
+    own = np.expm1(np.clip(logs, middle - limit, middle + limit))
+    return float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))

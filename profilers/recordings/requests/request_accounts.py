@@ -24,7 +24,7 @@ from latfix.formatting import from_ns, share
 from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
 from latfix.profilers.evidence.predictive_features import predictive_features
-from latfix.profilers.evidence.run_baselines import ordinary_mean
+from latfix.profilers.evidence.run_baselines import ordinary_mean_of_wide
 from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_model
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
@@ -142,6 +142,7 @@ class _Ledger:
         self.traffic: Ints | None = None
         self.overload: Bools | None = None
         self.servers = 1
+        self.always_busy = False
         self.slot_ns: float | None = None
         self.drift: _Drift | None = None
         self.evidence: dict[str, str] = {}
@@ -254,6 +255,7 @@ class _Ledger:
 
     def _use_inferred(self, queue: Queue) -> None:
         self.wait, self.servers, self.slot_ns = queue.wait_ns, queue.servers, queue.slot_ns
+        self.always_busy = queue.always
         self.base = self.base - queue.wait_ns
         self.evidence["traffic.burst"] = f"inferred: {_confirmed(queue)}"
         if queue.slot_ns is not None:
@@ -358,18 +360,20 @@ class _Ledger:
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
         self.causes = self._known()
         rest = (self.base - level)[:: self.step] - (self.base_level - self.typical)
-        scatter = rest / max(self.service_ns, 1.0)
-        self.scatter_ns = round(ordinary_mean(scatter, scatter) * self.service_ns)
+        self.scatter_ns = round(ordinary_mean_of_wide(rest / max(self.service_ns, 1.0)) * self.service_ns)
 
     def find_traffic(self) -> None:
         """Set the wait that remains with every service at reference."""
         if self.wait is not None:
             service = max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
-            at_rest = waits_at_reference(self.arrival, service, self.servers)
+            backlog = int(self.wait[: self.servers].max()) if self.always_busy else 0
+            at_rest = waits_at_reference(self.arrival, service, self.servers, backlog)
             # Prompts wait for other prompts only, so their whole wait is the traffic's.
             self.traffic = np.minimum(at_rest, self.wait) if self.slot_ns is None else self.wait
             lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
             self.overload = grew_for_good(self.arrival, at_rest, lasting)
+            if self.always_busy:
+                self.overload[:] = True
 
     def accounts(self, tail_share: float, seed: int) -> Accounts:
         self._describe()
@@ -522,6 +526,11 @@ class _Ledger:
 
 
 def _confirmed(queue: Queue) -> str:
+    if queue.always:
+        return (
+            f"{queue.servers} served at once, first come, first served, all the time: no request found a free server "
+            "(the number of servers follows from the order and the times of ends)"
+        )
     return (
         f"{queue.servers} served at once, first come, first served; {share(queue.waited)} waited, "
         f"with the same service as those that found an idle server (within {queue.misfit:.2f}x)"

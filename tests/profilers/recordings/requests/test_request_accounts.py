@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def test_waits_behind_ordinary_scatter_are_the_traffic_s(servers: int) -> None:
 
 
 def fcfs(kind: str, load: float, servers: int, *, before: float = 0.0, n: int = 3000) -> RequestTable:
-    """A first-come, first-served service without any fault: ``constant``, ``exponential`` or ``mixed`` services.
+    """A first-come, first-served service without any fault.
 
     :param before: the load of the first half, if it is another.
     """
@@ -137,6 +138,7 @@ def fcfs(kind: str, load: float, servers: int, *, before: float = 0.0, n: int = 
     service = {
         "constant": np.full(n, TYPICAL_NS),
         "exponential": rng.exponential(TYPICAL_NS, n),
+        "wide": TYPICAL_NS * rng.lognormal(0, 0.8, n),
         "mixed": TYPICAL_NS * np.where(rng.random(n) < 0.15, 8.0, 1.0) * rng.uniform(0.95, 1.05, n),
     }[kind]
     loads = np.where(np.arange(n) < n / 2, before or load, load)
@@ -153,6 +155,49 @@ def test_a_queue_is_inferred_whatever_the_distribution_of_services(kind: str, se
     table = fcfs(kind, 0.85, servers)
     queue = infer_queue(table.arrival_ns, table.latency_ns, 1)
     assert queue is not None and queue.servers == servers
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize("kind", ["constant", "exponential", "wide"])
+def test_overload_is_found_in_an_excerpt_without_a_free_server(kind: str, servers: int) -> None:
+    whole = fcfs(kind, 1.2, servers, n=6000)
+    late = np.arange(6000) >= 3000
+    table = replace(
+        whole, arrival_ns=whole.arrival_ns[late], latency_ns=whole.latency_ns[late], status=whole.status[late]
+    ).sorted()
+    queue = infer_queue(table.arrival_ns, table.latency_ns, 1)
+    assert queue is not None and queue.servers == servers and queue.always
+    result = diagnosed(table)
+    assert result.verdict == "traffic.overload" and result.causes[0].tail_share > 0.8
+    assert result.reference_ms < 2 * TYPICAL_NS / 1e6
+
+
+def in_turns(users: int, servers: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
+    """Arrivals and ends of users who send the next request when the last is answered."""
+    rng = np.random.default_rng(4)
+    ready, free = [0.0] * users, [0.0] * servers
+    arrival, end = [], []
+    for service in rng.exponential(TYPICAL_NS, 4000).tolist():
+        arrival.append(heapq.heappop(ready))
+        end.append(max(arrival[-1], heapq.heappop(free)) + service)
+        heapq.heappush(free, end[-1])
+        heapq.heappush(ready, end[-1])
+    return np.array(arrival), np.array(end)
+
+
+def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
+    arrival, end = in_turns(64, 4)
+    queue = infer_queue(np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64), 1_000)
+    assert queue is not None and queue.servers == 4
+    assert float(np.median(queue.wait_ns)) > 10 * TYPICAL_NS
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.001, 0.05, 0.5])
+def test_requests_that_only_take_long_show_no_queue(jitter: float) -> None:
+    rng = np.random.default_rng(6)
+    arrival = np.rint(np.cumsum(rng.exponential(TYPICAL_NS, 3000))).astype(np.int64)
+    latency = np.rint(100 * TYPICAL_NS * rng.lognormal(0, jitter, 3000)).astype(np.int64)
+    assert infer_queue(arrival, latency, 1_000) is None
 
 
 @pytest.mark.parametrize("servers", [1, 4])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from latfix.arrays import Ints
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.row_checks import with_checked_rows
 from tests.profilers.recordings.requests.simulated_log import simulated
@@ -15,7 +16,7 @@ MS = 1_000_000
 HOUR_NS = 3_600 * 10**9
 
 
-def of_rows(table: RequestTable, rows: object) -> RequestTable:
+def of_rows(table: RequestTable, rows: Ints) -> RequestTable:
     return replace(
         table,
         arrival_ns=table.arrival_ns[rows],
