@@ -39,8 +39,13 @@ def with_checked_rows(table: RequestTable) -> RequestTable:
         beyond |= table.ok & (column > allowed)
         parts[name] = np.minimum(column, remaining)
         remaining = remaining - np.maximum(parts[name], 0)
-    notes = [*table.notes, *_beyond(beyond, table), *_copies(table), *_far_away(table)]
+    notes = [*table.notes, *_nothing(table), *_beyond(beyond, table), *_copies(table), *_far_away(table)]
     return replace(table, parts=parts, notes=tuple(notes))
+
+
+def _nothing(table: RequestTable) -> Iterator[str]:
+    if table.ok.any() and not table.latency_ns[table.ok].any():
+        yield "All latencies are 0: check the column and its unit."
 
 
 def _beyond(beyond: Bools, table: RequestTable) -> Iterator[str]:

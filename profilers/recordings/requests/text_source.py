@@ -104,7 +104,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
                 if text := line.decode().strip():
                     yield number, text
     except CUT_OFF as error:
-        damaged(path, "a whole file", f"the end of compressed data after line {number} ({error})")
+        damaged(path, "a whole file", f"compressed data that is damaged or cut off after line {number} ({error})")
 
 
 def json_lines(path: Path, expected: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -131,7 +131,7 @@ def json_document(path: Path, expected: str) -> Any:
         with open_text(path) as file:
             return json.loads(file.read())
     except CUT_OFF as error:
-        damaged(path, expected, f"compressed data that ends too soon ({error})")
+        damaged(path, expected, f"compressed data that is damaged or cut off ({error})")
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise input_error(path, line, f"invalid JSON ({_why(error)})", expected, _DAMAGED) from error

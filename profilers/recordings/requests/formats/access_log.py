@@ -196,7 +196,7 @@ def _first_lines(path: Path) -> list[str]:
         with open_text(path) as file:
             return [file.readline().decode("utf-8", "replace").rstrip("\r\n") for _ in range(_LOOKED_AT * 5)]
     except CUT_OFF as error:
-        damaged(path, "an access log", f"compressed data that ends too soon ({error})")
+        damaged(path, "an access log", f"compressed data that is damaged or cut off ({error})")
 
 
 class _Log:

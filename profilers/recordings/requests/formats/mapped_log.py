@@ -115,7 +115,7 @@ _OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
          "aborted": CANCELLED}  # fmt: skip
-_AT_ONCE, _LOOKED_AT = 100_000, 100
+_AT_ONCE, _LOOKED_AT, _FIRST_ROWS = 100_000, 100, 10
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
 _LEAST_SINCE_1970 = 631_152_000 * 10**9
@@ -245,7 +245,10 @@ def _header(path: Path) -> tuple[bool, dict[str, Any]]:
 def _first_rows(head: bytes) -> tuple[list[str], list[str]]:
     text = head.decode("utf-8", "replace").replace("\x00", "\ufffd")
     rows = plain_csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.partition("\n")[0]))
-    return next(rows, []), next(rows, [])
+    names = next(rows, [])
+    first = list(islice(rows, _FIRST_ROWS))
+    # The first rows may lack fields, or have too many.
+    return names, next((row for row in first if len(row) == len(names)), first[0] if first else [])
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -419,7 +422,7 @@ def _csv_blocks(
             return
         damaged(path, _EXPECTED, error)
     except CUT_OFF as error:
-        damaged(path, _EXPECTED, f"compressed data that ends too soon ({error})")
+        damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
 
 
 def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:

@@ -111,7 +111,7 @@ def read_protobuf(path: Path) -> SpanTable:
         with open_decompressed(path) as file:
             data = memoryview(file.read())
     except CUT_OFF as error:
-        damaged(path, _EXPECTED, f"compressed data that ends too soon ({error})")
+        damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
     rows = SpanRows()
     try:
         for message in _messages(data):

@@ -65,7 +65,7 @@ def read(path: Path) -> SpanTable:
         with open_text(path) as file:
             frame = pd.read_csv(file, dtype=str, keep_default_na=False)
     except CUT_OFF as error:
-        damaged(path, _EXPECTED, f"compressed data that ends too soon ({error})")
+        damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         damaged(path, _EXPECTED, error)
     columns = _columns(",".join(frame.columns))

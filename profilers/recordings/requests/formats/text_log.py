@@ -286,4 +286,4 @@ def _blocks(
                 path, 1, shown(skipped.first, 60), "lines that the pattern matches", "correct --pattern"
             )
     except CUT_OFF as error:
-        damaged(path, "a text log", f"compressed data that ends too soon ({error})")
+        damaged(path, "a text log", f"compressed data that is damaged or cut off ({error})")

@@ -47,6 +47,11 @@ def test_equal_rows_by_chance_are_no_copies() -> None:
     assert notes(table) == ()
 
 
+def test_latencies_of_nothing_but_0_are_noted() -> None:
+    table = simulated("quiet", 1, n=100)
+    assert notes(replace(table, latency_ns=np.zeros_like(table.latency_ns)))[0].startswith("All latencies are 0")
+
+
 def test_copies_are_noted() -> None:
     table = simulated("quiet", 1, n=2_000)
     twice = of_rows(table, np.concatenate([np.arange(2_000), np.arange(500, 700)]))

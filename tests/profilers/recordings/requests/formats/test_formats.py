@@ -563,6 +563,12 @@ def test_a_cut_off_file_is_refused_in_one_line(tmp_path: Path, writer: str, comp
     assert str(path) in raised.value.message and "\n" not in raised.value.message
 
 
+def test_a_first_row_with_too_many_fields_is_left_out(tmp_path: Path) -> None:
+    table = mapped(tmp_path, "ts,latency_ms\n1763800000,10,x\n1763800001,11\n1763800002,12\n")
+    assert table.latency_ns.tolist() == [11 * MS, 12 * MS]
+    assert table.notes[0].startswith("1 line was left out, the first in line 2")
+
+
 def test_parts_that_are_no_times_are_noted(tmp_path: Path) -> None:
     rows = [f"{1763800000 + k},{10 + k},{('3', '-1', 'NaN', '', '99')[k]}" for k in range(5)]
     table = mapped(tmp_path, "\n".join(["ts,latency_ms,db", *rows]), "db_ms=db")
