@@ -24,8 +24,8 @@ _APART = 7
 #: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
 #: so many times the others' whole length.
 _FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.001, 3_600 * 10**9, 10
-#: Parts may exceed a latency by this share, or by the resolution of the times: rounding.
-_ROUNDED = 0.01
+#: Parts may exceed a latency by this share, or by the resolution of the times in a sample: rounding.
+_ROUNDED, _SAMPLE = 0.01, 10_000
 
 
 def with_checked_rows(table: RequestTable) -> RequestTable:
@@ -34,7 +34,8 @@ def with_checked_rows(table: RequestTable) -> RequestTable:
     remaining = np.maximum(table.latency_ns, 0)
     beyond = np.zeros(len(table), bool)
     for name, column in table.parts.items():
-        rounding = max(resolution_ns(times[times > 0]) for times in (table.latency_ns, column))
+        samples = (times[:_SAMPLE] for times in (table.latency_ns, column))
+        rounding = max(resolution_ns(sample[sample > 0]) for sample in samples)
         allowed = remaining + np.maximum(_ROUNDED * table.latency_ns, rounding)
         beyond |= table.ok & (column > allowed)
         parts[name] = np.minimum(column, remaining)
