@@ -20,7 +20,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
-from latfix.formatting import from_ns, share
+from latfix.formatting import from_ns, rate, share
 from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
 from latfix.profilers.evidence.predictive_features import predictive_features
@@ -50,6 +50,8 @@ _TOGETHER, _SHUFFLED = 3.0, 200_000
 #: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
 #: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
+#: Arrivals at most this share above capacity are those of clients that wait for answers.
+_SAME_RATE = 0.02
 #: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
 _LEAST_SERVICES = 20
 #: Inputs differ in any traffic: their cause is named beyond this share of p50.
@@ -491,7 +493,7 @@ class _Ledger:
     def _describe(self) -> None:
         """Add the remaining sentences of evidence, and notes."""
         evidence = self.evidence
-        evidence["traffic.overload"] = evidence.get("traffic.burst", "")
+        evidence["traffic.overload"] = self._capacity() + evidence.get("traffic.burst", "")
         names = ", ".join((*self.telling, *(["route"] if self.table.route is not None else [])))
         if self.model.accepted:
             evidence["input.size"] = (
@@ -511,6 +513,17 @@ class _Ledger:
                 f"service for the same inputs rose by {from_ns(float(self.drift.level[-1]))}{when}."
             )
         evidence[UNEXPLAINED] = self._remainder()
+
+    def _capacity(self) -> str:
+        """What arrived during the overload, and what could be served; empty without an overload."""
+        if self.overload is None or not self.overload.any():
+            return ""
+        came, each = self.arrival[self.overload], self.slot_ns or self.service_ns + self.scatter_ns
+        arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self.servers / each
+        text = f"{rate(arrived * 1e9)} arrived and {self.servers} at once serve {rate(serve * 1e9)}"
+        if arrived > serve * (1 + _SAME_RATE):
+            return f"{text}: {int(arrived * each) + 1} would keep up; "
+        return f"{text}: as many as are answered, from clients that wait for answers; "
 
     def _remainder(self) -> str:
         n = len(self.base)

@@ -169,6 +169,8 @@ def test_overload_is_found_in_an_excerpt_without_a_free_server(kind: str, server
     assert queue is not None and queue.servers == servers and queue.always
     result = diagnosed(table)
     assert result.verdict == "traffic.overload" and result.causes[0].tail_share > 0.8
+    assert f"{servers} at once serve" in result.causes[0].evidence
+    assert f"{servers + 1} would keep up" in result.causes[0].evidence
     assert result.reference_ms < 2 * TYPICAL_NS / 1e6
 
 
@@ -190,6 +192,10 @@ def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
     queue = infer_queue(np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64), 1_000)
     assert queue is not None and queue.servers == 4
     assert float(np.median(queue.wait_ns)) > 10 * TYPICAL_NS
+    at, latency = np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64)
+    result = diagnosed(RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8)))
+    evidence = {cause.cause: cause.evidence for cause in result.causes}
+    assert "clients that wait for answers" in evidence["traffic.overload"]
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.001, 0.05, 0.5])
