@@ -113,9 +113,14 @@ class Planner:
         shown = self.paces.get(known) or self.paces.get(()) or [1.0]
         return replace(configuration.serving(self.costs[known]), pace=statistics.geometric_mean(shown))
 
-    def score(self, configuration: Configuration) -> float:
-        """Predicted :meth:`Goal.score`; infinite if its way to run the model was refused."""
-        return math.inf if way(configuration) in self.refused else self.goal.score(self.predict(configuration).ratio)
+    def score(self, configuration: Configuration, within: Bounds = ()) -> float:
+        """Predicted :meth:`Goal.score`; infinite if its way to run the model was refused.
+
+        :param within: as in :meth:`predict`.
+        """
+        if way(configuration) in self.refused:
+            return math.inf
+        return self.goal.score(self.predict(configuration, within).ratio)
 
     def best(self, measured: Sequence[Choice], numbers: Sequence[Sequence[Choice]]) -> Configuration:
         """The best configuration of some measured choices and at most one choice of each group.

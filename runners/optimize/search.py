@@ -361,14 +361,21 @@ class Search:
         score = planner.score(configuration)
         return score * math.prod(fix.accepted for fix in unseen) if score < 0 else score
 
+    def _promise(self, planner: Planner, configuration: Configuration) -> float:
+        """Predicted gain over the current best, as a logarithm.
+
+        The current best was measured in the windows, where requests are slow and gains are large: so the prediction
+        is for the windows, too.
+        """
+        return self.best_score - planner.score(configuration, self.bench.window_bounds)
+
     def _replay_predicted(self, planner: Planner) -> None:
         """Replay the best predicted configurations while they promise more than the current best."""
         tried = {(), *(trial.configuration.key for trial in self.trials)}
         reported = rejected = False
         while True:
             ranked = self._ranked(planner, tried)
-            worth = (one for one in ranked if planner.score(one) <= self.best_score - _WORTH_A_REPLAY)
-            best = next(worth, None)
+            best = next((one for one in ranked if self._promise(planner, one) >= _WORTH_A_REPLAY), None)
             if rejected and (self.best.choices or best is None):
                 # A substitute takes long to find: look for one only after there is something to prove.
                 rejected = False
@@ -383,8 +390,7 @@ class Search:
             if best is None:
                 break
             tried.add(best.key)
-            current = min(self.best_score, planner.score(self.best)) if planner.knows(self.best) else self.best_score
-            if refusal := self._out_of_time([choice.fix for choice in best.choices], current - planner.score(best)):
+            if refusal := self._out_of_time([choice.fix for choice in best.choices], self._promise(planner, best)):
                 # Another one may take less: no conversion, no answers to score.
                 self._skipped = dict.fromkeys(best.fixes, refusal) | self._skipped
                 continue

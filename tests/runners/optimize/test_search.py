@@ -12,6 +12,7 @@ from latfix.results.answer_check import AnswerCheck
 from latfix.runners.fixes import Fix, Verified
 from latfix.runners.optimize import measurement
 from latfix.runners.optimize.measurement import Bench
+from latfix.runners.optimize.predicted_configurations import Planner
 from tests.runners.optimize.conftest import Known
 
 pytestmark = pytest.mark.usefixtures("forecast")
@@ -119,6 +120,20 @@ def test_a_configuration_predicted_to_be_no_better_is_not_replayed(search: Any, 
     assert world.statuses(outcome) == {"a.FAST": "kept", "a.OTHER": "no_gain"}
     assert "another way to run the model is predicted to be better" in world.step(outcome, "OTHER").reason
     assert len(outcome.trials) == 1
+
+
+def test_what_is_replayed_next_is_predicted_for_the_replayed_windows(
+    search: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best so far was measured where requests are slow: a ratio of the whole traffic is no match for that."""
+    usual = Planner.score
+
+    def score(planner: Planner, configuration: Any, within: Any = ()) -> float:
+        return usual(planner, configuration, within) - (1.0 if within and "OTHER" in configuration.words else 0.0)
+
+    monkeypatch.setattr(Planner, "score", score)
+    outcome = search(model(world, "FAST", 0.5), model(world, "OTHER", 0.6))
+    assert [trial.configuration.words for trial in outcome.trials] == ["a.FAST", "a.OTHER"]
 
 
 def test_after_a_disappointing_replay_the_next_best_is_replayed(search: Any, world: Any) -> None:
