@@ -83,6 +83,8 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     command += ["--duration", str(options.duration), "--out", str(run), "--json", str(file)]
     ended = None if known else subprocess.run(command, capture_output=True, text=True, check=False)
     minutes = None if ended is None else (time.monotonic() - started) / 60
+    if ended is not None:
+        (options.runs / f"{name}.log").write_text(ended.stderr + ended.stdout, encoding="utf-8")
     if not file.exists():
         return {"minutes": minutes, "failed": ended.stderr.strip()[-500:] if ended else ""}
     result = json.loads(file.read_text(encoding="utf-8"))
