@@ -36,12 +36,17 @@ _ROUNDING = 3
 _SHOWN, _BEYOND_NOISE = 0.5, 2.0
 #: Shuffles that show what chance produces, and the most services of each group that are compared.
 _SHUFFLES, _COMPARED = 4, 4_000
+#: Largest deviation of requests in flight if clients wait for answers: in requests, as a share of them, and over the
+#: square root of all requests.
+_STEADY, _STEADY_SHARE, _WANDERS = 0.7, 0.02, 0.05
 #: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
 _AT_ONCE = 500_000
 #: Without a request that found a free server: the quantile of requests overtaken at once that gives the servers; the
 #: least share of requests that overtook so many, times the servers; in-flight requests per server at least.
 _MOST_OVERTAKEN, _EDGE, _CROWDED = 0.999, 0.2, 8
+#: Parts of the log that must each show the servers.
+_SPLIT = 4
 #: There, gaps between ends that repeat this well (correlation) show servers with equal services, which end in turns.
 _REPEATS = 0.4
 #: Ends closer than this part of the mean gap are those of a batch, if more than such a share of all is.
@@ -145,6 +150,20 @@ def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
     )
 
 
+def clients_that_wait(met: Ints) -> bool:
+    """True if requests in flight hardly vary: a fixed number of clients, each of which sends when it is answered.
+
+    With independent arrivals the number wanders, the further the longer the log is.
+
+    :param met: ``(n,)`` requests in flight that each one met (:func:`in_flight`).
+    """
+    usual = float(np.median(met)) if len(met) else 0.0
+    met = met[int(usual) + 1 :]  # while the clients begin there are fewer
+    if len(met) < _LEAST_WAITED or usual < 1:
+        return False
+    return float(met.std()) < min(max(_STEADY, _STEADY_SHARE * usual), _WANDERS * math.sqrt(len(met)))
+
+
 def in_flight(arrival: Ints, latency: Ints) -> Ints:
     """``(n,)`` earlier requests that had not ended when each arrived."""
     ended = np.sort(arrival + latency)
@@ -204,7 +223,11 @@ def _always_busy(arrival: Ints, latency: Ints, resolution_ns: int, n: int) -> Qu
     servers = max(_turns(left), least)
     if servers == least:
         batched = np.mean(gaps <= max(resolution_ns, _TOGETHER * float(gaps.mean()))) > _BATCHED
-        if batched or np.mean(overtaken == servers - 1) < _EDGE / servers:
+        at_edge = overtaken == servers - 1
+        # Servers may have been added or removed meanwhile.
+        if batched or min(part.mean() for part in np.array_split(at_edge, _SPLIT)) < _EDGE / _SPLIT / servers:
+            return None
+        if at_edge.mean() < _EDGE / servers:
             return None
     met = in_flight(sample, latency[:n])[servers:]
     if len(met) < _LEAST_WAITED or np.quantile(met, 0.05) < servers or np.median(met) < _CROWDED * servers:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 _STRETCHES = 20
 #: A mean scatter below this share of the reference counts as zero; from the upper bound on it is not scatter.
 _LEAST, _MOST = 0.01, 0.5
+#: Quantile of scatter that is ordinary, however far it is from the median.
+_ORDINARY = 0.98
 #: Three standard deviations of normal scatter, in median absolute deviations.
 _FAR = 3 * 1.4826
 
@@ -70,9 +72,14 @@ def ordinary_mean(shares: Floats, scatter: Floats) -> float:
 
 
 def ordinary_mean_of_wide(shares: Floats) -> float:
-    """:func:`ordinary_mean` of scatter that may be far wider than the reference: its logarithms have the limit."""
+    """:func:`ordinary_mean` of scatter that may be far wider than the reference, or of a mixture.
+
+    The limit is one of logarithms. What more than 2 % of the work exceeds is ordinary in any case, as the misses of a
+    cache are.
+    """
     logs = np.log(np.maximum(1.0 + shares, 1e-3))
     middle = float(np.median(logs))
     limit = _FAR * float(np.median(np.abs(logs - middle)))
-    own = np.expm1(np.clip(logs, middle - limit, middle + limit))
+    low, high = np.quantile(logs, (1 - _ORDINARY, _ORDINARY))
+    own = np.expm1(np.clip(logs, min(middle - limit, low), max(middle + limit, high)))
     return float(np.median([part.mean() for part in np.array_split(own, _STRETCHES) if len(part)]))

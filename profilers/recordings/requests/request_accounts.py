@@ -34,6 +34,7 @@ from latfix.profilers.recordings.requests.text_source import resolution_ns
 from latfix.queueing.queue_inference import (
     Queue,
     chance_wait_ns,
+    clients_that_wait,
     in_flight,
     infer_prompt_queue,
     infer_queue,
@@ -50,7 +51,7 @@ _TOGETHER, _SHUFFLED = 3.0, 200_000
 #: Drift: windows and their least requests; the least rise as a share of a typical service, the p-value of a trend,
 #: the share of the variance that a rising level explains, and the share of the rise that remains at the end.
 _WINDOWS, _PER_WINDOW, _RISE, _SURE, _EXPLAINED, _LASTING = 24, 12, 0.1, 0.05, 0.6, 0.6
-#: Arrivals at most this share above capacity are those of clients that wait for answers.
+#: Arrivals at most this share above capacity are as many as can be served.
 _SAME_RATE = 0.02
 #: A backlog that grows for a quarter of the log, a minute at most, and at least so many services, is no burst.
 _LEAST_SERVICES = 20
@@ -145,6 +146,7 @@ class _Ledger:
         self.overload: Bools | None = None
         self.servers = 1
         self.always_busy = False
+        self.closed = table.timed and not table.sampled and clients_that_wait(in_flight(self.arrival, self.latency))
         self.slot_ns: float | None = None
         self.drift: _Drift | None = None
         self.evidence: dict[str, str] = {}
@@ -222,7 +224,7 @@ class _Ledger:
         unseparated = "Waits in a queue are not separated from service: "
         if table.sampled:
             return None, f"{unseparated}that needs every request, not a sample."
-        why = "the recording does not fit a first-come, first-served queue with a fixed number of servers"
+        why = "no first-come, first-served queue with a fixed number of servers could be determined"
         if table.first_ns is None:
             nothing = np.zeros_like(latency)
             before: Ints = self.parts.get("dispatch", nothing) + (nothing if measured is None else measured)
@@ -316,7 +318,13 @@ class _Ledger:
         rows = slice(0, _SHUFFLED)
         order = np.random.default_rng(0).permutation(len(begin[rows]))
         service = (self.arrival + self.latency - begin)[rows][order]
-        begin = begin[rows] if self.wait is None else served_from(self.arrival[rows], service, self.servers)
+        if self.wait is not None:
+            begin = served_from(self.arrival[rows], service, self.servers)
+        elif self.closed:  # like so many servers that are never idle
+            users = int(np.median(in_flight(self.arrival, self.latency))) + 1
+            begin = served_from(np.zeros_like(service), service, users)
+        else:
+            begin = begin[rows]
         return float(in_log(begin, begin + service, beyond[rows][order], usual)[0].sum())
 
     def _comparable(self) -> Ints:
@@ -370,6 +378,9 @@ class _Ledger:
             service = max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
             backlog = int(self.wait[: self.servers].max()) if self.always_busy else 0
             at_rest = waits_at_reference(self.arrival, service, self.servers, backlog)
+            if self.closed:  # the next arrival depends on the answers: those ahead count
+                ahead = np.maximum(in_flight(self.arrival, self.latency) - self.servers + 1, 0)
+                at_rest = np.rint(ahead * (service / self.servers)).astype(np.int64)
             # Prompts wait for other prompts only, so their whole wait is the traffic's.
             self.traffic = np.minimum(at_rest, self.wait) if self.slot_ns is None else self.wait
             lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
@@ -521,9 +532,11 @@ class _Ledger:
         came, each = self.arrival[self.overload], self.slot_ns or self.service_ns + self.scatter_ns
         arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self.servers / each
         text = f"{rate(arrived * 1e9)} arrived and {self.servers} at once serve {rate(serve * 1e9)}"
+        if self.closed:
+            return f"{text}: clients wait for an answer before they send again, so more servers would get more; "
         if arrived > serve * (1 + _SAME_RATE):
             return f"{text}: {int(arrived * each) + 1} would keep up; "
-        return f"{text}: as many as are answered, from clients that wait for answers; "
+        return f"{text}; "
 
     def _remainder(self) -> str:
         n = len(self.base)

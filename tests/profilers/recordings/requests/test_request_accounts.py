@@ -195,7 +195,7 @@ def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
     at, latency = np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64)
     result = diagnosed(RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8)))
     evidence = {cause.cause: cause.evidence for cause in result.causes}
-    assert "clients that wait for answers" in evidence["traffic.overload"]
+    assert "clients wait for an answer" in evidence["traffic.overload"]
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.001, 0.05, 0.5])
