@@ -45,14 +45,19 @@ _AT_ONCE = 500_000
 #: Without a request that found a free server: the quantile of requests overtaken at once that gives the servers; the
 #: least share of requests that overtook so many, times the servers; in-flight requests per server at least.
 _MOST_OVERTAKEN, _EDGE, _CROWDED = 0.999, 0.2, 8
+#: A few may be overtaken before they reach the queue: the quantile without them, and how many times as frequent the
+#: edge must be as what lies beyond.
+_NEARLY_MOST, _STRAYS = 0.98, 10
 #: Parts of the log that must each show the servers.
 _SPLIT = 4
 #: There, gaps between ends that repeat this well (correlation) show servers with equal services, which end in turns.
 _REPEATS = 0.4
 #: Ends closer than this part of the mean gap are those of a batch, if more than such a share of all is.
 _TOGETHER, _BATCHED = 0.05, 0.2
-#: The largest rank correlation between gaps of ends and of arrivals: requests that do not wait end as they arrive.
-_FOLLOWS = 0.3
+#: Gaps between ends whose deviation is below this part of their mean are equal.
+_UNEQUAL = 0.1
+#: The largest correlation between the times that so many successive ends and so many arrivals take, in any rhythm.
+_FOLLOWED, _FOLLOWS = 8, 0.3
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
 #: Parts of the log within which services are compared, and the least requests with a free server in each.
@@ -213,24 +218,19 @@ def _noise(latency: Ints, waited: Bools) -> float:
 def _always_busy(arrival: Ints, latency: Ints, resolution_ns: int, n: int) -> Queue | None:
     """The queue of a log in which no request found a free server; ``None`` if the first ``n`` do not show one."""
     sample, end = arrival[:n], arrival[:n] + latency[:n]
-    order = np.argsort(end, kind="stable")
-    gaps = np.diff(end[order])
-    left, arrived = (_centered_ranks(each) for each in (gaps, np.diff(sample[order])))
-    if abs(float(np.mean(left * arrived))) > _FOLLOWS:
+    ends = np.sort(end)
+    gaps = np.diff(ends)
+    if _spans_follow(ends, sample):
         return None
     overtaken = _overtaken(end, 2 * resolution_ns)
-    least = int(np.quantile(overtaken, _MOST_OVERTAKEN)) + 1
-    servers = max(_turns(left), least)
-    if servers == least:
-        batched = np.mean(gaps <= max(resolution_ns, _TOGETHER * float(gaps.mean()))) > _BATCHED
-        at_edge = overtaken == servers - 1
-        # Servers may have been added or removed meanwhile.
-        if batched or min(part.mean() for part in np.array_split(at_edge, _SPLIT)) < _EDGE / _SPLIT / servers:
+    if (servers := _turns(gaps)) <= int(np.quantile(overtaken, _NEARLY_MOST)):
+        if np.mean(gaps <= max(resolution_ns, _TOGETHER * float(gaps.mean()))) > _BATCHED:
             return None
-        if at_edge.mean() < _EDGE / servers:
-            return None
+        servers = _at_the_edge(overtaken)
     met = in_flight(sample, latency[:n])[servers:]
-    if len(met) < _LEAST_WAITED or np.quantile(met, 0.05) < servers or np.median(met) < _CROWDED * servers:
+    if not servers or len(met) < _LEAST_WAITED:
+        return None
+    if np.quantile(met, 0.05) < servers or np.median(met) < _CROWDED * servers:
         return None
     wait = np.clip(starts(arrival, arrival + latency, servers) - arrival, 0, latency)
     # What the first requests waited for came before the log.
@@ -239,17 +239,37 @@ def _always_busy(arrival: Ints, latency: Ints, resolution_ns: int, n: int) -> Qu
     return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=1.0, always=True)
 
 
-def _centered_ranks(values: Ints) -> Floats:
-    """``(n,)`` ranks, ties averaged, with a mean of 0 and a variance of 1; 0 if all values are equal."""
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[group] - (len(values) + 1) / 2
-    return np.asarray(ranks / max(float(ranks.std()), 1e-9))
+def _at_the_edge(overtaken: Ints) -> int:
+    """One more than most requests overtake; 0 if the counts do not end there, or not in all parts of the log."""
+    for quantile in (_MOST_OVERTAKEN, _NEARLY_MOST):
+        servers = int(np.quantile(overtaken, quantile)) + 1
+        share = [float(part.mean()) for part in np.array_split(overtaken == servers - 1, _SPLIT)]
+        beyond = float(np.mean(overtaken >= servers))
+        if quantile == _NEARLY_MOST and sum(share) / _SPLIT < _STRAYS * beyond:
+            return 0  # they decline instead
+        # Servers may have been added or removed meanwhile.
+        if sum(share) / _SPLIT >= _EDGE / servers and min(share) >= _EDGE / _SPLIT / servers:
+            return servers
+    return 0
 
 
-def _turns(gaps: Floats) -> int:
+def _spans_follow(ends: Ints, arrival: Ints) -> bool:
+    """True if ends come in the rhythm of arrivals: requests that are served side by side end as they arrived."""
+    ended, arrived = (each[_FOLLOWED:] - each[:-_FOLLOWED] for each in (ends, arrival))
+    if len(ended) < 2 or not ended.std() or not arrived.std():
+        return False
+    return abs(float(np.corrcoef(ended, arrived)[0, 1])) > _FOLLOWS
+
+
+def _turns(gaps: Ints) -> int:
     """Servers that end in turns, with equal services or a batch's: gaps between ends repeat after so many. Else 0."""
+    if float(gaps.std()) < _UNEQUAL * float(gaps.mean()):
+        return 0  # what repeats in equal gaps is chance
+    _, group, counts = np.unique(gaps, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[group]  # ties averaged
+    ranks = (ranks - ranks.mean()) / ranks.std()
     lags = range(2, min(_CANDIDATES[-1], len(gaps) // _LEAST_WAITED) + 1)
-    alike = np.array([float(np.mean(gaps[lag:] * gaps[:-lag])) for lag in lags])
+    alike = np.array([float(np.mean(ranks[lag:] * ranks[:-lag])) for lag in lags])
     if not len(alike) or alike.max() < _REPEATS:
         return 0
     return lags[int(np.argmax(alike > alike.max() - _REPEATS / 4))]

@@ -23,7 +23,7 @@ _SEARCHED, _LEAST_COPIES, _COPIED, _BEYOND_CHANCE = 500_000, 5, 0.001, 4.0
 _APART = 7
 #: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
 #: so many times the others' whole length.
-_FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.001, 3_600 * 10**9, 10
+_FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.005, 3_600 * 10**9, 10
 #: Parts may exceed a latency by this share, or by the resolution of the times in a sample: rounding.
 _ROUNDED, _SAMPLE = 0.01, 10_000
 
@@ -61,13 +61,15 @@ def _copies(table: RequestTable) -> Iterator[str]:
     if not table.timed or table.sampled:
         return
     rows = np.arange(min(len(table), _SEARCHED))
-    rows = rows[np.lexsort((table.latency_ns[rows], table.arrival_ns[rows]))]
-    together = rows[1:][np.diff(table.arrival_ns[rows]) == 0], rows[:-1][np.diff(table.arrival_ns[rows]) == 0]
-    copies = int(np.count_nonzero(_equal(table, *together)))
+    keys = [column[rows] for column in (table.status, table.latency_ns, table.arrival_ns)]
+    rows = rows[np.lexsort([*([] if table.route is None else [table.route[rows]]), *keys])]
+    same_time = np.diff(table.arrival_ns[rows]) == 0
+    copies = int(np.count_nonzero(_equal(table, rows[1:][same_time], rows[:-1][same_time])))
     if copies < max(_LEAST_COPIES, _COPIED * len(rows)) or len(rows) <= _APART:
         return
-    by_chance = float(_equal(table, rows[_APART:], rows[:-_APART]).mean()) * len(together[0])
-    if copies > _BEYOND_CHANCE * by_chance:
+    _, at_once = np.unique(table.arrival_ns[rows], return_counts=True)
+    pairs = float((at_once * (at_once - 1.0)).sum()) / 2
+    if copies > _BEYOND_CHANCE * float(_equal(table, rows[_APART:], rows[:-_APART]).mean()) * pairs:
         yield (
             f"{copies:,} of {len(rows):,} requests repeat another one's time, latency and all else. If the log was "
             "collected twice, they count twice: leave the copies out (sort -u)."
@@ -88,21 +90,20 @@ def _equal(table: RequestTable, one: Ints, other: Ints) -> Bools:
 
 def _far_away(table: RequestTable) -> Iterator[str]:
     arrival, n = table.arrival_ns, len(table)
-    if not table.timed or n < 2:
-        return
     few = max(_FEW, int(_FEW_OF_ALL * n))
+    if not table.timed or n < 3 * few:
+        return
+    length = int(arrival[n - 1 - few] - arrival[few])  # without the first and the last few
     gap = np.diff(arrival)
     for early in (True, False):
-        # The gap next to the many: the last of the first few, or the first of the last few.
         part = gap[:few] if early else gap[::-1][:few]
-        at = int(np.argmax(part))
-        others = arrival[at + 1 :] if early else arrival[: n - 1 - at]
-        length = int(others[-1] - others[0])
-        if at + 1 < n - 1 - at and part[at] > max(_HOUR_NS, _TIMES_AS_LONG * length):
+        far = np.flatnonzero(part > max(_HOUR_NS, _TIMES_AS_LONG * length))
+        if len(far):
+            apart = timedelta(seconds=int(part[far[-1]]) // 10**9)
             yield (
-                f"{counted(at + 1, 'request')}{_date(table, 0 if early else n - 1)} arrived "
-                f"{timedelta(seconds=int(part[at]) // 10**9)} {'before' if early else 'after'} all others: rates and "
-                "times of the whole recording include this gap. Leave out what has a wrong date."
+                f"{counted(int(far[-1]) + 1, 'request')}{_date(table, 0 if early else n - 1)} arrived {apart} "
+                f"{'before' if early else 'after'} all others: rates and times of the whole recording include this "
+                "gap. Leave out what has a wrong date."
             )
 
 
