@@ -25,6 +25,8 @@ _SAMPLE, _LEAST_WAITED, _LEAST_FREE = 60_000, 30, 3
 #: Largest factor between services with and without a wait, beyond what chance produces; the mean over quantiles.
 #: A busy machine may serve more slowly, but hardly faster: then the waits are too long.
 _ALIKE, _FASTER = 1.3, 1.15
+#: If no more requests than this share found a free server, they are those of one moment: the factor must be smaller.
+_RARELY_FREE = 0.05
 _QUANTILES = np.linspace(0.1, 0.9, 17)
 #: A number of servers this close to the best one (logarithm of the factor) is preferred if it is smaller.
 _AS_GOOD = 0.02
@@ -104,6 +106,10 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     sample, took = arrival[:n], latency[:n]
     if (queue := _always_busy(arrival, latency, resolution_ns, n)) is not None:
         return queue
+    gaps = np.diff(np.sort(sample + took))
+    close_ns = _TOGETHER * float(gaps.mean())
+    if resolution_ns <= close_ns and np.mean(gaps <= close_ns) > 2 * _BATCHED:
+        return None  # batches
     met = in_flight(sample, took)
     fits = [(servers, fit) for servers in _CANDIDATES if (fit := _misfit(sample, took, met, servers, resolution_ns))]
     best = min((misfit for _, (misfit, _) in fits), default=0.0)
@@ -205,7 +211,10 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     apart = [_apart(service[few], service[waited], rounded)]
     if np.count_nonzero(shared := ~waited & ~few) >= _LEAST_FREE:
         apart.append(_apart(service[few], service[shared], rounded))
-    return max(factor for factor, _ in apart), max(excess for _, excess in apart)
+    factor, excess = max(factor for factor, _ in apart), max(excess for _, excess in apart)
+    if np.mean(~waited) < _RARELY_FREE:
+        excess += math.log(_ALIKE / _FASTER)
+    return factor, excess
 
 
 def _noise(latency: Ints, waited: Bools) -> float:
