@@ -19,8 +19,6 @@ from latfix.profilers.recordings.requests.text_source import resolution_ns
 #: Rows searched for copies; copies that are worth a note: at least so many, so large a share, and so many times the
 #: number expected by chance.
 _SEARCHED, _LEAST_COPIES, _COPIED, _BEYOND_CHANCE = 500_000, 5, 0.001, 4.0
-#: Distance of two rows that arrived at different times, from which the chance of equal values is estimated.
-_APART = 7
 #: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
 #: so many times the others' whole length.
 _FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.005, 3_600 * 10**9, 10
@@ -60,16 +58,20 @@ def _beyond(beyond: Bools, table: RequestTable) -> Iterator[str]:
 def _copies(table: RequestTable) -> Iterator[str]:
     if not table.timed or table.sampled:
         return
-    rows = np.arange(min(len(table), _SEARCHED))
-    keys = [column[rows] for column in (table.status, table.latency_ns, table.arrival_ns)]
+    rows = np.flatnonzero(table.ok[:_SEARCHED])
+    stamp = table.arrival_ns  # of a line: the arrival, or the end if that is on the grid of the recorded times
+    if (np.diff(stamp[rows]) % table.resolution_ns).any():
+        stamp = stamp + table.latency_ns
+    keys = [table.latency_ns[rows], stamp[rows]]
     rows = rows[np.lexsort([*([] if table.route is None else [table.route[rows]]), *keys])]
-    same_time = np.diff(table.arrival_ns[rows]) == 0
+    same_time = np.diff(stamp[rows]) == 0
     copies = int(np.count_nonzero(_equal(table, rows[1:][same_time], rows[:-1][same_time])))
-    if copies < max(_LEAST_COPIES, _COPIED * len(rows)) or len(rows) <= _APART:
+    if copies < max(_LEAST_COPIES, _COPIED * len(rows)):
         return
-    _, at_once = np.unique(table.arrival_ns[rows], return_counts=True)
+    _, at_once = np.unique(stamp[rows], return_counts=True)
     pairs = float((at_once * (at_once - 1.0)).sum()) / 2
-    if copies > _BEYOND_CHANCE * float(_equal(table, rows[_APART:], rows[:-_APART]).mean()) * pairs:
+    alike = _equal(table, rows, np.random.default_rng(0).permutation(rows)).mean()
+    if copies > _BEYOND_CHANCE * float(alike) * pairs:
         yield (
             f"{copies:,} of {len(rows):,} requests repeat another one's time, latency and all else. If the log was "
             "collected twice, they count twice: leave the copies out (sort -u)."
@@ -78,7 +80,7 @@ def _copies(table: RequestTable) -> Iterator[str]:
 
 def _equal(table: RequestTable, one: Ints, other: Ints) -> Bools:
     """``(k,)`` True for pairs of rows with the same values; their arrivals are not compared."""
-    same = (table.latency_ns[one] == table.latency_ns[other]) & (table.status[one] == table.status[other])
+    same = table.latency_ns[one] == table.latency_ns[other]
     columns = [*table.parts.values(), *table.features.values(), *(() if table.route is None else (table.route,))]
     for column in columns:
         same &= (column[one] == column[other]) | ((column[one] != column[one]) & (column[other] != column[other]))

@@ -1,8 +1,10 @@
 """Clocks of services that differ: a callee's spans outside of the calls that they answer.
 
 For every call from one service to another the callee's span lies within the caller's. Each call so gives bounds of
-the difference between the two clocks; a difference that fits nearly all calls is removed. Without that, the part of a
-span outside of its call is lost, and counted as the network's.
+the difference between the two clocks; a difference that fits nearly all calls is removed. Clocks that drift or are
+set, and hosts of one service with clocks of their own, have no such difference. A client's span waits for the answer,
+so each callee's span is moved into it by the least amount. Without that, the part of a span outside of its call is
+lost, and counted as the network's.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ def with_one_clock(spans: SpanTable) -> SpanTable:
         found = _difference(spans, calls, *divmod(code, len(spans.services)))
         if found is None:
             continue
-        (moved if found.ahead_ns else left).append(found)
-        shift[calls] = -found.ahead_ns
+        waited_for = spans.calls[spans.parent[calls]]
+        (moved if found.ahead_ns or waited_for.all() else left).append(found)
+        shift[calls] = -found.ahead_ns + np.where(waited_for, _into_call(spans, calls, found.ahead_ns), 0)
     if not moved and not left:
         return spans
     total = _inherited(spans.parent, shift)
@@ -71,6 +74,14 @@ def _difference(spans: SpanTable, calls: Ints, caller: int, callee: int) -> _Dif
     return _Difference(caller, callee, ahead, outside)
 
 
+def _into_call(spans: SpanTable, calls: Ints, ahead_ns: int) -> Ints:
+    """The least shift of each callee's span into the caller's, if it fits there; else 0."""
+    parent = spans.parent[calls]
+    late = spans.end_ns[calls] - ahead_ns - spans.end_ns[parent]
+    early = spans.start_ns[parent] - (spans.start_ns[calls] - ahead_ns)
+    return np.asarray(np.where(late + early <= 0, np.maximum(early, 0) - np.maximum(late, 0), 0))
+
+
 def _most_common(least: Ints, most: Ints) -> tuple[int, int]:
     """The middle of the range that lies within the most intervals, and their number."""
     points: Ints = np.sort(least)
@@ -92,14 +103,20 @@ def _inherited(parent: Ints, shift: Ints) -> Ints:
         known[reached] = True
 
 
+def _by(ahead_ns: int) -> str:
+    if not ahead_ns:
+        return "by changing amounts from"
+    return f"{from_ns(abs(ahead_ns))} {'ahead of' if ahead_ns > 0 else 'behind'}"
+
+
 def _notes(spans: SpanTable, moved: list[_Difference], left: list[_Difference]) -> tuple[str, ...]:
     names = spans.services
     notes = []
     if moved:
         moved = sorted(moved, key=lambda each: -abs(each.ahead_ns))
         listed = "; ".join(
-            f"{names[each.callee]} {from_ns(abs(each.ahead_ns))} {'ahead of' if each.ahead_ns > 0 else 'behind'} "
-            f"{names[each.caller]} ({share(each.outside)} of its spans lay outside of their calls)"
+            f"{names[each.callee]} {_by(each.ahead_ns)} {names[each.caller]} ({share(each.outside)} of its spans lay "
+            "outside of their calls)"
             for each in moved[:_SHOWN]
         )
         more = f"; and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""

@@ -28,6 +28,8 @@ from latfix.profilers.recordings.requests.spans.span_table import OwnTimes, Span
 _OUT_OF_LINE, _LEAST_PATHS = 5.0, 4
 #: A slowdown is rare if it hits at most this share of requests, and at least so many.
 _RARE, _LEAST_HIT = 0.1, 5
+#: Four standard deviations of normal scatter, in median absolute deviations: the spread of logarithms.
+_FAR = 4 * 1.4826
 #: Shares of the median latency: the excess that counts as a hit, and the minimum slowdown of a stretch and of a path.
 _HIT, _MATERIAL, _MATERIAL_PATH = 0.25, 0.05, 0.02
 
@@ -45,11 +47,13 @@ class _Place:
     """A service's own work, or a path: its calls on critical paths, in order of time.
 
     :param rows: ``(m,)`` spans; ``usual`` ``(m,)`` the usual nanoseconds of each.
+    :param calls_ns: of all such calls, on a critical path or not.
     """
 
     name: int | _Path
     rows: Ints
     usual: Floats = field(default_factory=lambda: np.zeros(0))
+    calls_ns: Floats | Ints = field(default_factory=lambda: np.zeros(0))
     level: float = 0.0
     stretch: Stretch | None = None
     out_of_line: bool = False
@@ -61,12 +65,16 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Requests:
-    """The requests of a span table; ``own.request`` numbers them."""
+    """The requests of a span table; ``own.request`` numbers them.
+
+    :param alone_ns: ``(n,)`` length of each span less that of its children, on a critical path or not.
+    """
 
     spans: SpanTable
     own: OwnTimes
     latency: Ints
     arrival: Ints
+    alone_ns: Ints
 
 
 def account_for_spans(spans: SpanTable) -> Accounts:
@@ -79,6 +87,7 @@ def account_for_spans(spans: SpanTable) -> Accounts:
         own=own,
         latency=spans.end_ns[roots] - spans.start_ns[roots],
         arrival=spans.start_ns[roots],
+        alone_ns=_alone(spans),
     )
     places = _places(requests)
     for place in places:
@@ -89,6 +98,21 @@ def account_for_spans(spans: SpanTable) -> Accounts:
     _find_levels(paths, requests)
     _compare_paths(paths, float(np.median(requests.latency)) if len(roots) else 0.0)
     return _accounts(requests, places, _blamed(places))
+
+
+def _alone(spans: SpanTable) -> Ints:
+    inside = np.flatnonzero(spans.parent >= 0)
+    inside = inside[np.lexsort((spans.start_ns[inside], spans.parent[inside]))]
+    parent = spans.parent[inside]
+    length = spans.end_ns[parent] - spans.start_ns[parent]
+    begin, end = (np.clip(at[inside] - spans.start_ns[parent], 0, length) for at in (spans.start_ns, spans.end_ns))
+    # The latest end so far among children of one parent: children may overlap.
+    apart = np.cumsum(np.diff(parent, prepend=-1) != 0) * (int(length.max(initial=0)) + 1)
+    latest = np.maximum.accumulate(end + apart)
+    before = np.concatenate([latest[:1] * 0, latest[:-1]])
+    covered = np.zeros(len(spans), np.int64)
+    np.add.at(covered, parent, np.maximum(latest - np.maximum(begin + apart, before), 0))
+    return np.asarray(spans.end_ns - spans.start_ns - covered)
 
 
 def _places(requests: _Requests) -> list[_Place]:
@@ -128,26 +152,32 @@ def _stretch(place: _Place, requests: _Requests) -> Stretch | None:
 
 
 def _measure_usual(place: _Place, requests: _Requests) -> None:
-    """Set the usual time of each call: the median of the same operation outside the stretch."""
+    """Set the usual time of each call: the median of the same operation outside the stretch.
+
+    A call beside others is on the critical path only if it is slow, so the median of all such calls counts if it is
+    smaller.
+    """
+    spans = requests.spans
     own = requests.own.own_ns[place.rows].astype(np.float64)
     quiet = _quiet(place, requests)
-    operation = requests.spans.operation[place.rows]
+    operation = spans.operation[place.rows]
     place.usual = np.zeros(len(own))
+    alike = []
     for code in np.unique(operation).tolist():
         same = operation == code
         sample = own[same & quiet] if (same & quiet).any() else own[same]
-        place.usual[same] = float(np.median(sample))
+        everywhere = (spans.operation == code) & (spans.service == spans.service[place.rows[same][0]])
+        alone = requests.alone_ns[everywhere & (requests.own.request >= 0)]
+        place.usual[same] = min(float(np.median(sample)), float(np.median(alone)))
+        alike.append(alone)
+    place.calls_ns = np.concatenate(alike) if alike else np.zeros(0)
 
 
 def _find_levels(paths: list[_Place], requests: _Requests) -> None:
     """Set the usual time of each path: the median of all calls over it, on a critical path or not."""
-    spans = requests.spans
+    spans, alone = requests.spans, requests.alone_ns
     inside = np.flatnonzero(spans.parent >= 0)
     parent = spans.parent[inside]
-    begin = np.maximum(spans.start_ns[inside], spans.start_ns[parent])
-    covered = np.zeros(len(spans), np.int64)
-    np.add.at(covered, parent, np.maximum(np.minimum(spans.end_ns[inside], spans.end_ns[parent]) - begin, 0))
-    alone = spans.end_ns - spans.start_ns - covered
     callee = np.full(len(spans), -1, np.int64)
     callee[parent] = spans.service[inside]
     for place in paths:
@@ -194,6 +224,7 @@ def _blamed(places: list[_Place]) -> dict[_Path, int]:
 def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, int]) -> Accounts:
     spans, n = requests.spans, len(requests.latency)
     columns: dict[str, Ints] = {}
+    columns_own: dict[str, tuple[Floats, Floats]] = {}
     members: dict[str, list[_Place]] = {}
     usual_of_all = np.zeros(n, np.int64)
     for place in places:
@@ -205,6 +236,8 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
         np.add.at(beyond, request, own - usual)
         np.add.at(usual_of_all, request, usual)
         columns[name] = columns.get(name, 0) + beyond
+        taken, calls = columns_own.get(name, (np.zeros(n), np.zeros(0)))
+        columns_own[name] = taken + np.bincount(request, own, n), np.append(calls, place.calls_ns)
         members.setdefault(name, []).append(place)
     reference = round(float(np.median(usual_of_all))) if n else 0
     work = usual_of_all - reference
@@ -218,7 +251,7 @@ def _accounts(requests: _Requests, places: list[_Place], blamed: Mapping[_Path, 
         implicated = name.startswith("service.") and spans.services.index(service) in ends
         if stands_out or implicated:
             nameable[name] = MATERIAL
-        elif _rare(beyond, requests.latency):
+        elif _rare(beyond, *columns_own[name], requests.latency):
             nameable[name] = DOMINANT
     evidence["input.size"] = (
         "requests make different calls; this is the usual time of their calls, compared with a typical request."
@@ -257,9 +290,17 @@ def _cause(name: str) -> KnownCause:
     return KnownCause(name, "measured", title, happened=happened, behind=f"one that waited for {service}")
 
 
-def _rare(beyond: Ints, latency: Ints) -> bool:
-    hit = int(np.count_nonzero(beyond > _HIT * float(np.median(latency))))
-    return _LEAST_HIT <= hit <= _RARE * len(latency)
+def _rare(beyond: Ints, own: Floats, calls_ns: Floats, latency: Ints) -> bool:
+    """True if few requests lost much time there, more than its usual spread explains.
+
+    :param own: ``(n,)`` all time there; ``calls_ns``: of each call, on a critical path or not.
+    """
+    logs = np.log(np.maximum(calls_ns, 1.0))
+    middle = float(np.median(logs)) if len(logs) else 0.0
+    spread = float(np.median(np.abs(logs - middle))) if len(logs) else 0.0
+    far = np.log(np.maximum(own, 1.0)) > middle + _FAR * spread
+    hit = beyond > _HIT * float(np.median(latency))
+    return bool(np.count_nonzero(hit & far) >= _LEAST_HIT and np.count_nonzero(hit) <= _RARE * len(latency))
 
 
 def _sentence(places: list[_Place], requests: _Requests, beyond: Ints) -> str:

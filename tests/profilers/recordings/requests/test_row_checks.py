@@ -52,6 +52,20 @@ def test_latencies_of_nothing_but_0_are_noted() -> None:
     assert notes(replace(table, latency_ns=np.zeros_like(table.latency_ns)))[0].startswith("All latencies are 0")
 
 
+def test_equal_lines_of_one_second_are_no_copies() -> None:
+    # 50 requests a second, logged when they end, in whole seconds, with latencies of few different milliseconds.
+    rng = np.random.default_rng(2)
+    latency = rng.integers(20, 60, 4_000) * MS
+    arrival = np.sort(rng.integers(0, 80, 4_000)) * 1_000 * MS - latency
+    table = RequestTable(
+        arrival_ns=arrival,
+        latency_ns=latency,
+        status=np.zeros(4_000, np.int8),
+        resolution_ns=1_000 * MS,
+    ).sorted()
+    assert notes(table) == ()
+
+
 def test_copies_are_noted() -> None:
     table = simulated("quiet", 1, n=2_000)
     twice = of_rows(table, np.concatenate([np.arange(2_000), np.arange(500, 700)]))

@@ -18,7 +18,9 @@ SPANS = REAL / "spans"
 MS = 1_000_000
 
 
-def add(rows: SpanRows, trace: int, name: str, parent: str, service: str, begin: float, end: float) -> None:
+def add(
+    rows: SpanRows, trace: int, name: str, parent: str, service: str, begin: float, end: float, *, calls: bool = False
+) -> None:
     rows.add(
         trace=f"t{trace}",
         span=name,
@@ -27,6 +29,7 @@ def add(rows: SpanRows, trace: int, name: str, parent: str, service: str, begin:
         operation=f"{service}.call",
         start_ns=round(begin * MS),
         end_ns=round(end * MS),
+        calls=calls,
     )
 
 
@@ -40,10 +43,13 @@ def test_time_belongs_to_the_child_on_the_critical_path() -> None:
     assert own.own_ns.tolist() == [10 * MS, 0, 55 * MS, 35 * MS]
 
 
-def shop(*, n: int = 600, seed: int, fault: str = "", ahead: float = 0.0, steady: bool = True) -> SpanTable:
+def shop(
+    *, n: int = 600, seed: int, fault: str = "", ahead: float = 0.0, steady: bool = True, clients: bool = False
+) -> SpanTable:
     """A gateway that calls five services, each through a client span.
 
     :param ahead: milliseconds by which the clock of ``catalog`` is ahead, in each call if ``steady``, else in half.
+    :param clients: the gateway's spans are known to wait for the answer.
     """
     rng = np.random.default_rng(seed)
     rows = SpanRows()
@@ -63,7 +69,8 @@ def shop(*, n: int = 600, seed: int, fault: str = "", ahead: float = 0.0, steady
             now += path + own
         add(rows, request, "root", "", "gateway", 1_000 + begin, 1_000 + now + 1)
         for service, first, path, own in calls:
-            add(rows, request, f"to {service}", "root", "gateway", 1_000 + first, 1_000 + first + path + own)
+            end = 1_000 + first + path + own
+            add(rows, request, f"to {service}", "root", "gateway", 1_000 + first, end, calls=clients)
             start = 1_000 + first + path / 2 + (ahead if service == "catalog" and (steady or request % 2) else 0)
             add(rows, request, service, f"to {service}", service, start, start + own)
     return rows.table()
@@ -98,6 +105,33 @@ def test_a_quiet_shop_has_no_named_cause() -> None:
     assert not any(cause.named for cause in diagnosed(shop(seed=1)).causes)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ordinary_scatter_of_the_largest_service_is_not_named(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = SpanRows()
+    for request in range(800):
+        api, db = 5 * rng.lognormal(0, 0.2), 15 * rng.lognormal(0, 0.2)
+        begin = request * 100.0
+        add(rows, request, "root", "", "gateway", begin, begin + 2 + api + db)
+        add(rows, request, "api", "root", "api", begin + 1, begin + 2 + api + db)
+        add(rows, request, "db", "api", "db", begin + 1 + api, begin + 1 + api + db)
+    assert not any(cause.named for cause in diagnosed(rows.table()).causes)
+
+
+def test_a_call_beside_a_longer_one_is_compared_with_all_such_calls() -> None:
+    """It is on the critical path only if it is slow."""
+    rng = np.random.default_rng(3)
+    rows = SpanRows()
+    for request in range(800):
+        db, cache = 10 * rng.lognormal(0, 0.1), 2 * rng.lognormal(0, 0.1) + (80 if rng.random() < 0.08 else 0)
+        begin = request * 200.0
+        end = begin + 2 + max(db, cache)
+        add(rows, request, "root", "", "api", begin, end)
+        add(rows, request, "db", "root", "db", begin + 1, begin + 1 + db)
+        add(rows, request, "cache", "root", "cache", begin + 1, begin + 1 + cache)
+    assert diagnosed(rows.table()).verdict == "service.cache"
+
+
 @pytest.mark.parametrize("ahead", [-30.0, 7.0, 250.0])
 @pytest.mark.parametrize("fault", ["network.catalog", "service.catalog", ""])
 def test_a_clock_that_is_wrong_does_not_change_the_verdict(fault: str, ahead: float) -> None:
@@ -114,6 +148,18 @@ def test_a_clock_that_is_wrong_does_not_change_the_verdict(fault: str, ahead: fl
 def test_a_clock_that_is_wrong_now_and_then_is_noted() -> None:
     result = diagnosed(shop(seed=1, ahead=40.0, steady=False))
     assert "50.0 % of catalog's spans lie partly outside of gateway's calls" in result.notes[0]
+
+
+@pytest.mark.parametrize("fault", ["network.catalog", "service.catalog", ""])
+def test_spans_are_moved_into_calls_that_wait_for_them(fault: str) -> None:
+    true, skewed = (
+        diagnosed(shop(seed=1, fault=fault, ahead=clock, steady=False, clients=True)) for clock in (0.0, 40.0)
+    )
+    assert skewed.verdict == true.verdict
+    assert {cause.cause: pytest.approx(cause.tail_ms, abs=0.01) for cause in true.causes} == {
+        cause.cause: cause.tail_ms for cause in skewed.causes
+    }
+    assert "catalog by changing amounts from gateway" in skewed.notes[0]
 
 
 @pytest.mark.skipif(not SPANS.is_dir(), reason=f"no recordings of spans in {SPANS}")
