@@ -204,6 +204,8 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
     if not diagnosis.requests.get("ok"):
         return []
     key = focus_key(diagnosis)
+    # Without a cause, the requests that were lost are still lost.
+    lost = finite(diagnosis.latency_ms.get(key)) is None
     return [
         CauseAdvice(
             cause=entry.cause,
@@ -212,7 +214,7 @@ def cause_advice(diagnosis: Diagnosis) -> list[CauseAdvice]:
             culprit=entry.culprit,
             focus=key_label(key),
             now=significant((diagnosis.latency_ms_ok or diagnosis.latency_ms).get(key)),
-            predicted="" if finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms.get(key)),
+            predicted="" if lost or finite(entry.whatif_ms.get(key)) is None else significant(entry.whatif_ms[key]),
             fixes=tuple(entry.fixes),
             share=_number(entry.tail_share),
             tail_ms=entry.tail_ms,

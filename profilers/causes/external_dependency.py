@@ -8,7 +8,7 @@ import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
-from latfix.profilers.evidence.outside.outside_view import Counter
+from latfix.profilers.evidence.outside.outside_view import Counter, piles_up
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -58,9 +58,12 @@ def _neighbor(evidence: Evidence) -> str:
 def _outside(evidence: Evidence, left: Left) -> Claim:
     """Idle time of the request beyond the usual, as far as the counters show it.
 
-    Standstills are excluded: if all requests wait together, the cause is not visible from outside.
+    Standstills are excluded: if all requests wait together, the cause is not visible from outside. In a backlog whose
+    queue is unknown, requests wait for each other, and nothing is claimed.
     """
-    units = {}
+    units: dict[str, Parts] = {}
+    if evidence.setup.servers == 0 and piles_up(evidence.rows):
+        return Claim(units=units)
     for name in ("compute", "finish"):
         unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)

@@ -20,6 +20,8 @@ from latfix.stages import OUTSIDE_STAGES
 
 #: Linux delays an acknowledgment by 40 ms; its timer ticks every 4 ms, plus a little.
 _DELAYED_ACK_NS, _DELAYED_ACK_TICK_NS = 39_500_000, 6_000_000
+#: A growing backlog: its requests at the end, stretches of the run, and the share of arrivals that each leaves over.
+_LEAST_PILED, _STRETCHES, _UNANSWERED = 20, 4, 0.05
 #: Least number and share of answers with such a wait, largest share slightly below it, and least idle share.
 _LEAST, _MOST_ANSWERS, _SHARP, _IDLE = 20, 0.3, 0.1, 0.8
 
@@ -72,6 +74,21 @@ class Counter:
 def presence(rows: Columns) -> tuple[Ints, Ints]:
     """When each request reached the service, and its last byte; nanoseconds."""
     return rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"], rows["arrival_ns"] + rows["latency_ns"]
+
+
+def piles_up(rows: Columns) -> bool:
+    """True if fewer requests end than arrive until the last one has come: a backlog that grows all the time.
+
+    A dependency that becomes slow adds requests in flight once, then as many end as arrive.
+    """
+    begin, end = (np.sort(times) for times in presence(rows))
+    if len(begin) < _LEAST_PILED:
+        return False
+    parts = np.linspace(begin[0], begin[-1], _STRETCHES + 1)
+    there = np.searchsorted(begin, parts) - np.searchsorted(end, parts)
+    came = np.maximum(np.diff(np.searchsorted(begin, parts)), 1)
+    grew = np.diff(there)[1:] / came[1:]  # the first stretch fills the service
+    return bool(there[-1] >= _LEAST_PILED and (grew > _UNANSWERED).all())
 
 
 def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] | None = None) -> tuple[Ints, Ints]:

@@ -63,7 +63,9 @@ def _copies(table: RequestTable) -> Iterator[str]:
     if (np.diff(stamp[rows]) % table.resolution_ns).any():
         stamp = stamp + table.latency_ns
     keys = [table.latency_ns[rows], stamp[rows]]
-    rows = rows[np.lexsort([*([] if table.route is None else [table.route[rows]]), *keys])]
+    if table.route is not None:
+        keys.insert(0, table.route[rows].astype(np.int64))
+    rows = rows[np.lexsort(keys)]
     same_time = np.diff(stamp[rows]) == 0
     copies = int(np.count_nonzero(_equal(table, rows[1:][same_time], rows[:-1][same_time])))
     if copies < max(_LEAST_COPIES, _COPIED * len(rows)):

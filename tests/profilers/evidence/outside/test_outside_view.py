@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, least_idle
+from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, least_idle, piles_up
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.queueing.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
@@ -306,3 +306,15 @@ def test_time_that_grows_with_the_requests_in_flight_is_no_drift(seed: int) -> N
     assert infer_queue(at, end - at, GAP) is None
     found = diagnose(recorded(at, end))
     assert not any(cause.cause.startswith("drift.") and cause.tail_ms > 1 for cause in found.causes)
+
+
+@pytest.mark.parametrize(("capacity", "slower", "grows"), [(0.8, 0.0, True), (2.0, 0.0, False), (2.0, 2e9, False)])
+def test_a_backlog_that_grows_is_told_from_a_dependency_that_became_slow(
+    capacity: float, slower: float, grows: bool
+) -> None:
+    """100 requests a second for 20 s; one server, or a dependency that takes 2 s more from the middle on."""
+    at = (np.arange(2_000) * 10 * MS).astype(np.int64)
+    end = served(at, np.full(2_000, round(10 * MS / capacity)), 1) + np.where(at > 1_000 * 10 * MS, int(slower), 0)
+    zero = np.zeros_like(at)
+    rows = {"arrival_ns": at, "dispatch_ns": zero, "prepare_ns": zero, "latency_ns": end - at}
+    assert piles_up(rows) == grows
