@@ -75,6 +75,10 @@ CATALOGUE = {
         f"optimize-{name}.json": Result(command=f"latfix optimize {name} --json {{file}}", measures=_OPTIMIZER)
         for name in ("assistant", "recommender", "vision")
     },
+    "large_recordings.json": Result(
+        command="{python} benchmarks/large_recordings.py --trace TRACE --out {file}",
+        measures=("profilers/recordings",),
+    ),
     "probe_cost.json": Result(
         command="{python} benchmarks/probe_cost.py --blocks 20", measures=("profilers/probes", *_ENGINE)
     ),
