@@ -272,7 +272,7 @@ def _spans_follow(ends: Ints, arrival: Ints) -> bool:
 
 def _turns(gaps: Ints) -> int:
     """Servers that end in turns, with equal services or a batch's: gaps between ends repeat after so many. Else 0."""
-    if float(gaps.std()) < _UNEQUAL * float(gaps.mean()):
+    if float(gaps.std()) <= _UNEQUAL * float(gaps.mean()):
         return 0  # what repeats in equal gaps is chance
     _, group, counts = np.unique(gaps, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[group]  # ties averaged

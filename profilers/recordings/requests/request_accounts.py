@@ -529,7 +529,7 @@ class _Ledger:
         """What arrived during the overload, and what could be served; empty without an overload."""
         if self.overload is None or not self.overload.any():
             return ""
-        came, each = self.arrival[self.overload], self.slot_ns or self.service_ns + self.scatter_ns
+        came, each = self.arrival[self.overload], max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
         arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self.servers / each
         text = f"{rate(arrived * 1e9)} arrived and {self.servers} at once serve {rate(serve * 1e9)}"
         if self.closed:

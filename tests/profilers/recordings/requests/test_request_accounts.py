@@ -198,6 +198,11 @@ def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
     assert "clients wait for an answer" in evidence["traffic.overload"]
 
 
+def test_requests_that_all_end_at_one_moment_show_no_queue() -> None:
+    arrival = np.arange(500, dtype=np.int64) * 1_000_000
+    assert infer_queue(arrival, 10**10 - arrival, 1_000) is None
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.001, 0.05, 0.5])
 def test_requests_that_only_take_long_show_no_queue(jitter: float) -> None:
     rng = np.random.default_rng(6)
