@@ -9,8 +9,16 @@ import pytest
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
+from latfix.lower_bound import AtLeast
 from latfix.reports.answer import diagnosis_answer, latency_words
-from latfix.reports.diagnosis_rows import cause_rows, cause_total, closing_advice, loss_rows, small_causes_words
+from latfix.reports.diagnosis_rows import (
+    cause_advice,
+    cause_rows,
+    cause_total,
+    closing_advice,
+    loss_rows,
+    small_causes_words,
+)
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.results.diagnosis import Losses, Source
 from tests.reports.conftest import Session, printed
@@ -99,3 +107,12 @@ def test_rounding_keeps_the_order_of_percentiles(ordinary: Session) -> None:
     bounds = {"p99": (210.0, 220.0), "p99_9": (28.8, 9000.0), "p90": (16.0, 19.0), "p95": (10.0, 120.0)}
     words = latency_words(replace(ordinary[1], latency_ms=latency, latency_ci95_ms=bounds))
     assert words == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]
+
+
+def test_nothing_is_promised_for_a_percentile_that_is_lost(ordinary: Session) -> None:
+    found = ordinary[1]
+    cause = replace(found.causes[0], named=True, whatif_ms={"p50": 1.0, "p95": 2.0, "p99": 3.0})
+    known = replace(found, causes=(cause,))
+    lost = replace(known, latency_ms={**found.latency_ms, "p99": AtLeast(50.0)}, latency_ms_ok=found.latency_ms)
+    assert [advice.predicted for advice in cause_advice(known)] == ["3.00"]
+    assert [advice.predicted for advice in cause_advice(lost)] == [""]

@@ -262,7 +262,9 @@ def test_every_session_can_be_explained(session: Session) -> None:
     assert len(stories) == min(30, int(record.measured.sum()))
 
 
-def test_without_anything_known_of_threads_there_is_no_column_for_it() -> None:
+def test_without_anything_known_of_threads_there_is_no_column_for_it(ordinary: Session, tmp_path: Path) -> None:
     known = story()
     bare = replace(known, stages=tuple(replace(one, parts=(), account=None, happenings=()) for one in known.stages))
     assert "what the thread did" in shown(known) and "what the thread did" not in shown(bare)
+    assert "what the thread did" in page_of(ordinary, tmp_path, known)
+    assert "what the thread did" not in page_of(ordinary, tmp_path, bare)

@@ -318,3 +318,14 @@ def test_a_backlog_that_grows_is_told_from_a_dependency_that_became_slow(
     zero = np.zeros_like(at)
     rows = {"arrival_ns": at, "dispatch_ns": zero, "prepare_ns": zero, "latency_ns": end - at}
     assert piles_up(rows) == grows
+
+
+def test_a_backlog_without_a_known_queue_is_no_wait_for_something_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service sleeps for each request, one after the other, and more arrive than it serves."""
+    monkeypatch.setattr("latfix.profilers.evidence.units.servers_of", lambda _: 0)
+    for rate, named in ((130.0, False), (50.0, True)):
+        at = arrivals(rate)
+        slow = np.arange(N) % 40 == 0
+        end = served(at, services() + np.where(slow, 30 * MS, 0), 1)
+        found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, end - at)))
+        assert ("external.dependency" in {cause.cause for cause in found.causes if cause.named}) == named

@@ -203,6 +203,25 @@ def test_requests_that_all_end_at_one_moment_show_no_queue() -> None:
     assert infer_queue(arrival, 10**10 - arrival, 1_000) is None
 
 
+@pytest.mark.parametrize("servers", [1, 4])
+def test_the_slow_part_of_a_mixture_counts_towards_capacity(servers: int) -> None:
+    """15 % take eight times as long, as the misses of a cache do: without them there is no overload."""
+    result = diagnosed(fcfs("mixed", 1.2, servers, n=6000))
+    assert result.verdict == "traffic.overload" and "would keep up" in result.causes[0].evidence
+
+
+def test_long_services_of_a_few_waiting_clients_that_coincide_are_no_stall() -> None:
+    rng = np.random.default_rng(8)
+    end, latency, arrival = [0.0] * 3, [], []
+    for service in (TYPICAL_NS * np.where(rng.random(4000) < 0.1, 10.0, 1.0)).tolist():
+        arrival.append(heapq.heappop(end))
+        latency.append(service)
+        heapq.heappush(end, arrival[-1] + service)
+    at, took = (np.rint(each).astype(np.int64) for each in (arrival, latency))
+    table = RequestTable(arrival_ns=at, latency_ns=took, status=np.zeros(len(at), np.int8))
+    assert "stall.shared" not in {cause.cause for cause in diagnosed(table).causes}
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.001, 0.05, 0.5])
 def test_requests_that_only_take_long_show_no_queue(jitter: float) -> None:
     rng = np.random.default_rng(6)
