@@ -222,6 +222,45 @@ def test_long_services_of_a_few_waiting_clients_that_coincide_are_no_stall() -> 
     assert "stall.shared" not in {cause.cause for cause in diagnosed(table).causes}
 
 
+def test_no_number_of_servers_is_inferred_if_it_changed_meanwhile() -> None:
+    """An excerpt of an overload in which three servers become six."""
+    rng = np.random.default_rng(1)
+    service = np.rint(rng.exponential(TYPICAL_NS, 4000)).astype(np.int64)
+    arrival = np.cumsum(rng.exponential(TYPICAL_NS / 6 / 1.1, 4000)).astype(np.int64)
+    free, ended = [0] * 3, []
+    for row, (came, takes) in enumerate(zip(arrival.tolist(), service.tolist(), strict=True)):
+        if row == 2500:
+            free = [free[0]] * 3 + free
+            heapq.heapify(free)
+        ended.append(max(came, heapq.heappop(free)) + takes)
+        heapq.heappush(free, ended[-1])
+    seen = slice(1000, None)
+    assert infer_queue(arrival[seen], (np.array(ended) - arrival)[seen], 1_000) is None
+
+
+def test_batches_below_capacity_are_no_queue_of_servers() -> None:
+    rng = np.random.default_rng(3)
+    arrival = np.cumsum(rng.exponential(12e6, 2000)).astype(np.int64)
+    ended, now, row = np.zeros(2000, np.int64), 0, 0
+    while row < 2000:
+        now = max(now, int(arrival[row]) + 20_000_000)  # the window
+        many = min(8, max(int(np.searchsorted(arrival, now, "right")) - row, 1))
+        now += int(rng.normal(50e6, 2e6))
+        ended[row : row + many] = now + np.arange(len(ended[row : row + many])) * 100_000
+        row += many
+    assert infer_queue(arrival, ended - arrival, 50_000) is None
+
+
+def test_few_free_starts_that_fit_badly_show_no_queue() -> None:
+    """A case of ``benchmarks/queue_inference.py`` in which another number than the six servers would fit."""
+    rng = np.random.default_rng(2)
+    service = np.where(rng.random(3000) < 0.25, 0.03, 0.0055) * rng.uniform(0.9, 1.1, 3000)
+    arrival = np.cumsum(rng.exponential(float(service.mean()) / 6 / 1.05, 3000))
+    at, takes = (np.rint(1e6 * each).astype(np.int64) * 1000 for each in (arrival, service))
+    queue = infer_queue(at, served_from(at, takes, 6) + takes - at, 1_000)
+    assert queue is None or queue.servers == 6
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.001, 0.05, 0.5])
 def test_requests_that_only_take_long_show_no_queue(jitter: float) -> None:
     rng = np.random.default_rng(6)
