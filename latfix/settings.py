@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from latfix.files.json_documents import Document
 
-Precision = Literal["default", "bf16", "fp16", "int8_dynamic", "int8_weight_only", "fp8_dynamic"]
+Precision = Literal["default", "tf32", "bf16", "fp16", "int8_dynamic", "int8_weight_only", "fp8_dynamic"]
 Compile = Literal["off", "dynamic", "reduce-overhead", "max-autotune"]
 Backend = Literal["torch", "onnxruntime", "openvino", "tensorrt"]
 MemoryFormat = Literal["default", "channels_last"]

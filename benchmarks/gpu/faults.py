@@ -54,13 +54,14 @@ class Net(torch.nn.Module):
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(16))
 
     def forward(self, rows, extra, mark):
-        x = rows
+        x = rows.repeat(1, 8, 1)  # otherwise the device would wait for the host in every batch
         for layer in self.layers:
             x = torch.relu(layer(x))
         if mark.dtype == torch.int32:  # known on the host without asking the device
             if self.fault == "Synchronizing":
                 for _ in range(80):
-                    x = x + 0.0 * float(x.sum().item())
+                    if x.sum().item() < 0:
+                        x = x + 1.0
             if self.fault == "Launching":
                 for _ in range(1500):
                     x = x + 0.0

@@ -32,9 +32,10 @@ RUNS = ("defaults", "memory.pool", "memory.device_allocator")
 SHOWN = 5
 _MIB = 1 << 20
 #: Maximum of caches and working memory together, and the memory limit: a quarter more.
-IN_USE = 8 << 30
+IN_USE = 24 << 30
 LIMIT = IN_USE * 5 // 4
-TURNS, RATE = 1000, 60.0
+#: One request in fifty stalls, and nothing fails, wherever the libraries' own pieces lie.
+TURNS, RATE = 600, 60.0
 SEED = 2
 #: Weights, and memory of the libraries.
 _BESIDE = 256 * _MIB
@@ -56,6 +57,8 @@ class Conversations(torch.nn.Module):
         self.turn, self.held = 0, {}
 
     def forward(self, x):
+        # The libraries' workspaces are allocated by the first product: before the trace's pieces, not among them.
+        y = x @ self.weight
         for _ in range(x.shape[0]):
             for event in self.turns.get(self.turn, ()):
                 if event.is_free:
@@ -63,7 +66,6 @@ class Conversations(torch.nn.Module):
                 else:
                     self.held[event.key] = torch.empty(event.size, dtype=torch.uint8, device=x.device)
             self.turn += 1
-        y = x @ self.weight
         for _ in range(4):
             y = torch.tanh(y @ self.weight)
         return y[:, :4]
@@ -85,7 +87,7 @@ class Fragmenting(Workload):
 
 def traffic_of_allocations(turns: int = TURNS, in_use: int = IN_USE) -> AllocationTrace:
     """The service's allocations: every request fits, and small pieces lie between large ones."""
-    want = Traffic(turns=turns, capacity=in_use, filled=0.45, piece=in_use * 24 // 1024, large=0.15, large_each=10)
+    want = Traffic(turns=turns, capacity=in_use, filled=0.5, piece=in_use * 48 // 1024, large=0.12, large_each=4)
     return generate(SEED, want)
 
 
@@ -223,8 +225,14 @@ def shown(found: Mapping[str, Any]) -> dict[str, bool]:
         left = after["memory_causes"].get("memory.fragmentation", {})
         result["retries gone with the pool"] = after["retries"] == 0
         result["cause gone with the pool"] = not left.get("named", False)
-        result["p99 lower with the pool"] = after["latency_ms"]["p99"] < before["latency_ms"]["p99"]
+        result["p99 lower with the pool"] = _p99(after) < _p99(before)
     return result
+
+
+def _p99(run: Mapping[str, Any]) -> float:
+    """Infinite where p99 falls among lost requests."""
+    p99 = run["latency_ms"]["p99"]
+    return float("inf") if p99 is None else float(p99)
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """Durations of the stages by the runner's events, compared with ``torch.profiler`` on the same batches.
 
-Each batch is profiled individually, with its events recorded as in a run; both include the profiler's cost. An event
-before the first copy passes while the host still prepares the copy, so short copies differ by that time. Therefore a
-second workload with identical batches copies 64 MiB per request in and out.
+One profile covers all batches, with their events recorded as in a run; both include the profiler's cost. The first
+calls after its start take several times as long and are left out. An event before the first copy passes while the
+host still prepares the copy, so short copies differ by that time. Therefore a second workload with identical
+batches copies 64 MiB per request in and out.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from benchmarks.gpu.parts import Part, each_lacks, lacks, measure_here, no_time
 
 BATCHES = 40
 _FIRST = 3
+#: Marks a batch in the profile, by its number.
+_MARK = "latfix.batch."
 _KINDS = {"copy_in": ("gpu_memcpy", "HtoD"), "compute": ("kernel", ""), "copy_out": ("gpu_memcpy", "DtoH")}
-#: The workload with identical batches, whose profiles must all show the same kernels.
+#: The workload with identical batches, which must all show the same kernels.
 _ALIKE = "copies"
 STAGED = ("recommender", _ALIKE)
 _LEAST_BATCHES = 10
 #: Allowed median difference of a stage's duration from the profiler's: a share, or nanoseconds, because an event
-#: before the first copy or kernel passes while the host still prepares it.
+#: before the first copy or kernel passes while the host still prepares it: for 90 microseconds under the profiler.
 _AGREEMENT = 0.02
-_ALLOWED_NS: Mapping[str, float] = {"copy_in": 50_000.0, "compute": 50_000.0, "copy_out": 10_000.0}
+_ALLOWED_NS: Mapping[str, float] = {"copy_in": 120_000.0, "compute": 50_000.0, "copy_out": 10_000.0}
 _COLUMNS = {"copy_in": "copy_in_ns", "compute": "device_ns", "copy_out": "copy_out_ns"}
 _ADAPTER = '''"""Large copies in and out, and some milliseconds in between; written by benchmarks/gpu/stages.py."""
 import torch
@@ -88,10 +91,10 @@ def problems(found: Mapping[str, Any]) -> list[str]:
                 lines.append(f"{name}, {stage}: {problem}")
         seen = workload["sessions"]
         if seen["found"] < seen["asked"]:
-            lines.append(f"{name}: {seen['asked'] - seen['found']} of {seen['asked']} profiles show no kernel")
+            lines.append(f"{name}: {seen['asked'] - seen['found']} of {seen['asked']} batches show no kernel")
         least, most = seen["least_kernels"], seen["most_kernels"]
         if name == _ALIKE and least != most:
-            lines.append(f"{name}: profiles of the same batch show {least} to {most} kernels: the profiler lost some")
+            lines.append(f"{name}: like batches show {least} to {most} kernels: the profiler lost some")
     return lines
 
 
@@ -118,7 +121,7 @@ def write_copies(folder: Path) -> None:
 
 def _measured(spec: Any, deadline: float) -> dict[str, Any]:
     """By stage, the difference of the events' duration from the profiler's; and the kernels in the profiles."""
-    from torch.profiler import ProfilerActivity
+    from torch.profiler import ProfilerActivity, record_function
     from torch.profiler import profile as profiled
 
     from latfix.profilers.probes.stage_recorder import StageRecorder
@@ -134,9 +137,9 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
     traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
     recorder, clock = StageRecorder(2 * BATCHES), DeviceClock()
     flights = Flights(instance, clock, recorder, overlap=False)
-    pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in _KINDS}
-    kernels: list[int] = []
-    with instance.guard():
+    batches = list[int]()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with instance.guard(), profiled(activities=activities, acc_events=True) as seen:
         for k in range(BATCHES + _FIRST):
             if time.monotonic() > deadline:
                 break
@@ -145,21 +148,35 @@ def _measured(spec: Any, deadline: float) -> dict[str, Any]:
             ]
             batch_id = recorder.new_batch()
             collated = Collated(instance.collate(inputs), (), 0, ())
-            with profiled(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            with record_function(f"{_MARK}{batch_id}"):
                 flights.land(flights.launch(batch_id, collated))
-            flights.resolve()
-            if k < _FIRST:  # first uses
-                continue
-            events = _events(seen)
-            kernels.append(sum(event.get("cat") == "kernel" for event in events))
-            for stage, told in spans(events).items():
-                if told > 0:
-                    pairs[stage].append((float(recorder.batch[_COLUMNS[stage]][batch_id]), told))
+            if k >= _FIRST:  # first uses
+                batches.append(batch_id)
+    flights.resolve()
+    pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in _KINDS}
+    kernels: list[int] = []
+    events = _events(seen)
+    for batch_id in batches:
+        own = within(events, f"{_MARK}{batch_id}")
+        kernels.append(sum(event.get("cat") == "kernel" for event in own))
+        for stage, told in spans(own).items():
+            if told > 0:
+                pairs[stage].append((float(recorder.batch[_COLUMNS[stage]][batch_id]), told))
     return {
         "stages": {stage: compared(found) for stage, found in pairs.items()},
         "sessions": sessions(kernels),
         "clock_slack_us": clock.slack_ns / 1e3,
     }
+
+
+def within(events: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    """Events of a trace of ``torch.profiler`` that began in a marked range of the host."""
+    ranges = [event for event in events if event.get("name") == mark and event.get("cat") == "user_annotation"]
+    if not ranges:
+        return []
+    begin = float(ranges[0]["ts"])
+    end = begin + float(ranges[0]["dur"])
+    return [event for event in events if "ts" in event and begin <= float(event["ts"]) <= end]
 
 
 def spans(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -196,11 +213,9 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def sessions(kernels: Sequence[int]) -> dict[str, Any]:
-    """The number of profiles, of those with a kernel, and the minimum and maximum number of kernels.
+    """The number of profiled batches, of those with a kernel, and the minimum and maximum number of kernels.
 
-    A profiler that is started again may lose the first kernels, or all of them.
-
-    :param kernels: by profile.
+    :param kernels: by batch.
     """
     return {
         "asked": len(kernels),

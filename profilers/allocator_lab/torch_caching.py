@@ -1,10 +1,12 @@
 """A model of PyTorch's caching allocator on CUDA, with the settings of ``PYTORCH_ALLOC_CONF`` that change its layout.
 
-It follows ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.8). Sizes are rounded; small and large requests have
-separate pools, per stream; the smallest cached block that fits is split; a freed block joins its free neighbors. If
-no block fits, a segment is requested from the device; if that fails, entirely free cached segments are given back
-first. With ``expandable_segments`` a pool is one range of addresses to which memory is mapped page by page. The model
-frees blocks at once even if other streams still use them, and has no private pools of graphs.
+It follows ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.8); torch 2.11 on an H200 made the same calls. Sizes are
+rounded; small and large requests have separate pools, per stream; the smallest cached block that fits is split; a
+freed block joins its free neighbors. If no block fits, a segment is requested from the device; if that fails,
+entirely free cached segments are given back first. With ``expandable_segments`` a pool is one range of addresses to
+which memory is mapped page by page. The model frees blocks at once even if other streams still use them, and has no
+private pools of graphs. Of blocks of the same size, torch takes the one at the lowest address: the model's segments
+have ascending addresses, the driver's need not, which matters where sizes are rounded to few values.
 """
 
 from __future__ import annotations

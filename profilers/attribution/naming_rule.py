@@ -24,6 +24,7 @@ _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
 #: Prefixes of fixes by what they need: a GPU, a CPU, torch layers (which a file for another runtime does not have),
 #: several workers, several threads per operator.
 _NEEDS_GPU = (
+    "quantize.tf32",
     "quantize.fp8_dynamic",
     "fuse.tensorrt",
     "fuse.cudagraph",

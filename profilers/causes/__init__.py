@@ -42,10 +42,10 @@ CAUSES: tuple[Cause, ...] = (
     memory_allocator.CAUSE,
     page_faults.CAUSE,
     observer.CAUSE,  # known intervals; before waits of the device for its host
+    gpu_contention.CAUSE,  # a turn of another process delays copies and compute alike
     transfer_copy.CAUSE,  # on a device's own clock: copies, then waits of device and host for each other
     idle_device.SYNC,
     idle_device.LAUNCH,
-    gpu_contention.CAUSE,  # slower on the device: other processes, then its clock
     gpu_clocks.CAUSE,
     denormals.CAUSE,  # a flag of the processor
     host_steal.CAUSE,

@@ -163,6 +163,7 @@ FASTER_MODEL = (
     "quantize.int8_dynamic",
     "quantize.int8_weight_only",
     "quantize.fp8_dynamic",
+    "quantize.tf32",
     "quantize.bf16",
     "quantize.fp16",
     "fuse.compile",

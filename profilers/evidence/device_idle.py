@@ -26,6 +26,8 @@ Direction = Literal["in", "out"]
 UNIT_OF: Mapping[Direction, str] = {"in": "h2d", "out": "d2h"}
 #: Least number of copies of about the same size (by powers of two) whose median is what such a copy needs.
 _ENOUGH = 8
+#: Profiled batches differ in their idle time if this share of it is beyond a typical batch's.
+_UNUSUAL = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class DeviceProfile:
     """Device activity of profiled batches.
 
     :param elements: ``(k,)`` input elements, ascending; ``busy`` ``(k,)`` busy nanoseconds.
-    :param sync_share: share of the idle time that followed a wait of the host for the device.
+    :param sync_share: share of the idle time that followed a wait of the host for the device: of the idle time beyond
+        a typical batch's, if some of the batches have more.
     :param waits: largest number of such waits in a batch; ``launches`` the median number of operators.
     """
 
@@ -54,11 +57,15 @@ class DeviceProfile:
         # One of several like batches may have been slow because of a fault, so the median counts.
         usual = [np.median(table["busy_ns"][table["elements"] == size]) for size in elements]
         busy = np.maximum.accumulate(np.array(usual))
-        idle = float((table["launch_ns"] + table["sync_ns"]).sum())
+        launch, sync = table["launch_ns"], table["sync_ns"]
+        beyond = [np.maximum(part - np.median(part), 0.0) for part in (launch, sync)]
+        if sum(part.sum() for part in beyond) > _UNUSUAL * (launch + sync).sum():
+            launch, sync = beyond
+        idle = float((launch + sync).sum())
         return cls(
             elements=elements,
             busy=busy,
-            sync_share=float(table["sync_ns"].sum()) / idle if idle > 0 else 0.0,
+            sync_share=float(sync.sum()) / idle if idle > 0 else 0.0,
             waits=float(table["waits"].max()),
             launches=float(np.median(table["launches"])),
         )
@@ -156,6 +163,12 @@ def needed_ns(evidence: Evidence, direction: Direction) -> Ints:
     else:
         needed = _usual(evidence, direction, size)
     return np.asarray(np.minimum(np.rint(needed), copy_ns(evidence, direction)), dtype=np.int64)
+
+
+def slower_ns(evidence: Evidence, direction: Direction) -> Ints:
+    """Duration of each batch's copy beyond its bytes' need and the host's share, never negative."""
+    slower = copy_ns(evidence, direction) - needed_ns(evidence, direction) - issue_wait_ns(evidence, direction)
+    return np.asarray(np.maximum(slower, 0), dtype=np.int64)
 
 
 def issue_wait_ns(evidence: Evidence, direction: Direction) -> Ints:

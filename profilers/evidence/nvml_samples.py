@@ -11,6 +11,8 @@ from latfix.profilers.evidence.units import Evidence
 
 #: Readings farther from a batch than this do not count for it.
 _FARTHEST_NS = 1_500_000_000
+#: The driver's utilization by process is an average of about two seconds: a use shows for so long before or after.
+_AVERAGED_NS = 3_000_000_000
 
 
 def series_of(series: str, number: int) -> str:
@@ -37,6 +39,35 @@ def at_batches(evidence: Evidence, series: str) -> Floats | None:
             read = True
             found[here] = _between(times, values, middle)
     return found if read else None
+
+
+def at_next_poll(evidence: Evidence, series: str) -> Floats | None:
+    """``(m,)`` a series at the poll after each batch, of an average since the poll before; NaN without such polls.
+
+    :returns: ``None`` for a run on the CPU, or if the series was not read.
+    """
+    if not evidence.setup.on_device:
+        return None
+    found, read = np.full(len(evidence.batches["worker"]), np.nan), False
+    for number, here, middle in _by_device(evidence):
+        times, values = evidence.series(series_of(series, number))
+        if len(times) > 1:
+            read = True
+            after = np.searchsorted(times, middle)
+            inside = (after > 0) & (after < len(times))
+            found[here] = np.where(inside, values[np.minimum(after, len(times) - 1)], np.nan)
+    return found if read else None
+
+
+def largest_nearby(evidence: Evidence, series: str) -> Floats:
+    """``(m,)`` the largest value of a moving average that may contain each batch; 0 without one."""
+    found = np.zeros(len(evidence.batches["worker"]))
+    for number, here, middle in _by_device(evidence):
+        times, values = evidence.series(series_of(series, number))
+        for time, value in zip(times.tolist(), values.tolist(), strict=True):
+            near = np.abs(middle - time) <= _AVERAGED_NS
+            found[here] = np.maximum(found[here], np.where(near, value, 0.0))
+    return found
 
 
 def share_since(evidence: Evidence, names: Sequence[str]) -> Floats | None:

@@ -66,6 +66,8 @@ _MATRIX = re.compile(
 _NO_MATRIX = re.compile(
     r"^(?:void )?at::native::|splitkreduce|reduce_kernel|quantize|_quant_|transpose|nchwtonhwc|nhwctonchw"
 )
+#: torch's own products with integer weights, named by its namespace like its helpers.
+_PACKED = re.compile(r"\bweight_int\d+pack_mm_kernel")
 #: The return type before a kernel's own name.
 _RETURNS = re.compile(r"^(?:void |std::enable_if<.*?>::type )?(?:<unnamed>::)?")
 #: CUTLASS's wrappers, whose template argument is the actual kernel.
@@ -83,7 +85,9 @@ def is_device_kernel(name: str) -> bool:
 def is_matrix_kernel(name: str) -> bool:
     """True if a kernel multiplies matrices: products, convolutions, fused attention."""
     low = name.lower()
-    return is_device_kernel(name) and _MATRIX.search(_head(low)) is not None and _NO_MATRIX.search(low) is None
+    if not is_device_kernel(name) or _MATRIX.search(_head(low)) is None:
+        return False
+    return _NO_MATRIX.search(low) is None or _PACKED.search(low) is not None
 
 
 def number_format(name: str) -> Format:
@@ -139,6 +143,8 @@ def _of_matrix(low: str) -> Format:
         return _SPELLED[result.group(1)]
     if result := re.search(r"fmha_cutlassf_(bf16|f16|f32)", low):
         return _SPELLED[result.group(1)]
+    if _PACKED.search(low):  # its factors are converted to the type of the activations, the first argument
+        return _of_arguments(low.partition("(")[2].partition(",")[0])
     if "sdpa" in low:  # cuDNN writes f16 for both 16-bit formats
         return ""
     # A library's template around a named kernel repeats the format; the first mention is enough.

@@ -6,6 +6,7 @@ is logged. Counters since the driver's start are reported as growth since the la
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -186,7 +187,7 @@ class Nvml:
         result = self._ask("GpmMetrics", *GPM)
         for number, name in GPM.items():
             value = (result or {}).get(str(number))
-            if value is not None:
+            if value is not None and math.isfinite(value):  # a counter that started anew gives NaN
                 reading[f"nvml.gpm_{name}"] = float(value)
 
     def _grown(self, reading: Reading, series: str, total: float) -> None:

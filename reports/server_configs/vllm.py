@@ -16,6 +16,8 @@ def _precision(value: str, _settings: Mapping[str, Any]) -> Iterator[Put | str]:
         yield Put(("dtype",), "bfloat16" if value == "bf16" else "float16")
     elif value == "fp8_dynamic":
         yield Put(("quantization",), "fp8")
+    elif value == "tf32":
+        yield "vLLM serves in 16 bits by default, which is faster"
     elif value != "default":
         yield f"vLLM needs a quantized checkpoint: {NO_COUNTERPART['precision']}"
 

@@ -44,6 +44,7 @@ FIXES: tuple[Fix, ...] = (
     batch.window.FIX,
     schedule.shortest_expected.FIX,
     schedule.priority.FIX,
+    quantize.tf32.FIX,
     quantize.bf16.FIX,
     quantize.fp16.FIX,
     fuse.channels_last.FIX,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[str] = ()) -> torch.nn.Module:
     """The model with its layers in ``precision``, except those in ``keep``.
 
-    ``int8_dynamic`` changes ``nn.Linear``; ``bf16`` and ``fp16`` change all floating-point weights;
+    ``tf32`` changes no layer, but how this process multiplies float32 on a GPU; ``int8_dynamic`` changes
+    ``nn.Linear``; ``bf16`` and ``fp16`` change all floating-point weights;
     ``int8_weight_only`` and ``fp8_dynamic`` change the linear layers whose sizes the kernel takes, and everything
     else to bfloat16. On a GPU torchao makes the 8-bit layers. Use only the returned model: the given one may change.
 
@@ -31,7 +32,11 @@ def in_precision(model: torch.nn.Module, precision: Precision, keep: Collection[
     :raises ImportError: torchao is needed and missing.
     """
     kept = kept_modules(model, keep)
-    if precision == "default":
+    if precision == "tf32":
+        import torch
+
+        torch.set_float32_matmul_precision("high")
+    if precision in ("default", "tf32"):
         return model
     if precision in ("bf16", "fp16"):
         return _cast(model, kept, activation_dtype(precision))
@@ -46,7 +51,7 @@ def quantizable(model: torch.nn.Module, precision: Precision) -> dict[str, torch
     """The layers that ``precision`` would change and that can be kept individually, by name, without duplicates."""
     import torch
 
-    if precision == "default":
+    if precision in ("default", "tf32"):
         return {}
     if precision in ("bf16", "fp16"):
         inside = {id(part) for whole in model.modules() if _indivisible(whole) for part in _parts(whole)}

@@ -7,7 +7,7 @@ import importlib.util
 from latfix.settings import Precision
 
 #: Least compute capability with hardware products in a format.
-_LEAST: dict[str, tuple[int, int]] = {"int8_dynamic": (8, 0), "fp8_dynamic": (8, 9)}
+_LEAST: dict[str, tuple[int, int]] = {"tf32": (8, 0), "int8_dynamic": (8, 0), "fp8_dynamic": (8, 9)}
 #: Precisions that torchao provides on a GPU.
 _BY_TORCHAO = ("int8_dynamic", "int8_weight_only", "fp8_dynamic")
 
@@ -51,7 +51,8 @@ def unsupported(precision: Precision, device: str, capability: Capability | None
     if device == "cpu":
         if precision == "fp16":
             return "half precision is computed on GPUs only; on a CPU it is emulated, unlike bf16"
-        return "its products need a GPU of compute capability 8.9 or later" if precision == "fp8_dynamic" else ""
+        needed = {"tf32": "8.0", "fp8_dynamic": "8.9"}.get(precision)
+        return f"its products need a GPU of compute capability {needed} or later" if needed else ""
     least = _LEAST.get(precision)
     if least is not None and capability is not None and capability < least:
         found, needed = (".".join(map(str, pair)) for pair in (capability, least))

@@ -260,7 +260,7 @@ def test_every_item_is_required(part: str) -> None:
         ("ceilings", _set("vision", "busy_over_floor", value=0.5), "which therefore is wrong"),
         ("stages", _set("copies", "stages", "copy_in", "difference_ns", value=-150e3), "copies, copy_in"),
         ("stages", _set("copies", "stages", "compute", "batches", value=4), "only 4 batches"),
-        ("stages", _set("copies", "sessions", "found", value=37), "3 of 40 profiles show no kernel"),
+        ("stages", _set("copies", "sessions", "found", value=37), "3 of 40 batches show no kernel"),
         ("stages", _set("copies", "sessions", "least_kernels", value=28), "28 to 32 kernels"),
         ("faults", _set("right", value=False), "expected transfer.copy, named transfer.copy"),
         ("faults", _set("evidence_missing", value=["cpu"]), "no evidence: cpu"),
@@ -497,6 +497,14 @@ def test_a_stage_lasts_from_its_first_to_its_last_operation() -> None:
         {"cat": "ac2g", "name": "no length", "ts": 0},
     ]
     assert stages.spans(events) == {"copy_in": 15e3, "compute": 130e3}
+
+
+def test_a_batch_has_the_operations_in_its_marked_range() -> None:
+    ranges = [_event("user_annotation", f"batch.{k}", 100 * k, 90) for k in (1, 2)]
+    kernels = [_event("kernel", "relu", begin, 10) for begin in (95, 105, 180, 195, 210)]
+    events = [*ranges, *kernels, _event("gpu_user_annotation", "batch.1", 0, 500), {"cat": "ac2g"}]
+    found = [event["ts"] for event in stages.within(events, "batch.1") if event["cat"] == "kernel"]
+    assert found == [105, 180] and stages.within(events, "batch.3") == []
 
 
 def test_stages_are_compared_by_differences_and_ratios() -> None:

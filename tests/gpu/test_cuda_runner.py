@@ -52,6 +52,7 @@ def test_every_device_stage_takes_time() -> None:
 
 
 def test_the_caching_allocator_and_nvml_are_read() -> None:
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     read = cuda_reader("cuda:0")
     assert read is not None and read()["cuda.reserved_bytes"] >= 0
     nvml, line = Nvml.open()

@@ -37,8 +37,12 @@ class _Rows(Workload):
         return torch.randn(8 + int(request.id) % 25, _WIDTH, generator=generator)
 
 
+#: Clock ticks, about a millisecond.
+_SPIN = 2_000_000
+
+
 class _Net(torch.nn.Module):
-    """Enough operators for the host to run ahead of the device; padding does not change answers."""
+    """Work for longer than its operators take to issue, on any device; padding does not change answers."""
 
     def __init__(self, *, peeks: bool = False) -> None:
         super().__init__()
@@ -50,6 +54,8 @@ class _Net(torch.nn.Module):
         self.peeks = peeks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            torch.cuda._sleep(_SPIN)  # type: ignore[no-untyped-call]
         there = x.ne(0).any(dim=-1, keepdim=True)
         for layer in self.layers:
             x = torch.relu(layer(x))

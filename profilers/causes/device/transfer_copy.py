@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.formatting import share
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
-from latfix.profilers.evidence.device_idle import UNIT_OF, Direction, copy_ns, issue_wait_ns, needed_ns
+from latfix.profilers.evidence.device_idle import UNIT_OF, Direction, copy_ns, needed_ns, slower_ns
 from latfix.profilers.evidence.units import Evidence
 
 _DIRECTIONS: tuple[Direction, ...] = ("in", "out")
@@ -17,8 +17,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         return Claim()
     units = {}
     for direction in _DIRECTIONS:
-        slower = copy_ns(evidence, direction) - needed_ns(evidence, direction) - issue_wait_ns(evidence, direction)
-        units[UNIT_OF[direction]] = Parts(cpu=np.minimum(np.maximum(slower, 0), left.cpu(UNIT_OF[direction])))
+        unit = UNIT_OF[direction]
+        units[unit] = Parts(cpu=np.minimum(slower_ns(evidence, direction), left.cpu(unit)))
     return Claim(units=units, disturbance=False)
 
 

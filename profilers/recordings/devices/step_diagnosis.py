@@ -31,7 +31,7 @@ _LEAST_SUMMARIZED = 8
 _PERCENTILES: tuple[tuple[int, float], ...] = ((200, 99.0), (20, 95.0), (0, 90.0))
 _FIXES: Mapping[str, tuple[str, ...]] = {
     **{cause.id: cause.fixes for cause in CAUSES},
-    "gpu.compute": ("fuse.compile", "quantize.bf16", "quantize.fp16", "quantize.fp8_dynamic"),
+    "gpu.compute": ("quantize.tf32", "fuse.compile", "quantize.bf16", "quantize.fp16", "quantize.fp8_dynamic"),
     "host.python": ("fuse.cudagraph", "fuse.compile"),
     "dispatch.launch": ("fuse.cudagraph", "fuse.compile"),
     "memory.allocator": ("memory.device_allocator", "memory.limit"),

@@ -21,7 +21,12 @@ from latfix.settings import Precision
 #: Seconds to compile torchao's layers on a GPU.
 COMPILING_S = fuse_compile.COMPILING_S
 #: Names for messages.
-_FORMAT_NAMES: Mapping[Format, str] = {"bf16": "bfloat16", "fp16": "float16", "": "an unknown format"}
+_FORMAT_NAMES: Mapping[Format, str] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "tf32": "TF32",
+    "": "an unknown format",
+}
 #: Torch's operators that multiply in eight bits: the evidence if no kernel names were recorded.
 _OPERATORS: Mapping[Format, str] = {"int8": "_int_mm", "fp8": "_scaled_mm"}
 
@@ -90,6 +95,11 @@ def passes(applied: Applied) -> list[dict[str, int]]:
 def computed_in(applied: Applied, wanted: Format, dtype: str) -> Verified:
     """Effective if the model computed in a 16-bit format: by its kernels, otherwise by its layers' outputs."""
     return _by_kernels(applied, wanted) or _by_outputs(applied, dtype)
+
+
+def products_rounded_to(applied: Applied, wanted: Format) -> Verified:
+    """Effective if the model's matrix kernels computed in a format that no type of a tensor shows."""
+    return _by_kernels(applied, wanted) or Verified(False, "no name of a matrix kernel shows its format")
 
 
 def _by_outputs(applied: Applied, dtype: str) -> Verified:

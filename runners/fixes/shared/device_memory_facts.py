@@ -19,8 +19,7 @@ TREATS = ("memory.allocator", "memory.fragmentation")
 #: Minimum share of the tail for which device calls without a stall are worth a setting.
 IN_TAIL = 0.05
 _MIB = 1 << 20
-#: Margin beyond the peak in use, for fragmentation.
-_MARGIN = 1.25
+#: A reservation is a multiple of it.
 _STEP_MIB = 2
 
 
@@ -106,19 +105,17 @@ def trouble(context: Context) -> str:
 def worker_growth_mib(record: RunRecord) -> int:
     """MiB of device memory that each worker's stream needs in addition to the model; 0 if it did not grow.
 
-    The peak in use plus a margin, but not more than was held, which is known to fit. With several devices, the
-    maximum: all workers reserve the same amount.
+    All that was held, which is known to fit: of a reservation in use nothing can be given back, so what does not fit
+    into it fails where the allocator's own segments would have stalled. With several devices, the maximum: all
+    workers reserve the same amount.
     """
     return max((_growth_mib(record, known) for known in by_device(record).values()), default=0)
 
 
 def _growth_mib(record: RunRecord, known: Mapping[str, Any]) -> int:
-    used = known["allocated_peak_bytes"] - known["allocated_start_bytes"]
-    held = known["reserved_peak_bytes"] - known["reserved_start_bytes"]
+    held = int(known["reserved_peak_bytes"]) - int(known["reserved_start_bytes"])
     workers = max(int(known.get("workers", len(np.unique(record.batches["worker"])))), 1)
-    # If nothing stalled, the held memory was enough.
-    wanted = float(min(_MARGIN * used, held) if calls(record).retries else held)
-    return math.ceil(max(wanted, 0.0) / workers / _MIB / _STEP_MIB) * _STEP_MIB
+    return math.ceil(max(held, 0) / workers / _MIB / _STEP_MIB) * _STEP_MIB
 
 
 def room_bytes(known: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from latfix.profilers.gpu.nvml_api import NOT_SUPPORTED, NvmlRefused
 class ReplayedNvml:
     """Answers from a recording.
 
-    :param path: a file of :class:`RecordingNvml`.
+    :param path: a file of :class:`RecordingNvml`; ``.gz`` if compressed.
     """
 
     def __init__(self, path: Path) -> None:
         self._answers: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = defaultdict(list)
-        for line in path.read_text(encoding="utf-8").splitlines():
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for line in data.decode("utf-8").splitlines():
             entry = json.loads(line)
             self._answers[_key(entry["call"], entry["arguments"])].append(entry)
 

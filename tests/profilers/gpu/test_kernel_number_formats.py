@@ -58,6 +58,15 @@ MATRIX = [
     ("nvjet_sm120_tst_mma_64x64x128_3_32x32x128_tmaAB_alignCD4_bz_TNNN", "bf16"),
     ("nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT", "fp8"),
     ("nvjet_sss_tf32_128x256_TNT", "tf32"),
+    # torch's own products with integer weights, as seen with torch 2.11
+    (
+        "at::native::weight_int8pack_mm_kernel(float const*, signed char const*, float const*, float*, int)",
+        "fp32",
+    ),
+    (
+        "at::native::weight_int8pack_mm_kernel(c10::BFloat16 const*, signed char const*, c10::BFloat16 const*, int)",
+        "bf16",
+    ),
     # CUTLASS inside cuBLAS
     (
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_nn_align8>"

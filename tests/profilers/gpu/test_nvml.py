@@ -1,13 +1,17 @@
 """NVML through sessions: readings, growth of counters, and unsupported calls.
 
-The sessions are written by hand in the shapes of NVML's structures.
+Most sessions are written by hand in the shapes of NVML's structures. One was recorded: an NVIDIA H200 (driver 580,
+2026-11-26), polled 20 times a second by a process that multiplied bf16 matrices for 3 s, paused for 2.5 s, and did
+both again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gzip
 import io
 import json
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -357,3 +361,47 @@ def test_gpm_compares_with_the_previous_sample(library: Callable[..., None]) -> 
     live.close()
     assert compared == [("first", "second"), ("second", "third")]
     assert freed == ["first", "second", "third"]
+
+
+_RECORDED, _RECORDED_PID, _POLLS = Path(__file__).with_name("h200_nvml.jsonl.gz"), 2529, 241
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[dict[str, float]]:
+    """The readings of the recorded session."""
+    nvml = Nvml(ReplayedNvml(_RECORDED), pid=_RECORDED_PID)
+    return [nvml.read() for _ in range(_POLLS)]
+
+
+def _during(readings: Sequence[dict[str, float]], series: str, *, load: bool) -> list[float]:
+    """Values while the device was loaded, or not, for half a second before and after."""
+    busy = [reading["nvml.gpu_util"] >= 90 for reading in readings]
+    settled = [k for k in range(10, len(busy)) if set(busy[k - 10 : k + 11]) == {load}]
+    return [readings[k][series] for k in settled if series in readings[k]]
+
+
+def test_a_real_load_meets_the_power_limit(recorded: list[dict[str, float]]) -> None:
+    """Near 700 W the clock falls by a quarter, for the reason and for the time that NVML counts."""
+    clock = _during(recorded, "nvml.sm_clock_mhz", load=True)
+    assert max(_during(recorded, "nvml.power_w", load=True)) > 650 and statistics.median(clock) < 1600
+    assert set(_during(recorded, "nvml.clock_event_reasons", load=True)) == {4.0}
+    held = _during(recorded, "nvml.violation_power_ns", load=True)
+    assert sum(held) / len(held) == pytest.approx(50e6, rel=0.05), "all of the time between polls"
+    assert set(_during(recorded, "nvml.sm_clock_mhz", load=False)) >= {1980.0}
+    assert sum(_during(recorded, "nvml.violation_power_ns", load=False)) == 0
+
+
+def test_real_utilization_by_process_is_a_moving_average(recorded: list[dict[str, float]]) -> None:
+    """It still shows most of the load when the device has been idle for half a second, unlike the total."""
+    total = [reading["nvml.gpu_util"] for reading in recorded]
+    after = next(k for k in range(100, _POLLS) if total[k] == 0 < total[k - 1])
+    assert recorded[after + 10]["nvml.own_sm_util"] > 50 and recorded[after + 10]["nvml.gpu_util"] == 0
+    assert recorded[after + 45]["nvml.own_sm_util"] < 5
+    assert {reading["nvml.others_sm_util"] for reading in recorded if "nvml.others_sm_util" in reading} == {0.0}
+
+
+def test_a_monitor_that_has_just_started_gives_no_number(recorded: list[dict[str, float]]) -> None:
+    """The device answered NaN for some intervals."""
+    assert b"NaN" in gzip.decompress(_RECORDED.read_bytes())
+    values = [reading["nvml.gpm_dram_util"] for reading in recorded if "nvml.gpm_dram_util" in reading]
+    assert 100 < len(values) < _POLLS and all(0 <= value <= 100 for value in values)

@@ -34,6 +34,7 @@ _LENGTHS = [20, 400, 60, 150, 300, 30] * 10
 #: Runs that need a fix which the ordinary one does not need.
 _CALLED_FOR: dict[str, dict[str, Any]] = {
     "quantize.fp8_dynamic": {"device": "cuda:0"},
+    "quantize.tf32": {"device": "cuda:0"},
     "quantize.fp16": {"device": "cuda:0"},
     "fuse.tensorrt": {"device": "cuda:0"},
     "batch.continuous": {"notes": [{"steps": True}]},

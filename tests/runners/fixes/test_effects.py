@@ -25,6 +25,7 @@ LINEAR = "torch.nn.modules.linear.Linear"
 INT8 = "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
 PACKED = "latfix.runners.model_transforms.int8_linear.Int8WeightLinear"
 FP8 = "torchao.quantization.Float8Tensor"
+TF32_KERNEL = "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_warpsize2x1x2_tensor16x8x8"
 FP16_KERNEL = "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
 FP8_KERNEL = "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -166,6 +167,7 @@ TOOK_EFFECT: list[tuple[str, Run, Run, Run]] = [
         {"dtypes": {}, "graph_dtypes": {"bfloat16": 4, "float32": 1}},
         {},
     ),
+    ("quantize.tf32", {"device": "cuda:0"}, {"device": "cuda:0", "kernels": {TF32_KERNEL: 5, FP16_KERNEL: 4}}, {}),
     ("quantize.fp16", {"device": "cuda:0"}, {"device": "cuda:0", "kernels": {FP16_KERNEL: 5}}, {}),
     (
         "quantize.fp8_dynamic",
@@ -337,6 +339,8 @@ HALF: list[tuple[str, Run, Run]] = [
     ("quantize.int8_excluded", CHANCE, {"kept": {LINEAR: 1}}),
     ("quantize.int8_weight_only", CHANCE, {"modules": {PACKED: 4}}),
     ("quantize.fp16", CHANCE, {"dtypes": {"bfloat16": 4}}),
+    ("quantize.tf32", CHANCE, {"device": "cuda:0", "kernels": {TF32_KERNEL: 4, FP16_KERNEL: 5}}),
+    ("quantize.tf32", CHANCE, {"device": "cuda:0", "kernels": {"triton_tem_fused_addmm_0": 5}}),
     ("quantize.bf16", CHANCE, {"dtypes": {}}),
     ("quantize.bf16", CHANCE, {"dtypes": {"bfloat16": 4}, "graph_dtypes": {"float32": 4}}),
     ("fuse.onnxruntime", {}, converted("onnxruntime")),

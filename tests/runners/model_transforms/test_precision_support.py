@@ -33,7 +33,7 @@ def torchao(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_cpu_has_no_half_precision_and_no_fp8() -> None:
     refused = {precision for precision in get_args(Precision) if unsupported(precision, "cpu", None)}
-    assert refused == {"fp16", "fp8_dynamic"}
+    assert refused == {"tf32", "fp16", "fp8_dynamic"}
 
 
 def test_without_torchao_a_gpu_has_no_8_bit_precision(torchao: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes import FIXES, Context, Fix, Verified
 from latfix.settings import RunnerSettings
@@ -19,6 +20,7 @@ Verify = Callable[..., Verified]
 BY_ID: Mapping[str, Fix] = {fix.id: fix for fix in FIXES}
 BF16, FP16 = "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT", "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN"
 FP8, INT8 = "nvjet_qqtst_128x256_128x6_2x1_v_bz_TNT", "cutlass_80_tensorop_i16832gemm_s8_128x64_128x3_tn_align16"
+TF32 = "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x64_stage3_warpsize2x1x2_tensor16x8x8"
 FP32, TRITON = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8", "triton_tem_fused_addmm_0"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<{}>, std::array<char*, 3ul> >()"
 AO = "torchao.quantization.Int8Tensor"
@@ -46,6 +48,8 @@ def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Contex
         ("quantize.int8_dynamic", [7, 5], "compute capability 7.5; its products need 8.0 or later"),
         ("quantize.bf16", [7, 5], "GPUs below compute capability 8.0 emulate bfloat16; quantize.fp16 is native"),
         ("quantize.fp16", [7, 5], ""),
+        ("quantize.tf32", [7, 5], "compute capability 7.5; its products need 8.0 or later"),
+        ("quantize.tf32", [8, 0], ""),
         ("quantize.fp8_dynamic", [8, 9], ""),
         ("quantize.int8_dynamic", [8, 0], ""),
         ("quantize.bf16", [8, 0], ""),
@@ -55,6 +59,26 @@ def on_gpu(make_record: Make, make_context: MakeContext) -> Callable[..., Contex
 def test_the_gpus_capability_decides(on_gpu: Callable[..., Context], fix: str, capability: Any, words: str) -> None:
     found = BY_ID[fix].obstacle(on_gpu(capability))
     assert words in found if words else not found
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [
+        ({FP32: 9, TF32: 4}, ""),
+        ({FP32: 3, TF32: 23}, "3 of 26 matrix kernels compute in float32"),
+        ({BF16: 9}, "0 of 9 matrix kernels compute in float32"),
+        ({TRITON: 9}, ""),
+        ({}, ""),
+    ],
+)
+def test_products_in_tf32_replace_those_in_float32(
+    make_record: Make, make_context: MakeContext, kernels: Mapping[str, int], words: str
+) -> None:
+    """Convolutions may compute in TF32 already, as torch allows them to by default."""
+    run = with_meta(
+        make_record(device="cuda:0"), model={"capability": (9, 0)}, device_profile=(DeviceWork(kernels=kernels),)
+    )
+    assert BY_ID["quantize.tf32"].obstacle(make_context(run, RunnerSettings())) == words
 
 
 def test_without_torchao_the_obstacle_names_the_package(

@@ -1,0 +1,50 @@
+"""Faults injected on a real GPU, one at a time, by benchmarks/gpu/faults.py: an NVIDIA H200 with torch 2.11.
+
+In ``neighbor`` another process multiplies large matrices for 1.5 s of every 4.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.run_record.run_record import RunRecord
+from tests.profilers.causes.diagnosed import causes_of, own_ms
+
+_RECORDS = Path(__file__).with_name("h200")
+_OF_THE_DEVICE = ("transfer.", "dispatch.", "gpu.")
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        ("pageable", "transfer.copy"),
+        ("synchronizing", "transfer.sync"),
+        ("launching", "dispatch.launch"),
+        ("neighbor", "gpu.contention"),
+    ],
+)
+def test_the_injected_cause_leads(record: str, cause: str) -> None:
+    """Of the device's causes it has the most; ``traffic.burst`` is the traffic's own."""
+    found = causes_of(RunRecord.load(_RECORDS / record))
+    device = {name: each.tail_ms for name, each in found.items() if name.startswith(_OF_THE_DEVICE)}
+    assert found[cause].named and max(device, key=lambda name: device[name]) == cause
+
+
+def test_without_a_fault_no_cause_of_the_device_is_named() -> None:
+    found = causes_of(RunRecord.load(_RECORDS / "quiet"))
+    assert not [name for name, each in found.items() if each.named and name.startswith(_OF_THE_DEVICE)]
+
+
+def test_another_process_delays_copies_and_compute_only_while_it_computes() -> None:
+    """The driver's utilization by process is smeared over seconds; the device's total tells when."""
+    record = RunRecord.load(_RECORDS / "neighbor")
+    found, own = causes_of(record), own_ms(record, "gpu.contention")
+    assert found["gpu.contention"].tail_ms > 3 * found["transfer.copy"].tail_ms
+    measured = record.requests["index"] >= 0
+    at, own = record.requests["arrival_ns"][measured] / 1e9, own[: np.count_nonzero(measured)]
+    working = ((at > 2.1) & (at < 3.4)) | ((at > 6.1) & (at < 7.4))
+    resting = ((at > 0.2) & (at < 1.6)) | ((at > 4.2) & (at < 5.6))
+    assert own[working].mean() > 0.5 and own[resting].mean() < 0.02 * own[working].mean()
