@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import textwrap
 import time
 from collections.abc import Mapping
@@ -106,7 +105,7 @@ def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: 
     (folder / "workload.toml").write_text(
         "[workload]\n"
         'name = "fragmenting"\nentry = "adapter:Fragmenting"\ntraffic = "traffic.jsonl"\n'
-        f'[runner]\ndevice = "{device}"\nmax_batch_size = 1\ndevice_memory_share = {share:.6f}\n',
+        f'[runner]\ndevice = "{device}"\nmax_batch_size = 1\nwarmup_requests = 5\ndevice_memory_share = {share:.6f}\n',
         encoding="utf-8",
     )
     return folder
@@ -192,10 +191,9 @@ def measure(part: Part, deadline: float, device: str = "cuda:0") -> None:
         return
     trace = traffic_of_allocations()
     part.attempt("models", lambda: expected(trace))
-    with tempfile.TemporaryDirectory() as temporary:
-        share = (LIMIT + _BESIDE) / total
-        folder = write_workload(Path(temporary) / "defaults", trace, turns=TURNS, device=device, share=share)
-        replays(part, folder, deadline)
+    share = (LIMIT + _BESIDE) / total
+    folder = write_workload(part.runs() / "defaults", trace, turns=TURNS, device=device, share=share)
+    replays(part, folder, deadline)
     part.attempt("shown", lambda: shown(part.found))
 
 

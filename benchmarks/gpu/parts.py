@@ -6,6 +6,7 @@ python -m benchmarks.gpu.parts DIR ... > gpu.json        the parts of several ca
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 import traceback
@@ -37,6 +38,13 @@ class Part:
             return {"schema": SCHEMA, "part": self.file.stem, "found": {}, "problems": {}, "complete": False}
         document: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
         return document
+
+    def runs(self, item: str = "") -> Path:
+        """A new, empty folder next to the results, for runs that explain them."""
+        folder = self.file.with_name("runs") / self.file.stem / item
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
     @property
     def found(self) -> dict[str, Any]:

@@ -54,9 +54,9 @@ def test_stages(part: Part) -> None:
 
 @pytest.mark.gpu("faults")
 @pytest.mark.parametrize("fault", faults.EXPECTED)
-def test_faults(part: Part, tmp_path: Path, fault: str) -> None:
+def test_faults(part: Part, fault: str) -> None:
     """Injected faults are named, and none without a fault."""
-    found = part.attempt(fault, lambda: faults.planted(fault, tmp_path, 45))
+    found = part.attempt(fault, lambda: faults.planted(fault, part.runs(fault), 45))
     part.check(faults.problems(fault, found), fault)
 
 
@@ -98,7 +98,7 @@ def test_samples(part: Part, sample: str, tmp_path: Path, pytestconfig: pytest.C
         "--budget",
         f"{max(seconds - _BEYOND_S, 1):.0f}s",
         "--out",
-        str(tmp_path / "run"),
+        str(part.runs() / "run"),
         "--json",
         str(file),
     ]

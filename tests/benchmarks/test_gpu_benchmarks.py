@@ -23,12 +23,17 @@ from benchmarks.gpu.commands import TIMED_OUT, Ended, run
 from benchmarks.gpu.nvml_recording import recorded_nvml
 from benchmarks.gpu.parts import Part, lacks, merged, no_time
 from latfix.config.workload_toml import load_spec
+from latfix.profilers.allocator_lab.compare_policies import policy_of
+from latfix.profilers.allocator_lab.free_blocks import Block
+from latfix.profilers.allocator_lab.policy import OutOfMemory
+from latfix.profilers.allocator_lab.trace import Event
 from latfix.profilers.gpu.nvml_api import NvmlRefused
 from latfix.run_record.process_facts import DeviceWork
 from latfix.run_record.run_meta import RunMeta
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import RunnerSettings
 
+_MIB = 1 << 20
 Found = dict[str, Any]
 Change = Callable[[Found], object]
 
@@ -184,6 +189,14 @@ def test_without_a_device_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_result_that_holds_nothing_says_why(value: Any, reason: str) -> None:
     assert lacks(value).startswith(reason) and bool(lacks(value)) == bool(reason)
+
+
+def test_runs_are_kept_beside_the_results(tmp_path: Path) -> None:
+    made = Part(tmp_path / "faults.json")
+    for fault in ("Quiet", "Pageable"):
+        (made.runs(fault) / "run.json").write_text("{}")
+    assert made.runs("Quiet") == tmp_path / "runs" / "faults" / "Quiet" and not list(made.runs("Quiet").iterdir())
+    assert (tmp_path / "runs" / "faults" / "Pageable" / "run.json").exists()
 
 
 # checks of each part
@@ -387,6 +400,40 @@ def test_the_judged_key_is_displayed() -> None:
     shown = fragmentation.shown({"defaults": _run(), "memory.pool": gone})
     assert len(shown) == fragmentation.SHOWN and all(shown.values())
     assert not all(fragmentation.shown({"defaults": _run(), "memory.pool": _run()}).values())
+
+
+def _refused(reserved_mib: int) -> tuple[int, int]:
+    """Refused requests, and the allocator's retries, of the service in torch's model. A refused turn is repeated."""
+    allocator = policy_of("", fragmentation.LIMIT + 256 * _MIB)
+    allocator.allocate(64 * _MIB)  # weights
+    if reserved_mib:
+        allocator.free(allocator.allocate(reserved_mib * _MIB))
+    for size in (32, 64):  # the libraries' workspaces
+        allocator.allocate(size * _MIB)
+    turns: dict[int, list[Event]] = {}
+    for event in fragmentation.traffic_of_allocations().events:
+        turns.setdefault(int(event.t_us // 1000), []).append(event)
+    held: dict[int, Block] = {}
+    turn = refused = 0
+    for _ in range(fragmentation.TURNS):
+        try:
+            for event in turns.get(turn, ()):
+                new = None if event.is_free else allocator.allocate(event.size)
+                if (old := held.pop(event.key, None)) is not None:
+                    allocator.free(old)
+                if new is not None:
+                    held[event.key] = new
+            turn += 1
+        except OutOfMemory:
+            refused += 1
+    return refused, allocator.counters.retries
+
+
+@pytest.mark.parametrize(("reserved_mib", "refused", "retries"), [(0, 0, 13), (28_718, 217, 217), (30_542, 0, 0)])
+def test_the_model_foretells_what_an_h200_did(reserved_mib: int, refused: int, retries: int) -> None:
+    """13 retries, and 217 refused requests with a pool of 1.25 times the peak in use (torch 2.11). A pool of all that
+    was held, as ``memory.pool`` reserves now, has not run there."""
+    assert _refused(reserved_mib) == (refused, retries)
 
 
 # faults
