@@ -59,6 +59,9 @@ CATALOGUE = {
         command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 200 --rounds 40",
         measures=("latfix/statistics", "latfix/gates"),
     ),
+    "gpu.json": Result(  # needs a GPU
+        command="{python} -m pytest benchmarks/gpu --out DIR", measures=("runners/gpu", "profilers/gpu")
+    ),
     "house.json": Result(  # three commands, whose names are in the file
         command="{python} benchmarks/attribution_scale.py --requests 1000000", measures=(*_DIAGNOSIS, *_ENGINE)
     ),
