@@ -24,7 +24,7 @@ _BEGUN = pytest.StashKey[set[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The folder of results, and the time of an optimization."""
-    parser.addoption("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu", metavar="DIR")
+    parser.addoption("--out", type=Path, default=ROOT / "latfix-runs" / "gpu", metavar="DIR")
     parser.addoption("--sample-seconds", type=float, default=300.0, help="for latfix optimize of one sample")
 
 
