@@ -105,7 +105,8 @@ def write_workload(folder: Path, trace: AllocationTrace, *, turns: int, device: 
     (folder / "workload.toml").write_text(
         "[workload]\n"
         'name = "fragmenting"\nentry = "adapter:Fragmenting"\ntraffic = "traffic.jsonl"\n'
-        f'[runner]\ndevice = "{device}"\nmax_batch_size = 1\nwarmup_requests = 5\ndevice_memory_share = {share:.6f}\n',
+        f'[runner]\ndevice = "{device}"\nmax_batch_size = 1\nwarmup_requests = 5\n'
+        f"device_memory_share = {share:.6f}\n",
         encoding="utf-8",
     )
     return folder
