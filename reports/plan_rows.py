@@ -82,9 +82,10 @@ def floor_words(found: Optimization) -> str:
     if reached <= floor * 1.1:
         now = ", measured less" if reached < floor * 0.9 else ""
         return f"reached: {bound}{now}; going lower needs a faster machine or shorter inputs"
+    more = "devices" if found.device.startswith("cuda") else "cores"
     return (
         f"{bound}; {milliseconds(reached)} is {significant(reached / floor, 2)} times that, the difference is "
-        "waiting: add cores or replicas, or reduce concurrent requests"
+        f"waiting: add {more} or replicas, or reduce concurrent requests"
     )
 
 

@@ -388,13 +388,17 @@ def _split_on_device(batches: Columns, setup: Setup) -> tuple[Ints, Ints, Ints]:
     """Compute on a device: its wall time is the device's work, except for waits of the launching thread.
 
     If that thread was neither on a core nor runnable during the issuing call, it waited for a lock, most likely the
-    interpreter's. This does not hold if the model itself waits for the device, or if that is unknown.
+    interpreter's. This does not hold if the model itself waits for the device. Without a profile that is unknown, and
+    what a typical batch waits does not count.
     """
     wall = np.maximum(batches["compute_end_ns"] - batches["h2d_end_ns"], 0)
     runq = np.clip(batches["compute_runq_ns"], 0, wall)
     blocked = np.zeros(len(wall), np.int64)
-    if setup.device_profile is not None and not setup.device_profile.waits:
-        blocked = np.clip(batches["issue_ns"] - batches["compute_cpu_ns"] - runq, 0, wall - runq)
+    profile = setup.device_profile
+    if profile is None or not profile.waits:
+        waited = np.maximum(batches["issue_ns"] - batches["compute_cpu_ns"] - runq, 0)
+        usual = whole_median(waited) if profile is None else 0
+        blocked = np.clip(waited - usual, 0, wall - runq)
     return wall - runq - blocked, runq, blocked
 
 

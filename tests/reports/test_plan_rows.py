@@ -28,9 +28,12 @@ from latfix.statistics.decision import RatioEstimate
     ],
 )
 def test_how_far_from_the_limit(floor: float | None, after: float | None, expected: str) -> None:
-    found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=SimpleNamespace(latency_ms={"p99": after}))
-    words = floor_words(found)
-    assert expected in words and bool(expected) == bool(words)
+    for device, more in (("cpu", "add cores or replicas"), ("cuda:0", "add devices or replicas")):
+        after_run = SimpleNamespace(latency_ms={"p99": after})
+        found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=after_run, device=device)
+        words = floor_words(found)
+        assert expected in words and bool(expected) == bool(words)
+        assert (more in words) == ("times that" in words)
 
 
 def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Optimization) -> None:

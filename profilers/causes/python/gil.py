@@ -89,4 +89,11 @@ def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(id="python.gil", claim=_claim, sentence=_sentence, outside=_outside, outside_sentence=_outside_sentence)
+CAUSE = Cause(
+    id="python.gil",
+    fixes=("fuse.cudagraph",),  # on a GPU: one call instead of one per operator, between which others take the lock
+    claim=_claim,
+    sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
+)

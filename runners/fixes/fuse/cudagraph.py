@@ -42,7 +42,7 @@ def _verify(applied: Applied) -> Verified:
 FIX = Fix(
     id="fuse.cudagraph",
     title="capture the model's operators as CUDA graphs",
-    treats=("dispatch.launch", *COMPUTE),
+    treats=("dispatch.launch", "python.gil", *COMPUTE),
     relief=0.3,
     compute=0.85,
     risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",

@@ -1,6 +1,8 @@
-"""Faults injected on a real GPU, one at a time, by benchmarks/gpu/faults.py: an NVIDIA H200 with torch 2.11.
+"""Records of a real GPU: an NVIDIA H200 with torch 2.11.
 
-In ``neighbor`` another process multiplies large matrices for 1.5 s of every 4.
+Most are of benchmarks/gpu/faults.py, one fault each. In ``neighbor`` another process multiplies large matrices for
+1.5 s of every 4. ``locked`` is the sample recommender in TF32, made without a profile: its four prepare threads keep
+the interpreter lock from the thread that launches.
 """
 
 from __future__ import annotations
@@ -48,3 +50,10 @@ def test_another_process_delays_copies_and_compute_only_while_it_computes() -> N
     working = ((at > 2.1) & (at < 3.4)) | ((at > 6.1) & (at < 7.4))
     resting = ((at > 0.2) & (at < 1.6)) | ((at > 4.2) & (at < 5.6))
     assert own[working].mean() > 0.5 and own[resting].mean() < 0.02 * own[working].mean()
+
+
+def test_a_launching_thread_that_waits_for_the_interpreter_is_told_from_a_slow_device() -> None:
+    """Without a profile, too: what the thread waits beyond a typical batch is for the lock."""
+    found = causes_of(RunRecord.load(_RECORDS / "locked"))
+    assert found["python.gil"].named and max(found, key=lambda name: found[name].tail_ms) == "python.gil"
+    assert found["unexplained"].tail_ms < 0.3 * found["python.gil"].tail_ms
