@@ -232,11 +232,11 @@ def closing_advice(diagnosis: Diagnosis) -> str:
     error = commonest_error(diagnosis)
     if not diagnosis.requests.get("ok"):
         return f"No {unit} ended ok. First fix {error or 'the errors, then diagnose again.'}"
+    if diagnosis.verdict in ("inconclusive", "losing") and error:
+        return f"First fix {error}"
     outside = diagnosis.service
     if diagnosis.verdict == "inconclusive" and outside is not None and outside.process is None:
         return "Too much of the tail is unexplained to name its cause: observe the service's process with --pid."
-    if diagnosis.verdict == "losing" and error:
-        return f"First fix {error}"
     if diagnosis.verdict == "losing":
         return f"First fix what the lost {unit}s waited for, then what makes the others slow."
     if diagnosis.verdict == "inconclusive" and diagnosis.source is not None and diagnosis.source.kind == "requests":
@@ -244,11 +244,19 @@ def closing_advice(diagnosis: Diagnosis) -> str:
             "Too much of the tail is unexplained to name its cause: use a log with more columns (queue, "
             "dependencies, sizes: --map), or spans."
         )
+    if diagnosis.verdict == "inconclusive" and (largest := _largest_known(diagnosis)):
+        return f"Record a longer run, which decides whether it is {largest}."
     if diagnosis.verdict == "inconclusive":
         return "This run does not show the cause of the tail: record a longer one."
     if cause_advice(diagnosis):
         return ""
     return "No cause stands out" + (": none exceeds the naming threshold." if diagnosis.is_timed else ".")
+
+
+def _largest_known(diagnosis: Diagnosis) -> str:
+    """The cause of most of the excess; empty without one."""
+    known = [entry for entry in diagnosis.causes if entry.cause != UNEXPLAINED and _number(entry.tail_share) > 0.5]
+    return known[0].cause if known else ""
 
 
 def commonest_error(diagnosis: Diagnosis) -> str:

@@ -208,11 +208,13 @@ def _larger(causes: tuple[CauseSummary, ...], top: CauseSummary) -> str:
     largest = max((cause for cause in causes if cause.cause != UNEXPLAINED), key=lambda cause: cause.tail_ms)
     if largest.tail_ms <= _MUCH_LARGER * top.tail_ms:
         return ""
-    low, high = (milliseconds(max(end, 0.0)) for end in largest.ci95_ms)
-    return (
-        f"; a larger part, {100 * largest.tail_share:.0f} %, may be {CATALOGUE[largest.cause].happened}, but its "
-        f"interval, {low} to {high}, is too wide to name it"
-    )
+    return f"; a larger part, {100 * largest.tail_share:.0f} %, {_uncertain(largest)}"
+
+
+def _uncertain(cause: CauseSummary) -> str:
+    """The predicate of a clause about a part of the excess that cannot be named."""
+    low, high = (milliseconds(max(end, 0.0)) for end in cause.ci95_ms)
+    return f"may be {CATALOGUE[cause.cause].happened}, but its interval, {low} to {high}, is too wide to name it"
 
 
 def _doubt(unexplained: float, tail: Tail, top: CauseSummary | None) -> str:
@@ -242,6 +244,8 @@ def _noise(causes: tuple[CauseSummary, ...], tail: Tail, median: float, at_once:
         elif tail.inside >= _FEW_IN_TAIL and tail.excess_ms <= _LITTLE * median:
             how = ", by a little in many requests, as on any machine with neighbors"
         return f"no fault stands out; {_of_excess(largest.tail_ms, tail)} is {CATALOGUE[largest.cause].happened}{how}"
+    if largest is not None and largest.tail_share > _MOSTLY and largest.cause != UNEXPLAINED:
+        return f"{_of_excess(largest.tail_ms, tail)} {_uncertain(largest)}"
     return "no cause of the slow requests stands out from the run's own noise"
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.formatting import from_ns
+from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence
@@ -85,8 +85,8 @@ def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
         return f"{own_and_propagated(figures)}."
     longest = from_ns(int((held.end - held.start).max()))
     return (
-        f"{len(held)} times the service answered no request, for up to {longest}, because its event loop did not "
-        f"return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
+        f"{counted(len(held), 'time')} the service answered no request, for up to {longest}, because its event loop "
+        f"did not return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import from_ns
+from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.evidence.outside.outside_view import CPU, Counter
@@ -23,8 +23,8 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     still, ok = evidence.standstills, evidence.ok
     stood = (
-        f"the service answered no request {len(still.everyone)} times, for up to {from_ns(still.longest_ns)}, and "
-        "then all requests in flight went on together; "
+        f"{counted(len(still.everyone), 'time')} the service answered no request, for up to "
+        f"{from_ns(still.longest_ns)}, and then all requests in flight went on together; "
         if len(still.everyone)
         else ""
     )

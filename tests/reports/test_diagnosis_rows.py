@@ -90,10 +90,21 @@ def test_the_commonest_error_is_shown_and_is_what_to_fix_first(ordinary: Session
     found = replace(ordinary[1], verdict="losing", lost=(failed, shed))
     assert [row.errors for row in loss_rows(found)] == ["26 × HTTP 503: model overloaded; 3 with other messages", ""]
     assert closing_advice(found) == "First fix this error of 26 requests: HTTP 503: model overloaded"
+    few = replace(found, verdict="inconclusive")
+    assert closing_advice(few) == "First fix this error of 26 requests: HTTP 503: model overloaded"
     none_ok = replace(found, requests={"ok": 0, "error": 29})
     assert "fix this error of 26 requests: HTTP 503: model overloaded" in closing_advice(none_ok)
     late = replace(found, lost=(failed, replace(shed, requests=500)))
     assert "First fix what the lost requests waited for" in closing_advice(late)
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.8, "decides whether it is {}"), (0.3, "does not show the cause")])
+def test_a_longer_run_is_advised_for_a_cause_that_is_most_of_the_tail(
+    ordinary: Session, share: float, words: str
+) -> None:
+    known = replace(next(each for each in ordinary[1].causes if each.cause != "unexplained"), tail_share=share)
+    found = replace(ordinary[1], verdict="inconclusive", causes=(known,), source=None, service=None, lost=())
+    assert words.format(known.cause) in closing_advice(found)
 
 
 def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:

@@ -19,6 +19,9 @@ from latfix.run_record.schema import Columns
 _TIMES, _LEAST_NS = 8.0, 15_000_000
 #: Least requests in flight, share of them that goes on at once, and within which part of the standstill's length.
 _IN_FLIGHT, _TOGETHER, _AT_ONCE = 2, 0.6, 0.3
+#: A request was held up if it was without a response for longer than usual by this part of the standstill's length;
+#: at least this share of them was, because some arrive towards its end.
+_HELD_UP, _LEAST_HELD = 0.3, 0.4
 #: A new request's prefill begins and ends with the standstill, within these parts of its length.
 _BEGIN, _END = 0.05, 0.15
 #: Prefill counts as the reason if it fits at least this number and share of standstills.
@@ -66,6 +69,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
     begin, length, fits, fresh = [], [], [], np.zeros(len(at), dtype=bool)
     waits = np.concatenate([np.diff(times) for times in parts.values()] or [gaps])
     usual, rate, chance = float(np.median(waits)), (len(at) - 1) / max(float(np.ptp(at)), 1.0), 0.0
+    silent = usual if parts else float(np.median(answered - at))
     order = np.argsort(at, kind="stable")
     longest = int((end - at).max(initial=0))
     for k in np.flatnonzero(gaps > limit).tolist():
@@ -74,6 +78,11 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         near = order[low:high]
         waiting = near[end[near] >= stop]
         if len(waiting) < _IN_FLIGHT:
+            continue
+        start = max(start, int(at[waiting].min()))  # before, there was nothing to answer
+        gap = stop - start
+        long = [_silence(moments[int(index[r])], start, stop) >= silent + _HELD_UP * gap for r in waiting]
+        if gap <= limit or np.count_nonzero(long) < _LEAST_HELD * len(waiting):
             continue
         soon = stop + int(_AT_ONCE * gap)
         went_on = [bool(np.any((moments[int(index[r])] >= stop) & (moments[int(index[r])] <= soon))) for r in waiting]
@@ -97,6 +106,12 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         prefill=Intervals.merged(starts[fit], lengths[fit]),
         newcomers=fresh,
     )
+
+
+def _silence(moments: Ints, start: int, stop: int) -> int:
+    """How long a request was without a response around ``start`` to ``stop``."""
+    before, after = moments[moments <= start], moments[moments >= stop]
+    return (int(after.min()) if len(after) else stop) - int(before.max(initial=int(moments[0])))
 
 
 def _parts(events: Columns) -> dict[int, Ints]:

@@ -50,6 +50,14 @@ def tail(excess_ms: float, mean_ms: float) -> Tail:
     )
 
 
+def test_most_of_the_excess_is_mentioned_where_it_is_too_uncertain_to_name() -> None:
+    found = judge((cause("batching.padding", 440.0, 444.0),), tail(444.0, 454.0), {"p50": 10.0}, 99.0, 454.0)
+    assert found.word == "inconclusive"
+    assert (
+        "440 ms of the 444 ms" in found.sentence and "its interval, 352 ms to 528 ms, is too wide" in found.sentence
+    )
+
+
 @pytest.mark.parametrize(
     ("p99_ms", "word"),
     [

@@ -274,6 +274,14 @@ def test_standstills_by_prefill_and_others(prefills: bool) -> None:
     assert still.newcomers.any() == prefills
 
 
+def test_a_pause_of_the_traffic_is_no_standstill() -> None:
+    """After it, requests that arrive together are answered together, each in its usual time."""
+    at = np.arange(2_000) * 2 * MS + np.arange(2_000) // 200 * 60 * MS
+    nothing = {name: np.zeros(0, np.int64) for name in EVENT_FIELDS}
+    events, end = {**nothing, "kind": np.zeros(0, dtype=object)}, at + 20 * MS
+    assert len(find_standstills(at, end, end, np.arange(len(at)), events).everyone) == 0
+
+
 def test_drift_is_described_in_the_clients_stages() -> None:
     at = arrivals(20.0)
     found = diagnose(recorded(at, at + services() + np.linspace(0, 30 * MS, N).astype(np.int64)))
