@@ -27,6 +27,8 @@ _LONGEST_WAKING_NS = 1_000_000
 _LOCK = [cause.id for cause in CAUSES].index("python.gil")
 #: Causes that hold the scatter: work that takes more or less time than its inputs need, for no visible reason.
 _SCATTER = [k for k, cause in enumerate(CAUSES) if cause.id in ("host.slowdown", "unexplained")]
+#: Likewise of a service behind an address, whose waits for something outside are ordinary up to their median.
+_SCATTER_OUTSIDE = [k for k, cause in enumerate(CAUSES) if k in _SCATTER or cause.id == "external.dependency"]
 #: The published stage of each part.
 STAGE_OF: Mapping[str, str] = {"lag": "batch", "collate": "batch", "window": "batch", "finish_wait": "finish"}
 
@@ -266,13 +268,14 @@ def _ordinary(accounts: _Accounts, name: str, extra: Ints, reference: Ints, serv
     rows = np.flatnonzero(served)
     if not len(rows):
         return 0.0
+    scatter = _SCATTER_OUTSIDE if accounts.evidence.setup.outside else _SCATTER
 
     def learn(k: int) -> float:
-        shares = extra[_SCATTER][:, rows] / np.maximum(reference[rows], 1)
-        return ordinary_mean(shares[_SCATTER.index(k)], shares.sum(axis=0))
+        shares = extra[scatter][:, rows] / np.maximum(reference[rows], 1)
+        return ordinary_mean(shares[scatter.index(k)], shares.sum(axis=0))
 
     grown = 0.0
-    for k in _SCATTER:
+    for k in scatter:
         share = accounts.evidence.norms.of(f"ordinary.{CAUSES[k].id}.{name}", partial(learn, k))
         extra[k, rows] -= np.rint(share * reference[rows]).astype(np.int64)
         grown += share

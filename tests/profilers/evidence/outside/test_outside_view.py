@@ -274,6 +274,20 @@ def test_standstills_by_prefill_and_others(prefills: bool) -> None:
     assert still.newcomers.any() == prefills
 
 
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.7), (2, 0.85), (3, 0.8)])
+def test_ordinary_waits_of_a_pool_for_others_are_its_service(servers: int, load: float) -> None:
+    """Each request runs for 5 ms and waits elsewhere for 5 to 55 ms: in its queue the mean counts, not the median."""
+    service = ((5 + np.random.default_rng(7).uniform(5, 55, N)) * MS).astype(np.int64)
+    at = arrivals(1e9 * load * servers / float(service.mean()))
+    end = served(at, service, servers)
+    start, times = end - service, np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    counters = samples(times, cpu_ns=spent(times, start, start + 5 * MS), runq_ns=np.zeros(len(times)))
+    found = diagnose(recorded(at, end, samples=counters))
+    shares = {cause.cause: cause.tail_share for cause in found.causes}
+    assert largest(found) == "traffic.burst" and shares["external.dependency"] < 0.35
+    assert shares["unexplained"] > -0.1
+
+
 def test_a_pause_of_the_traffic_is_no_standstill() -> None:
     """After it, requests that arrive together are answered together, each in its usual time."""
     at = np.arange(2_000) * 2 * MS + np.arange(2_000) // 200 * 60 * MS
