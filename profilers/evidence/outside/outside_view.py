@@ -96,7 +96,8 @@ def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] 
 
     It was on a core for the rest. Both are zero if it was not watched.
 
-    :param served: as from :func:`side_by_side`; idle time is then at least :func:`least_idle`.
+    :param served: as from :func:`side_by_side`; idle time is then at least :func:`least_idle`, and the process's
+        run-queue delay is divided among the requests that were there.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     wall = np.maximum(end - start, 0).astype(np.float64)
@@ -107,7 +108,10 @@ def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] 
     if served is not None:
         idle = np.maximum(idle, least_idle(samples, start, end, served))
     share = np.divide(waited, ran + waited, out=np.zeros(len(wall)), where=ran + waited > 0)
-    return np.rint((wall - idle) * share).astype(np.int64), np.rint(idle).astype(np.int64)
+    delayed = (wall - idle) * share
+    if served is not None and len(served[0]):
+        delayed = np.minimum(delayed, _among_those_there(delay, served).grown(start, end))
+    return np.rint(delayed).astype(np.int64), np.rint(idle).astype(np.int64)
 
 
 def side_by_side(start: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
@@ -148,6 +152,15 @@ def _wanted_alone(cpu: Counter, delay: Counter, served: tuple[Ints, Ints]) -> Co
     there = np.searchsorted(begun, high) - np.searchsorted(ended, np.concatenate([low[:1], low[:-1]]))
     wanted = np.diff(cpu.value + np.interp(cpu.at_ns, delay.at_ns, delay.value))
     return Counter(at_ns=cpu.at_ns, value=np.concatenate([[0.0], np.cumsum(np.where(there <= 1, wanted, 0.0))]))
+
+
+def _among_those_there(delay: Counter, served: tuple[Ints, Ints]) -> Counter:
+    """The process's run-queue delay, of each reading in equal parts for the requests that were there."""
+    begun, ended = (np.sort(times) for times in served)
+    low, high = delay.at_ns[:-1], delay.at_ns[1:]
+    there = np.searchsorted(begun, high) - np.searchsorted(ended, low)
+    grown = np.diff(delay.value) / np.maximum(there, 1)
+    return Counter(at_ns=delay.at_ns, value=np.concatenate([[0.0], np.cumsum(grown)]))
 
 
 def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:

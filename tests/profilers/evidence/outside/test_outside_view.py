@@ -288,6 +288,24 @@ def test_ordinary_waits_of_a_pool_for_others_are_its_service(servers: int, load:
     assert shares["unexplained"] > -0.1
 
 
+def test_waits_for_a_core_are_divided_among_the_requests_of_a_pool() -> None:
+    """Four servers whose requests wait 10 ms for a core in every other second; together they waited no longer."""
+    base = ((5 + np.random.default_rng(1).uniform(5, 55, N)) * MS).astype(np.int64)
+    at = arrivals(4 * 0.5e9 / float(base.mean() + 5 * MS))
+    contended = np.where(at % (2000 * MS) < 1000 * MS, 10 * MS, 0)
+    end = served(at, base + contended, 4)
+    start, times = end - base - contended, np.arange(0, int(end.max()) + 5 * MS, 5 * MS)
+    counters = samples(
+        times,
+        cpu_ns=spent(times, start + contended, start + contended + 5 * MS),
+        runq_ns=spent(times, start, start + contended),
+    )
+    found = diagnose(recorded(at, end, samples=counters))
+    own = found.ledger.own_ns[found.ledger.causes.index("host.contention")]
+    assert float(own.sum()) == pytest.approx(float(contended.sum()), rel=0.3)
+    assert sum(cause.tail_share for cause in found.causes if cause.cause != "unexplained") < 1.05
+
+
 def test_a_pause_of_the_traffic_is_no_standstill() -> None:
     """After it, requests that arrive together are answered together, each in its usual time."""
     at = np.arange(2_000) * 2 * MS + np.arange(2_000) // 200 * 60 * MS
