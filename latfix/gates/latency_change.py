@@ -25,6 +25,8 @@ _NAMES: Mapping[str, str] = {
     "finish": "finish",
     "dispatch": "replayer's own lag",
 }
+#: Those of a service behind an address, as its client sees them.
+_NAMES_OUTSIDE: Mapping[str, str] = {**_NAMES, "prepare": "send", "compute": "first byte", "finish": "stream"}
 #: Stages with a smaller share of the total change are not listed.
 _LEAST_SHARE = 0.05
 
@@ -89,7 +91,7 @@ def _stages(metric: str, records: Sequence[RunRecord]) -> dict[str, float] | Non
         around, figure = np.ones(len(latency), dtype=np.bool_), float(latency.mean())
     scale = figure / float(latency[around].mean())
     found: dict[str, float] = {}
-    for stage, name in _NAMES.items():
+    for stage, name in (_NAMES_OUTSIDE if records[0].meta.is_http else _NAMES).items():
         found[name] = found.get(name, 0.0) + scale * float(column(f"{stage}_ns")[around].mean())
     return found
 

@@ -16,6 +16,7 @@ from latfix.gates.evaluate import GateResult, check_gates, evaluate
 from latfix.gates.latency_change import latency_change
 from latfix.gates.syntax import Gate
 from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.outside.lock_waits import with_queue
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
@@ -155,7 +156,8 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
     new, base = comparison.gate_subjects()
     results: tuple[GateResult, ...] = tuple(evaluate(gate, new, base) for gate in gates)
     metrics = dict.fromkeys(gate.metric for gate in gates if gate.metric in RATIO_KEYS)
-    changes = [latency_change(metric, before, after) for metric in metrics]
+    stages = [[with_queue(record) for record in arm] for arm in (before, after)] if metrics else [[], []]
+    changes = [latency_change(metric, *stages) for metric in metrics]
     return replace(comparison.gated(results), why=tuple(change for change in changes if change is not None))
 
 

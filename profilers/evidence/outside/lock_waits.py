@@ -23,6 +23,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     ONE_ADDRESS,
     RUN_QUEUE,
     Counter,
+    as_served,
     presence,
 )
 from latfix.queueing.queue_inference import infer_queue
@@ -117,6 +118,11 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
         held=held,
         held_cores=_cores(samples, held.start, held.end),
     )
+
+
+def with_queue(record: RunRecord) -> RunRecord:
+    """The record; of a service behind an address with the waits in its queue that are inferred."""
+    return as_served(record, servers_of(record)) if record.meta.is_http else record
 
 
 def servers_of(record: RunRecord) -> int:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.gates.latency_change import latency_change
 from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.outside.lock_waits import with_queue
 from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, least_idle, piles_up
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.queueing.queue_inference import infer_queue
@@ -304,6 +306,16 @@ def test_waits_for_a_core_are_divided_among_the_requests_of_a_pool() -> None:
     own = found.ledger.own_ns[found.ledger.causes.index("host.contention")]
     assert float(own.sum()) == pytest.approx(float(contended.sum()), rel=0.3)
     assert sum(cause.tail_share for cause in found.causes if cause.cause != "unexplained") < 1.05
+
+
+def test_a_change_of_latency_names_the_queue_that_is_inferred() -> None:
+    """One server that takes 12 ms instead of 10: most of the change of p99 is the wait for it."""
+    at = arrivals(70.0)
+    arms = [[with_queue(recorded(at, served(at, services() + more, 1)))] for more in (0, 2 * MS)]
+    change = latency_change("p99", *arms)
+    assert change is not None and set(change.parts_ms) >= {"send", "first byte", "queue behind it"}
+    assert change.parts_ms["first byte"] == pytest.approx(2.0, abs=0.5)
+    assert change.parts_ms["queue behind it"] > 10
 
 
 def test_a_pause_of_the_traffic_is_no_standstill() -> None:
