@@ -51,7 +51,7 @@ def activity(own_ns: Ints, moment_ns: Ints, *, start_s: float, end_s: float, see
     covered = sum(b - a for a, b in intervals) / length if length > 0 else 1.0
     held = float(sums[active].sum() / sums.sum())
     few_stretches = len(intervals) <= _STRETCHES
-    rhythm = None if few_stretches and covered < _MOSTLY else _rhythm(times, struck >= _STRIKE)
+    rhythm = None if few_stretches and covered < _MOSTLY else _rhythm(times, struck >= _STRIKE, cost_ns)
     if rhythm is None and few_stretches and covered < _WHOLE and held >= _HELD:
         text = f"active {_listed(intervals, length)} s of {_seconds(end_s, length)} s ({share(covered)} of the time)"
         return Activity(throughout=False, intervals_s=intervals, text=text)
@@ -127,13 +127,13 @@ def _intervals(times: Floats, edges: Ints, active: Bools, start_s: float, end_s:
     return tuple(intervals)
 
 
-def _rhythm(times: Floats, struck: Bools) -> tuple[float, float] | None:
+def _rhythm(times: Floats, struck: Bools, cost_ns: Floats) -> tuple[float, float] | None:
     """Period in seconds and the share of it with strikes, or ``None`` without a clear rhythm."""
     hits = times[struck]
     hits = hits[:: max(1, len(hits) // _MOST_TIMED)]
     period = find_period(hits)
-    if period is None:
-        return None
+    if period is None or period.seconds < float(np.median(cost_ns[struck])) / 1e9:
+        return None  # what lasts longer than its period is never off: the rhythm is that of batches
     phase = np.floor((times - hits[0]) / period.seconds * _PHASES).astype(np.int64) % _PHASES
     chances = np.bincount(phase, minlength=_PHASES)
     # Phases with hardly any work do not count: a rhythm of the traffic alone is not the cause's.

@@ -120,3 +120,15 @@ def test_few_requests(n: int) -> None:
 def test_many_requests_are_summed_up_first() -> None:
     found = observe(lambda rng, at: 25.0 * (rng.random(len(at)) < 0.02) * (at > 20) * (at < 30), n=200_000)
     assert [end for interval in found.intervals_s for end in interval] == pytest.approx([20.0, 30.0], abs=0.1)
+
+
+def test_a_cause_that_lasts_longer_than_its_period_is_never_off() -> None:
+    """Waits of seconds in a backlog, seen at batches that begin every 0.5 s."""
+
+    def waits(rng: np.random.Generator, at: Floats) -> npt.NDArray[Any]:
+        return cost * ((at % 0.5) < 0.15)
+
+    cost = 2_000.0
+    assert observe(waits).period_s is None
+    cost = 100.0
+    assert observe(waits).period_s == pytest.approx(0.5, rel=0.01)
