@@ -51,6 +51,8 @@ _CLF = re.compile(r"(\d{1,2})/([A-Z][a-z]{2})/(\d{4}):(?=\d\d:)")
 _SLASHES = re.compile(r"(\d{4})/(\d\d)/(\d\d)[ T-]+")
 _ZONE = re.compile(r"\s*(UTC|GMT|[+-]\d\d:?\d\d)$")
 _FRACTION = re.compile(r"(?<=\d\d)[.,](\d+)")
+#: What Python says of a text that is no number.
+_VALUE = re.compile(r"^(?:invalid literal|could not convert).*?: ('.*')$")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 
@@ -146,9 +148,15 @@ def entry_of(path: Path, where: str, expected: str, line: int | None = None) -> 
     """
     try:
         yield
+    except KeyError as error:
+        raise input_error(path, line, f"{where} without {error}", expected) from error
+    except ValueError as error:
+        value = _VALUE.search(str(error))
+        why = f"the value {value[1]}, which is no number" if value else _why(error)
+        raise input_error(path, line, f"{where} that is malformed ({why})", expected) from error
     except MALFORMED as error:
-        why = f"without {error}" if isinstance(error, KeyError) else f"that is malformed ({_why(error)})"
-        raise input_error(path, line, f"{where} {why}", expected) from error
+        why = "a value of another type than is usual there"
+        raise input_error(path, line, f"{where} that is malformed ({why})", expected) from error
 
 
 def begins_with_object(head: bytes) -> dict[str, Any] | None:

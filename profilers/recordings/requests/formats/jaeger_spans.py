@@ -6,6 +6,7 @@ Fields: model/json of jaegertracing/jaeger. ``startTime`` and ``duration`` in mi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from latfix.profilers.recordings.requests.text_source import entry_of, json_docu
 NAME = "Jaeger JSON"
 _EXPECTED = "Jaeger's JSON with data[].spans[]"
 _US = 1_000
+#: The query service's answer without a trace.
+_NOTHING_FOUND = re.compile(rb'\{\s*"data"\s*:\s*(\[\s*\]|null)')
 
 
 def knows(head: bytes) -> bool:
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return text[:1] in (b"{", b"[") and b'"traceID"' in text and (b'"spans"' in text or b'"spanID"' in text)
+    known = b'"traceID"' in text and (b'"spans"' in text or b'"spanID"' in text)
+    return text[:1] in (b"{", b"[") and (known or _NOTHING_FOUND.match(text) is not None)
 
 
 def read(path: Path) -> SpanTable:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -397,12 +397,13 @@ def _csv_blocks(
         bad.add((row.number or 0) + 1, shown(row.text or "", 40))
         return "skip"
 
-    at = 2
+    at, skipped = 2, bad.count
     try:
         with open_text(path) as file:
             delimiter = _delimiter(file.readline().decode("utf-8", "replace"))
+            lines = _CountedLines(file)
             reader = csv.open_csv(
-                file,
+                lines,
                 read_options=csv.ReadOptions(column_names=list(names), block_size=1 << 23, use_threads=False),
                 parse_options=csv.ParseOptions(
                     delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
@@ -417,12 +418,44 @@ def _csv_blocks(
             for batch in reader:
                 yield {name: batch.column(name) for name in wanted}, at
                 at += batch.num_rows
+        if lines.count > at - 2 + bad.count - skipped:  # empty lines, or values of several lines
+            _find_unclosed_quote(path, delimiter.encode() * (len(names) - 1), bad)
     except pa.ArrowInvalid as error:
         if "Empty CSV" in str(error):
             return
         damaged(path, _EXPECTED, error)
     except CUT_OFF as error:
         damaged(path, _EXPECTED, f"compressed data that is damaged or cut off ({error})")
+
+
+class _CountedLines(io.RawIOBase):
+    """Passes a file on, and counts its lines."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.count += data.count(b"\n")
+        return data
+
+
+def _find_unclosed_quote(path: Path, delimiters: bytes, bad: BadLines) -> None:
+    """Count the rows that a quote hides because it is not closed in its own line.
+
+    :param delimiters: as many as a row has. The lines of a text in a cell hardly have them all.
+    """
+    opened = 0
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if opened and line.count(delimiters[:1]) >= len(delimiters):
+                bad.add(opened, "a quote that is not closed, which hides the rows after it")
+            if line.count(b'"') % 2:
+                opened = 0 if opened else number
 
 
 def _values(role: Role, block: Mapping[str, Any], n: int) -> Any:

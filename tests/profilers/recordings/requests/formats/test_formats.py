@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -602,3 +603,29 @@ def test_a_log_of_requests_with_the_engines_steps(tmp_path: Path) -> None:
     assert detect(recorded_at(tmp_path)) is not None
     result = diagnose_recording(tmp_path, ReadOptions())
     assert result.source is not None and result.source.read["steps"] == 5
+
+
+_SPAN = {"traceId": "a", "spanId": "b", "startTimeUnixNano": "1", "endTimeUnixNano": "5", "name": "n"}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"resourceSpans": "x"}, "a value of another type than is usual there"),
+        ({"resourceSpans": [{"scopeSpans": [{"spans": ["x"]}]}]}, "a value of another type than is usual there"),
+        (
+            {"resourceSpans": [{"scopeSpans": [{"spans": [{**_SPAN, "startTimeUnixNano": "noon"}]}]}]},
+            "the value 'noon', which is no number",
+        ),
+    ],
+)
+def test_a_malformed_span_is_described_in_plain_words(tmp_path: Path, document: Any, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"found a span that is malformed ({words})")):
+        otlp_spans.read(written(tmp_path, json.dumps(document)))
+
+
+@pytest.mark.parametrize("text", ['{"data": []}', '{"data":null,"total":0}'])
+def test_an_answer_of_jaeger_without_a_trace_says_so(tmp_path: Path, text: str) -> None:
+    assert jaeger_spans.knows(text.encode())
+    with pytest.raises(InputError, match="found no spans; expected Jaeger's JSON"):
+        jaeger_spans.read(written(tmp_path, text))

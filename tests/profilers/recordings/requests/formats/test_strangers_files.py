@@ -227,6 +227,21 @@ def test_cells_with_line_breaks_and_a_repeated_name(tmp_path: Path) -> None:
     assert table_of(tmp_path, out.getvalue()).latency_ns.tolist() == [5 * MS]
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_rows_behind_a_quote_that_is_not_closed_are_counted(tmp_path: Path, closed: bool) -> None:
+    rows = [f"{1763800000 + k},5,/x" for k in range(40)]
+    rows[10] = rows[10].replace("/x", '"/x')
+    if closed:  # by the next such row
+        rows[14] = rows[14].replace("/x", '"/x')
+    text = "ts,latency_ms,path\n" + "\n".join(rows) + "\n"
+    if closed:
+        table = table_of(tmp_path, text)
+        assert len(table) == 36 and any("4 lines were left out, the first in line 12" in note for note in table.notes)
+    else:
+        with pytest.raises(InputError, match=":12: found a quote that is not closed"):
+            table_of(tmp_path, text)
+
+
 def test_a_mapping_without_a_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--map latency_ms: found '5'"):
         table_of(tmp_path, '{"a": 1}\n', "latency_ms=5")
