@@ -64,9 +64,12 @@ def largest_nearby(evidence: Evidence, series: str) -> Floats:
     found = np.zeros(len(evidence.batches["worker"]))
     for number, here, middle in _by_device(evidence):
         times, values = evidence.series(series_of(series, number))
-        for time, value in zip(times.tolist(), values.tolist(), strict=True):
-            near = np.abs(middle - time) <= _AVERAGED_NS
-            found[here] = np.maximum(found[here], np.where(near, value, 0.0))
+        first, end = (np.searchsorted(times, middle + by) for by in (-_AVERAGED_NS, _AVERAGED_NS))
+        largest = np.zeros(len(middle))
+        for k in range(int((end - first).max(initial=0))):
+            within = first + k < end
+            largest[within] = np.maximum(largest[within], values[(first + k)[within]])
+        found[here] = largest
     return found
 
 

@@ -50,6 +50,8 @@ _PROBED_SIZES = (2, 4, 8, 16)
 _PROBES_S = 0.7
 #: Predicted gain over the best replayed configuration that is worth a replay, as a logarithm.
 _WORTH_A_REPLAY = 0.03
+#: How much worse than measured a configuration may be predicted that leaves a replayed fix out, as a logarithm.
+_AS_MEASURED = 0.2
 #: Minimum expected gain, as a share of the tail latency, for a fix that the forecast cannot simulate.
 _WORTH_ADDING = 0.03
 #: An undecided gain is kept if measured and predicted ratios are both below this; the final replay tests it.
@@ -463,8 +465,11 @@ class Search:
 
         The remaining configuration is neither scored nor replayed again, so fixes that change answers stay, and so
         does a way to run the model, if the remaining one is not that of the first settings: no replay has tested its
-        batch times.
+        batch times. It must be predicted to be about as good as what was measured: a forecast that does not foresee
+        the measured gain does not know either what it comes from.
         """
+        replayed = any(trial.status == "kept" and trial.comparison is not None for trial in self.trials)
+        most = self.best_score + _AS_MEASURED if replayed else math.inf
         while planner.knows(self.best):
             known = planner.shares(self.best)
             rests = []
@@ -479,7 +484,7 @@ class Search:
                 if choice.fix.id in known and planner.knows(rest):
                     rests.append((planner.score(rest), choice.fix.id, rest))
             score, fix, rest = min(rests, key=lambda each: each[:2], default=(math.inf, "", self.best))
-            if score > planner.score(self.best) + LEAST_GAIN:
+            if score > planner.score(self.best) + LEAST_GAIN or planner.score(rest, self.bench.window_bounds) > most:
                 return
             self.say(f"{fix} is left out of the plan: next to the other fixes it is predicted to gain nothing")
             self._dropped.add(fix)

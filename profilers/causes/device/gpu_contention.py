@@ -5,6 +5,8 @@ The device runs processes in turns of some milliseconds: a batch, or a copy befo
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
@@ -33,7 +35,8 @@ def _claim(evidence: Evidence, left: Left) -> Claim:
         excess[unit] = np.where(pinned, np.minimum(slower_ns(evidence, direction), left.cpu(unit)), 0)
     units = {}
     for unit, beyond in excess.items():
-        most = np.rint(evidence.units[unit].wall * taken * _owed_share(beyond, taken > 0))
+        owed = evidence.norms.of(f"gpu.contention.{unit}", partial(_owed_share, beyond, taken > 0))
+        most = np.rint(evidence.units[unit].wall * taken * owed)
         units[unit] = Parts(cpu=np.minimum(most.astype(np.int64), beyond))
     return Claim(units=units)
 
