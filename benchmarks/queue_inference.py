@@ -4,15 +4,17 @@
 
 Simulated services: first come, first served, 1 to 16 servers, 3,000 requests, times in microseconds; services of
 five distributions, with a mean of about 10 ms; loads below and above capacity, a burst, and an excerpt in which no
-request found a free server. Prints and writes how often the number was right, how often no queue was inferred, and
-how often the number was wrong.
+request found a free server. And services without a queue, whose latency of 50 or 150 ms rises and falls over seconds.
+Prints and writes how often the number was right, how often no queue was inferred, and how often the number was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,9 @@ import numpy as np
 from latfix.arrays import Floats
 from latfix.queueing.queue_inference import infer_queue
 
+#: Services without a queue: rates per second, seconds of latency, seconds over which it changes, by how much
+#: (standard deviation of the logarithm), and scatter of single requests.
+WANDERING = ((100, 300), (0.05, 0.15), (2, 10, 30), (0.2, 0.5), (0.02, 0.1, 0.3))
 _N, _SERVERS = 3000, (1, 2, 3, 6, 16)
 #: Seconds of service.
 SERVICES: dict[str, Callable[[np.random.Generator], Floats]] = {
@@ -48,9 +53,11 @@ def main() -> None:
         for load in LOADS
     }
     total = sum((Counter(each) for each in found.values()), Counter())
-    for name, counts in {**found, "all": total}.items():
+    without = Counter(outcome_without_queue(*case) for case in itertools.product(*WANDERING, range(options.seeds)))
+    for name, counts in {**found, "all": total, "no queue": without}.items():
         print(f"{name:<50} {dict(counts)}")
-    options.out.write_text(json.dumps({"all": total, **found}, indent=2) + "\n", encoding="utf-8")
+    document = {"all": total, "no queue": without, **found}
+    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def outcome(service: str, load: str, servers: int, seed: int) -> str:
@@ -69,6 +76,20 @@ def outcome(service: str, load: str, servers: int, seed: int) -> str:
     seen = slice(_N // 2 if "excerpt" in load else 0, None)
     queue = infer_queue(at[seen], (end - at)[seen], 1000)
     return "none" if queue is None else "right" if queue.servers == servers else "wrong"
+
+
+def outcome_without_queue(rate: float, base_s: float, slow_s: float, spread: float, jitter: float, seed: int) -> str:
+    """``none``, which is right, or ``wrong``."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(1 / rate, _N))
+    steps = rng.normal(0, 1, int(arrival[-1] / 0.05) + 2)
+    level, kept = np.zeros(len(steps)), math.exp(-0.05 / slow_s)
+    for k in range(1, len(steps)):
+        level[k] = kept * level[k - 1] + math.sqrt(1 - kept**2) * steps[k]
+    rises = np.interp(arrival, 0.05 * np.arange(len(steps)), level)
+    took = base_s * np.exp(spread * rises) * rng.lognormal(0, jitter, _N)
+    at, latency = (np.rint(1e6 * times).astype(np.int64) * 1000 for times in (arrival, took))
+    return "none" if infer_queue(at, latency, 1000) is None else "wrong"
 
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ _TOGETHER, _BATCHED = 0.05, 0.2
 _UNEQUAL = 0.1
 #: The largest correlation between the times that so many successive ends and so many arrivals take, in any rhythm.
 _FOLLOWED, _FOLLOWS = 8, 0.3
+#: Least length of a stretch of requests that waited, and spans in all of them, to compare their ends with their
+#: arrivals; the number of servers from which there must be as many.
+_LEAST_STRETCH, _LEAST_SPANS, _MANY_SERVERS = 12, 60, 8
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
 #: Parts of the log within which services are compared, and the least requests with a free server in each.
@@ -120,6 +123,8 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     wait = starts(arrival, arrival + latency, servers)
     wait -= arrival
     np.clip(wait, 0, latency, out=wait)
+    if _ends_follow_arrivals(sample, sample + took, wait[:n] > 0, servers):
+        return None
     return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=math.exp(misfit))
 
 
@@ -268,6 +273,29 @@ def _spans_follow(ends: Ints, arrival: Ints) -> bool:
     if len(ended) < 2 or not ended.std() or not arrived.std():
         return False
     return abs(float(np.corrcoef(ended, arrived)[0, 1])) > _FOLLOWS
+
+
+def _ends_follow_arrivals(arrival: Ints, end: Ints, waited: Bools, servers: int) -> bool:
+    """True if requests that seem to have waited end in the rhythm in which they arrived.
+
+    While all servers are busy, they set the rhythm. Without a queue, a latency that rises for a while adds requests
+    in flight, too. Many servers are assumed only where such stretches show that they are no coincidence.
+    """
+    edges = np.flatnonzero(np.diff(waited.astype(np.int8), prepend=0, append=0))
+    came, went = list[Floats](), list[Floats]()
+    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if last - first < _LEAST_STRETCH:
+            continue
+        lag = min(max(_FOLLOWED, 2 * servers), (last - first) // 3)
+        for times, spans in ((arrival[first:last], came), (np.sort(end[first:last]), went)):
+            span = (times[lag:] - times[:-lag]).astype(np.float64)
+            spans.append((span / max(float(span.mean()), 1.0) - 1) * math.sqrt(lag))
+    if sum(map(len, came)) < _LEAST_SPANS:
+        return servers >= _MANY_SERVERS
+    one, other = np.concatenate(came), np.concatenate(went)
+    if not one.std() or not other.std():
+        return False
+    return float(np.corrcoef(one, other)[0, 1]) > _FOLLOWS
 
 
 def _turns(gaps: Ints) -> int:

@@ -1,0 +1,21 @@
+"""Logs without a queue, and with one, as the benchmark simulates them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.queue_inference import outcome, outcome_without_queue
+
+
+@pytest.mark.parametrize("slow_s", [2, 10, 30])
+@pytest.mark.parametrize(("rate", "base_s"), [(100, 0.05), (300, 0.15)])
+@pytest.mark.parametrize("spread", [0.2, 0.5])
+def test_a_latency_that_wanders_is_no_queue(rate: float, base_s: float, slow_s: float, spread: float) -> None:
+    """More requests are in flight while it is high, and yet they are served side by side."""
+    assert outcome_without_queue(rate, base_s, slow_s, spread, 0.02, seed=40) == "none"
+
+
+@pytest.mark.parametrize("servers", [1, 3, 16])
+def test_a_queue_is_still_found_in_a_nearly_saturated_service(servers: int) -> None:
+    found = [outcome("lognormal, 0.5", load, servers, seed) for load in ("0.85", "0.95") for seed in (40, 41, 42)]
+    assert found.count("right") >= 5 and "wrong" not in found
