@@ -134,6 +134,17 @@ BATCH_DTYPE = np.dtype(
     ]
 )
 
+#: Times of a batch on the run's clock.
+BATCH_TIMES = (
+    "free_ns",
+    "open_ns",
+    "close_ns",
+    "collated_ns",
+    "h2d_end_ns",
+    "compute_end_ns",
+    "d2h_end_ns",
+    "finish_end_ns",
+)
 #: Kinds of rows in ``events.parquet``. ``detail`` is JSON.
 EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note", "stream", "hang")
 #: ``gc``: a collection, in ``thread`` (native id); detail {"generation", "collected"}.

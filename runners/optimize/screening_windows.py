@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from latfix.arrays import Floats, Ints
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import Columns
+from latfix.run_record.schema import BATCH_TIMES, Columns
 from latfix.stages import Status
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import limit, scale_time, slice_time
@@ -183,23 +184,26 @@ def first_window(traffic: Traffic) -> Traffic:
 def join(records: Sequence[RunRecord]) -> RunRecord:
     """Replays of slices on one arm as one record, for a comparison with another arm's.
 
-    Two joined records are paired if their slices are the same. Events and samples keep their own clocks.
+    Two joined records are paired if their slices are the same. Each begins when the one before has ended.
     """
     first = records[0]
     if len(records) == 1:
         return first
-    requests, batches = [], []
+    requests, batches, events, samples = [], [], [], []
     position = batch = shift = 0
     for record in records:
-        rows = {name: column.copy() for name, column in record.requests.items()}
-        rows["index"] = np.where(rows["index"] >= 0, rows["index"] + position, rows["index"])
-        rows["batch_id"] = np.where(rows["batch_id"] >= 0, rows["batch_id"] + batch, -1)
-        rows["arrival_ns"] += shift
+        rows = _moved(record.requests, {"arrival_ns": shift})
+        rows |= {"index": _numbered(rows["index"], position), "batch_id": _numbered(rows["batch_id"], batch)}
         requests.append(rows)
-        batches.append({**record.batches, "batch_id": record.batches["batch_id"] + batch})
+        batches.append(_moved(record.batches, {**dict.fromkeys(BATCH_TIMES, shift), "batch_id": batch}))
+        found = _moved(record.events, {"t_ns": shift})
+        found |= {"request": _numbered(found["request"], position), "batch_id": _numbered(found["batch_id"], batch)}
+        events.append(found)
+        samples.append(_moved(record.samples, {"t_ns": shift}))
         position += len(record.traffic)
         batch += int(record.batches["batch_id"].max(initial=-1)) + 1
-        shift += int(record.traffic.arrival_ns[-1]) + 1_000_000_000
+        ended = int(record.batches["finish_end_ns"].max(initial=0))
+        shift += max(int(record.traffic.arrival_ns[-1]), ended) + 1_000_000_000
     digests = "+".join(str(record.meta.traffic_sha256) for record in records)
     counters = ("pool_hits", "pool_misses", "compilations_in_run")
     totals = {name: sum(getattr(record.meta, name) or 0 for record in records) for name in counters}
@@ -208,10 +212,20 @@ def join(records: Sequence[RunRecord]) -> RunRecord:
         meta=records[-1].meta.updated(**totals, traffic_sha256=digests, scheduled=position),
         requests=_stacked(requests),
         batches=_stacked(batches),
-        events=_stacked([record.events for record in records]),
-        samples=_stacked([record.samples for record in records]),
+        events=_stacked(events),
+        samples=_stacked(samples),
         traffic=_joined([record.traffic for record in records]),
     )
+
+
+def _moved(columns: Columns, by: Mapping[str, int]) -> Columns:
+    """The columns, some of them increased."""
+    return {name: column + by[name] if name in by else column for name, column in columns.items()}
+
+
+def _numbered(column: Any, first: int) -> Any:
+    """Numbers from ``first`` on instead of from 0; negative ones stand for none."""
+    return np.where(column >= 0, column + first, column)
 
 
 def _joined(parts: Sequence[Traffic]) -> Traffic:

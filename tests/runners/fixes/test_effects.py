@@ -398,6 +398,9 @@ def test_a_state_that_existed_before_is_no_effect(make_record: Make, verified: V
     assert not verified("host.workers", make_record(workers=2), make_record(workers=2)).effective
     assert verified("host.workers", make_record(workers=4), make_record(workers=2)).effective
     assert not verified("batch.bucket", make_record(ALIKE), make_record(ALIKE)).effective
+    alone = make_record([[40], [50]] * 20)
+    assert verified("batch.bucket", make_record(ALIKE), alone).effective, "before, none could be mixed"
+    assert not verified("batch.bucket", alone, alone).effective, "none is shared now either"
 
 
 def test_buckets_of_a_feature_are_verified_by_that_feature(

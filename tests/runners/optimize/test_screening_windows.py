@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import BATCH_DTYPE, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
+from latfix.run_record.schema import BATCH_DTYPE, BATCH_TIMES, EVENT_FIELDS, REQUEST_DTYPE, SAMPLE_FIELDS
 from latfix.runners.optimize.screening_windows import (
     join,
     lead_in,
@@ -163,6 +163,21 @@ def test_a_joined_record_points_into_its_joined_traffic() -> None:
     assert joined.meta.scheduled == len(joined.traffic) == 7
     assert (np.diff(rows["arrival_ns"]) > 0).all()
     assert len(joined.events["kind"]) == 2 and len(joined.samples["value"]) == 4
+
+
+def test_slices_of_a_joined_record_do_not_overlap() -> None:
+    """Otherwise a batch of one slice seems to run beside one of another."""
+    one, two = two_slices()
+    first, second = record_of(one, 1.0, per_batch=2), record_of(two, 1.0, per_batch=2)
+    first.batches["finish_end_ns"][-1] = 30 * 10**9  # a backlog after the last arrival
+    joined = join([first, second])
+    count = len(first.batches["batch_id"])
+    for name in BATCH_TIMES:
+        assert joined.batches[name][count:].min() > joined.batches["finish_end_ns"][:count].max(), name
+    moved = joined.requests["arrival_ns"][3] - second.requests["arrival_ns"][0]
+    assert (joined.batches["close_ns"][count:] - second.batches["close_ns"] == moved).all()
+    assert (joined.events["t_ns"][1:] - second.events["t_ns"] == moved).all()
+    assert (joined.samples["t_ns"][2:] - second.samples["t_ns"] == moved).all()
 
 
 def test_batches_of_a_joined_record_keep_their_members() -> None:
