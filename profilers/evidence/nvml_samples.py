@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,15 +30,7 @@ def at_batches(evidence: Evidence, series: str) -> Floats | None:
     :param series: name for the first device.
     :returns: ``None`` for a run on the CPU, or if the series was not read.
     """
-    if not evidence.setup.on_device:
-        return None
-    found, read = np.full(len(evidence.batches["worker"]), np.nan), False
-    for number, here, middle in _by_device(evidence):
-        times, values = evidence.series(series_of(series, number))
-        if len(times):
-            read = True
-            found[here] = _between(times, values, middle)
-    return found if read else None
+    return _each_batch(evidence, series, _between)
 
 
 def at_next_poll(evidence: Evidence, series: str) -> Floats | None:
@@ -46,17 +38,13 @@ def at_next_poll(evidence: Evidence, series: str) -> Floats | None:
 
     :returns: ``None`` for a run on the CPU, or if the series was not read.
     """
-    if not evidence.setup.on_device:
-        return None
-    found, read = np.full(len(evidence.batches["worker"]), np.nan), False
-    for number, here, middle in _by_device(evidence):
-        times, values = evidence.series(series_of(series, number))
-        if len(times) > 1:
-            read = True
-            after = np.searchsorted(times, middle)
-            inside = (after > 0) & (after < len(times))
-            found[here] = np.where(inside, values[np.minimum(after, len(times) - 1)], np.nan)
-    return found if read else None
+
+    def after(times: Ints, values: Floats, middle: Ints) -> Floats:
+        place = np.searchsorted(times, middle)
+        inside = (place > 0) & (place < len(times))
+        return np.where(inside, values[np.minimum(place, len(times) - 1)], np.nan)
+
+    return _each_batch(evidence, series, after)
 
 
 def largest_nearby(evidence: Evidence, series: str) -> Floats:
@@ -94,6 +82,19 @@ def share_since(evidence: Evidence, names: Sequence[str]) -> Floats | None:
                 inside = (after > 0) & (after < len(times))
                 held = np.where(inside, share[np.clip(after - 1, 0, len(share) - 1)], 0.0)
                 found[here] = np.maximum(found[here], held)
+    return found if read else None
+
+
+def _each_batch(evidence: Evidence, series: str, choose: Callable[[Ints, Floats, Ints], Floats]) -> Floats | None:
+    """``(m,)`` what ``choose`` makes of each device's readings (times, values) and its batches' middles."""
+    if not evidence.setup.on_device:
+        return None
+    found, read = np.full(len(evidence.batches["worker"]), np.nan), False
+    for number, here, middle in _by_device(evidence):
+        times, values = evidence.series(series_of(series, number))
+        if len(times):
+            read = True
+            found[here] = choose(times, values, middle)
     return found if read else None
 
 

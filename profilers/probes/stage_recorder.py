@@ -23,7 +23,7 @@ import numpy.typing as npt
 from latfix.arrays import Ints
 from latfix.profilers.probes.own_thread import OwnThread
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
-from latfix.run_record.schema import BATCH_DTYPE, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
+from latfix.run_record.schema import BATCH_DTYPE, BATCH_TIMES, PROCESS_ACCOUNT, REQUEST_DTYPE, THREAD_ACCOUNT, Columns
 from latfix.stages import STAGES, Status
 
 #: Boundaries of a request that its own threads stamp; the others are its batch's.
@@ -39,16 +39,6 @@ _PLAIN: tuple[str, ...] = (
     "input_elements",
     "input_length",
     "bucket_length",
-)
-_BATCH_STAMPS = (
-    "free_ns",
-    "open_ns",
-    "close_ns",
-    "collated_ns",
-    "h2d_end_ns",
-    "compute_end_ns",
-    "d2h_end_ns",
-    "finish_end_ns",
 )
 _ACCOUNTS: tuple[str, ...] = (*THREAD_ACCOUNT, *PROCESS_ACCOUNT)
 FLUSH_INTERVAL_S = 0.5
@@ -273,7 +263,7 @@ class StageRecorder:
         self._resolve()
         rows = np.zeros(len(ids), dtype=BATCH_DTYPE)
         for name, column in self._batches.items():
-            rows[name] = column[ids] - (self.t0_ns if name in _BATCH_STAMPS else 0)
+            rows[name] = column[ids] - (self.t0_ns if name in BATCH_TIMES else 0)
         return rows
 
     def _resolve(self) -> None:
