@@ -401,7 +401,7 @@ class Optimizer:
         outcome.predicted = _predicted(search, bounds, ())
         for begin, end in bounds:
             outcome.notes.append(
-                f"The final replay covers the slowest stretch of the traffic, {begin / 1e9:.3g} to {end / 1e9:.3g} s "
+                f"The final replay covers the slowest stretch of the traffic, {begin / 1e9:.1f} to {end / 1e9:.1f} s "
                 f"({len(traffic)} of {len(self._traffic)} requests), so that there is time for several rounds."
             )
         # A cold fix acts on the first requests of a process: no lead-in may take their place.
