@@ -13,7 +13,7 @@ import numpy as np
 from latfix.errors import InputError
 from latfix.formatting import counted, significant
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
-from latfix.gates.latency_change import latency_change
+from latfix.gates.latency_change import LatencyChange, latency_change
 from latfix.gates.syntax import Gate
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.lock_waits import with_queue
@@ -106,7 +106,8 @@ def decide(
         decision.interrupted = last = True
     if decision.rounds:
         comparison = _look(decision, gates, most, seed, last=last)
-        decision.comparison = replace(comparison, notes=(*_notes(decision, comparison, most), *comparison.notes))
+        notes = (*_notes(decision, comparison, most), *comparison.notes)
+        decision.comparison = replace(comparison, notes=notes, why=tuple(_why(decision, gates)))
     return decision
 
 
@@ -155,10 +156,16 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
     comparison = compare_rounds(before, after, seed=seed, rule=rule, control=drift)
     new, base = comparison.gate_subjects()
     results: tuple[GateResult, ...] = tuple(evaluate(gate, new, base) for gate in gates)
-    metrics = dict.fromkeys(gate.metric for gate in gates if gate.metric in RATIO_KEYS)
-    stages = [[with_queue(record) for record in arm] for arm in (before, after)] if metrics else [[], []]
-    changes = [latency_change(metric, *stages) for metric in metrics]
-    return replace(comparison.gated(results), why=tuple(change for change in changes if change is not None))
+    return comparison.gated(results)
+
+
+def _why(decision: Decision, gates: Sequence[Gate]) -> Iterator[LatencyChange]:
+    """The change of each latency that a gate is on, by stage."""
+    if metrics := dict.fromkeys(gate.metric for gate in gates if gate.metric in RATIO_KEYS):
+        before, after = ([with_queue(record) for record in arm] for arm in decision.arms)
+        for metric in metrics:
+            if (change := latency_change(metric, before, after)) is not None:
+                yield change
 
 
 def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[str]:

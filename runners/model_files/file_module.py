@@ -49,7 +49,7 @@ class FileModule(torch.nn.Module):
             output = batch_first(output, self.output_names, self.output_axes)
         if self._fixed > size:
             return _mapped(output, lambda x: x[:size])
-        return output
+        return _mapped(output, _of_one_request) if self._fixed == 1 == self.layout.largest_batch else output
 
     def _arranged(self, tensor: torch.Tensor, axis: int | None) -> torch.Tensor:
         if axis is None:
@@ -58,6 +58,13 @@ class FileModule(torch.nn.Module):
         if missing > 0:
             tensor = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
         return tensor.movedim(0, axis) if axis else tensor
+
+
+def _of_one_request(output: Any) -> Any:
+    """The output of a call with one request, which is all that request's, even if the file states another shape."""
+    if isinstance(output, list):
+        return output if len(output) == 1 else [output]
+    return output if output.dim() and output.shape[0] == 1 else output.unsqueeze(0)
 
 
 class SealedModule(torch.nn.Module):

@@ -119,6 +119,23 @@ def test_of_a_file_for_one_request_an_output_may_have_no_batch(tmp_path: Path, r
     assert [answer.shape for answer in served(file, [request_of(), request_of("b")])] == [(6, 3), (6, 3)]
 
 
+def test_of_a_file_for_one_request_an_output_is_that_requests_in_any_shape(
+    tmp_path: Path, request_of: MakeRequest
+) -> None:
+    """Steps first, although the file states the batch there."""
+    float32 = onnx.TensorProto.FLOAT
+    file = written(
+        tmp_path / "m.onnx",
+        [(("Transpose", ["x"], ["steps"]), {"perm": [1, 0, 2]})],
+        {"x": (float32, [1, 3, 2])},
+        {"steps": (float32, [1, "length", 2])},
+    )
+    request = request_of()
+    own = load_adapter(file.parent, file.name).prepare(request)
+    (answer,) = served(file, [request])
+    assert torch.equal(answer, own.unsqueeze(1))
+
+
 def test_it_serves_alone_and_in_batches(build: Build, request_of: MakeRequest) -> None:
     file = build()
     requests = [request_of(str(k), length=length) for k, length in enumerate((3, 30, 1, 9, 14))]

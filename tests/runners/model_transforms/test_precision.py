@@ -232,3 +232,13 @@ def test_an_int8_layer_takes_a_vector_as_it_did() -> None:
         expected, found = model(rows), in_precision(model, "int8_dynamic")(rows)
     assert found.shape == expected.shape == (4,)
     assert torch.allclose(found, expected, atol=0.1)
+
+
+def test_tf32_is_allowed_to_the_process_and_changes_no_layer() -> None:
+    before = torch.get_float32_matmul_precision()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    try:
+        assert in_precision(model, "tf32") is model and torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert model[0].weight.dtype is torch.float32 and quantizable(model, "tf32") == {}
