@@ -90,10 +90,14 @@ def floor_words(found: Optimization) -> str:
 
 
 def best_candidate(found: Optimization) -> tuple[tuple[str, ...], str] | None:
-    """Fixes and words of the fastest configuration, replayed ones first; ``None`` if none is faster than before."""
+    """Fixes and words of the fastest configuration, replayed ones first; ``None`` if none is faster than before.
+
+    A fix that went straight to the final replay may have been found without effect only there.
+    """
+    out = {step.fix for step in found.steps if step.status in _OUT}
     for row in front_rows(found):
         step = row.ratio if row.is_replayed else Ratio(value=row.predicted, ci95=None)
-        if not row.fixes or row.status in _OUT or step.value is None or step.value >= 1:
+        if row.status in _OUT or set(row.fixes) <= out or step.value is None or step.value >= 1:
             continue
         how = "in replays of the search" if row.is_replayed else "predicted, not replayed"
         return row.fixes, f"{row.name}: {key_label(found.judged)} {speed_words(step.value)} ({how})"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from latfix.reports.plan_rows import floor_words, front_rows, kept_words
+from latfix.reports.plan_rows import best_candidate, floor_words, front_rows, kept_words
 from latfix.results.optimization import Candidate, Contribution, Optimization
 from latfix.statistics.decision import RatioEstimate
 
@@ -46,6 +46,16 @@ def test_a_predicted_configuration_does_not_displace_a_replayed_one(improved: Op
     assert rows["batch.size"].best and rows["batch.size"].is_replayed
     assert not rows["quantize.int8_dynamic"].best
     assert next(iter(rows)) == "batch.size"
+
+
+@pytest.mark.parametrize(("status", "advised"), [("undecided", True), ("not_effective", False)])
+def test_a_fix_found_without_effect_in_the_final_replay_is_no_candidate(
+    improved: Optimization, status: Any, advised: bool
+) -> None:
+    kept = Candidate(fixes=("batch.size",), settings={}, status="kept", compute=1.0, predicted={"p99": 0.3})
+    step = replace(improved.steps[0], fix="batch.size", status=status)
+    found = best_candidate(replace(improved, rounds=2, candidates=(kept,), steps=(step,)))
+    assert (found is not None) == advised
 
 
 def test_a_kept_fix_without_a_predicted_gain_is_no_reason(improved: Optimization) -> None:
