@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from latfix.profilers.evidence.work_model import WorkModel
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
 from latfix.queueing.length_buckets import padded_elements
 from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
+from latfix.queueing.stepping_queue import serve_in_steps
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
@@ -34,6 +36,8 @@ _OF_THE_MACHINE = "host."
 _OF_THE_POLICY = ("traffic.", "batching.", "input.")
 #: Error up to which a learned batch time is accepted, even if the error was smaller before.
 _TOLERATED = 0.1
+#: Requests whose time with others like them shows how much longer a step takes if more share it.
+_LIKE = 64
 #: Single requests among :meth:`Forecast.probes`.
 _SINGLES = 6
 
@@ -44,6 +48,7 @@ class Serving:
 
     :param window_ns: how long the oldest request waits for more requests to fill the batch.
     :param by_length: a batch takes requests of similar length as its first.
+    :param in_steps: requests join and leave between the steps of a batch.
     :param cost: change of the batches' time; ``None`` for the recorded time.
     :param pace: factor of batch times relative to the prediction, from replays (:meth:`Forecast.pace_of`).
     :param without: ids of causes whose time is removed from requests and batches.
@@ -54,6 +59,7 @@ class Serving:
     workers: int
     prepare_threads: int
     by_length: bool = False
+    in_steps: bool = False
     cost: BatchCost | None = None
     pace: float = 1.0
     without: frozenset[str] = frozenset()
@@ -269,13 +275,19 @@ class Forecast:
             members.setdefault(batch, []).append(place.get(position, -1))
         time_of, (_, pauses, slowed) = self._model.timer(work.inputs, serving.cost), work.met(serving.without)
         took = (batches["d2h_end_ns"] - batches["close_ns"]).astype(np.float64)
+        # A request that shared its steps is a batch of its own, and its size is how many shared them.
+        stretch = _stretch(time_of, serving.max_batch, len(work.index)) if serving.in_steps else None
         measured = predicted = 0.0
         usable = (batches["warmup"] == 0) & (batches["retried"] == 0)
-        for batch, held in zip(batches["batch_id"][usable].tolist(), took[usable].tolist(), strict=True):
+        known = zip(
+            *(column[usable].tolist() for column in (batches["batch_id"], batches["size"], took)), strict=True
+        )
+        for batch, size, held in known:
             some = members.get(batch, [-1])
             if min(some) >= 0:
                 measured += held - float(pauses[some].sum())
-                predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean())
+                shared = 1.0 if stretch is None else stretch[min(size, serving.max_batch)]
+                predicted += (self._model.fixed + time_of(some)) * float(slowed[some].mean()) * shared
         return measured / predicted if predicted > 0 and measured > 0 else float("nan")
 
     def _serve(self, serving: Serving, some: Ints, arrival: Floats, rotated: int = 0) -> tuple[Floats, Floats]:
@@ -301,17 +313,32 @@ class Forecast:
                 ended[member] = clock = clock + finishing[member]
             return clock
 
-        policy = Policy(
-            workers=serving.workers,
-            max_batch=serving.max_batch,
-            window=serving.window_ns,
-            by_length=serving.by_length,
-        )
-        queue = discipline_of(policy, when, work.priority[turn], work.length[turn], finish_batch)
-        form_batches(when.tolist(), queue, serving.workers)
+        if serving.in_steps:
+            alone = np.array([model.fixed + time_of([row]) for row in range(len(order))], dtype=np.float64)
+            needs = alone * serving.pace * slower + stopped
+            stretch = _stretch(time_of, serving.max_batch, len(order))
+            closed, last_step = serve_in_steps(when, work.priority[turn], needs, stretch, serving.workers)
+            ended = (np.array(last_step) + finishing).tolist()
+        else:
+            policy = Policy(
+                workers=serving.workers,
+                max_batch=serving.max_batch,
+                window=serving.window_ns,
+                by_length=serving.by_length,
+            )
+            queue = discipline_of(policy, when, work.priority[turn], work.length[turn], finish_batch)
+            form_batches(when.tolist(), queue, serving.workers)
         served = np.empty((2, len(order)))
         served[:, order] = closed, ended
         return served[0] - prepare - handed, served[1] - arrival
+
+
+def _stretch(time_of: Callable[[Sequence[int]], float], most: int, requests: int) -> list[float]:
+    """How much longer a step takes, by the number of requests that share it."""
+    some = np.unique(np.linspace(0, requests - 1, min(requests, _LIKE))).astype(int).tolist()
+    alone = np.array([time_of([row]) for row in some])
+    shared = [np.array([time_of([row] * size) for row in some]) / alone for size in range(1, most + 1)]
+    return list(accumulate([1.0, *(float(np.median(each)) for each in shared)], max))
 
 
 def removable(causes: Collection[str]) -> frozenset[str]:

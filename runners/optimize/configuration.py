@@ -87,12 +87,16 @@ class Configuration:
         """
         settings = self.settings
         removed = frozenset(cause for choice in self.choices for cause in choice.fix.removes)
+        in_steps = settings.batching == "continuous"
+        # If requests shared steps in the record too, each has its time at its own place there.
+        places = settings.max_batch_size if self.first.batching == "continuous" else 1
         return Serving(
-            max_batch=settings.max_batch_size,
-            window_ns=settings.batch_window_ms * 1e6,
-            workers=settings.workers,
+            max_batch=settings.max_batch_size // places,
+            window_ns=0.0 if in_steps else settings.batch_window_ms * 1e6,
+            workers=settings.workers * places,
             prepare_threads=settings.prepare_threads,
             by_length=settings.batch_order == "length",
+            in_steps=in_steps and places == 1,
             cost=cost,
             without=removable(removed),
         )
