@@ -68,8 +68,9 @@ def prove(
     at_once: bool = False,
     lead_in: Traffic | None = None,
     look: Callable[[RunRecord], None] | None = None,
+    undecided: Callable[[Comparison], bool] | None = None,
 ) -> Proof:
-    """Replay rounds (A B, B A, …) until the objective's ratio is decided or time is up; at least one.
+    """Replay rounds (A B, B A, …) until the objective's ratio and the gates are decided or time is up; at least one.
 
     From the fifth round on, the ratio is tested after every round, at levels that together keep the error rate of one
     test (:mod:`latfix.statistics.group_sequential`).
@@ -79,6 +80,7 @@ def prove(
     :param at_once: load both processes of a round at the same time, before its replays.
     :param lead_in: requests that each process serves before its replay, untimed.
     :param look: called with the first replay of ``after`` while its process is still alive.
+    :param undecided: true for a comparison that decides not every gate.
     """
     proof, late, number = Proof(judged=judged), list[_Pair](), 0
     try:
@@ -105,7 +107,7 @@ def prove(
                 proof.most = min(1 + int(max(left_s(), 0.0) / took), MOST_ROUNDS)
             ended = number >= proof.most or left_s() < took
             hopeless = len(late) >= FIRST_LOOK and not proof.rounds
-            proof.stopped = "too late" if hopeless else "budget" if ended else _look(proof, seed)
+            proof.stopped = "too late" if hopeless else "budget" if ended else _look(proof, seed, undecided)
     except (Interrupted, KeyboardInterrupt):
         proof.interrupted = True
     if late and proof.rounds:
@@ -126,10 +128,11 @@ def _lead_in(arm: Arm, folder: Path, part: Traffic | None, watch: Watch, seed: i
         arm.replay(folder, part, watch, seed=seed)
 
 
-def _look(proof: Proof, seed: int) -> Reason | None:
+def _look(proof: Proof, seed: int, undecided: Callable[[Comparison], bool] | None) -> Reason | None:
     """Why it ends after this round, ``None`` if it goes on; sets the level of the test."""
     if len(proof.rounds) < FIRST_LOOK:
         return None
     proof.level = look_level(len(proof.rounds), proof.most)
     comparison = proof.compare(seed=seed)
-    return stop(comparison.ratio[comparison.judged], proof.most, smallest=comparison.smallest)
+    reason = stop(comparison.ratio[comparison.judged], proof.most, smallest=comparison.smallest)
+    return None if reason and undecided is not None and undecided(comparison) else reason

@@ -65,6 +65,7 @@ class Options:
     :param goal: the statistic of latency to minimize; ``None`` for the workload's percentile.
     :param throughput: send requests faster than the service can serve them (:mod:`offered_load`).
     :param started: :func:`time.monotonic` at which the budget starts; ``None`` for now.
+    :param undecided: true for a comparison of the final replay that decides not every gate; ``None`` without gates.
     """
 
     budget_s: float = 300.0
@@ -75,6 +76,7 @@ class Options:
     goal: str | None = None
     throughput: bool = False
     started: float | None = None
+    undecided: Callable[[Comparison], bool] | None = None
 
 
 @dataclass(slots=True)
@@ -424,6 +426,7 @@ class Optimizer:
             left_s=bench.left_s,
             judged=self._options.goal if self._options.goal in RATIO_KEYS else None,
             look=(lambda record: seen.append(bench.evidence(after, record))) if unseen else None,
+            undecided=self._options.undecided,
         )
         outcome.notes += proof.notes
         if proof.interrupted:
@@ -441,9 +444,22 @@ class Optimizer:
         )
         if outcome.refuted:
             outcome.reject()
+            self._fall_back(outcome, search, proof.round_s)
         elif outcome.final.verdict == "better" and not proof.interrupted:
             outcome.adds = self._leave_out(outcome, outcome.final.judged, search, replay, proof.round_s)
         outcome.shares = outcome.divided()
+
+    def _fall_back(self, outcome: Outcome, search: Search, round_s: float) -> None:
+        """After a refuted plan: prove the best one before it, if there is time for a round of that."""
+        refuted = [step for step in outcome.steps if step.status == "rejected"]
+        reason = next(step.reason for step in refuted if step.fix in search.best.fixes)
+        if outcome.interrupted or self._bench.left_s() < round_s or not search.fall_back(reason):
+            return
+        self._say(f"the plan was {reason}; proving the best one before it: {search.best.words}")
+        outcome.notes.append(f"A first plan was {reason}. This one is the best that was measured before it.")
+        outcome.final = outcome.after_diagnosis = None
+        self._conclude(outcome, search, ended=True)
+        self._final(outcome, search)
 
     def _leave_out(
         self, outcome: Outcome, judged: str, search: Search, replay: Callable[..., Proof], round_s: float

@@ -221,6 +221,31 @@ class Search:
         composed = compose(self.first, rest.choices, self._obstacle)
         return composed if composed.choices and composed.key == rest.key else None
 
+    def fall_back(self, reason: str) -> bool:
+        """Return to the best configuration before the current one, which the final replay refuted.
+
+        Without one that a replay of the search showed to be better, it is the most promising untried one.
+
+        :param reason: what the final replay showed.
+        :returns: False if there is none.
+        """
+        self.trials = [
+            replace(trial, status="rejected", reason=reason)
+            if trial.status == "kept" and set(self.best.fixes) <= set(trial.configuration.fixes)
+            else trial
+            for trial in self.trials
+        ]
+        self.best, self.best_score, self.arm = Configuration(self.first), 0.0, self.base
+        known = [trial for trial in self.trials if trial.status == "kept" and trial.comparison is not None]
+        if known:
+            self.best = self._without_ineffective(known[-1].configuration)
+            self.best_score = known[-1].score
+            self.arm = self.bench.arm("so-far", self.best.settings, self.best.fixes, known[-1].accuracy)
+        elif self.planner is not None:
+            self._keep_untried(self.planner)
+        self._record_progress()
+        return bool(self.best.choices)
+
     # -- 1. ways to run the model
 
     def _measuring_until(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,11 @@ from latfix.cli.shared import options
 from latfix.cli.shared.history_option import HistoryOption, Recording, is_off
 from latfix.cli.shared.output_options import OutputOptions, Outputs
 from latfix.errors import InputError
-from latfix.formatting import did_you_mean
+from latfix.formatting import LATENCY_KEYS, did_you_mean
 
 if TYPE_CHECKING:
+    from latfix.gates.syntax import Gate
+    from latfix.results.comparison import Comparison
     from latfix.settings import Objective
     from latfix.traffic.schedule import Traffic
 
@@ -87,6 +90,7 @@ def optimize(
         started=started,
     )
     parsed = tuple(parse_gate(text) for text in gate or ())
+    search = replace(search, undecided=undecided_gates(parsed) if parsed else None)
     check_gates(parsed, baseline=True, accuracy=True, causes=True, history=not is_off(history))
     spec = replayed.load_spec(workload)
     spec = replace(spec, objective=aimed_at(spec.objective, search.goal, max_accuracy_drop))
@@ -109,6 +113,19 @@ def optimize(
         workload=workload,
         resume=resume,
     )
+
+
+def undecided_gates(gates: Sequence[Gate]) -> Callable[[Comparison], bool]:
+    """True for a comparison that leaves a gate undecided: for gates that more rounds may decide."""
+    from latfix.gates.evaluate import evaluate
+
+    replayed = [gate for gate in gates if gate.metric in LATENCY_KEYS and not gate.needs_history]
+
+    def undecided(comparison: Comparison) -> bool:
+        subjects = comparison.gate_subjects()
+        return any(evaluate(gate, *subjects).passed is None for gate in replayed)
+
+    return undecided
 
 
 def check_objective(text: str) -> str | None:

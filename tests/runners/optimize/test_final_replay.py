@@ -97,7 +97,7 @@ Run = Callable[..., Proof]
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """Runs the final replay in a world, with so many seconds of budget."""
 
-    def start(world: World, budget_s: float = 1e6, lead_in: Traffic | None = None) -> Proof:
+    def start(world: World, budget_s: float = 1e6, lead_in: Traffic | None = None, **more: Any) -> Proof:
         monkeypatch.setattr(proof_module, "time", SimpleNamespace(monotonic=lambda: world.now))
         before, after = (cast(Arm, FakeArm(label, world)) for label in ("before", "after"))
         return prove(
@@ -110,6 +110,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             left_s=lambda: budget_s - world.now,
             at_once=True,
             lead_in=lead_in,
+            **more,
         )
 
     return start
@@ -137,6 +138,12 @@ def test_a_lead_in_is_served_first_and_not_judged(run: Run) -> None:
         ("after-1", False),
     ]
     assert [record.folder.name for record in proof.rounds[0]] == ["before-1", "after-1"]
+
+
+def test_an_undecided_gate_takes_more_rounds(run: Run) -> None:
+    proof = run(World(ratio=0.3), undecided=lambda comparison: comparison.rounds < FIRST_LOOK + 3)
+    assert len(proof.rounds) == FIRST_LOOK + 3 and proof.stopped == "decided"
+    assert proof.compare(seed=0).verdict == "better"
 
 
 def test_a_large_gain_ends_it_at_the_first_look(run: Run) -> None:

@@ -72,6 +72,21 @@ def test_a_final_replay_that_is_worse_leaves_no_plan(search: Any, world: Any) ->
     assert [each.status for each in outcome.candidates] == ["rejected"]
 
 
+def test_a_refuted_plan_falls_back_to_the_best_one_before_it(search: Any, world: Any) -> None:
+    """One of two fixes costs on fresh processes: the proved one stays."""
+
+    def turn(arm: Any, _name: str) -> None:
+        if arm.label == "after" and "LUCKY" in arm.settings.env:
+            arm.settings = arm.settings.with_overrides({"env": {"LUCKY": "3.0"}})
+
+    world.on_replay = turn
+    outcome = search(world.fix("GOOD", 0.6), world.fix("LUCKY", 0.7), budget_s=2000)
+    assert world.statuses(outcome) == {"a.GOOD": "kept", "a.LUCKY": "rejected"}
+    assert world.step(outcome, "LUCKY").reason.startswith("tried as a.GOOD, a.LUCKY: slower in the final replay")
+    assert outcome.verdict == "improved" and outcome.final.ratio["p99"].value == pytest.approx(0.6, rel=0.05)
+    assert any("best that was measured before it" in note for note in outcome.notes)
+
+
 def ratios(judged: RatioEstimate, mean: RatioEstimate) -> dict[str, RatioEstimate]:
     return {**dict.fromkeys(RATIO_KEYS, mean), "p99": judged}
 
