@@ -82,7 +82,7 @@ def floor_words(found: Optimization) -> str:
     if reached <= floor * 1.1:
         now = ", measured less" if reached < floor * 0.9 else ""
         return f"reached: {bound}{now}; going lower needs a faster machine or shorter inputs"
-    more = "devices" if found.device.startswith("cuda") else "cores"
+    more = "devices" if found.device.startswith("cuda") else "cores, a GPU"
     return (
         f"{bound}; {milliseconds(reached)} is {significant(reached / floor, 2)} times that, the difference is "
         f"waiting: add {more} or replicas, or reduce concurrent requests"

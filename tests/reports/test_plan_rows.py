@@ -28,7 +28,7 @@ from latfix.statistics.decision import RatioEstimate
     ],
 )
 def test_how_far_from_the_limit(floor: float | None, after: float | None, expected: str) -> None:
-    for device, more in (("cpu", "add cores or replicas"), ("cuda:0", "add devices or replicas")):
+    for device, more in (("cpu", "add cores, a GPU or replicas"), ("cuda:0", "add devices or replicas")):
         after_run = SimpleNamespace(latency_ms={"p99": after})
         found: Any = SimpleNamespace(floor_ms={"p99": floor}, after=after_run, device=device)
         words = floor_words(found)

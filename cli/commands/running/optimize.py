@@ -116,14 +116,21 @@ def optimize(
 
 
 def undecided_gates(gates: Sequence[Gate]) -> Callable[[Comparison], bool]:
-    """True for a comparison that leaves a gate undecided: for gates that more rounds may decide."""
+    """True for a comparison that leaves a gate on latency undecided, so that more rounds may decide it.
+
+    Bounds of a ratio hold at all looks together. A gate against a number has no such bounds: if it is once found
+    undecided, it is judged next when the budget ends.
+    """
     from latfix.gates.evaluate import evaluate
 
     replayed = [gate for gate in gates if gate.metric in LATENCY_KEYS and not gate.needs_history]
+    at_the_end: list[Gate] = []
 
     def undecided(comparison: Comparison) -> bool:
         subjects = comparison.gate_subjects()
-        return any(evaluate(gate, *subjects).passed is None for gate in replayed)
+        now = [gate for gate in replayed if gate not in at_the_end and evaluate(gate, *subjects).passed is None]
+        at_the_end.extend(gate for gate in now if not gate.needs_baseline)
+        return bool(now or at_the_end)
 
     return undecided
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -188,6 +189,28 @@ def test_trials_and_budget_reach_the_search(optimize: Cli, search: Search, tmp_p
     assert optimize("--trials", 3, "--budget", "90s", "--out", tmp_path / "second")[0] == 0
     options = search.received["options"]
     assert (options.trials, options.budget_s, search.received["resume"]) == (3, 90.0, False)
+
+
+def test_gates_keep_the_final_replay_going(optimize: Cli, search: Search) -> None:
+    """Against the baseline they have levels for repeated looks; against a number they are judged once more."""
+    optimize()
+    assert search.received["options"].undecided is None
+    comparison = search.run().final
+    assert comparison is not None
+
+    def undecided(gate: str) -> Callable[[Any], bool]:
+        optimize("--gate", gate, "--out", search.inputs[3].with_name(f"o{len(gate)}"))
+        found: Callable[[Any], bool] = search.received["options"].undecided
+        return found
+
+    figure = comparison.after.latency_ms["p99"]
+    assert not undecided("p99<=baseline*1.5")(comparison)
+    assert undecided("mean<=baseline*0.4")(comparison)
+    against_number = undecided(f"p99<{figure:.4f}ms")
+    assert against_number(comparison) and against_number(comparison)
+    sure = replace(comparison, after=replace(comparison.after, latency_ci95_ms={"p99": (0.5 * figure, 0.6 * figure)}))
+    assert against_number(sure), "it was undecided before: only the end counts"
+    assert not undecided(f"p99<{figure:.3f}ms")(sure)
 
 
 def test_resume_continues_in_its_folder(optimize: Cli, search: Search, tmp_path: Path) -> None:
