@@ -257,7 +257,7 @@ class Search:
         return left - (min(_MEASURING * spare, trials) if trials > 0 else spare)
 
     def _measure_ways(self, planner: Planner, until: float) -> None:
-        """Measure the ways that apply, then other worker/thread splits on top of the best one.
+        """Measure the ways that apply, combinations of them, then other worker/thread splits on top of the best one.
 
         Those come first that treat most of the tail for the time that measuring them takes. Only named causes count:
         others may be chance.
@@ -277,7 +277,18 @@ class Search:
             # A split of the cores matters most with the best way to run the model so far.
             best = self._ready(planner)[:1] if choice.fix.compute == 1.0 else []
             self._measure_way(planner, until, [*(one for each in best for one in each.choices), choice])
+        self._measure_combined(planner, until)
         self._measure_core_shares(planner, until)
+
+    def _measure_combined(self, planner: Planner, until: float) -> None:
+        """Measure the best way together with others that gain and are compatible with it, best first."""
+        for other in self._ready(planner)[1:]:
+            best, known = self._ready(planner)[0], len(self.alternatives)
+            if planner.score(Configuration(self.first, other.choices)) > -_WORTH_A_REPLAY:
+                continue
+            for choices in ([*best.choices, *other.choices], [*other.choices, *best.choices]):
+                if len(self.alternatives) == known:  # the preconditions of one may depend on the other
+                    self._measure_way(planner, until, choices)
 
     def _measure_core_shares(self, planner: Planner, until: float) -> bool:
         """Measure other worker/thread splits while time allows: with the best way, and with the first settings.
@@ -307,6 +318,7 @@ class Search:
         for choice in self._models():
             if choice.fix.after:
                 self._measure_way(planner, self.reserved_s(), [choice])
+        self._measure_combined(planner, self.reserved_s())
 
     def _scored_fixes(self) -> list[Fix]:
         """A fix that changes answers, if there is one: to estimate how long the first trial takes."""

@@ -382,16 +382,22 @@ def traffic_of(seconds: float = 60.0, rate: float = 20.0) -> Traffic:
     return Traffic.plain((np.arange(n) / rate * 1e9).astype(np.int64), features={"number": np.arange(n)})
 
 
-def make_fix(name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str = "", **more: Any) -> Fix:
-    """A fix ``a.NAME`` that multiplies the latency; verified by whether the service saw its variable."""
+def make_fix(
+    name: str, factor: float = 1.0, *, treats: str = "x", obstacle: str = "", combines: bool = False, **more: Any
+) -> Fix:
+    """A fix ``a.NAME`` that multiplies the latency; verified by whether the service saw its variable.
+
+    :param combines: of the ways to run the model, it is compatible with others.
+    """
     world = FakeArm.world
+    slot = {} if combines or more.get("compute", 1.0) == 1.0 else {"memory_format": "channels_last"}
 
     def verify(applied: Applied) -> Verified:
         return Verified(name in applied.evidence["env"] and name not in world.silent, f"{name} was looked for")
 
     def change(context: Context) -> dict[str, Any]:
         assert name not in context.settings.env
-        return {"env": {name: str(factor)}}
+        return {"env": {name: str(factor)}, **slot}
 
     options = {"relief": 0.5, "risk": "none", "title": name, **more}
     return Fix(

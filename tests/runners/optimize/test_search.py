@@ -58,6 +58,20 @@ def test_the_quickest_accurate_way_is_kept(search: Any, world: Any) -> None:
     assert not any(label == "a.INT8" for label, _, _ in world.replays), "accuracy comes before speed"
 
 
+def test_ways_that_do_not_exclude_each_other_are_also_measured_together(search: Any, world: Any) -> None:
+    """A precision and a memory layout; if the precision costs accuracy, the layout with the next precision."""
+    ways = [model(world, "INT8", 0.4), model(world, "BF16", 0.6), model(world, "LAYOUT", 0.8, combines=True)]
+    ways.append(model(world, "SLOW", 1.1, combines=True))
+    outcome = search(*ways, budget_s=2000)
+    assert dict(outcome.settings.env) == {"INT8": "0.4", "LAYOUT": "0.8"}
+    assert outcome.final.ratio["p99"].value == pytest.approx(0.32, rel=0.05)
+
+    world.scores = {"INT8": 0.9}
+    outcome = search(*ways, budget_s=2000)
+    assert dict(outcome.settings.env) == {"BF16": "0.6", "LAYOUT": "0.8"}
+    assert not any("SLOW" in label and "-" in label[5:] for label, _ in world.paced), "it gains nothing"
+
+
 def test_a_way_that_fails_on_every_batch_shows_the_models_error(search: Any, world: Any) -> None:
     world.paces = {"FAILS": float("nan")}
     outcome = search(model(world, "FAILS", 0.5))
