@@ -176,7 +176,9 @@ class Policy:
     ageing: float = 0.0
 
 
-def discipline_of(policy: Policy, when: Floats, classes: Ints, lengths: Ints | None, finish: Finish) -> Discipline:
+def discipline_of(
+    policy: Policy, when: Floats, classes: Ints | Floats, lengths: Ints | None, finish: Finish
+) -> Discipline:
     """The discipline of a policy for requests in order of arrival.
 
     :param classes: classes of service, 0 first; ``lengths`` of the inputs, for a policy by length.

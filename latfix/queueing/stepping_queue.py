@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Floats
 
 
 @dataclass(slots=True)
@@ -41,27 +41,27 @@ class _Worker:
 
 
 def serve_in_steps(
-    when: Floats, classes: Ints, work: Floats, stretch: Sequence[float], workers: int
+    when: Floats, keys: Floats, work: Floats, stretch: Sequence[float], workers: int
 ) -> tuple[list[float], list[float]]:
     """When each request joins a worker, and when its last step ends.
 
     A request joins the worker with the fewest requests as soon as one has room.
 
-    :param when: ``(n,)`` arrivals, ascending; ``classes`` of service, 0 first.
+    :param when: ``(n,)`` arrivals, ascending; ``keys`` of their order, smallest first.
     :param work: ``(n,)`` how long each takes alone.
     :param stretch: ``(most + 1,)`` how much longer everything takes, by the number of requests that share a step.
     """
     n, most = len(when), len(stretch) - 1
-    arrival, kinds, needs = [*when.tolist(), math.inf], classes.tolist(), work.tolist()
+    arrival, order, needs = [*when.tolist(), math.inf], keys.tolist(), work.tolist()
     begun, ended = [0.0] * n, [0.0] * n
-    waiting = list[tuple[int, int]]()
+    waiting = list[tuple[float, int]]()
     services = [_Worker(stretch) for _ in range(workers)]
     coming, left = 0, n
     while left:
         leaving = min(services, key=_Worker.next_end)
         now = min(leaving.next_end(), arrival[coming])
         if arrival[coming] <= now:
-            heappush(waiting, (kinds[coming], coming))
+            heappush(waiting, (order[coming], coming))
             coming += 1
         else:
             leaving.advance(now)

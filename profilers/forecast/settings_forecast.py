@@ -21,6 +21,7 @@ from latfix.profilers.evidence.expected_work import padded_row
 from latfix.profilers.evidence.units import Evidence, gather
 from latfix.profilers.evidence.work_model import WorkModel
 from latfix.profilers.forecast.batch_cost import BatchCost, columns, fit_cost
+from latfix.queueing.backlog import MOST_SHARES
 from latfix.queueing.length_buckets import padded_elements
 from latfix.queueing.queue_simulator import Policy, begun_in_order, discipline_of, form_batches
 from latfix.queueing.stepping_queue import serve_in_steps
@@ -49,6 +50,8 @@ class Serving:
     :param window_ns: how long the oldest request waits for more requests to fill the batch.
     :param by_length: a batch takes requests of similar length as its first.
     :param in_steps: requests join and leave between the steps of a batch.
+    :param shortest: requests with the least expected compute leave the queue first, else in order of arrival.
+    :param ageing_ns: time in which a waiting request gains a class, or the work of a typical request; 0 for never.
     :param cost: change of the batches' time; ``None`` for the recorded time.
     :param pace: factor of batch times relative to the prediction, from replays (:meth:`Forecast.pace_of`).
     :param without: ids of causes whose time is removed from requests and batches.
@@ -60,6 +63,8 @@ class Serving:
     prepare_threads: int
     by_length: bool = False
     in_steps: bool = False
+    shortest: bool = False
+    ageing_ns: int = 0
     cost: BatchCost | None = None
     pace: float = 1.0
     without: frozenset[str] = frozenset()
@@ -116,6 +121,8 @@ class Forecast:
             workers=setup.workers,
             prepare_threads=setup.prepare_threads,
             by_length=setup.by_length,
+            shortest=record.meta.settings.schedule == "shortest",
+            ageing_ns=setup.ageing_ns,
         )
         self._evidence, self._books = evidence, books
         self._schedule = record.traffic.arrival_ns
@@ -209,9 +216,12 @@ class Forecast:
         if within:
             inside = [(work.arrival >= begin) & (work.arrival < end) for begin, end in within]
             some = np.flatnonzero(np.any(inside, axis=0))
-        time_of = self._model.timer(work.inputs, cost)
-        computed = np.array([time_of([row]) for row in some.tolist()], dtype=np.float64)
-        return summarize_ms(work.prepare[some] + self._model.fixed + computed + work.finish[some])
+        return summarize_ms(work.prepare[some] + self._in_batches_of_one(some, cost) + work.finish[some])
+
+    def _in_batches_of_one(self, some: Ints, cost: BatchCost | None) -> Floats:
+        """Nanoseconds of a batch of each request alone."""
+        time_of = self._model.timer(self._work.inputs[some], cost)
+        return self._model.fixed + np.array([time_of([row]) for row in range(len(some))], dtype=np.float64)
 
     def cost(
         self, batches: Sequence[Sequence[int]], before: Sequence[float], after: Sequence[float]
@@ -313,11 +323,17 @@ class Forecast:
                 ended[member] = clock = clock + finishing[member]
             return clock
 
+        alone = self._in_batches_of_one(turn, serving.cost) if serving.in_steps or serving.shortest else np.zeros(0)
+        classes = work.priority[turn].astype(np.float64)
+        if serving.shortest:
+            share = alone / alone.mean()
+            # As the service's own backlog does it.
+            classes = classes + np.minimum(share, MOST_SHARES) if serving.ageing_ns else classes * share.max() + share
         if serving.in_steps:
-            alone = np.array([model.fixed + time_of([row]) for row in range(len(order))], dtype=np.float64)
             needs = alone * serving.pace * slower + stopped
+            keys = when + serving.ageing_ns * classes if serving.ageing_ns else classes
             stretch = _stretch(time_of, serving.max_batch, len(order))
-            closed, last_step = serve_in_steps(when, work.priority[turn], needs, stretch, serving.workers)
+            closed, last_step = serve_in_steps(when, keys, needs, stretch, serving.workers)
             ended = (np.array(last_step) + finishing).tolist()
         else:
             policy = Policy(
@@ -325,8 +341,9 @@ class Forecast:
                 max_batch=serving.max_batch,
                 window=serving.window_ns,
                 by_length=serving.by_length,
+                ageing=float(serving.ageing_ns),
             )
-            queue = discipline_of(policy, when, work.priority[turn], work.length[turn], finish_batch)
+            queue = discipline_of(policy, when, classes, work.length[turn], finish_batch)
             form_batches(when.tolist(), queue, serving.workers)
         served = np.empty((2, len(order)))
         served[:, order] = closed, ended

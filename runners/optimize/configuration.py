@@ -97,6 +97,8 @@ class Configuration:
             prepare_threads=settings.prepare_threads,
             by_length=settings.batch_order == "length",
             in_steps=in_steps and places == 1,
+            shortest=settings.schedule == "shortest",
+            ageing_ns=int(settings.ageing_ms * 1e6),
             cost=cost,
             without=removable(removed),
         )

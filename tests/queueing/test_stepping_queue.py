@@ -14,7 +14,7 @@ SHARED = [1.0, 1.0, 2.0]
 def _served(
     when: list[float], work: list[float], stretch: list[float], workers: int = 1, classes: object = None
 ) -> tuple[list[float], list[float]]:
-    kinds = np.zeros(len(when), np.int64) if classes is None else np.array(classes)
+    kinds = np.zeros(len(when)) if classes is None else np.array(classes, np.float64)
     return serve_in_steps(np.array(when), kinds, np.array(work), stretch, workers)
 
 
@@ -36,7 +36,5 @@ def test_the_mean_is_that_of_processor_sharing(load: float) -> None:
     """M/M/1-PS: the mean latency is the mean work over the idle share (Kleinrock, 1967)."""
     rng, n = np.random.default_rng(1), 40_000
     when = rng.exponential(1 / load, n).cumsum()
-    _, ended = serve_in_steps(
-        when, np.zeros(n, np.int64), rng.exponential(1.0, n), np.arange(201.0).clip(1).tolist(), 1
-    )
+    _, ended = serve_in_steps(when, np.zeros(n), rng.exponential(1.0, n), np.arange(201.0).clip(1).tolist(), 1)
     assert (ended - when).mean() == pytest.approx(1 / (1 - load), rel=0.1)

@@ -90,6 +90,22 @@ def test_batches_by_length_are_predicted_to_pad_less(simulate: Simulate) -> None
     assert after["mean"] < 0.95 * before["mean"]
 
 
+def test_shortest_first_is_predicted(simulate: Simulate) -> None:
+    """The truth is a run whose classes are the lengths, in a hundred steps."""
+    sizes = lengths()
+    plan = {**BUSY, "max_batch": 1, "rate": 105.0, "lengths": sizes}
+    forecast = Forecast(simulate(**plan))
+    rank = np.searchsorted(np.quantile(sizes, np.linspace(0.01, 0.99, 99)), sizes).astype(np.int8)
+    actual = simulate(**plan, priority=rank)
+    wrong = off(forecast, changed(forecast, shortest=True), actual)
+    assert wrong["mean"] < 0.1 and wrong["p99"] < 0.15
+    was = summarize_ms(actual.latencies_ns())
+    assert was["mean"] < 0.8 * forecast.measured["mean"] and was["max"] > 1.5 * forecast.measured["max"]
+    # With ageing, no request is overtaken for long.
+    aged = forecast.statistics(changed(forecast, shortest=True, ageing_ns=20_000_000))
+    assert was["mean"] < aged["mean"] < forecast.measured["mean"] and aged["max"] < was["max"]
+
+
 @pytest.mark.parametrize(
     ("kind", "cause"), [("gc", "python.gc"), ("faults", "memory.page_faults"), ("runq", "host.contention")]
 )
