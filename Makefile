@@ -54,7 +54,7 @@ lint: setup
 	PYTHONPATH=. $(BIN)/lint-imports
 
 results: setup
-	$(BIN)/python benchmarks/rerun.py
+	$(BIN)/python -m benchmarks.rerun
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,25 +1,25 @@
 """List committed results that are older than the code they measure, and repeat the cheap ones.
 
-    python benchmarks/rerun.py           `make results`: repeat cheap ones, show the commands of the others
-    python benchmarks/rerun.py --list    measure nothing
+    python -m benchmarks.rerun           `make results`: repeat cheap ones, show the commands of the others
+    python -m benchmarks.rerun --list    measure nothing
 
-A result is stale if commits since its measurement changed what it measures. The commit of the measurement is in the
-result (the oldest, if there are several), otherwise the last commit of its file.
+A result is stale if commits since its measurement changed what it measures. ``commit`` in the result is that of the
+measurement (the oldest, if there are several), which ``commit_from`` found elsewhere if the measurement did not write
+it. Without a commit, changes are counted from the commit of the file on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
+from benchmarks.result_file import RESULTS, ROOT, git
+
 _OPTIMIZER = ("runners/optimize", "runners/fixes", "runners/measure", "runners/backends", "profilers/forecast")
 _DIAGNOSIS = ("profilers/attribution", "profilers/causes", "profilers/evidence", "profilers/probes")
 _ENGINE = ("runners/engine", "runners/scheduling", "runners/calls")
@@ -39,35 +39,42 @@ class Result:
     cheap: bool = False
 
 
-_ALTERNATIVES = "{python} benchmarks/alternatives.py recommender --plan PLAN --rounds 3 --out {file}"
-_PRETRAINED = "{python} benchmarks/real_models.py NAME --budget 5m"
+#: Run a command of latfix, and keep the document of its ``--json``.
+_LATFIX = "{python} -m benchmarks.result_file {file} latfix"
+_SCALE = "{python} -m benchmarks.profilers.attribution_scale --requests"
+_ALTERNATIVES = "{python} -m benchmarks.optimize.alternatives recommender --plan PLAN --rounds 3 --out {file}"
+_PRETRAINED = "{python} -m benchmarks.optimize.real_models NAME --budget 5m"
 CATALOGUE = {
     "alternatives.json": Result(command=_ALTERNATIVES, measures=_OPTIMIZER),
     "alternatives-exhaustive.json": Result(command=f"{_ALTERNATIVES} --exhaustive", measures=_OPTIMIZER),
-    "attribution.json": Result(command="{python} benchmarks/attribution.py DIR --out {file}", measures=_DIAGNOSIS),
+    "attribution.json": Result(
+        command="{python} -m benchmarks.profilers.attribution DIR --out {file}", measures=_DIAGNOSIS
+    ),
     "attribution_scale.json": Result(
-        command="{python} benchmarks/attribution_scale.py --requests 100000 200000 1000000 10000000 --out {file}",
+        command=f"{_SCALE} 100000 200000 1000000 10000000 --out {{file}}",
         measures=(*_DIAGNOSIS, "profilers/chunked"),
     ),
     "demo.json": Result(
-        command="latfix optimize recommender --duration 30 --budget 180s --json {file}", measures=_OPTIMIZER
+        command="{python} -m benchmarks.optimize.typical_run --runs 9 --out {file}", measures=_OPTIMIZER
     ),
     "gate_power.json": Result(
-        command="{python} benchmarks/gate_power.py --simulated 100", measures=("latfix/statistics", "runners/gate")
+        command="{python} -m benchmarks.gates.gate_power --simulated 100",
+        measures=("latfix/statistics", "runners/gate"),
     ),
     "gates.json": Result(
-        command="{python} benchmarks/gates.py --simulated 2000 --planted-simulated 200 --rounds 40",
+        command="{python} -m benchmarks.gates.gates --simulated 2000 --planted-simulated 200 --rounds 40",
         measures=("latfix/statistics", "latfix/gates"),
     ),
     "gpu.json": Result(  # needs a GPU
         command="{python} -m pytest benchmarks/gpu --out DIR", measures=("runners/gpu", "profilers/gpu")
     ),
     "house.json": Result(  # three commands, whose names are in the file
-        command="{python} benchmarks/attribution_scale.py --requests 1000000", measures=(*_DIAGNOSIS, *_ENGINE)
+        command="{python} -m benchmarks.profilers.attribution_scale --requests 1000000",
+        measures=(*_DIAGNOSIS, *_ENGINE),
     ),
     **{
         f"{name}_replay.json": Result(
-            command=f"{{python}} -m benchmarks.http_replay {options}--json {{file}}",
+            command=f"{{python}} -m benchmarks.replay.http_replay {options}--json {{file}}",
             measures=("runners/http_target",),
             cheap=True,
         )
@@ -75,55 +82,59 @@ CATALOGUE = {
     },
     "model_plans.json": Result(command=f"{_PRETRAINED} --plans-only", measures=_OPTIMIZER),
     **{
-        f"optimize-{name}.json": Result(command=f"latfix optimize {name} --json {{file}}", measures=_OPTIMIZER)
+        f"optimize-{name}.json": Result(command=f"{_LATFIX} optimize {name}", measures=_OPTIMIZER)
         for name in ("assistant", "recommender", "vision")
     },
     "large_recordings.json": Result(
-        command="{python} benchmarks/large_recordings.py --trace TRACE --out {file}",
+        command="{python} -m benchmarks.profilers.large_recordings --trace TRACE --out {file}",
         measures=("profilers/recordings",),
     ),
     "probe_cost.json": Result(
-        command="{python} benchmarks/probe_cost.py --blocks 20", measures=("profilers/probes", *_ENGINE)
+        command="{python} -m benchmarks.profilers.probe_cost --blocks 20", measures=("profilers/probes", *_ENGINE)
     ),
     "queue_inference.json": Result(
-        command="{python} benchmarks/queue_inference.py", measures=("latfix/queueing",), cheap=True
+        command="{python} -m benchmarks.profilers.queue_inference", measures=("latfix/queueing",), cheap=True
     ),
     "real_models.json": Result(command=f"{_PRETRAINED} --duration 30 --rounds 2", measures=_OPTIMIZER),
     **{
         f"recording_cost{kind}.json": Result(
-            command=f"{{python}} -m benchmarks.recording_cost {options}--out {{file}}",
+            command=f"{{python}} -m benchmarks.profilers.recording_cost {options}--out {{file}}",
             measures=("profilers/service_log",),
             cheap=True,
         )
         for kind, options in {"": "--work 0 --pause 0 ", "_cold": ""}.items()
     },
     "replay_fidelity.json": Result(
-        command="{python} benchmarks/replay_fidelity.py --seconds 3 --rounds 1 --loadgen FOLDER",
+        command="{python} -m benchmarks.replay.replay_fidelity --seconds 3 --rounds 1 --loadgen FOLDER",
         measures=("runners/replay", *_ENGINE),
     ),
     "routing.json": Result(
-        command="{python} benchmarks/routing.py --out {file}", measures=("runners/scheduling", "latfix/queueing")
+        command="{python} -m benchmarks.scheduling.routing --out {file}",
+        measures=("runners/scheduling", "latfix/queueing"),
     ),
-    "selftest.json": Result(command="latfix selftest --out DIR --json {file}", measures=_DIAGNOSIS),
+    "selftest.json": Result(command=f"{_LATFIX} selftest --out DIR", measures=_DIAGNOSIS),
     "selftest-quiet.json": Result(
-        command="latfix selftest --cause quiet --seed 2000 --repeat 5 --json {file}", measures=_DIAGNOSIS
+        command=f"{_LATFIX} selftest --cause quiet --seed 2000 --repeat 5", measures=_DIAGNOSIS
     ),
     "selftest-fresh.json": Result(
-        command="latfix selftest --seed 3000 --cause traffic.overload --cause traffic.priority --cause host.slowdown"
-        " --cause traffic.burst --json {file}",
+        command=f"{_LATFIX} selftest --seed 3000 --cause traffic.overload --cause traffic.priority"
+        " --cause host.slowdown --cause traffic.burst",
         measures=_DIAGNOSIS,
     ),
     **{
         f"{name}.json": Result(
-            command=f"{{python}} -m benchmarks.servers --rates {rates} --seconds 4 --rounds 2 --out {{file}}",
+            command=f"{{python}} -m benchmarks.live.servers --rates {rates} --seconds 4 --rounds 2 --out {{file}}",
             measures=("runners/live", *_ENGINE),
         )
         for name, rates in {"servers": "100 200 300 400 500", "servers_high": "600 800 1000 1200 1500"}.items()
     },
-    "sweep_decisions.txt": Result(
-        command="{python} -m benchmarks.sweep_decisions --seeds 3", measures=("runners/sweep", "latfix/capacity")
+    "sweep_decisions.json": Result(
+        command="{python} -m benchmarks.capacity.sweep_decisions --seeds 3 --out {file}",
+        measures=("runners/sweep", "latfix/capacity"),
     ),
-    "variants.json": Result(command="{python} benchmarks/variants.py", measures=("runners/model_transforms",)),
+    "variants.json": Result(
+        command="{python} -m benchmarks.optimize.variants", measures=("runners/model_transforms",)
+    ),
 }
 
 
@@ -135,28 +146,24 @@ def main() -> int:
     options = parser.parse_args()
     for name, result in CATALOGUE.items():
         commit = commit_of(RESULTS / name)
-        changes = len(git("rev-list", "--no-merges", f"{commit}..HEAD", "--", *result.measures).split())
+        since = commit or git("log", "-1", "--format=%H", "--", str(RESULTS / name))
+        changes = len(git("rev-list", "--no-merges", f"{since}..HEAD", "--", *result.measures).split())
         command = result.command.format(python=sys.executable, file=f"benchmarks/results/{name}")
-        print(
-            f"{name:<30} {commit[:7]}  {f'stale: {changes} commits since' if changes else 'as measured'}", flush=True
-        )
+        state = f"stale: {changes} commits since" if changes else "as measured"
+        print(f"{name:<30} {commit[:8] or 'unknown':<8}  {state}", flush=True)
         if changes and (options.list or not result.cheap):
             print(f"    {command.replace(sys.executable, 'python')}")
         elif changes:
-            failed |= subprocess.run(command, shell=True, cwd=HERE.parent, check=False).returncode
+            failed |= subprocess.run(command, shell=True, cwd=ROOT, check=False).returncode
             cited = git("grep", "-l", f"results/{name}", "--", "docs", "README.md").split()
             print(f"    measured again; update the figures in {', '.join(cited) or 'no document'}")
     return int(bool(failed))
 
 
 def commit_of(file: Path) -> str:
-    """The commit at which a result was measured; the oldest of its parts."""
-    last = git("log", "-1", "--format=%H", "--", str(file)).strip()
-    if file.suffix != ".json":
-        return last
-    named = set(_commits(json.loads(file.read_text(encoding="utf-8"))))
-    known = [each for each in named if re.fullmatch("[0-9a-f]{7,40}", each)]
-    return git("rev-list", "--topo-order", "--no-walk=sorted", *known).split()[-1] if known else last
+    """The commit at which a result was measured, the oldest of its parts; empty if it names none."""
+    known = set(_commits(json.loads(file.read_text(encoding="utf-8"))))
+    return git("rev-list", "--topo-order", "--no-walk=sorted", *known).split()[-1] if known else ""
 
 
 def _commits(part: object) -> Iterator[str]:
@@ -168,11 +175,6 @@ def _commits(part: object) -> Iterator[str]:
     elif isinstance(part, list):
         for each in part:
             yield from _commits(each)
-
-
-def git(*words: str) -> str:
-    """Output of a git command in this repository."""
-    return subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

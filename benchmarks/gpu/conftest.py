@@ -55,6 +55,6 @@ def part(request: pytest.FixtureRequest, machine: dict[str, Any]) -> Iterator[Pa
     if name not in known:  # several tests may add to one part
         known.add(name)
         made.file.unlink(missing_ok=True)
-    made.update(date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **machine)
+    made.update(**machine | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")})
     yield made
     made.update(seconds=round(made.read().get("seconds", 0.0) + time.monotonic() - begun, 1))

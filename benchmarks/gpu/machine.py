@@ -7,6 +7,8 @@ import json
 from importlib import metadata
 from typing import Any
 
+from benchmarks.result_file import origin
+
 _PACKAGES = ("triton", "torchao", "torch-tensorrt", "tensorrt", "nvidia-ml-py", "typer", "pytest")
 
 
@@ -15,7 +17,6 @@ def facts() -> dict[str, Any]:
     import torch
 
     from latfix.runners.replay.run_session import versions
-    from latfix.runners.replay.runner_main import machine
 
     known = dict(versions())
     for name in _PACKAGES:
@@ -28,7 +29,7 @@ def facts() -> dict[str, Any]:
         except RuntimeError as error:  # another version than torch was built with
             cudnn = f"refused: {' '.join(str(error).split())}"
         known |= {"cuda": str(torch.version.cuda), "cudnn": cudnn, "driver": _driver()}
-    return {"cuda": cuda, "machine": machine("cuda"), "versions": known}
+    return {"cuda": cuda, **origin("cuda"), "versions": known}
 
 
 def _driver() -> str:

@@ -64,7 +64,7 @@ def test_faults(part: Part, fault: str) -> None:
 def test_probes(part: Part, tmp_path: Path) -> None:
     """Cost of latfix's probes for a service on the GPU: the same requests with and without them, in turns."""
     file = tmp_path / "probes.json"
-    command = [sys.executable, "benchmarks/probe_cost.py", "vision", "--profile", "gpu"]
+    command = [sys.executable, "-m", "benchmarks.profilers.probe_cost", "vision", "--profile", "gpu"]
     ended = part.command([*command, "--blocks", "4", "--seconds", "3", "--out", str(file)], 75)
     if file.exists():
         part.put("measured", _read(file))

@@ -38,7 +38,7 @@ from latfix.statistics.distributions import normal_quantile, student_t
 #: restarts is assumed.
 FREE_OF_ALLOWANCE = 5
 #: With a growing backlog, the effect of a restart on speed is amplified this much in latency: a few per cent decide
-#: whether work piles up (verified by the world "overloaded" of benchmarks/gates.py).
+#: whether work piles up (verified by the world "overloaded" of benchmarks/gates/gates.py).
 _AMPLIFIED = 7.0
 #: Degrees of freedom of the assumed effect of restarts, in addition to the rounds' own.
 _KNOWN = 4

@@ -1,6 +1,7 @@
 """HTTP/1.1 for a client with one request at a time (RFC 9112): requests as bytes, answers parsed incrementally.
 
-Written by hand because a library costs the client several times as much per request (``benchmarks/http_replay.py``).
+Written by hand because a library costs the client several times as much per request
+(``benchmarks/replay/http_replay.py``).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from latfix.statistics.censored import Outcomes
 from latfix.traffic.transforms import MAX_REQUESTS
 
 #: Minimum length of a replay, in relaxation times of the queue, to represent a lasting load: after an empty start,
-#: waits are a tenth below steady ones after 3, a quarter after 1 (benchmarks/sweep_decisions.py).
+#: waits are a tenth below steady ones after 3, a quarter after 1 (benchmarks/capacity/sweep_decisions.py).
 LEAST_SETTLED = 3.0
 _WEEK_MIN = 7 * 24 * 60
 #: Replays of the first requests only are reported if their rate differs by more than this share.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import probe_cost
+from benchmarks.profilers import probe_cost
 from latfix.runners.gpu import async_batches as flights
 from tests.runners.gpu.simulated import SimulatedEvent
 from tests.runners.gpu.test_async_batches import Flown

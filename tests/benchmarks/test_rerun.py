@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import rerun
+from benchmarks.result_file import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_result_can_be_measured_again() -> None:
-    assert {file.name for file in rerun.RESULTS.iterdir()} == set(rerun.CATALOGUE)
+    assert {file.name for file in RESULTS.iterdir()} == set(rerun.CATALOGUE)
     for name, result in rerun.CATALOGUE.items():
-        script = re.search(r"benchmarks[/.](\w+)(?:\.py)? ", f"{result.command} ")
-        assert script is None or any((rerun.HERE / f"{script[1]}{end}").exists() for end in (".py", "")), name
-        assert script is not None or result.command.startswith("latfix "), name
+        module = re.search(r"-m (benchmarks[.\w]*|pytest benchmarks/gpu)", result.command)
+        assert module is not None, name
+        place = module[1].removeprefix("pytest ").replace(".", "/")
+        assert any((ROOT / f"{place}{end}").exists() for end in (".py", "/__init__.py")), name
         assert all((ROOT / folder).is_dir() for folder in result.measures), name
 
 
@@ -33,5 +35,31 @@ def test_the_oldest_part_dates_a_result(tmp_path: Path, monkeypatch: pytest.Monk
     file = tmp_path / "result.json"
     file.write_text(json.dumps({"workloads": {"a": {"commit": "cccccccc"}, "b": [{"commit": "aaaaaaaa"}]}}))
     assert rerun.commit_of(file) == "aaaaaaaa" and {"cccccccc", "aaaaaaaa"} <= set(calls[-1])
-    file.write_text(json.dumps({"date": "2026-11-23"}))
-    assert rerun.commit_of(file) == "ffffffff"
+    file.write_text(json.dumps({"date": "2026-11-23", "commit": None}))
+    assert rerun.commit_of(file) == ""
+
+
+def test_a_list_tells_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A result without a commit is as old as its file at least."""
+    counted = []
+
+    def git(*words: str) -> str:
+        if words[0] == "rev-list" and ".." in words[2]:
+            counted.append(words[2])
+            return "1\n2\n"
+        return "aaaaaaaa" if words[0] == "rev-list" else "ffffffff"
+
+    monkeypatch.setattr(rerun, "git", git)
+    monkeypatch.setattr(rerun, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["rerun", "--list"])
+    known = rerun.Result(command="{python} -m benchmarks.x --out {file}", measures=("latfix",))
+    monkeypatch.setattr(rerun, "CATALOGUE", {"a.json": known, "b.json": known})
+    (tmp_path / "a.json").write_text('{"commit": "aaaaaaaa"}')
+    (tmp_path / "b.json").write_text("{}")
+    assert rerun.main() == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:4] for line in shown[::2]] == [["aaaaaaaa", "stale:", "2"], ["unknown", "stale:", "2"]]
+    assert counted == ["aaaaaaaa..HEAD", "ffffffff..HEAD"]
+    assert shown[1] == "    python -m benchmarks.x --out benchmarks/results/a.json"

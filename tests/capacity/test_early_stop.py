@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.sweep_world import make_traffic, simulate
+from benchmarks.capacity.sweep_world import make_traffic, simulate
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.sweep.early_stop import BacklogWatch
 from latfix.traffic.schedule import Traffic

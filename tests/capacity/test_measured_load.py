@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.sweep_world import make_traffic, simulate
+from benchmarks.capacity.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import backlog_grew, cell_of, load_point
 from latfix.capacity.objective import Target, percentile_of, slow_share
 from latfix.run_record.run_record import RunRecord

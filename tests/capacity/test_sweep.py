@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.sweep_world import SimulatedArm, SweepWorld, make_traffic
+from benchmarks.capacity.sweep_world import SimulatedArm, SweepWorld, make_traffic
 from latfix.capacity.max_load import LargestLoad
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import Part, part_of, plan_requests

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.sweep_world import make_traffic
+from benchmarks.capacity.sweep_world import make_traffic
 from latfix.capacity.objective import Target
 from latfix.capacity.sweep_traffic import burstiness, index_of_dispersion, part_of, plan_requests, recorded_rate
 from latfix.errors import InputError

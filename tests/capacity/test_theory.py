@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.sweep_world import make_traffic, simulate
+from benchmarks.capacity.sweep_world import make_traffic, simulate
 from latfix.capacity.measured_load import LoadPoint, load_point
 from latfix.capacity.model_departures import ModelPrediction, reasons
 from latfix.capacity.objective import Target

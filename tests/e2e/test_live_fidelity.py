@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.live import live_fidelity
 from latfix.errors import InputError
 from latfix.statistics.decision import RatioEstimate
 from tests.adapters import sleeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "live_fidelity.py"
 STEADY = (
     sleeper("0.003 + 0.0005 * len(x)")
     + """
@@ -28,25 +26,11 @@ STEADY = (
 NEAR = 0.10
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("live_fidelity", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["live_fidelity"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _agrees(ratio: RatioEstimate) -> bool:
     return ratio.lo <= 1 + NEAR and ratio.hi >= 1 - NEAR and 0.8 <= ratio.value <= 1.25
 
 
-def test_equal_arrivals_take_equally_long(
-    script: ModuleType, write_workload: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_equal_arrivals_take_equally_long(write_workload: Callable[..., Path], tmp_path: Path) -> None:
     """Pairs that fill a batch. A busy machine may delay one arm for a whole round, but not in every round."""
     traffic = [{"arrival_s": 0.015 * (k // 2) + 0.0005 * (k % 2), "value": k} for k in range(120)]
     folder = write_workload(
@@ -54,7 +38,7 @@ def test_equal_arrivals_take_equally_long(
     )
     seen = []
     for _ in range(3):
-        found = script.compare(str(folder), plan=None, settings={}, seconds=2.0, rounds=2)
+        found = live_fidelity.compare(str(folder), plan=None, settings={}, seconds=2.0, rounds=2)
         assert found["requests"] == 120
         seen.append({what: ratios["p50"] for what, ratios in found["ratio"].items()})
         if all(_agrees(ratio) for ratio in seen[-1].values()):
@@ -62,10 +46,8 @@ def test_equal_arrivals_take_equally_long(
     pytest.fail(f"the live runner took longer or shorter each time: {seen}")
 
 
-def test_more_than_the_runner_keeps_rows_of_is_refused(
-    script: ModuleType, write_workload: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_more_than_the_runner_keeps_rows_of_is_refused(write_workload: Callable[..., Path], tmp_path: Path) -> None:
     traffic = [{"arrival_s": 0.001 * k, "value": k} for k in range(5000)]
     folder = write_workload(tmp_path / "w", adapter=STEADY, traffic=traffic)
     with pytest.raises(InputError, match=r"found 5000 requests; expected 1 to 4096"):
-        script.compare(str(folder), plan=None, settings={}, seconds=60.0, rounds=2)
+        live_fidelity.compare(str(folder), plan=None, settings={}, seconds=60.0, rounds=2)

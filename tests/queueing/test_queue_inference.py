@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.queue_inference import outcome, outcome_without_queue
+from benchmarks.profilers.queue_inference import outcome, outcome_without_queue
 
 
 @pytest.mark.parametrize("slow_s", [2, 10, 30])

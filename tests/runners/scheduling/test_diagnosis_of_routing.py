@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.simulated_routing import Routed, SimulatedRouting
+from benchmarks.scheduling.simulated_routing import Routed, SimulatedRouting
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.units import gather
 from latfix.queueing.queue_simulator import Offered, Simulated, SimulatedBatch

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulated_routing import Routed, SimulatedRouting
+from benchmarks.scheduling.simulated_routing import Routed, SimulatedRouting
 from latfix.queueing.backlog import Backlog, Waiting
 from latfix.queueing.queue_simulator import Offered
 from latfix.runners.scheduling.replica_router import PROBE_EVERY, Router, Shift, left_to_faster

@@ -252,7 +252,7 @@ def test_batches_below_capacity_are_no_queue_of_servers() -> None:
 
 
 def test_few_free_starts_that_fit_badly_show_no_queue() -> None:
-    """A case of ``benchmarks/queue_inference.py`` in which another number than the six servers would fit."""
+    """A case of the benchmark of queue inference in which another number than the six servers would fit."""
     rng = np.random.default_rng(2)
     service = np.where(rng.random(3000) < 0.25, 0.03, 0.0055) * rng.uniform(0.9, 1.1, 3000)
     arrival = np.cumsum(rng.exponential(float(service.mean()) / 6 / 1.05, 3000))

@@ -1,6 +1,6 @@
 """How often ``latfix gate`` decides correctly about an unchanged or slower service within its budget.
 
-    python benchmarks/gate_power.py --simulated 400
+    python -m benchmarks.gates.gate_power --simulated 400
         short rounds of queues on simulated machines (gate_worlds.py), with the command's repeated looks
 
 Each round replays one of four parts of the traffic, with the machine's pace from compute in turns. The results are
@@ -10,8 +10,6 @@ merged into the results file.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gate_worlds import WORLDS, Bench, Floats, World, bisect
-from gates import machine, text_of
 
+from benchmarks.gates.gate_worlds import WORLDS, Bench, Floats, World, bisect
+from benchmarks.result_file import RESULTS, earlier_result, write_result
 from latfix.runners.replay.run_session import versions
 from latfix.statistics.control_variate import Control, fit_control
 from latfix.statistics.distributions import normal_quantile, wilson_interval
@@ -136,9 +134,9 @@ def main() -> int:
     parser.add_argument("--simulated", type=int, default=0, help="comparisons of each line")
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS), help="of one replay")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(SIMULATED))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gate_power.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gate_power.json")
     options = parser.parse_args()
-    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    document = earlier_result(options.out)
     for name in options.worlds if options.simulated else ():
         for requests in options.requests:
             for case in GATE_CASES:
@@ -149,15 +147,8 @@ def main() -> int:
                     by.setdefault(case.name, {})[how] = found
                     shown = ", ".join(f"{key} {found[key]}" for key in ("passed", "failed", "undecided"))
                     print(f"{name:<14}{requests:>4}  {case.name:<48}{how:<11}{shown}", flush=True)
-        save(document, options.out)
+        write_result(options.out, document | {"versions": versions()}, levels=5)
     return 0
-
-
-def save(document: dict[str, Any], out: Path) -> None:
-    """Write the results so far."""
-    document.update(date=datetime.date.today().isoformat(), machine=machine(), versions=versions())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text_of(document, levels=5) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

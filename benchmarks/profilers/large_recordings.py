@@ -1,6 +1,6 @@
 """Time and memory of ``latfix diagnose`` on large recordings: an access log, and a trace of a GPU.
 
-    python benchmarks/large_recordings.py [--lines 10000000] [--trace TRACE.json.gz --trace-mb 55]
+    python -m benchmarks.profilers.large_recordings [--lines 10000000] [--trace TRACE.json.gz --trace-mb 55]
 
 The log is simulated (nginx's combined format with request and upstream time; one server, load 0.7). The trace is a
 real one, repeated in time until its JSON has the given size. Each is diagnosed by the command, in a process of its
@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from latfix.runners.replay.runner_main import machine
+from benchmarks.result_file import RESULTS, write_result
 
-HERE = Path(__file__).resolve().parent
 _AT_ONCE = 200_000
 #: Ids within a trace that link its events, shifted in each repetition.
 _LINKS = ("correlation", "External id", "External Id", "cbid")
@@ -37,10 +36,8 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=10_000_000)
     parser.add_argument("--trace", type=Path, help="a trace of torch.profiler")
     parser.add_argument("--trace-mb", type=float, default=55.0)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "large_recordings.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "large_recordings.json")
     options = parser.parse_args()
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
     measured: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         if options.lines:
@@ -53,8 +50,7 @@ def main() -> None:
             measured[f"{options.trace.name}, repeated"] = diagnosed(trace, Path(scratch))
     for name, found in measured.items():
         print(f"{name}: {found['file_mb']:.0f} MB in {found['seconds']:.1f} s, {found['peak_mib']:,.0f} MiB")
-    document = {"machine": machine(), "commit": commit, "recordings": measured}
-    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, {"recordings": measured})
 
 
 def write_log(path: Path, lines: int) -> None:

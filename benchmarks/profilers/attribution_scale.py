@@ -1,8 +1,8 @@
 """Time and memory of a diagnosis, by size of the record.
 
-    python benchmarks/attribution_scale.py                        100,000 and 1,000,000 requests
-    python benchmarks/attribution_scale.py --requests 10000000    another size
-    python benchmarks/attribution_scale.py --causes               with every request's entries written to a file
+    python -m benchmarks.profilers.attribution_scale                      100,000 and 1,000,000 requests
+    python -m benchmarks.profilers.attribution_scale --requests 10000000  another size
+    python -m benchmarks.profilers.attribution_scale --causes             with every request's entries in a file
 
 Each size is generated (a simulated service with batches, queueing and known faults, written as an ordinary run's
 folder), then read and diagnosed in a separate process, whose peak of resident memory is reported. The machine's load
@@ -12,10 +12,8 @@ before and after is kept with the figures.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.result_file import write_result
 from latfix.queueing.queue_simulator import Policy
 from latfix.queueing.start_derivatives import serve
 from latfix.run_record.run_meta import RunMeta
@@ -61,7 +60,8 @@ def main() -> None:
             folder = (arguments.keep or Path(scratch)) / f"run-{requests}"
             if not folder.exists():
                 make_record(folder, requests)
-            command = [sys.executable, __file__, "--only", str(folder), *(["--causes"] if arguments.causes else [])]
+            command = [sys.executable, "-m", "benchmarks.profilers.attribution_scale", "--only", str(folder)]
+            command += ["--causes"] if arguments.causes else []
             before = os.getloadavg()[0]
             line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             result = {
@@ -78,16 +78,8 @@ def main() -> None:
                 flush=True,
             )
             results.append(result)
-    if arguments.out:
-        document = {
-            "date": datetime.date.today().isoformat(),
-            "machine": {"cpu": _cpu(), "os": platform.platform(), "python": platform.python_version()},
-            "cores": os.cpu_count(),
-            "numpy": np.__version__,
-            "causes_written": arguments.causes,
-            "results": results,
-        }
-        arguments.out.write_text(json.dumps(document, indent=2) + "\n")
+    found = {"numpy": np.__version__, "causes_written": arguments.causes, "results": results}
+    write_result(arguments.out, found)
 
 
 def _diagnose(folder: Path, *, causes: bool) -> dict[str, object]:
@@ -225,14 +217,6 @@ def _piece(
 def _one_by_one(arrival: npt.NDArray[np.int64], service: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     before = np.cumsum(service) - service
     return np.asarray(np.maximum.accumulate(arrival - before) + before + service, dtype=np.int64)
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

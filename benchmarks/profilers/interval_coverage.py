@@ -1,7 +1,7 @@
 """How often a cause's 95 % interval contains the mean over simulated runs.
 
-    python benchmarks/interval_coverage.py                          80 runs of each kind and length
-    python benchmarks/interval_coverage.py --runs 20 --requests 400 1500
+    python -m benchmarks.profilers.interval_coverage                          80 runs of each kind and length
+    python -m benchmarks.profilers.interval_coverage --runs 20 --requests 400 1500
 
 Runs of one kind differ only by their seed: which requests are hit, and how hard. An interval should contain the
 mean of the kind's estimates, the expected result of another run of the same service. The simulator is that of the
@@ -11,9 +11,7 @@ tests. ``latfix selftest`` compares with the truth of each run instead.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -24,10 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.result_file import write_result
 from latfix.profilers.diagnose import diagnose
 from latfix.statistics.distributions import wilson_interval
 
-_SIMULATOR = Path(__file__).resolve().parents[1] / "tests" / "profilers" / "conftest.py"
+_SIMULATOR = Path(__file__).resolve().parents[2] / "tests" / "profilers" / "conftest.py"
 _FIRST_SEED = 1000
 
 Rows = npt.NDArray[np.float64]
@@ -94,15 +93,8 @@ def main() -> None:
             f"{requests:>6} requests, all kinds: {held} of {total}, {held / total:.1%} [{low:.1%}, {high:.1%}]",
             flush=True,
         )
-    if arguments.out:
-        document = {
-            "date": datetime.date.today().isoformat(),
-            "numpy": np.__version__,
-            "first_seed": _FIRST_SEED,
-            "runs": arguments.runs,
-            "results": results,
-        }
-        arguments.out.write_text(json.dumps(document, indent=2) + "\n")
+    found = {"numpy": np.__version__, "first_seed": _FIRST_SEED, "runs": arguments.runs, "results": results}
+    write_result(arguments.out, found)
 
 
 def _load_simulator() -> ModuleType:

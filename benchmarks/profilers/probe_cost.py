@@ -1,8 +1,8 @@
 """Cost of latfix's probes for the measured service: the same requests with and without them, in turns.
 
-    python benchmarks/probe_cost.py                               the service of `latfix init`, about 5 ms per request
-    python benchmarks/probe_cost.py recommender --blocks 12       another workload
-    python benchmarks/probe_cost.py vision --profile gpu          in a profile, with its load
+    python -m benchmarks.profilers.probe_cost                          the service of `latfix init`
+    python -m benchmarks.profilers.probe_cost recommender --blocks 12  another workload
+    python -m benchmarks.profilers.probe_cost vision --profile gpu     in a profile, with its load
 
 Stretches of the same traffic are replayed on one service in ABBA order: as in every recorded run, and with nothing
 but the timestamps at the ends of a request: no counters of threads, process or heap, no accounts, no callback of
@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
-import platform
 import tempfile
 import threading
 import time
@@ -31,6 +28,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.result_file import write_result
 from latfix.cli.shared.starter_workload import write_starter
 from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.profilers.probes.thread_counters import NO_ACCOUNT, NO_GROWTH
@@ -217,8 +215,7 @@ def main() -> None:
     print(f"p50 without probes {result['p50_ms']:.3g} ms; {result['requests']} requests on each side")
     low, high = result["core"]["ci95"]
     print(f"of a core: {result['core']['value']:.2%} [{low:.2%}, {high:.2%}]")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(arguments.out, result)
 
 
 def _workload(
@@ -254,8 +251,7 @@ def measure(spec: WorkloadSpec, traffic: Traffic, scratch: Path, *, blocks: int,
     extra = np.array(used[True]) - np.array(used[False])
     half = 1.96 * float(extra.std(ddof=1)) / len(extra) ** 0.5
     return {
-        "date": datetime.date.today().isoformat(),
-        "machine": {**machine(service.models.device), "python": platform.python_version()},
+        "machine": machine(service.models.device),
         "workload": spec.name,
         "device": service.models.device,
         "requests": int(sum(len(part) for part in latency[True])),

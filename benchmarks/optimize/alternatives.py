@@ -1,8 +1,8 @@
 """latfix's plan compared with obvious alternatives: each alone, and every combination of a few.
 
     latfix optimize recommender --out run          finds a plan
-    python benchmarks/alternatives.py recommender --plan run/plan.toml --rounds 3 --out results.json
-    python benchmarks/alternatives.py recommender --plan run/plan.toml --exhaustive --out results.json
+    python -m benchmarks.optimize.alternatives recommender --plan run/plan.toml --rounds 3 --out results.json
+    python -m benchmarks.optimize.alternatives recommender --plan run/plan.toml --exhaustive --out results.json
 
 All arms replay the whole traffic in turns, on fresh processes each round, like ``latfix try``. Ratios are relative to
 the unmodified workload, with 95 % intervals. ``--exhaustive`` replays every combination of a few settings on the
@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import itertools
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result_file import write_result
 from latfix.config.plan import read_plan
 from latfix.config.workload_toml import WorkloadSpec, load_spec
 from latfix.errors import LatfixError
@@ -30,7 +29,6 @@ from latfix.runners.optimize.screening_decision import compare_windows
 from latfix.runners.optimize.screening_windows import screening_windows
 from latfix.runners.replay.arm import Arm
 from latfix.runners.replay.run_session import new_folder
-from latfix.runners.replay.runner_main import machine
 from latfix.runners.replay.runner_process import OnEvent
 from latfix.runners.side_by_side.ideas import AS_IT_IS, Idea, idea_of_changes
 from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
@@ -83,16 +81,13 @@ def main() -> None:
         else:
             results = results_of(whole(spec, traffic, changes, arguments.rounds, Path(scratch)))
     document = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
         "workload": spec.name,
         "seconds": arguments.duration,
         "fixes": [fix.id for fix in planned.fixes],
         "exhaustive": arguments.exhaustive,
         "arms": results,
     }
-    if arguments.out:
-        arguments.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_result(arguments.out, document)
 
 
 def combinations() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """Lateness of requests sent over HTTP, and their CPU cost: latfix compared with client libraries.
 
-    python -m benchmarks.http_replay [--grpc] [--rates 200,500,1000] [--seconds 10] [--json FILE]
+    python -m benchmarks.replay.http_replay [--grpc] [--rates 200,500,1000] [--seconds 10] [--json FILE]
 
 A stub answers at once; with --grpc it is a KServe v2 service of grpcio, compared with grpcio's client. All clients
 use the same Poisson schedule, open-loop; httpx and aiohttp, if installed, with one task per request and one
@@ -28,10 +28,10 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.result_file import write_result
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.runners.http_target.address import Trust, parse_address
 from latfix.runners.http_target.http_session import HttpReplay, reach, run
-from latfix.runners.replay.runner_main import machine
 from latfix.traffic.schedule import Traffic
 
 _BODY = {"inputs": [1, 2, 3], "k": 5}
@@ -158,7 +158,7 @@ _GRPC_CLIENTS = {"grpc": _grpcio}
 
 def _library(name: str, port: int, arrival_ns: np.ndarray) -> dict[str, float]:
     """Run in a separate process, like latfix's replay."""
-    script = f"from benchmarks.http_replay import _child; _child({name!r}, {port}, {arrival_ns.tolist()!r})"
+    script = f"from benchmarks.replay.http_replay import _child; _child({name!r}, {port}, {arrival_ns.tolist()!r})"
     most_s = 10.0 + 3 * float(arrival_ns[-1]) / 1e9
     try:
         done = subprocess.run(
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--grpc", action="store_true")
     options = parser.parse_args()
     serve = "_serve_grpc" if options.grpc else "_serve"
-    code = f"import asyncio; from benchmarks.http_replay import {serve}; asyncio.run({serve}())"
+    code = f"import asyncio; from benchmarks.replay.http_replay import {serve}; asyncio.run({serve}())"
     stub = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert stub.stdout is not None
     port = int(stub.stdout.readline())
@@ -207,9 +207,8 @@ def main() -> None:
     finally:
         stub.kill()
         stub.wait()
-    if options.json is not None:
-        document = {"seconds": options.seconds, "machine": machine(), "rows": rows}
-        options.json.write_text(json.dumps(document, indent=1).replace("NaN", "null") + "\n", encoding="utf-8")
+    known = [{key: None if value != value else value for key, value in row.items()} for row in rows]
+    write_result(options.json, {"seconds": options.seconds, "rows": known})
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 Two parts, each merged into the results file as soon as it is done:
 
-    python benchmarks/gates.py --simulated 2000 --planted-simulated 300
+    python -m benchmarks.gates.gates.gates --simulated 2000 --planted-simulated 300
         queues on simulated machines (gate_worlds.py) compared with themselves, and with p99 a tenth higher
 
-    python benchmarks/gates.py --rounds 60 --work /tmp/gates
+    python -m benchmarks.gates.gates.gates --rounds 60 --work /tmp/gates
         a small service on real processes: each round replays it twice, and a copy whose every request takes a tenth
         longer, on fresh processes; comparisons are then drawn from the rounds
 
@@ -17,11 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
 import math
-import os
-import platform
 import shutil
 import sys
 import time
@@ -31,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gate_worlds import PLANTED, WORLDS, Bench, Floats, World
-from real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
 
-from latfix.runners.host.cpu_quota import cpu_model
+from benchmarks.gates.gate_worlds import PLANTED, WORLDS, Bench, Floats, World
+from benchmarks.gates.real_gates import ARMS, REQUESTS, TooLate, replay_round, write_service
+from benchmarks.result_file import RESULTS, earlier_result, write_result
 from latfix.runners.optimize.final_replay import MOST_ROUNDS
 from latfix.runners.replay.run_session import versions
 from latfix.statistics.bootstrap_ratio import arm_ratios
@@ -284,27 +280,6 @@ def decided(pairs: list[tuple[Floats, Floats]], q: float | None, most: int) -> t
     return found, most
 
 
-def machine() -> dict[str, Any]:
-    """Machine and versions."""
-    return {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "os": platform.platform(),
-        "python": platform.python_version(),
-    }
-
-
-def text_of(value: Any, *, levels: int, indent: str = "") -> str:
-    """JSON with one line per entry of the outer levels."""
-    if not levels or not isinstance(value, dict) or not value:
-        return json.dumps(value)
-    inner = indent + " "
-    lines = [
-        f"{inner}{json.dumps(key)}: {text_of(each, levels=levels - 1, indent=inner)}" for key, each in value.items()
-    ]
-    return "{\n" + ",\n".join(lines) + "\n" + indent + "}"
-
-
 def main() -> int:
     """Run the requested parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -317,18 +292,12 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=200, help="comparisons drawn from the real rounds")
     parser.add_argument("--factor", type=float, default=1.10, help="how much longer the copy's requests take")
     parser.add_argument("--work", type=Path, default=Path("latfix-runs/gates"), help="keeps the real rounds")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gates.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gates.json")
     options = parser.parse_args()
-    document: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    document = earlier_result(options.out)
 
     def save() -> None:
-        document.update(
-            date=datetime.date.today().isoformat(), machine=machine(), versions=versions(), level=FINAL.level
-        )
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        new = options.out.with_suffix(".new")
-        new.write_text(text_of(document, levels=5) + "\n", encoding="utf-8")
-        new.replace(options.out)
+        write_result(options.out, document | {"versions": versions(), "level": FINAL.level}, levels=5)
 
     with contextlib.suppress(KeyboardInterrupt):
         run_simulated(options, document, save)

@@ -6,14 +6,12 @@ intervals (paired by request, over all rounds): of the service (from hand-over, 
 ``finish``) and of the caller (from the scheduled arrival to the answer; in a replay, to its end). Also printed is
 the time of the live runner's own steps for a request without a model.
 
-    python benchmarks/live_fidelity.py [WORKLOAD] [--plan plan.toml] [--rounds 6] [--seconds 8]
+    python -m benchmarks.live.live_fidelity [WORKLOAD] [--plan plan.toml] [--rounds 6] [--seconds 8]
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.result_file import RESULTS, write_result
 from latfix.config.plan import Plan, read_plan
 from latfix.errors import InputError, LatfixError
 from latfix.profilers.probes.stage_recorder import StageRecorder
@@ -31,7 +30,6 @@ from latfix.request import Request
 from latfix.runners.live.load import load_runner
 from latfix.runners.live.runner import WINDOW, Runner
 from latfix.runners.replay.open_loop import replay
-from latfix.runners.replay.runner_main import machine
 from latfix.runners.service.loaded_service import Service
 from latfix.stages import Status
 from latfix.statistics.bootstrap_ratio import arm_ratios
@@ -176,7 +174,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "live_fidelity.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "live_fidelity.json")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error(f"--rounds {options.rounds}: expected 2 at least, each arm first once")
@@ -200,16 +198,13 @@ def measure(options: argparse.Namespace) -> None:
     print(f"  submit() takes {cost:.0f} us")
     document = {
         "what": "latency of the live runner over that of a replay's engine, on the same arrivals",
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
         "workload": options.workload,
         "seconds": options.seconds,
         **{key: found[key] for key in ("requests", "rounds", "median_ms")},
         "submit_us": cost,
         "ratio": {what: {key: r.to_json() for key, r in ratios.items()} for what, ratios in found["ratio"].items()},
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, document)
     print(f"written to {options.out}")
 
 

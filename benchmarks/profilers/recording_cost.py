@@ -1,6 +1,6 @@
 """Cost of recording on the request's thread: the same calls bare and recorded, in turns.
 
-    python -m benchmarks.recording_cost --out benchmarks/results/recording_cost.json
+    python -m benchmarks.profilers.recording_cost --out benchmarks/results/recording_cost.json
 
 `bare` is the plain call, `recorded` the same call with :class:`latfix.record`, `middleware` a one-line ASGI
 application without and with :class:`latfix.RecordMiddleware`. Blocks of calls take turns in one process while the
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import latfix
-from latfix.runners.host.cpu_quota import cpu_model
+from benchmarks.result_file import write_result
 
 #: Percentiles of the cost.
 _KEYS = {"p50": 50, "p99": 99}
@@ -124,16 +124,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = {
-        "machine": cpu_model(),
         "work_us": options.work,
         "blocks": options.blocks,
         "calls": options.calls,
         **measure(options.blocks, options.calls, options.work, options.pause),
     }
-    text = json.dumps(found, indent=2)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    print(json.dumps(found, indent=2))
+    write_result(options.out, found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Pretrained models of ``benchmarks/models``: latfix's plan compared with each obvious single change.
 
     python benchmarks/models/install.py
-    python benchmarks/real_models.py [--budget 5m] [--rounds 2] [--duration 60] [--plans-only] [--held-out | NAME …]
+    python -m benchmarks.optimize.real_models [--plans-only] [--held-out | NAME …]
 
 For each workload ``latfix optimize`` finds a plan. Then the unmodified workload, each change and the plan replay
 the traffic in turns, on fresh processes each round. Accuracy is the workload's score, or agreement with the
@@ -12,7 +12,6 @@ with its commit. Plans are kept with the runs in ``--runs``, and existing ones a
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import subprocess
 import sys
@@ -21,15 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from alternatives import results_of, whole
-
+from benchmarks.optimize.alternatives import results_of, whole
+from benchmarks.result_file import RESULTS, origin, write_result
 from latfix.config.plan import read_plan
 from latfix.config.workload_toml import read_spec
-from latfix.runners.replay.runner_main import machine
 from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.transforms import slice_time
 
-HERE = Path(__file__).resolve().parent
+MODELS = Path(__file__).resolve().parents[1] / "models"
 DEVELOPMENT = ("text_encoder", "voice_encoder", "pitch", "voice_activity", "ocr")
 #: No rule of the search is chosen by these.
 HELD_OUT = ("file_type", "text_detection", "chat", "speech_quality")
@@ -57,20 +55,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of the traffic")
     parser.add_argument("--runs", type=Path, default=Path("latfix-runs/real_models"))
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "real_models.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "real_models.json")
     options = parser.parse_args()
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
-    how = {"date": datetime.date.today().isoformat(), "commit": commit, "budget": options.budget}
-    how |= {"rounds": options.rounds, "seconds": options.duration}
+    how = origin() | {"budget": options.budget, "rounds": options.rounds, "seconds": options.duration}
     known = json.loads(options.out.read_text(encoding="utf-8"))["workloads"] if options.out.exists() else {}
-    document: dict[str, Any] = {"machine": machine(), "workloads": known}
+    document: dict[str, Any] = {"workloads": known}
     for name in options.workloads or (HELD_OUT if options.held_out else DEVELOPMENT):
         found = how | optimized(name, options) | {"held_out": name in HELD_OUT}
         found["arms"] = {} if options.plans_only else arms(name, options, found.get("settings"))
         document["workloads"][name] = found
         show(name, found)
-        options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_result(options.out, document)
 
 
 def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -79,7 +74,7 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     options.runs.mkdir(parents=True, exist_ok=True)
     started, known = time.monotonic(), file.exists()
     latfix = str(Path(sys.executable).with_name("latfix"))
-    command = [latfix, "optimize", str(HERE / "models" / name), "--budget", options.budget]
+    command = [latfix, "optimize", str(MODELS / name), "--budget", options.budget]
     command += ["--duration", str(options.duration), "--out", str(run), "--json", str(file)]
     ended = None if known else subprocess.run(command, capture_output=True, text=True, check=False)
     minutes = None if ended is None else (time.monotonic() - started) / 60
@@ -97,7 +92,7 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def arms(name: str, options: argparse.Namespace, plan: dict[str, Any] | None) -> dict[str, Any]:
     """Each arm's latencies, accuracy and ratios to the unmodified workload, or why it did not run."""
-    spec = read_spec(HERE / "models" / name)
+    spec = read_spec(MODELS / name)
     traffic = read_traffic(spec.traffic, mapping=spec.traffic_map)
     traffic = slice_time(traffic, 0, min(options.duration, traffic.duration_s + 1e-3))
     changes = ALONE | ({_PLAN: plan} if plan else {})

@@ -1,6 +1,6 @@
 """Weighted routing compared with pulling workers, with one replica slower than the others.
 
-    python benchmarks/routing.py --out benchmarks/results/routing.json
+    python -m benchmarks.scheduling.routing --out benchmarks/results/routing.json
 
 Three parts:
 
@@ -15,9 +15,6 @@ Three parts:
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.simulated_routing import SimulatedRouting
+from benchmarks.result_file import earlier_result, write_result
+from benchmarks.scheduling.simulated_routing import SimulatedRouting
 from latfix.adapter_api import Workload
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.queueing.queue_simulator import Offered
@@ -205,14 +203,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=("cost_us", "simulated", "real"), help="all by default")
     parser.add_argument("--out", type=Path, help="parts that are not measured keep their results")
     options = parser.parse_args()
-    document: dict[str, Any] = {}
-    if options.out is not None and options.out.exists():
-        document = json.loads(options.out.read_text(encoding="utf-8"))
-    document |= {
-        "measured": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "ratio": "weighted over pull, geometric mean, 95 % interval",
-    }
+    document = earlier_result(options.out)
+    document["ratio"] = "weighted over pull, geometric mean, 95 % interval"
     parts: dict[str, Callable[[], Any]] = {
         "cost_us": cost_us,
         "simulated": lambda: simulate_all(options.seeds, options.requests),
@@ -220,8 +212,7 @@ def main() -> None:
     }
     for name in options.parts or parts:
         document[name] = parts[name]()
-    if options.out is not None:
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(options.out, document)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often the queue behind a log of arrivals and ends is inferred with the right number of servers.
 
-    python benchmarks/queue_inference.py [--seeds 10]
+    python -m benchmarks.profilers.queue_inference [--seeds 10]
 
 Simulated services: first come, first served, 1 to 16 servers, 3,000 requests, times in microseconds; services of
 five distributions, with a mean of about 10 ms; loads below and above capacity, a burst, and an excerpt in which no
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.result_file import RESULTS, write_result
 from latfix.arrays import Floats
 from latfix.queueing.queue_inference import infer_queue
 
@@ -44,7 +44,7 @@ def main() -> None:
     """Simulate, infer, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "queue_inference.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "queue_inference.json")
     options = parser.parse_args()
     cases = [(servers, seed) for servers in _SERVERS for seed in range(options.seeds)]
     found = {
@@ -56,8 +56,7 @@ def main() -> None:
     without = Counter(outcome_without_queue(*case) for case in itertools.product(*WANDERING, range(options.seeds)))
     for name, counts in {**found, "all": total, "no queue": without}.items():
         print(f"{name:<50} {dict(counts)}")
-    document = {"all": total, "no queue": without, **found}
-    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, {"all": total, "no queue": without, **found})
 
 
 def outcome(service: str, load: str, servers: int, seed: int) -> str:

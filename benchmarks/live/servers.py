@@ -1,7 +1,7 @@
 """``latfix.load_runner`` behind FastAPI compared with LitServe, Ray Serve and mosec: one model, one traffic.
 
     pip install litserve mosec "ray[serve]" "uvicorn[standard]"
-    python -m benchmarks.servers --out benchmarks/results/servers.json
+    python -m benchmarks.live.servers --out benchmarks/results/servers.json
 
 Each server runs in its own process with one copy of the model, one operator thread, batches of up to eight with a
 window of two milliseconds, and answers ``POST /predict``. latfix's HTTP client replays the same arrivals open-loop
@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.result_file import write_result
 from latfix.cli.shared.address_flow import AddressOptions, replay_of, spec_of
-from latfix.runners.host.cpu_quota import cpu_model
 from latfix.statistics.censored import outcomes_of
 from latfix.traffic.schedule import Traffic
 
@@ -351,7 +351,6 @@ def main() -> None:
                 with served(folder, name) as address:
                     rungs += climb(address, name, number, options.rates, options.seconds, options.limit_ms)
     found: dict[str, Any] = {
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
         "limit_ms": options.limit_ms,
         "seconds": options.seconds,
         "rounds": options.rounds,
@@ -363,8 +362,7 @@ def main() -> None:
         "rungs": [asdict(each) for each in rungs],
     }
     print(json.dumps({key: value for key, value in found.items() if key != "rungs"}, indent=2))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(options.out, found)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ each core, and a ``prepare`` that holds the interpreter lock for 8 ms. Prints p5
 the CPU time per request in the service and in the replayer's process, and writes
 ``benchmarks/results/replay_fidelity.json``.
 
-    python benchmarks/replay_fidelity.py [--seconds 4] [--rounds 3] [--loadgen FOLDER]
+    python -m benchmarks.replay.replay_fidelity [--seconds 4] [--rounds 3] [--loadgen FOLDER]
 
 LoadGen's error is the time from a query's schedule to the return of its callback, from its trace, without the first
 query.
@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -34,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.result_file import RESULTS, write_result
 from latfix import Request, Workload
 from latfix.profilers.probes.stage_recorder import EventLog, StageRecorder
 from latfix.profilers.probes.thread_counters import ThreadCounters
@@ -42,7 +41,6 @@ from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
 from latfix.runners.replay.replayer_process import ReplayerProcess
-from latfix.runners.replay.runner_main import machine
 from latfix.settings import RunnerSettings
 
 Errors = npt.NDArray[np.int64]
@@ -248,7 +246,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--conditions", nargs="*", choices=tuple(CONDITIONS), default=tuple(CONDITIONS))
     parser.add_argument("--loadgen", help="the folder that contains mlcommons-loadgen, if not installed here")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "replay_fidelity.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "replay_fidelity.json")
     options = parser.parse_args()
     if options.loadgen:
         sys.path.append(str(Path(options.loadgen).resolve()))
@@ -266,15 +264,12 @@ def main() -> None:
                 rows += [_row(condition, rate, kind, parts) for kind, parts in rounds.items()]
     document = {
         "what": "error of each send against its scheduled time",
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
         "rounds": options.rounds,
         "seconds": options.seconds,
         "held_ms": _HELD_NS / 1e6,
         "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, document)
     print(f"written to {options.out}")
 
 

@@ -4,8 +4,8 @@ Each service is swept as by the command, with a budget of five minutes; processe
 (sweep_world.py). The true largest load is where the median of the percentile over many replays of the same requests,
 each in a fresh process, crosses the limit.
 
-    python -m benchmarks.sweep_decisions --seeds 20     # some 10 minutes
-    python -m benchmarks.sweep_decisions --settling     # waits after an empty start, on M/M/1
+    python -m benchmarks.capacity.sweep_decisions --seeds 20     # some 10 minutes
+    python -m benchmarks.capacity.sweep_decisions --settling     # waits after an empty start, on M/M/1
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.sweep_world import SweepWorld, make_traffic
+from benchmarks.capacity.sweep_world import SweepWorld, make_traffic
+from benchmarks.result_file import write_result
 from latfix.capacity.max_load import LargestLoad
 from latfix.capacity.objective import Target
 from latfix.capacity.service_moments import relaxation_time
@@ -160,22 +162,33 @@ def _unwatched(label: str, traffic: Traffic, folder: Path) -> Iterator[OnEvent]:
     yield lambda _: None
 
 
-def table(names: list[str], seeds: int) -> None:
-    """By kind of service: how often intervals contain the truth, their width and cost."""
+def table(names: list[str], seeds: int) -> dict[str, dict[str, Any]]:
+    """By kind of service: how often intervals contain the truth, their width and cost.
+
+    :returns: of each service the figures of its line; factors are the median and the largest.
+    """
+    rows: dict[str, dict[str, Any]] = {}
     widths = {"service": -22, "holds": 7, "found": 7, "width": 14, "off by": 14, "foretold off": 14, "replays": 9}
     print("".join(f"{head:<{-wide}}" if wide < 0 else f"{head:>{wide}}" for head, wide in widths.items()) + "   min")
     for name in names:
         every = [swept(CASES[name], seed) for seed in range(seeds)]
-        found = [one for one in every if one.largest.status == "found"]
         wide, offs = ([getattr(one, key) for one in every] for key in ("width", "off"))
-        factors = [factor for one in every for factor in one.predicted]
+        row = rows[name] = {
+            "holds": sum(one.holds for one in every),
+            "found": sum(one.largest.status == "found" for one in every),
+            "width": [round(float(each), 2) for each in (np.median(wide), max(wide))],
+            "off": [round(float(each), 2) for each in (np.median(offs), max(offs))],
+            "predicted_off": round(float(np.median([factor for one in every for factor in one.predicted])), 2),
+            "replays": round(float(np.mean([one.replays for one in every])), 1),
+            "minutes": round(float(np.mean([one.seconds for one in every])) / 60, 1),
+        }
         print(
-            f"{name:<22}{sum(one.holds for one in every):>4}/{seeds}{len(found):>4}/{seeds}"
-            f"{np.median(wide):>7.2f}, {max(wide):>5.2f}{np.median(offs):>7.2f}, {max(offs):>5.2f}"
-            f"{np.median(factors):>14.2f}{np.mean([one.replays for one in every]):>9.1f}"
-            f"{np.mean([one.seconds for one in every]) / 60:>6.1f}",
+            f"{name:<22}{row['holds']:>4}/{seeds}{row['found']:>4}/{seeds}"
+            f"{row['width'][0]:>7.2f}, {row['width'][1]:>5.2f}{row['off'][0]:>7.2f}, {row['off'][1]:>5.2f}"
+            f"{row['predicted_off']:>14.2f}{row['replays']:>9.1f}{row['minutes']:>6.1f}",
             flush=True,
         )
+    return rows
 
 
 def waits(load: float, requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -194,14 +207,16 @@ def settled(load: float, times: float, replays: int, seed: int) -> float:
 
 
 def main() -> int:
-    """Print one of the tables."""
+    """Print one of the tables, and write the first."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--services", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--settling", action="store_true")
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
     options = parser.parse_args()
     if not options.settling:
-        table(options.services, options.seeds)
+        rows = table(options.services, options.seeds)
+        write_result(options.out, {"seeds": options.seeds, "services": rows})
         return 0
     print("load  relaxation times watched   mean wait over the steady one")
     for load in (0.8, 0.9):

@@ -1,7 +1,7 @@
 """The diagnosis compared with four simpler methods, on runs with known faults.
 
     latfix selftest --out DIR                       replays all cases and keeps every record
-    python benchmarks/attribution.py DIR --out benchmarks/results/attribution.json
+    python -m benchmarks.profilers.attribution DIR --out benchmarks/results/attribution.json
 
 Every method uses the same records and no information on the faults. The truth is the injectors' log.
 
@@ -14,9 +14,6 @@ Every method uses the same records and no information on the faults. The truth i
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.result_file import write_result
 from latfix.profilers.attribution.ledger import LedgerContext, make_books
 from latfix.profilers.attribution.wait_attribution import waits_at
 from latfix.profilers.evidence.units import Evidence, gather
@@ -221,14 +219,7 @@ def main() -> None:
         error_text = "-" if error is None else f"{100 * error:.0f} %"
         total = "-" if sums is None else f"{sums['median']:.2f}"
         print(f"{name:18} {cells[0]:>16} {cells[1]:>16} {cells[2]:>16} {error_text:>12} {total:>11}")
-    if arguments.out:
-        document = {
-            "date": datetime.date.today().isoformat(),
-            "machine": {"os": platform.platform(), "python": platform.python_version()},
-            "runs": counted,
-            "methods": table,
-        }
-        arguments.out.write_text(json.dumps(document, indent=2) + "\n")
+    write_result(arguments.out, {"runs": counted, "methods": table})
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ For each workload, the same requests run through the model in float32, dynamic i
 one by one, (b) in batches of eight in order of arrival, (c) in batches of eight sorted by length. Figures are
 medians over interleaved rounds, relative to float32 one by one. Scores are the workload's own.
 
-    python benchmarks/variants.py [--requests 64] [--rounds 3] [recommender assistant vision]
+    python -m benchmarks.optimize.variants [--requests 64] [--rounds 3] [recommender assistant vision]
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import time
 from pathlib import Path
@@ -19,12 +17,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.result_file import RESULTS, write_result
 from latfix.config.workload_toml import read_spec, samples
 from latfix.runners.calls.model_call import call_model
 from latfix.runners.calls.tensor_tree import elements_and_length, move, tensors_of
 from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.measure.accuracy import evaluate
-from latfix.runners.replay.runner_main import machine
 from latfix.runners.service.loaded_service import Service
 from latfix.settings import Precision, RunnerSettings
 from latfix.traffic.io.reader import read_traffic
@@ -87,18 +85,16 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=["recommender", "assistant", "vision"])
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "variants.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "variants.json")
     options = parser.parse_args()
-    results: dict[str, Any] = {"date": datetime.date.today().isoformat(), "machine": machine()}
-    results |= {"requests": options.requests, "rounds": options.rounds, "workloads": {}}
+    results: dict[str, Any] = {"requests": options.requests, "rounds": options.rounds, "workloads": {}}
     for name in options.workloads:
         found = results["workloads"][name] = measure(name, options.requests, options.rounds)
         print(f"{name}: float32 one by one {found['float32_one_by_one_ms']:.1f} ms of CPU a request")
         for precision in PRECISIONS:
             ratios = "  ".join(f"{way} {value:.2f}" for way, value in found["ratio"][precision].items())
             print(f"  {precision:14}{ratios}   score {found['score'][precision]:.4f}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_result(options.out, results)
     print(f"written to {options.out}")
 
 

@@ -1,0 +1,1 @@
+"""The sweep: how often its interval contains the largest load."""

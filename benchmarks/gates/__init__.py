@@ -1,0 +1,1 @@
+"""Gates and comparisons: how often they are wrong, and how often they decide."""

@@ -1,0 +1,1 @@
+"""``latfix.load_runner``: compared with a replay, and with other servers."""

@@ -1,0 +1,1 @@
+"""The search: its plans compared with single changes, on samples and on pretrained models."""

@@ -1,0 +1,1 @@
+"""The replayer: when requests are sent, and what sending costs."""

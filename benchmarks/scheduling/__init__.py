@@ -1,0 +1,1 @@
+"""Routing by weight compared with a shared queue."""
