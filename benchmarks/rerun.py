@@ -161,9 +161,10 @@ def main() -> int:
 
 
 def commit_of(file: Path) -> str:
-    """The commit at which a result was measured, the oldest of its parts; empty if it names none."""
+    """The commit at which a result was measured, the oldest of its parts; empty if it names none that is here."""
     known = set(_commits(json.loads(file.read_text(encoding="utf-8"))))
-    return git("rev-list", "--topo-order", "--no-walk=sorted", *known).split()[-1] if known else ""
+    listed = git("rev-list", "--ignore-missing", "--topo-order", "--no-walk=sorted", *known) if known else ""
+    return listed.split()[-1] if listed else ""
 
 
 def _commits(part: object) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""All causes of latency: id, class of evidence, and the words that reports use.
+"""All causes of latency: id, class of evidence, and the words that reports use; and what fixes need of a run.
 
-How much of a run each cause claims is decided in ``profilers/causes``.
+How much of a run each cause claims is decided in ``profilers/causes``; what a fix does, in ``runners/fixes``.
 """
 
 from __future__ import annotations
@@ -323,3 +323,56 @@ _OF_DEVICE_RECORDINGS: tuple[KnownCause, ...] = (
 CATALOGUE: Mapping[str, KnownCause] = {cause.id: cause for cause in (*_KNOWN, *_OF_DEVICE_RECORDINGS)}
 #: Ids of the causes that a replay does not search for.
 RECORDED_ONLY: frozenset[str] = frozenset(cause.id for cause in _OF_DEVICE_RECORDINGS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premise:
+    """What a fix needs of a run's device, model and settings, before anything is measured.
+
+    :param device: kind of device that the model must be on, ``cpu`` or ``cuda``; empty for any.
+    :param layers: the model must consist of torch's layers, not of a file for another runtime.
+    :param workers: at least.
+    :param threads: of one operator, at least.
+    """
+
+    device: Literal["cpu", "cuda", ""] = ""
+    layers: bool = False
+    workers: int = 1
+    threads: int = 1
+
+    def allows(self, device: str) -> bool:
+        """True on this device, as a run's meta names it."""
+        return not self.device or (self.device == "cpu") == (device == "cpu")
+
+
+#: By fix. One that is not here has no such premise.
+PREMISES: Mapping[str, Premise] = {
+    "cache.embeddings": Premise(device="cpu", layers=True),
+    "dispatch.inference_mode": Premise(layers=True),
+    "fuse.attention": Premise(device="cpu", layers=True),
+    "fuse.channels_last": Premise(layers=True),
+    "fuse.compile": Premise(layers=True),
+    "fuse.compile_autotune": Premise(device="cuda", layers=True),
+    "fuse.cudagraph": Premise(device="cuda", layers=True),
+    "fuse.onnxruntime": Premise(device="cpu", layers=True),
+    "fuse.openvino": Premise(device="cpu", layers=True),
+    "fuse.tensorrt": Premise(device="cuda", layers=True),
+    "host.parallel": Premise(device="cpu"),
+    "host.pin": Premise(device="cpu"),
+    "host.routing": Premise(workers=2),
+    "host.threads": Premise(device="cpu", threads=2),
+    "host.wait_policy": Premise(device="cpu", threads=2),
+    "host.workers": Premise(device="cpu"),
+    "locality.cores": Premise(device="cpu"),
+    "memory.device_allocator": Premise(device="cuda"),
+    "memory.limit": Premise(device="cuda"),
+    "quantize.bf16": Premise(layers=True),
+    "quantize.fp16": Premise(layers=True),
+    "quantize.fp8_dynamic": Premise(device="cuda", layers=True),
+    "quantize.int8_dynamic": Premise(layers=True),
+    "quantize.int8_excluded": Premise(layers=True),
+    "quantize.int8_weight_only": Premise(device="cpu", layers=True),
+    "quantize.tf32": Premise(device="cuda", layers=True),
+    "transfer.overlap": Premise(device="cuda"),
+    "transfer.pinned": Premise(device="cuda"),
+}

@@ -36,14 +36,31 @@ def test_every_room_has_a_sentence_and_stands_on_the_page(room: str) -> None:
     assert f"| `{room}/` | {ROOMS[room]} |" in PAGE
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
+def _with_modules(*folders: str) -> list[str]:
+    """Each folder below these that holds modules."""
+    return sorted(
+        {file.parent.relative_to(ROOT).as_posix() for folder in folders for file in (ROOT / folder).rglob("*.py")}
+    )
+
+
+@pytest.mark.parametrize("room", [*sorted(ROOMS), *_with_modules("tests", "benchmarks")])
 def test_no_room_holds_more_than_a_dozen_modules(room: str) -> None:
     modules = [file.name for file in (ROOT / room).glob("*.py") if file.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES
 
 
+def test_benchmarks_are_in_rooms_that_tell_what_they_measure() -> None:
+    """Beside them: the package's file, what writes results, and what lists them."""
+    flat = {file.name for file in (ROOT / "benchmarks").glob("*.py")}
+    assert flat == {"__init__.py", "result_file.py", "rerun.py"}
+    for room in _with_modules("benchmarks"):
+        if not room.startswith("benchmarks/models"):  # workloads, like a user's own
+            text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8")))
+            assert text and text.partition("\n\n")[0].endswith("."), room
+
+
 def test_places_on_the_page_exist() -> None:
-    places = set(re.findall(r"`((?:cli|latfix|profilers|reports|runners|tests|docs)/[\w./-]*)`", PAGE))
+    places = set(re.findall(r"`((?:cli|latfix|profilers|reports|runners|tests|docs|benchmarks)/[\w./-]*)`", PAGE))
     assert len(places) > len(ROOMS)
     named = (place for place in places if not re.search("AREA|FAMILY|NAME", place))
     assert not [place for place in named if not (ROOT / place).exists()]

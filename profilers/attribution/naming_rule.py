@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from latfix.cause_catalogue import UNEXPLAINED
+from latfix.cause_catalogue import PREMISES, UNEXPLAINED, Premise
 from latfix.config.model_file_kind import KINDS
 from latfix.profilers.attribution.tail import Tail
 from latfix.profilers.causes import CAUSES
@@ -21,32 +21,7 @@ _LEAST_MS, _LEAST_OF_P50, _LEAST_OF_EXCESS = 0.1, 0.01, 0.05
 _ALWAYS_SOME = ("host.contention", "host.slowdown", "host.steal", "python.gil", "observer", "input.size")
 MACHINE_CAUSES = _ALWAYS_SOME[:-1]
 _USUAL_OF_P50, _USUAL_MS = 0.1, 1.0
-#: Prefixes of fixes by what they need: a GPU, a CPU, torch layers (which a file for another runtime does not have),
-#: several workers, several threads per operator.
-_NEEDS_GPU = (
-    "quantize.tf32",
-    "quantize.fp8_dynamic",
-    "fuse.tensorrt",
-    "fuse.cudagraph",
-    "fuse.compile_autotune",
-    "transfer.",
-    "memory.device_allocator",
-    "memory.limit",
-)
-_NEEDS_CPU = (
-    "cache.embeddings",
-    "fuse.onnxruntime",
-    "fuse.openvino",
-    "host.parallel",
-    "host.pin",
-    "host.threads",
-    "host.wait_policy",
-    "host.workers",
-    "locality.cores",
-)
-_NEEDS_LAYERS = ("quantize.", "fuse.", "cache.embeddings", "dispatch.inference_mode")
 _GRAPHS = ("ONNX", "TensorRT")
-_NEEDS_WORKERS, _NEEDS_THREADS = ("host.routing",), ("host.threads", "host.wait_policy")
 #: A cause with a larger share of the tail gets its activity over time even if it is not named.
 _LEAST_SHARE = 0.02
 
@@ -107,15 +82,16 @@ def summarize_cause(
 
 
 def applicable(fixes: tuple[str, ...], meta: RunMeta) -> tuple[str, ...]:
-    """The fixes that can apply to the run's device, model and settings."""
-    barred: tuple[str, ...] = _NEEDS_GPU if meta.device == "cpu" else _NEEDS_CPU
-    if KINDS.get(Path(meta.entry).suffix) in _GRAPHS:
-        barred += _NEEDS_LAYERS
-    if meta.settings.workers < 2:
-        barred += _NEEDS_WORKERS
-    if meta.torch_threads == 1:
-        barred += _NEEDS_THREADS
-    return tuple(fix for fix in fixes if not fix.startswith(barred))
+    """The fixes whose premise the run's device, model and settings meet."""
+    layers = KINDS.get(Path(meta.entry).suffix) not in _GRAPHS
+
+    def met(premise: Premise) -> bool:
+        if meta.torch_threads is not None and meta.torch_threads < premise.threads:
+            return False
+        enough = meta.settings.workers >= premise.workers and (layers or not premise.layers)
+        return enough and premise.allows(meta.device)
+
+    return tuple(fix for fix in fixes if met(PREMISES.get(fix, Premise())))
 
 
 def deserves_timeline(cause: CauseSummary) -> bool:

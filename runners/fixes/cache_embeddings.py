@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, on_host
+from latfix.runners.fixes.shared.conditions import at_default, on_its_device
 from latfix.runners.host.cpu_topology import allowed_cores, last_level_cache_bytes
 
 #: Share of the last-level cache for the rows: activations and weights need the remainder.
@@ -58,7 +58,7 @@ FIX = Fix(
     risk="an idle worker uses memory bandwidth that other programs on the machine may need",
     needs=(
         at_default("hot_rows", "{} rows are kept warm already"),
-        on_host(),
+        on_its_device("cache.embeddings"),
         at_default("backend", "{} has its own tables"),
         _large_tables,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
-from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
+from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_its_device, refusals
 from latfix.runners.host.cpu_placement import domain_of, plan_placement
 from latfix.runners.host.cpu_topology import read_topology
 
@@ -44,7 +44,7 @@ FIX = Fix(
     risk="cores of other domains are idle if there are fewer workers than domains",
     needs=(
         at_default("pin", "pin = {} already"),
-        on_host(),
+        on_its_device("locality.cores"),
         lambda context: plan_placement(read_topology(), context.settings, "locality").obstacle,
         in_tail(*_TREATS),
     ),

@@ -6,7 +6,7 @@ import numpy as np
 
 from latfix.formatting import from_ns
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu
+from latfix.runners.fixes.shared.conditions import at_default, need, on_its_device
 
 
 def _waits_for_device(context: Context) -> str:
@@ -33,7 +33,7 @@ FIX = Fix(
     relief=0.2,
     risk="memory of two batches at once; a request of high priority also waits for a full batch that was taken ahead",
     needs=(
-        on_gpu("the model runs on the CPU, and so does the preparation of the next batch"),
+        on_its_device("transfer.overlap", "the model runs on the CPU, and so does the preparation of the next batch"),
         at_default("overlap", "batches overlap already"),
         at_default("batching", "batching is {}: requests could not join a batch that is taken ahead"),
         need(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from latfix.formatting import share
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, on_gpu
+from latfix.runners.fixes.shared.conditions import at_default, on_its_device
 
 #: Maximum share of bytes in pageable memory: answers that a model does not return as tensors of its own.
 _MOST_PAGEABLE = 0.01
@@ -37,7 +37,7 @@ FIX = Fix(
     risk="pinned memory of the largest batches is kept; batches of the workload's own collate are copied once more "
     "on the host",
     needs=(
-        on_gpu("the model runs on the CPU: there is no device to copy to"),
+        on_its_device("transfer.pinned", "the model runs on the CPU: there is no device to copy to"),
         at_default("pinned_staging", "batches and answers are copied through pinned memory already"),
     ),
     sets={"pinned_staging": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import at_default, on_host
+from latfix.runners.fixes.shared.conditions import at_default, on_its_device
 from latfix.runners.fixes.shared.model_facts import COMPUTE, count, facts, torch_runs_it
 
 _FLASH, _MATH = "_scaled_dot_product_flash_attention", "_scaled_dot_product_attention_math"
@@ -35,7 +35,7 @@ FIX = Fix(
     changes_outputs=True,
     needs=(
         at_default("attention", "attention is {} already"),
-        on_host("attention kernels are chosen only on the CPU"),
+        on_its_device("fuse.attention", "attention kernels are chosen only on the CPU"),
         at_default("compile", "the model is compiled, so its kernels are chosen already"),
         torch_runs_it,
         _fused_kernel_ran,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from latfix.runners.fixes.fix import Context, Fix
 from latfix.runners.fixes.fuse.compile import COMPILING_S, NOT_SCRIPTED, compiler_there
 from latfix.runners.fixes.fuse.compile import FIX as COMPILE
-from latfix.runners.fixes.shared.conditions import on_gpu
+from latfix.runners.fixes.shared.conditions import on_its_device
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
 
 
@@ -24,7 +24,10 @@ FIX = Fix(
     changes_outputs=True,
     making_gpu_s=COMPILING_S,
     needs=(
-        on_gpu("the model runs on the CPU, which has only one kernel to choose from; fuse.compile applies"),
+        on_its_device(
+            "fuse.compile_autotune",
+            "the model runs on the CPU, which has only one kernel to choose from; fuse.compile applies",
+        ),
         _not_tuned,
         torch_runs_it,
         NOT_SCRIPTED,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from latfix.cause_catalogue import PREMISES
 from latfix.runners.backends.requirements import SCRIPTED, backend_missing
 from latfix.runners.fixes.fix import Applied, Condition, Context, Verified
-from latfix.runners.fixes.shared.conditions import at_default, need, on_gpu, on_host
+from latfix.runners.fixes.shared.conditions import at_default, need, on_its_device
 from latfix.runners.fixes.shared.model_facts import facts, made_of, not_scripted, own_operators, replaced
 
 #: Seconds to convert the samples' models to ONNX, load them, and compare their answers.
@@ -34,12 +35,13 @@ def exportable(context: Context) -> str:
     return next((reason for condition in _EXPORTABLE if (reason := condition(context))), "")
 
 
-def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -> tuple[Condition, ...]:
+def convertible(backend: str, precisions: tuple[str, ...]) -> tuple[Condition, ...]:
     """The model must be convertible for ``backend``.
 
     :param precisions: that the backend supports.
-    :param on: kind of device that the backend runs on, ``cpu`` or ``cuda``.
     """
+
+    fix = f"fuse.{backend}"
 
     def same_precision(context: Context) -> str:
         settings = context.settings
@@ -51,7 +53,7 @@ def convertible(backend: str, precisions: tuple[str, ...], *, on: str = "cpu") -
 
     return (
         at_default("backend", "{} runs the model already"),
-        on_host() if on == "cpu" else on_gpu("the model runs on the CPU"),
+        on_its_device(fix, f"the model runs on {'a GPU' if PREMISES[fix].device == 'cpu' else 'the CPU'}"),
         same_precision,
         *(at_default(name, f"{name} is {{}} already, which only torch supports") for name in _OF_TORCH),
         lambda context: "" if reads_file(context) else exportable(context),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import on_gpu
+from latfix.runners.fixes.shared.conditions import on_its_device
 from latfix.runners.fixes.shared.model_facts import COMPUTE, SHAPES, torch_runs_it
 
 #: Minimum share of batches that a graph must have run.
@@ -47,7 +47,11 @@ FIX = Fix(
     compute=0.85,
     risk="memory for each bucket of shapes; batches are padded to it; shapes not seen at warm-up run without",
     changes_outputs=True,
-    needs=(on_gpu("the model runs on the CPU, which has no CUDA graphs"), _can_capture, torch_runs_it),
+    needs=(
+        on_its_device("fuse.cudagraph", "the model runs on the CPU, which has no CUDA graphs"),
+        _can_capture,
+        torch_runs_it,
+    ),
     sets=lambda context: {"cuda_graphs": True, "warmup_shapes": max(SHAPES, context.settings.warmup_shapes)},
     verify=_verify,
 )

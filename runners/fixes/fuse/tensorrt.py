@@ -51,7 +51,7 @@ FIX = Fix(
             lambda context: not count(facts(context).get("modules", {}), "EngineModule"),
             "the model is a TensorRT engine already",
         ),
-        *convertible("tensorrt", ("default", "bf16", "fp16"), on="cuda"),
+        *convertible("tensorrt", ("default", "bf16", "fp16")),
     ),
     sets={"backend": "tensorrt"},
     verify=_verify,

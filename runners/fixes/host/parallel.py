@@ -7,7 +7,7 @@ import numpy as np
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import CONTENDED, operator_threads, worker_threads
-from latfix.runners.fixes.shared.conditions import LITTLE, on_host, tail_share
+from latfix.runners.fixes.shared.conditions import LITTLE, on_its_device, tail_share
 from latfix.stages import Status
 
 #: Maximum share of the run that workers compute: busier ones would compete for cores with more threads each.
@@ -75,7 +75,7 @@ FIX = Fix(
     treats=("input.size", "batching.size", "batching.padding"),
     relief=0.2,
     risk="next to a busy neighbor the threads wait for each other's cores, which multiplies the tail",
-    needs=(on_host(), _idle_cores),
+    needs=(on_its_device("host.parallel"), _idle_cores),
     sets=lambda context: {"intra_op_threads": _wanted(context)},
     verify=_verify,
 )

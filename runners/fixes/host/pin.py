@@ -10,7 +10,7 @@ from latfix.run_record.process_facts import ThreadPlace
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import operator_threads
-from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_host, refusals
+from latfix.runners.fixes.shared.conditions import at_default, in_tail, on_its_device, refusals
 from latfix.runners.host.cpu_placement import plan_placement
 from latfix.runners.host.cpu_topology import read_topology
 
@@ -87,7 +87,7 @@ FIX = Fix(
     risk="a worker cannot leave a core that other programs also use; fewer threads per operator if cores are few",
     needs=(
         at_default("pin", "pin = {} already"),
-        on_host(),
+        on_its_device("host.pin"),
         lambda context: plan_placement(read_topology(), context.settings, "workers").obstacle,
         in_tail(*_TREATS),
         _quiet_neighbors,

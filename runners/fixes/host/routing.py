@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latfix.cause_catalogue import PREMISES
 from latfix.results.worker_summary import weight_range, workers_of
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
@@ -20,6 +21,7 @@ _LASTING = 0.05
 _SLOWER = 1.3
 #: Maximum ratio of its share of the batches, with and without the fix; more may be chance.
 _LESS = 0.9
+_LEAST_WORKERS = PREMISES["host.routing"].workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ FIX = Fix(
     needs=(
         at_default("routing", "requests are routed by weight already"),
         at_default("overlap", "batches overlap, so it is not known when a worker is free again"),
-        need(lambda context: context.settings.workers >= 2, "there is only one worker"),
+        need(lambda context: context.settings.workers >= _LEAST_WORKERS, "there is only one worker"),
         _slow_replica,
     ),
     sets={"routing": "weighted"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Condition, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import LITTLE, need, on_host, tail_share
+from latfix.runners.fixes.shared.conditions import LITTLE, need, on_its_device, tail_share
 from latfix.runners.fixes.shared.run_evidence import mean
 
 #: Causes that operator threads which wait for a core show up as.
@@ -99,7 +99,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle", "traffic.burst"),
     relief=0.3,
     risk="a single large request takes longer on an idle machine",
-    needs=(on_host(), many_threads("operators run on one thread already"), _more_than_cores),
+    needs=(on_its_device("host.threads"), many_threads("operators run on one thread already"), _more_than_cores),
     sets=lambda context: {"intra_op_threads": _wanted(context)},
     variables=("OMP_NUM_THREADS",),  # for edited plans: the same for the whole process
     verify=_verify,

@@ -13,7 +13,7 @@ import numpy as np
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Applied, Context, Fix, Verified
 from latfix.runners.fixes.host.threads import crowded, many_threads
-from latfix.runners.fixes.shared.conditions import on_host
+from latfix.runners.fixes.shared.conditions import on_its_device
 
 #: The first is read by libgomp and LLVM's and Intel's OpenMP, the second only by the latter two.
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -60,7 +60,7 @@ FIX = Fix(
     treats=("host.contention", "host.slowdown", "host.throttle"),
     relief=0.25,
     risk="on a quiet machine each parallel operator takes longer, by the time to wake a thread",
-    needs=(on_host(), _no_policy, many_threads("operators run on one thread"), crowded),
+    needs=(on_its_device("host.wait_policy"), _no_policy, many_threads("operators run on one thread"), crowded),
     sets={"env": _PASSIVE},
     verify=_verify,
 )

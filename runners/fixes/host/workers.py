@@ -7,7 +7,7 @@ import numpy as np
 from latfix.formatting import counted
 from latfix.results.worker_summary import workers_of
 from latfix.runners.fixes.fix import Applied, Change, Context, Fix, Verified
-from latfix.runners.fixes.shared.conditions import on_host
+from latfix.runners.fixes.shared.conditions import on_its_device
 from latfix.runners.host.privileges import mib
 
 #: Maximum share of the available memory for more instances of the model.
@@ -48,7 +48,7 @@ FIX = Fix(
     treats=("traffic.burst", "traffic.overload", "input.size", "batching.size", "host.contention"),
     relief=0.25,
     risk="memory for one more model instance each; a single large request takes longer on an idle machine",
-    needs=(on_host(), _room_for_more),
+    needs=(on_its_device("host.workers"), _room_for_more),
     options=_options,
     verify=_verify,
 )

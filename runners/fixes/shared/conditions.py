@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from latfix.cause_catalogue import PREMISES
 from latfix.results.diagnosis import Diagnosis
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.fixes.fix import Condition, Context
@@ -42,14 +43,9 @@ def batches_shared(otherwise: str) -> Condition:
     return need(lambda context: context.settings.max_batch_size != 1, otherwise)
 
 
-def on_gpu(otherwise: str) -> Condition:
-    """The model must run on a GPU."""
-    return need(lambda context: not context.on_cpu, otherwise)
-
-
-def on_host(otherwise: str = "the model runs on a GPU") -> Condition:
-    """The model must run on the CPU."""
-    return need(lambda context: context.on_cpu, otherwise)
+def on_its_device(fix: str, otherwise: str = "the model runs on a GPU") -> Condition:
+    """The model must run on the kind of device of the fix's premise."""
+    return need(lambda context: PREMISES[fix].allows(context.device), otherwise)
 
 
 def tail_share(diagnosis: Diagnosis, causes: Iterable[str]) -> float:

@@ -117,6 +117,7 @@ def test_fixes_apply_to_the_run() -> None:
     assert not any(fix.startswith(("quantize.", "fuse.")) for fix in of_file) and "batch.bucket" in of_file
     on_gpu = applicable(every, RunMeta(device="cuda:0", entry="adapter:Service"))
     assert {"host.workers", "host.threads", "fuse.openvino", "cache.embeddings"}.isdisjoint(on_gpu)
+    assert "quantize.int8_weight_only" not in on_gpu  # which refuses a GPU
     assert {"fuse.cudagraph", "quantize.int8_dynamic", "batch.size"} <= set(on_gpu)
     # A single worker has no routing, and a single operator thread waits for no other.
     alone = RunMeta(settings=RunnerSettings(workers=1), torch_threads=1)
