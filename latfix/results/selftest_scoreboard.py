@@ -53,6 +53,7 @@ class CaseScore(Document):
     """One case: the injected faults, the diagnosis, and how the two compare.
 
     :param injected: injected causes; empty for a quiet run.
+    :param excess_ms: of the tail, or of the ten slowest requests if the faults are rarer than its percentile leaves.
     :param faults: faults in the injectors' log; ``dropped`` those too small to count.
     :param counted: false if every fault was dropped: the case then does not count.
     :param true_ms: by cause, mean milliseconds in a tail request, if the log has them.
@@ -104,6 +105,11 @@ class CaseScore(Document):
     neighbors: float | None = None
     disturbed: bool = False
     folder: str = ""
+
+    @property
+    def weak(self) -> bool:
+        """True if the excess is below twice the median latency."""
+        return self.excess_ms < 2 * self.p50_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from latfix.runners.selftest.faults.background import Phases
 from latfix.traffic.schedule import Traffic
 
-Intensity = Literal["small", "medium", "large"]
+Intensity = Literal["weak", "small", "medium", "large"]
 Group = Literal["single", "mixed", "unlisted", "quiet"]
-INTENSITIES: tuple[Intensity, ...] = ("small", "medium", "large")
+INTENSITIES: tuple[Intensity, ...] = ("weak", "small", "medium", "large")
 #: A pause, as a multiple of a typical request's latency.
-FACTORS: dict[Intensity, float] = {"small": 2.0, "medium": 5.0, "large": 10.0}
+FACTORS: dict[Intensity, float] = {"weak": 1.0, "small": 2.0, "medium": 5.0, "large": 10.0}
 #: Items of a typical request.
 ITEMS = 64
 #: Requests at the start without faults, because warm-up also sends them.
@@ -56,6 +56,8 @@ class Draft:
     :param overrides: changes to the runner's settings.
     :param hogs: phases of processes that compete for the runner's cores, one entry per process.
     :param quota: phases of a cgroup quota, with the share of one core that it allows.
+    :param neighbor: a process in another control group is needed, see
+        :class:`latfix.runners.selftest.faults.neighbor.Neighbor`.
     :param numbered: requests have a running number as a feature, like ids and sequence numbers.
     """
 
@@ -73,6 +75,7 @@ class Draft:
     overrides: dict[str, Any] = field(default_factory=dict)
     hogs: list[Phases] = field(default_factory=list)
     quota: tuple[Phases, float] | None = None
+    neighbor: bool = False
     numbered: bool = False
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The cases of a self-test: every cause alone at three intensities, mixes, unlisted causes, quiet runs.
+"""The cases of a self-test: every cause alone at each intensity, mixes, unlisted causes, quiet runs.
 
 The diagnosis's thresholds are tuned only on seeds below :data:`HELD_OUT`; a self-test uses seeds from there on.
 """
@@ -64,25 +64,37 @@ def make_case(recipes: Sequence[str], intensity: Intensity, seed: int, seconds: 
     return Case(recipes=tuple(recipes), group=group_of(recipes), intensity=intensity, seed=seed, seconds=seconds)
 
 
-def plan_cases(*, quick: bool, causes: Sequence[str] = (), seed: int = HELD_OUT, repeat: int = 1) -> list[Case]:
+def plan_cases(
+    *,
+    quick: bool,
+    causes: Sequence[str] = (),
+    intensities: Sequence[str] = (),
+    seed: int = HELD_OUT,
+    repeat: int = 1,
+) -> list[Case]:
     """The cases of a self-test, in the order of their replay.
 
     :param causes: include only cases that inject one of these; ``quiet`` selects cases without faults; empty for all.
+    :param intensities: include only these; empty for all.
     :param repeat: number of repetitions, each with another seed.
-    :raises InputError: a cause is unknown or cannot be injected on this machine.
+    :raises InputError: a cause or intensity is unknown, or cannot be injected on this machine.
     """
     check_causes(causes)
+    wanted = _known_intensities(intensities)
     obstacles = not_injectable()
     chosen = [
         (recipes, intensity)
-        for recipes, intensity in (_quick(causes) if quick else _full())
-        if not any(RECIPES[name].cause in obstacles and RECIPES[name].obstacle() for name in recipes)
+        for recipes, intensity in (_quick(causes, wanted) if quick else _full())
+        if (not wanted or intensity in wanted)
+        and not any(RECIPES[name].cause in obstacles and RECIPES[name].obstacle() for name in recipes)
         and (not causes or any(_injected(name) in causes for name in recipes))
     ]
     if not chosen:
-        wanted = ", ".join(causes)
+        options = [*(f"--cause {cause}" for cause in causes), *(f"--intensity {each}" for each in wanted)]
         reason = "; ".join(f"{cause}: {obstacles[cause]}" for cause in causes if cause in obstacles)
-        raise InputError(f"--cause {wanted}: found no case that can be injected here ({reason or 'none is planned'})")
+        raise InputError(
+            f"{' '.join(options)}: found no case that can be injected here ({reason or 'none is planned'})"
+        )
     seconds = QUICK_S if quick else FULL_S
     return [
         make_case(recipes, intensity, seed + round_, seconds)
@@ -100,6 +112,13 @@ def check_causes(causes: Sequence[str]) -> None:
     for cause in causes:
         if cause not in known:
             raise InputError(f"--cause: found {cause!r}; expected one of {', '.join(known)}")
+
+
+def _known_intensities(wanted: Sequence[str]) -> tuple[Intensity, ...]:
+    for each in wanted:
+        if each not in INTENSITIES:
+            raise InputError(f"--intensity: found {each!r}; expected one of {', '.join(INTENSITIES)}")
+    return tuple(each for each in INTENSITIES if each in wanted)
 
 
 def not_injectable() -> dict[str, str]:
@@ -122,14 +141,14 @@ def _full() -> Iterator[tuple[tuple[str, ...], Intensity]]:
             yield recipes, intensity
 
 
-def _quick(causes: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Intensity]]:
-    """The shipped selection, or one case per recipe of the requested causes."""
+def _quick(causes: Sequence[str], intensities: tuple[Intensity, ...]) -> Iterator[tuple[tuple[str, ...], Intensity]]:
+    """The shipped selection, or one case per recipe of the requested causes and intensity."""
     if not causes:
         yield from QUICK
         return
     for name in RECIPES:
         if _injected(name) in causes:
-            yield (name,), "medium"
+            yield from (((name,), intensity) for intensity in intensities or ("medium",))
 
 
 def _injected(name: str) -> str:

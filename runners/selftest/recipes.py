@@ -14,7 +14,7 @@ from latfix.runners.selftest.faults.cpu_quota import unavailable as no_quota
 from latfix.runners.selftest.faults.injectors import supported
 
 #: Share of requests that a pause strikes, by intensity: longer pauses are rarer.
-_SHARES = {"small": 0.03, "medium": 0.02, "large": 0.012}
+_SHARES = {"weak": 0.03, "small": 0.03, "medium": 0.02, "large": 0.012}
 _ARRIVALS = ("traffic.burst", "traffic.overload")
 _BATCHING = ("batching.window", "batching.size", "batching.padding", "input.size")
 _THREADS = (*_ARRIVALS, *_BATCHING)
@@ -30,6 +30,7 @@ class Recipe:
     :param logged: every fault is logged, with or without a request.
     :param load: the worker's utilization without the faults.
     :param side_causes: causes that come with it; naming them is neither required nor wrong.
+    :param rare: its faults are rarer than the percentile leaves: the ten slowest requests are scored, not the tail.
     :param obstacle: why this machine cannot inject it; empty if it can.
     """
 
@@ -39,11 +40,12 @@ class Recipe:
     logged: bool = False
     load: float = 0.35
     side_causes: tuple[str, ...] = ()
+    rare: bool = False
     obstacle: Callable[[], str] = lambda: ""
 
 
 def level(draft: Draft) -> int:
-    """The intensity as 0, 1 or 2."""
+    """The intensity as a number from 0."""
     return INTENSITIES.index(draft.intensity)
 
 
@@ -59,13 +61,13 @@ def _on_path(where: str, kind: str) -> Callable[[Draft], None]:
 def _heavy_inputs(draft: Draft) -> None:
     """A few inputs are many times as long as usual."""
     chosen = draft.choose(_SHARES[draft.intensity])
-    factor = (3.0, 6.0, 11.0)[level(draft)] * draft.rng.uniform(0.8, 1.2, len(chosen))
+    factor = (2.0, 3.0, 6.0, 11.0)[level(draft)] * draft.rng.uniform(0.8, 1.2, len(chosen))
     draft.items[chosen] = np.rint(factor * ITEMS / 16).astype(np.int64) * 16
 
 
 def _burst(draft: Draft) -> None:
     """Every one or two seconds several requests arrive at once."""
-    size = (6, 10, 18)[level(draft)]
+    size = (4, 6, 10, 18)[level(draft)]
     mean = float(np.mean(draft.gaps))
     every = max(int(1.5 / mean), 2 * size)
     for start in range(CLEAN_START + every // 2, len(draft) - size, every):
@@ -78,13 +80,13 @@ def _overload(draft: Draft) -> None:
     """After a third of the run, requests arrive faster than the worker can serve them."""
     start = len(draft) // 3
     service_s = draft.typical_ms / 1e3
-    load = (1.25, 1.6, 2.2)[level(draft)]
+    load = (1.1, 1.25, 1.6, 2.2)[level(draft)]
     draft.gaps[start:] = steady_gaps(draft.rng, len(draft) - start, service_s / load)
 
 
 def _priority(draft: Draft) -> None:
     """Many urgent requests at high load repeatedly overtake the others."""
-    urgent = draft.rng.random(len(draft)) < (0.75, 0.85, 0.93)[level(draft)]
+    urgent = draft.rng.random(len(draft)) < (0.65, 0.75, 0.85, 0.93)[level(draft)]
     draft.priority = np.where(urgent, 0, 1).astype(np.int8)
     draft.gaps[:] = draft.rng.exponential(float(np.mean(draft.gaps)), len(draft))
 
@@ -96,7 +98,7 @@ def _window(draft: Draft) -> None:
 
 def _groups(draft: Draft) -> None:
     """Requests that arrive together are computed in one batch."""
-    size = (4, 8, 14)[level(draft)]
+    size = (3, 4, 8, 14)[level(draft)]
     draft.overrides |= {"max_batch_size": 16, "batch_window_ms": 1.0}
     for first in draft.choose(0.1 / size, apart=size).tolist():
         draft.gaps[first + 1 : first + size] = 2e-5
@@ -105,12 +107,12 @@ def _groups(draft: Draft) -> None:
 
 def _padding(draft: Draft) -> None:
     """Occasionally a long input arrives with five short ones, which are padded to its length."""
-    factor = (2, 4, 7)[level(draft)]
+    factor = (1.5, 2.0, 4.0, 7.0)[level(draft)]
     draft.overrides |= {"max_batch_size": 8, "batch_window_ms": 1.0}
     for first in draft.choose(0.04 / factor, apart=8).tolist():
         draft.gaps[first + 1 : first + 6] = 2e-5
         draft.taken[first : first + 6] = True
-        draft.items[first] = factor * ITEMS
+        draft.items[first] = round(factor * ITEMS)
 
 
 def _new_lengths(draft: Draft, share: float) -> None:
@@ -127,13 +129,13 @@ def _lazy(draft: Draft) -> None:
 
 def _compile(draft: Draft) -> None:
     draft.env["COMPILED"] = "1"
-    _new_lengths(draft, (0.012, 0.02, 0.03)[level(draft)])
+    _new_lengths(draft, (0.006, 0.012, 0.02, 0.03)[level(draft)])
 
 
 def _growth(kind: str) -> Callable[[Draft], None]:
     def build(draft: Draft) -> None:
         # A scan holds the interpreter lock, which delays other threads too.
-        most_ms = (0.5 if kind == "scan" else 1.0) * (0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
+        most_ms = (0.5 if kind == "scan" else 1.0) * (0.5, 0.8, 1.5, 3.0)[level(draft)] * draft.typical_ms
         # Lower the arrival rate, because requests take that much longer at the end.
         room = 1.0 + 0.6 * most_ms / draft.typical_ms
         draft.cut(round(len(draft) / room))
@@ -161,20 +163,20 @@ def _phases(draft: Draft, on_s: float, period_s: float) -> Phases:
 
 def _spinner(draft: Draft) -> None:
     """A Python thread that does not release the interpreter lock by itself."""
-    on_s = (0.08, 0.15, 0.3)[level(draft)]
+    on_s = (0.04, 0.08, 0.15, 0.3)[level(draft)]
     draft.env["SPINNER"] = _phases(draft, on_s, 2.0).text()
 
 
 def _collector(draft: Draft) -> None:
     """Garbage collections in a background thread, one or two per second."""
-    draft.env["COLLECTOR"] = _phases(draft, draft.pause_ms / 1e3, (0.4, 0.6, 1.0)[level(draft)]).text()
+    draft.env["COLLECTOR"] = _phases(draft, draft.pause_ms / 1e3, (0.4, 0.4, 0.6, 1.0)[level(draft)]).text()
     draft.env["COLLECTOR_MS"] = f"{draft.pause_ms:.3f}"
 
 
 def _hogs(draft: Draft) -> None:
     """Processes on the runner's cores: one, two or three per core, all at the same time."""
-    phases = _phases(draft, 0.25, 1.6)
-    draft.hogs += [phases] * ((level(draft) + 1) * len(cores()))
+    phases = _phases(draft, (0.12, 0.25, 0.25, 0.25)[level(draft)], 1.6)
+    draft.hogs += [phases] * ((1, 1, 2, 3)[level(draft)] * len(cores()))
 
 
 def _threads(draft: Draft) -> None:
@@ -185,7 +187,7 @@ def _threads(draft: Draft) -> None:
 
 def _bursts(draft: Draft) -> None:
     """Two processes per core in short bursts: a thread may lose its core while it holds the interpreter lock."""
-    on_s, period_s = ((0.03, 1.2), (0.045, 0.8), (0.06, 0.5))[level(draft)]
+    on_s, period_s = ((0.02, 1.6), (0.03, 1.2), (0.045, 0.8), (0.06, 0.5))[level(draft)]
     draft.hogs += [_phases(draft, on_s, period_s)] * (2 * len(cores()))
     draft.env.setdefault("PYTHON_MS", f"{0.3 * draft.typical_ms:.3f}")
 
@@ -206,7 +208,25 @@ def _scan(draft: Draft) -> None:
 
 def _quota(draft: Draft) -> None:
     """A CPU quota during parts of the run."""
-    draft.quota = (_phases(draft, 0.3, 1.8), (0.3, 0.2, 0.12)[level(draft)])
+    draft.quota = (_phases(draft, 0.3, 1.8), (0.4, 0.3, 0.2, 0.12)[level(draft)])
+
+
+def _neighbor(draft: Draft) -> None:
+    """Requests call a process whose control group has a small quota."""
+    draft.neighbor = True
+    draft.plan("prepare", "neighbor", _SHARES[draft.intensity])
+
+
+def _giant(draft: Draft) -> None:
+    """So few and so long waits that the percentile does not show them; other prepare threads go on meanwhile."""
+    draft.overrides |= {"prepare_threads": 4}
+    draft.plan("prepare", "sleep", 0.003, (20.0, 40.0, 80.0, 160.0)[level(draft)] * draft.typical_ms)
+
+
+def _uncompiled(draft: Draft) -> None:
+    """Lengths beyond torch's recompile limit, which run uncompiled and so take longer."""
+    draft.env |= {"COMPILED": "1", "UNCOMPILED_MS": f"{draft.pause_ms:.3f}"}
+    _new_lengths(draft, _SHARES["weak"])
 
 
 def _nothing(draft: Draft) -> None:
@@ -238,6 +258,10 @@ RECIPES: Mapping[str, Recipe] = {
     "sleep_prepare": _pause("external.dependency", "prepare", "sleep"),
     "sleep_finish": _pause("external.dependency", "finish", "sleep"),
     "retry_prepare": _pause("external.dependency", "prepare", "retry"),
+    "neighbor_prepare": replace(
+        _pause("external.dependency", "prepare", "neighbor"), build=_neighbor, obstacle=no_quota
+    ),
+    "giant": Recipe(cause="external.dependency", build=_giant, logged=True, exact=True, rare=True),
     "span_prepare": _pause("external.dependency", "prepare", "span"),
     "gc_prepare": _pause("python.gc", "prepare", "gc"),
     "gc_model": _pause("python.gc", "model", "gc"),
@@ -268,8 +292,14 @@ RECIPES: Mapping[str, Recipe] = {
     "groups": Recipe(cause="batching.size", build=_groups, load=0.25, side_causes=_BATCHING),
     "padding": Recipe(cause="batching.padding", build=_padding, load=0.25, side_causes=_BATCHING),
     "lazy": Recipe(cause="cold.start", build=_lazy, logged=True, exact=True),
+    "lazy_threads": Recipe(
+        cause="cold.start", build=_with_threads(_lazy), logged=True, exact=True, side_causes=_THREADS
+    ),
     "compile": Recipe(
         cause="cold.compile", build=_compile, logged=True, exact=True, load=0.25, side_causes=("cold.start",)
+    ),
+    "uncompiled": Recipe(
+        cause="cold.compile", build=_uncompiled, logged=True, exact=True, load=0.25, side_causes=("cold.start",)
     ),
     "growth_memory": Recipe(cause="drift.memory", build=_growth("memory"), logged=True, side_causes=_ARRIVALS),
     "growth_cache": Recipe(cause="drift.cache", build=_growth("cache"), logged=True, side_causes=_ARRIVALS),

@@ -28,7 +28,7 @@ from latfix.run_record.run_record import RunRecord
 from latfix.runners.replay.run_session import Replay, run
 from latfix.runners.selftest.case import CLEAN_START, INTENSITIES, ITEMS, Case, Draft, steady_gaps
 from latfix.runners.selftest.faults.cpu_hogs import Hogs
-from latfix.runners.selftest.faults.cpu_quota import Quota
+from latfix.runners.selftest.faults.cpu_quota import Quota, ThrottledNeighbor
 from latfix.runners.selftest.faults.fault_log import LOG_FILE, LOG_VARIABLE, FaultLog
 from latfix.runners.selftest.plan import make_case
 from latfix.runners.selftest.recipes import RECIPES
@@ -148,9 +148,13 @@ def run_case(case: Case, out: Path, pace: Pace) -> Kept:
     use = ProcessorUse()
     FaultLog(kept.log).close()
     draft = draft_case(case, pace.typical_ms)
-    replay = _replay(case, draft, pace, kept.log)
     with contextlib.ExitStack() as stack:
         starts: list[Callable[[], None]] = []
+        if draft.neighbor:
+            neighbor = stack.enter_context(ThrottledNeighbor())
+            starts.append(neighbor.start)
+            draft.env["NEIGHBOR"] = str(neighbor.folder)
+        replay = _replay(case, draft, pace, kept.log)
         if draft.hogs:
             starts.append(stack.enter_context(Hogs(draft.hogs, kept.log)).start)
         if draft.quota is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.results.diagnosis import Diagnosis
+from latfix.results.diagnosis import Diagnosis, Slowest
 from latfix.results.selftest_scoreboard import CaseScore, RequestErrors
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.ground_truth import Truth
@@ -27,6 +28,7 @@ BURST = "traffic.burst"
 NEIGHBORS = ("host.contention", "host.steal")
 DISTURBED = 0.03
 _TRAFFIC = "traffic."
+_NOTHING = Slowest(requests=0, least_ms=0.0, most_ms=0.0, excess_ms=0.0, causes_ms={})
 
 
 def least_ms(p50_ms: float) -> float:
@@ -46,19 +48,24 @@ def score_case(
     :param neighbors: share of the cores that other programs used.
     """
     recipes = [RECIPES[name] for name in case.recipes]
+    found: Mapping[str, float] = {entry.cause: entry.tail_ms for entry in diagnosis.causes}
+    excess_ms, intervals = diagnosis.excess_ms, True
+    if any(recipe.rare for recipe in recipes):  # beyond the tail's percentile: the ten slowest show it
+        slowest, intervals = diagnosis.largest or _NOTHING, False
+        found, excess_ms = slowest.causes_ms, slowest.excess_ms
+        truth = replace(truth, tail=_of_slowest(truth, diagnosis))
     injected = tuple(dict.fromkeys(recipe.cause for recipe in recipes if recipe.cause))
     happened = [cause for cause in injected if _happened(cause, recipes, truth)]
     faults, kept = (sum(table.get(cause, 0) for cause in injected) for table in (truth.faults, truth.kept))
     known = {cause: truth.tail_ms(cause) for cause in happened if _exact(cause, recipes) and cause in truth.causes}
     natural = truth.natural_tail_ms()
-    found = {entry.cause: entry.tail_ms for entry in diagnosis.causes}
     named = tuple(entry.cause for entry in diagnosis.causes if entry.named)
     disturbed = neighbors is not None and neighbors > DISTURBED
     unjudged = [cause for cause in NEIGHBORS if disturbed and cause not in injected]
     top = max((cause for cause in found if cause not in unjudged), key=lambda cause: found[cause], default="")
     right = _right_tops(happened, known, natural)
     accepted = {*unjudged, *injected, *(cause for recipe in recipes for cause in recipe.side_causes)}
-    if natural >= PRESENT_SHARE * diagnosis.excess_ms:  # random arrivals alone make requests wait
+    if natural >= PRESENT_SHARE * excess_ms:  # random arrivals alone make requests wait
         accepted.add(BURST)
     foreign = tuple(cause for cause in named if cause not in accepted)
     quiet = case.group == "quiet"
@@ -71,7 +78,7 @@ def score_case(
         injected=injected,
         requests=len(truth.index),
         p50_ms=float(diagnosis.latency_ms["p50"]),
-        excess_ms=diagnosis.excess_ms,
+        excess_ms=excess_ms,
         faults=faults,
         dropped=faults - kept,
         counted=quiet or bool(happened),
@@ -80,12 +87,12 @@ def score_case(
         right_tops=right,
         top_right=top in right if right else None,
         named=named,
-        present=tuple(_present(happened, known, diagnosis.excess_ms)),
+        present=tuple(_present(happened, known, excess_ms)) if intervals else (),
         wrong=foreign,
         true_ms=known,
         natural_ms=natural,
         found_ms=found,
-        held=_held(known, diagnosis),
+        held=_held(known, diagnosis) if intervals else {},
         errors=_errors(known, truth, diagnosis),
         unexplained=_unexplained(truth, diagnosis) if case.group == "unlisted" else None,
         alarms=foreign if quiet else (),
@@ -96,6 +103,13 @@ def score_case(
         disturbed=disturbed,
         folder=folder,
     )
+
+
+def _of_slowest(truth: Truth, diagnosis: Diagnosis) -> npt.NDArray[np.bool_]:
+    """Which of the truth's requests are among the ten slowest."""
+    ledger = diagnosis.ledger
+    slowest = ledger.request[np.argsort(-ledger.latency_ns, kind="stable")[: Slowest.MOST]]
+    return np.isin(truth.index, slowest)
 
 
 def _exact(cause: str, recipes: Sequence[Recipe]) -> bool:

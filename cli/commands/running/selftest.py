@@ -23,6 +23,14 @@ def selftest(
             "--cause", metavar="ID", help="Only cases that inject this cause, and quiet ones; may be repeated."
         ),
     ] = None,
+    intensity: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--intensity",
+            metavar="weak|small|medium|large",
+            help="Only faults of this intensity; may be repeated.",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of traffic and faults; 1000 and above were not used in development.")
     ] = 1000,
@@ -49,11 +57,14 @@ def selftest(
     if not 1 <= repeat <= 1000:
         raise InputError(f"--repeat: found {repeat}; expected a whole number from 1 to 1000")
     if rescore is not None:
-        if quick or cause or out is not None:
-            raise InputError("--rescore: found --quick, --cause or --out as well; expected no option but --json")
+        if quick or cause or intensity or out is not None:
+            raise InputError(
+                "--rescore: found --quick, --cause, --intensity or --out as well; expected no option but --json"
+            )
         target = Target.open("--json", json_file)
         return _conclude(score_again(rescore, on_case=_Progress().on_case), target)
-    cases = plan_cases(quick=quick, causes=tuple(cause or ()), seed=seed, repeat=repeat)
+    chosen = {"causes": tuple(cause or ()), "intensities": tuple(intensity or ())}
+    cases = plan_cases(quick=quick, seed=seed, repeat=repeat, **chosen)
     target = Target.open("--json", json_file)
     with kept_or_temporary(out, "latfix-selftest-") as folder:
         progress = _Progress()

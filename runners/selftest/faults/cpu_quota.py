@@ -13,6 +13,7 @@ from pathlib import Path
 from latfix.profilers.probes.control_groups import ControlGroups, counters, throttled_ns
 from latfix.runners.selftest.faults.background import Phases
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog
+from latfix.runners.selftest.faults.neighbor import PERIOD_US, QUOTA_CORES
 
 _PERIOD_US = 20_000
 
@@ -52,14 +53,14 @@ class Group:
     def _limit(self) -> Path:
         return self.path / ("cpu.max" if self.unified else "cpu.cfs_quota_us")
 
-    def limit(self, cores: float | None) -> None:
+    def limit(self, cores: float | None, period_us: int = _PERIOD_US) -> None:
         """Set the quota in cores; ``None`` for no limit."""
-        allowed = None if cores is None else max(int(cores * _PERIOD_US), 1000)
+        allowed = None if cores is None else max(int(cores * period_us), 1000)
         if self.unified:
-            self._limit.write_text(f"{'max' if allowed is None else allowed} {_PERIOD_US}")
+            self._limit.write_text(f"{'max' if allowed is None else allowed} {period_us}")
             return
         if allowed is not None:
-            (self.path / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (self.path / "cpu.cfs_period_us").write_text(str(period_us))
         self._limit.write_text(str(-1 if allowed is None else allowed))
 
     def throttled_ns(self) -> int:
@@ -145,3 +146,37 @@ class Quota:
             self._group.limit(None)
             end = time.perf_counter_ns()
             self._log.note("host.throttle", "quota", Done(start, end, self._group.throttled_ns() - before))
+
+
+class ThrottledNeighbor:
+    """Two groups side by side: one for the runner, and one with a small quota for the process that requests call.
+
+    Use it as a context around the start of the runner; :meth:`start` moves this process out again.
+    """
+
+    def __init__(self) -> None:
+        name = f"latfix-selftest-{os.getpid()}"
+        self._own, self._limited = Group.make(name), Group.make(f"{name}-neighbor")
+        self._limited.limit(QUOTA_CORES, PERIOD_US)
+        self._inside = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the group with the quota."""
+        return self._limited.path
+
+    def __enter__(self) -> ThrottledNeighbor:
+        self._own.enter()
+        self._inside = True
+        return self
+
+    def start(self) -> None:
+        """Leave the runner's group; further calls do nothing."""
+        if self._inside:
+            self._own.leave()
+            self._inside = False
+
+    def __exit__(self, *_: object) -> None:
+        self.start()
+        self._own.remove()
+        self._limited.remove()

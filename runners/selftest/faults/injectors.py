@@ -17,6 +17,7 @@ from typing import Any
 
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch
 from latfix.runners.selftest.faults.memory import Fragments, Heap, HeapGrowth, PageFaults, touch, touch_held
+from latfix.runners.selftest.faults.neighbor import Neighbor
 from latfix.spans import span
 
 Inject = Callable[[float], Done]
@@ -206,6 +207,7 @@ KINDS: tuple[str, ...] = (
     "held_faults",
     "retry",
     "denormals",
+    "neighbor",
 )
 _CAUSES = {
     "span": "external.dependency",
@@ -222,7 +224,7 @@ _CAUSES = {
 
 def cause_of(kind: str, where: str) -> str:
     """The catalogue's cause of a fault; no listed cause covers waits inside the model."""
-    if kind in ("sleep", "retry"):
+    if kind in ("sleep", "retry", "neighbor"):
         return "unexplained" if where == "model" else "external.dependency"
     return _CAUSES[kind]
 
@@ -258,6 +260,7 @@ def _make(kind: str, most_ms: float) -> Inject:
         "lock": HeldLock,
         "retry": lambda: Retries(most_ms),
         "denormals": Denormals,
+        "neighbor": Neighbor.from_environment,
     }
     return makers[kind]()
 

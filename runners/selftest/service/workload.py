@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ WIDTH, HIDDEN = 256, 1024
 MOST_FAULTS = 4
 PREFIX = "LATFIX_SELFTEST_"
 _TABLE = 64_000
+#: Shapes that torch compiles by default, and more than a run has.
+_USUAL_LIMIT, _NO_LIMIT = 8, 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Options:
     :param growth: ``KIND/MS/REQUESTS``, see :class:`latfix.runners.selftest.faults.growth.Growth`.
     :param lazy_ms: work at the first use of each input length.
     :param compiled: compile the model, separately for each shape.
+    :param uncompiled_ms: keep torch's recompile limit; beyond it the model takes this much longer.
     :param python_ms: bytecode in ``prepare``, which holds the interpreter lock.
     :param trim_bytes: free memory at the heap's top above which the C library returns it to the kernel.
     """
@@ -55,6 +58,7 @@ class Options:
     growth: str = ""
     lazy_ms: float = 0.0
     compiled: int = 0
+    uncompiled_ms: float = 0.0
     python_ms: float = 0.0
     trim_bytes: int = 1 << 30
 
@@ -69,16 +73,21 @@ class Options:
 
 
 class Model(torch.nn.Module):
-    """Blocks of two matrix products on ``(batch, items, width)``, all with the same pair of weights."""
+    """Blocks of two matrix products on ``(batch, items, width)``, all with the same pair of weights.
 
-    def __init__(self, blocks: int) -> None:
+    :param uncompiled: called if the model runs uncompiled.
+    """
+
+    def __init__(self, blocks: int, uncompiled: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self.blocks = blocks
+        self.blocks, self._uncompiled = blocks, uncompiled
         self.up = torch.nn.Parameter(torch.randn(WIDTH, HIDDEN) / WIDTH**0.5)
         self.down = torch.nn.Parameter(torch.randn(HIDDEN, WIDTH) / HIDDEN**0.5)
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
         """``(batch, width)``: the mean item after all blocks."""
+        if self._uncompiled is not None and not torch.compiler.is_compiling():
+            self._uncompiled()
         for _ in range(self.blocks):
             items = torch.relu(items @ self.up) @ self.down
         return items.mean(dim=1)
@@ -89,7 +98,11 @@ class Served(torch.nn.Module):
 
     def __init__(self, options: Options, injectors: Injectors, log: FaultLog) -> None:
         super().__init__()
-        self.model = Model(options.blocks)
+        limited = options.compiled and options.uncompiled_ms
+        self.model = Model(options.blocks, self._run_uncompiled if limited else None)
+        self._recompile_limit = _USUAL_LIMIT if limited else _NO_LIMIT
+        self._uncompiled_ms = options.uncompiled_ms
+        self._slower: Done | None = None
         self._injectors, self._log = injectors, log
         self._call: Any = self.model
         self._compiled = bool(options.compiled)
@@ -118,17 +131,23 @@ class Served(torch.nn.Module):
         if new and self._lazy_ms:
             self._log_model("cold.start", "first use", first, self._work(self._lazy_ms))
         if new and self._compiled:
-            _no_recompile_limit()
+            _limit_recompiles(self._recompile_limit)
         watch = Stopwatch()
         output: torch.Tensor = self._call(items)
         done = watch.stop()
         rows = shape[0] * shape[1]
-        if new and self._compiled:
+        if self._slower is not None:
+            self._log_model("cold.compile", "uncompiled", first, self._slower)
+            self._slower = None
+        elif new and self._compiled:
             usual = 0.0 if self._per_row_ns == float("inf") else self._per_row_ns * rows
             self._log_model("cold.compile", "compile", first, replace(done, ns=max(int(done.ns - usual), 0)))
         elif not new:
             self._per_row_ns = min(self._per_row_ns, done.ns / rows)
         return output
+
+    def _run_uncompiled(self) -> None:
+        self._slower = self._work(self._uncompiled_ms)
 
     def _log_model(self, cause: str, kind: str, request: str, done: Done) -> None:
         self._log.note(cause, kind, done, where="model", request=request)
@@ -141,12 +160,12 @@ def _growth(options: Options, *, scanned: bool) -> Growth | None:
     return Growth(kind, float(most), int(count)) if kind and (kind == "scan") == scanned else None
 
 
-def _no_recompile_limit() -> None:
-    """Allow every new shape to be compiled. torch keeps this setting per thread, so the worker's thread sets it."""
+def _limit_recompiles(limit: int) -> None:
+    """Set how many shapes torch compiles. It keeps this setting per thread, so the worker's thread sets it."""
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = 10_000
-    torch._dynamo.config.accumulated_recompile_limit = 10_000
+    torch._dynamo.config.recompile_limit = limit
+    torch._dynamo.config.accumulated_recompile_limit = _NO_LIMIT
 
 
 def request_id(number: int) -> str:

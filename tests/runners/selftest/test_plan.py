@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +65,18 @@ def test_only_cases_of_the_requested_causes(quick: bool) -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
+def test_only_one_intensity(quick: bool) -> None:
+    cases = plan_cases(quick=quick, causes=("python.gc",), intensities=("weak",))
+    assert {case.intensity for case in cases} == {"weak"}
+    assert {"gc_model", "gc_prepare"} <= {name for case in cases for name in case.recipes}
+    assert len(plan_cases(quick=quick, causes=("quiet",), intensities=("small",), repeat=8)) == 8 * len(QUIET)
+    with pytest.raises(InputError, match="--intensity: found 'tiny'; expected one of weak, small"):
+        plan_cases(quick=quick, intensities=("tiny",))
+    with pytest.raises(InputError, match="--intensity weak: found no case"):
+        plan_cases(quick=True, intensities=("weak",))
+
+
+@pytest.mark.parametrize("quick", [True, False])
 def test_only_quiet_cases(quick: bool) -> None:
     cases = plan_cases(quick=quick, causes=("quiet",))
     assert {case.recipes[0] for case in cases} == set(QUIET) and by_group(cases) == {"quiet": len(cases)}
@@ -112,6 +125,17 @@ def test_pauses_are_rare_apart_and_as_long_as_planned(name: str) -> None:
         assert where == name.rpartition("_")[2] and list(draft.kinds) == [kind]
 
 
+def test_giant_pauses_are_rarer_than_the_percentile_and_block_no_other_request() -> None:
+    draft = draft_case(make_case(("giant",), "weak", 3, 20.0), TYPICAL_MS)
+    assert 0 < len(draft.faults) < 0.005 * len(draft) and draft.overrides["prepare_threads"] > 1
+    assert min(ms for faults in draft.faults.values() for _, _, ms in faults) > 10 * TYPICAL_MS
+
+
+def test_more_lengths_than_torch_compiles() -> None:
+    draft = draft_case(make_case(("uncompiled",), "weak", 3, 20.0), TYPICAL_MS)
+    assert len(np.unique(draft.items)) > 2 * 8 and float(draft.env["UNCOMPILED_MS"]) > 0
+
+
 def test_quiet_cases_carry_nothing() -> None:
     for name in matrix.QUIET:
         draft = draft_case(make_case((name,), "large", 1, 6.0), TYPICAL_MS)
@@ -151,3 +175,16 @@ def test_priorities_and_sessions_are_in_the_traffic() -> None:
     assert set(urgent.priority.tolist()) == {0, 1} and (urgent.priority == 0).mean() > 0.8
     talk = draft_case(make_case(("growth_sessions",), "large", 5, 20.0), TYPICAL_MS).traffic()
     assert None not in talk.sessions and 10 < len(set(talk.sessions)) < len(talk)
+
+
+def test_the_page_gives_the_number_of_runs_of_each_part_and_their_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {name: replace(recipe, obstacle=lambda: "") for name, recipe in RECIPES.items()}
+    monkeypatch.setattr(matrix, "RECIPES", free)
+    page = (Path(__file__).parents[3] / "docs" / "selftest.md").read_text()
+    for command, cases in (
+        ("latfix selftest", plan_cases(quick=False)),
+        ("latfix selftest --intensity weak", plan_cases(quick=False, intensities=("weak",))),
+        ("latfix selftest --cause python.gc", plan_cases(quick=False, causes=("python.gc",))),
+        ("latfix selftest --cause quiet --repeat 2", plan_cases(quick=False, causes=("quiet",), repeat=2)),
+    ):
+        assert f"| `{command}` | {len(cases)} | {estimate_s(cases) / 60:.0f} min |" in page

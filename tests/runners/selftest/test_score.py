@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from latfix.cause_catalogue import EvidenceClass
-from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger
+from latfix.results.diagnosis import CauseSummary, Diagnosis, Ledger, Slowest
 from latfix.results.selftest_scoreboard import CaseScore, Scoreboard, Share
 from latfix.runners.selftest.ground_truth import Truth
 from latfix.runners.selftest.plan import make_case
@@ -169,6 +169,35 @@ def test_a_cause_too_small_in_the_tail_need_not_be_named() -> None:
     truth = _truth({"external.dependency": 40.0, "python.gc": 2.0})
     case = _score(("sleep_prepare", "gc_model"), truth, _diagnosis(found, ("external.dependency",)))
     assert case.present == ("external.dependency",)
+
+
+def test_faults_beyond_the_percentile_are_judged_by_the_slowest_requests() -> None:
+    # GIVEN a tail full of contention, and a wait that most of the ten slowest requests show
+    truth = _truth({"external.dependency": 500.0})
+    everything = replace(truth, tail=np.ones(N, dtype=np.bool_))
+    found = _diagnosis({"host.contention": 3.0, "external.dependency": 1.0}, ("host.contention",))
+    slowest = Slowest(
+        requests=2, least_ms=505.0, most_ms=505.0, excess_ms=500.0, causes_ms={"external.dependency": 490.0}
+    )
+    case = _score(("giant",), everything, replace(found, largest=slowest))
+    assert case.top == "external.dependency" and case.top_right is True and case.excess_ms == 500.0
+    assert case.true_ms == {"external.dependency": pytest.approx(2 * 500.0 / 10)}, "the mean of the ten slowest"
+    assert case.held == {} and case.present == (), "the ten slowest have neither intervals nor names"
+    assert not case.weak
+    unseen = _score(("giant",), everything, replace(found, largest=None))
+    assert unseen.top == "" and unseen.top_right is False
+
+
+def test_weak_faults_have_their_own_bar() -> None:
+    strong = _score(("gc_model",), _truth({"python.gc": 20.0}), _diagnosis(RIGHT, ("python.gc",)))
+    weak = replace(strong, excess_ms=1.9 * strong.p50_ms, top="host.slowdown", top_right=False)
+    board = _board(strong, *[weak] * 2)
+    assert not strong.weak and weak.weak
+    assert (_measure(board, "top1_single").count, _measure(board, "top1_single").met) == (1, True)
+    assert (_measure(board, "top1_weak").count, _measure(board, "top1_weak").met) == (2, False)
+    mixed = replace(weak, group="mixed", top_right=True)
+    assert _measure(_board(*[mixed] * 9, weak), "top1_weak").met is True
+    assert _measure(_board(mixed), "top1_mixed").count == 0
 
 
 def test_faults_too_small_to_count_drop_the_case() -> None:

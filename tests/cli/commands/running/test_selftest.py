@@ -117,6 +117,8 @@ def test_a_runner_that_fails_exits_4(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     ("arguments", "words"),
     [
         (("--cause", "python.gx"), "--cause: found 'python.gx'; expected one of"),
+        (("--intensity", "tiny"), "--intensity: found 'tiny'; expected one of weak"),
+        (("--rescore", "x", "--intensity", "weak"), "--rescore: found --quick, --cause, --intensity"),
         (("--cause", "host.steal"), "only a hypervisor can take the core"),
         (("--repeat", "0"), "--repeat: found 0"),
         (("--seed", "-1"), "--seed: found -1"),

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from latfix.profilers.probes.control_groups import neighbor_reader
 from latfix.runners.selftest.faults.background import Phases, start_spinner
 from latfix.runners.selftest.faults.cpu_hogs import Hogs, cores
-from latfix.runners.selftest.faults.cpu_quota import Group, Quota, unavailable
+from latfix.runners.selftest.faults.cpu_quota import Group, Quota, ThrottledNeighbor, unavailable
 from latfix.runners.selftest.faults.fault_log import FaultLog, read_faults
+from latfix.runners.selftest.faults.neighbor import Neighbor
 
 pytestmark = pytest.mark.alone
 
@@ -75,6 +77,26 @@ def test_a_quota_is_on_in_phases_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert {fault.cause for fault in faults} == {"host.throttle"}
     # No process was in the group: nothing was throttled, as the log shows.
     assert {fault.ns for fault in faults} == {0}
+
+
+@pytest.mark.skipif(bool(unavailable()), reason="no control group can be made here")
+def test_calls_of_a_neighbor_wait_because_its_group_is_throttled() -> None:
+    with ThrottledNeighbor() as groups:
+        neighbor = Neighbor(groups.folder)
+        try:
+            # A sibling of this process's group, so that its throttling is visible.
+            read = neighbor_reader()
+            assert read is not None
+            name = f"neighbor.throttled_ns.{groups.folder.name}"
+            before, used = read()[name], time.thread_time_ns()
+            calls = [neighbor(60.0) for _ in range(3)]
+            waited = sum(done.end_ns - done.start_ns for done in calls)
+            assert read()[name] > before
+            assert time.thread_time_ns() - used < 0.5 * waited
+            assert all(0 < done.ns <= done.end_ns - done.start_ns for done in calls)
+        finally:
+            neighbor.close()
+    assert not groups.folder.exists()
 
 
 @pytest.mark.skipif(bool(unavailable()), reason="no control group can be made here")

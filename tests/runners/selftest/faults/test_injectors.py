@@ -19,6 +19,7 @@ from latfix.runners.selftest.faults import fault_log, injectors, memory
 from latfix.runners.selftest.faults.fault_log import Done, FaultLog, Stopwatch, read_faults
 from latfix.runners.selftest.faults.growth import GROWTHS, Growth
 from latfix.runners.selftest.faults.injectors import Injectors, cause_of, supported
+from latfix.runners.selftest.service.workload import MOST_FAULTS, WIDTH, Options, Served
 from latfix.spans import SpanRecord, collect_spans
 
 pytestmark = pytest.mark.alone
@@ -228,7 +229,7 @@ def test_every_strike_is_logged_with_its_request_and_cause(tmp_path: Path) -> No
     assert all(fault.ns > 0 for fault in read_faults(file))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in injectors.KINDS if kind not in ("none", "sleep", "retry")])
+@pytest.mark.parametrize("kind", sorted({*injectors.KINDS} - {"none", "sleep", "retry", "neighbor"}))
 def test_every_kind_has_a_cause(kind: str) -> None:
     assert cause_of(kind, "model") == cause_of(kind, "prepare")
 
@@ -258,3 +259,20 @@ def test_touching_is_outside_the_interpreter_lock() -> None:
         while not touched.done():
             ticks += 1
     assert ticks > 0
+
+
+def test_beyond_the_recompile_limit_the_model_runs_uncompiled_and_longer(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    log = FaultLog(file)
+    served = Served(Options(blocks=1, compiled=1, uncompiled_ms=3.0), Injectors({}, log), log)
+    nothing = torch.zeros(1, MOST_FAULTS, 2, dtype=torch.int64)
+    for number, length in enumerate([*range(4, 16), 4, 15]):
+        served(torch.ones(1, length, WIDTH), nothing, torch.tensor([[number, 0]]))
+    kinds = {fault.request: fault.kind for fault in read_faults(file)}
+    assert {fault.cause for fault in read_faults(file)} == {"cold.compile"}
+    # Eight versions are compiled; a known length runs in its version, any other one uncompiled.
+    assert kinds == {
+        **{f"r{k:06d}": "compile" for k in range(8)},
+        **{f"r{k:06d}": "uncompiled" for k in (8, 9, 10, 11, 13)},
+    }
+    assert all(fault.ns >= 3_000_000 for fault in read_faults(file) if fault.kind == "uncompiled")
