@@ -18,6 +18,8 @@ _SHARES = {"weak": 0.03, "small": 0.03, "medium": 0.02, "large": 0.012}
 _ARRIVALS = ("traffic.burst", "traffic.overload")
 _BATCHING = ("batching.window", "batching.size", "batching.padding", "input.size")
 _THREADS = (*_ARRIVALS, *_BATCHING)
+#: Workers and prepare threads of the services of several threads.
+_WORKERS, _PREPARE_THREADS = 2, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class Recipe:
     :param logged: every fault is logged, with or without a request.
     :param load: the worker's utilization without the faults.
     :param side_causes: causes that come with it; naming them is neither required nor wrong.
+    :param threads: threads that compete with each other for the interpreter lock, and for cores if there are fewer;
+        0 if they do not.
     :param rare: its faults are rarer than the percentile leaves: the ten slowest requests are scored, not the tail.
     :param obstacle: why this machine cannot inject it; empty if it can.
     """
@@ -40,6 +44,7 @@ class Recipe:
     logged: bool = False
     load: float = 0.35
     side_causes: tuple[str, ...] = ()
+    threads: int = 0
     rare: bool = False
     obstacle: Callable[[], str] = lambda: ""
 
@@ -181,7 +186,8 @@ def _hogs(draft: Draft) -> None:
 
 def _threads(draft: Draft) -> None:
     """Two prepare threads, two workers, batches, and a ``prepare`` that runs Python bytecode."""
-    draft.overrides |= {"workers": 2, "prepare_threads": 2, "max_batch_size": 4, "batch_window_ms": 1.0}
+    draft.overrides |= {"workers": _WORKERS, "prepare_threads": _PREPARE_THREADS}
+    draft.overrides |= {"max_batch_size": 4, "batch_window_ms": 1.0}
     draft.env["PYTHON_MS"] = f"{0.3 * draft.typical_ms:.3f}"
 
 
@@ -192,12 +198,15 @@ def _bursts(draft: Draft) -> None:
     draft.env.setdefault("PYTHON_MS", f"{0.3 * draft.typical_ms:.3f}")
 
 
-def _with_threads(build: Callable[[Draft], None]) -> Callable[[Draft], None]:
+def _among_threads(alone: Recipe) -> Recipe:
+    """The same fault in a service of several threads."""
+
     def both(draft: Draft) -> None:
         _threads(draft)
-        build(draft)
+        alone.build(draft)
 
-    return both
+    threads = _WORKERS + _PREPARE_THREADS
+    return replace(alone, build=both, side_causes=_THREADS, threads=threads)
 
 
 def _scan(draft: Draft) -> None:
@@ -249,11 +258,6 @@ def _pause(cause: str, where: str, kind: str) -> Recipe:
     return Recipe(cause=cause, build=_on_path(where, kind), exact=True, logged=True, obstacle=lambda: supported(kind))
 
 
-def _pause_among_threads(cause: str, where: str, kind: str) -> Recipe:
-    alone = _pause(cause, where, kind)
-    return replace(alone, build=_with_threads(alone.build), side_causes=_THREADS)
-
-
 RECIPES: Mapping[str, Recipe] = {
     "sleep_prepare": _pause("external.dependency", "prepare", "sleep"),
     "sleep_finish": _pause("external.dependency", "finish", "sleep"),
@@ -276,13 +280,11 @@ RECIPES: Mapping[str, Recipe] = {
     "spinner": Recipe(cause="python.gil", build=_spinner, logged=True, side_causes=_ARRIVALS),
     "hogs": Recipe(cause="host.contention", build=_hogs, logged=True, side_causes=_ARRIVALS),
     "bursts": Recipe(cause="host.contention", build=_bursts, logged=True, side_causes=_ARRIVALS),
-    "bursts_threads": Recipe(
-        cause="host.contention", build=_with_threads(_bursts), logged=True, side_causes=_THREADS
-    ),
-    "hogs_threads": Recipe(cause="host.contention", build=_with_threads(_hogs), logged=True, side_causes=_THREADS),
-    "held_threads": _pause_among_threads("memory.page_faults", "prepare", "held_faults"),
-    "retry_threads": _pause_among_threads("external.dependency", "prepare", "retry"),
-    "denormals_threads": _pause_among_threads("numerics.denormals", "model", "denormals"),
+    "bursts_threads": _among_threads(Recipe(cause="host.contention", build=_bursts, logged=True)),
+    "hogs_threads": _among_threads(Recipe(cause="host.contention", build=_hogs, logged=True)),
+    "held_threads": _among_threads(_pause("memory.page_faults", "prepare", "held_faults")),
+    "retry_threads": _among_threads(_pause("external.dependency", "prepare", "retry")),
+    "denormals_threads": _among_threads(_pause("numerics.denormals", "model", "denormals")),
     "quota": Recipe(cause="host.throttle", build=_quota, logged=True, obstacle=no_quota, side_causes=_ARRIVALS),
     "heavy_inputs": Recipe(cause="input.size", build=_heavy_inputs),
     "burst": Recipe(cause="traffic.burst", build=_burst, side_causes=_ARRIVALS),
@@ -292,9 +294,7 @@ RECIPES: Mapping[str, Recipe] = {
     "groups": Recipe(cause="batching.size", build=_groups, load=0.25, side_causes=_BATCHING),
     "padding": Recipe(cause="batching.padding", build=_padding, load=0.25, side_causes=_BATCHING),
     "lazy": Recipe(cause="cold.start", build=_lazy, logged=True, exact=True),
-    "lazy_threads": Recipe(
-        cause="cold.start", build=_with_threads(_lazy), logged=True, exact=True, side_causes=_THREADS
-    ),
+    "lazy_threads": _among_threads(Recipe(cause="cold.start", build=_lazy, logged=True, exact=True)),
     "compile": Recipe(
         cause="cold.compile", build=_compile, logged=True, exact=True, load=0.25, side_causes=("cold.start",)
     ),
@@ -307,10 +307,8 @@ RECIPES: Mapping[str, Recipe] = {
     "growth_unknown": Recipe(cause="drift.unknown", build=_growth("unknown"), logged=True, side_causes=_ARRIVALS),
     "shift_unknown": Recipe(cause="drift.unknown", build=_growth("shift"), logged=True, side_causes=_ARRIVALS),
     "growth_scan": Recipe(cause="drift.cache", build=_scan, logged=True, load=0.25, side_causes=_ARRIVALS),
-    "growth_threads": Recipe(
-        cause="drift.cache", build=_with_threads(_scan), logged=True, load=0.25, side_causes=_THREADS
-    ),
-    "quiet_threads": Recipe(cause="", build=_with_threads(_nothing), side_causes=_BATCHING),
+    "growth_threads": _among_threads(Recipe(cause="drift.cache", build=_scan, logged=True, load=0.25)),
+    "quiet_threads": replace(_among_threads(Recipe(cause="", build=_nothing)), side_causes=_BATCHING),
     "sleep_model": _pause("unexplained", "model", "sleep"),
     "lock_model": _pause("unexplained", "model", "lock"),
     "quiet_low": Recipe(cause="", build=_nothing, load=0.2),

@@ -40,7 +40,9 @@ def score_kept(kept: Kept) -> CaseScore:
     diagnosis = diagnose(record)
     p50_ms = summarize_ms(record.latencies_ns())["p50"]
     truth = find_truth(record, read_faults(kept.log), diagnosis.percentile, least_ns=round(least_ms(p50_ms) * 1e6))
-    return score_case(kept.case, truth, diagnosis, neighbors=kept.neighbors, folder=kept.folder.name)
+    return score_case(
+        kept.case, truth, diagnosis, neighbors=kept.neighbors, cores=record.meta.cores, folder=kept.folder.name
+    )
 
 
 def run_selftest(

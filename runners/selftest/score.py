@@ -24,6 +24,7 @@ PRESENT_SHARE = 0.1
 #: A cause of at least this share of the largest one is also accepted as the largest.
 TIE = 0.9
 BURST = "traffic.burst"
+LOCK, CORES = "python.gil", "host.contention"
 #: Causes due to other programs: real but of unknown size, if those used more than this share of the cores.
 NEIGHBORS = ("host.contention", "host.steal")
 DISTURBED = 0.03
@@ -37,15 +38,23 @@ def least_ms(p50_ms: float) -> float:
 
 
 def score_case(
-    case: Case, truth: Truth, diagnosis: Diagnosis, *, neighbors: float | None, folder: str = ""
+    case: Case,
+    truth: Truth,
+    diagnosis: Diagnosis,
+    *,
+    neighbors: float | None,
+    cores: int | None = None,
+    folder: str = "",
 ) -> CaseScore:
     """Compare a diagnosis with the ground truth.
 
     If other programs disturbed the run, naming their causes is not wrong, and they are excluded when the largest
-    cause is determined, because their true size is unknown.
+    cause is determined, because their true size is unknown. The same holds for the competition of the service's own
+    threads for the interpreter lock and for cores.
 
     :param truth: of the same run, with the tail at the diagnosis's percentile.
     :param neighbors: share of the cores that other programs used.
+    :param cores: that the service could use; ``None`` if unknown.
     """
     recipes = [RECIPES[name] for name in case.recipes]
     found: Mapping[str, float] = {entry.cause: entry.tail_ms for entry in diagnosis.causes}
@@ -61,7 +70,8 @@ def score_case(
     natural = truth.natural_tail_ms()
     named = tuple(entry.cause for entry in diagnosis.causes if entry.named)
     disturbed = neighbors is not None and neighbors > DISTURBED
-    unjudged = [cause for cause in NEIGHBORS if disturbed and cause not in injected]
+    real = (*(NEIGHBORS if disturbed else ()), *_own_competition(recipes, cores))
+    unjudged = [cause for cause in real if cause not in injected]
     top = max((cause for cause in found if cause not in unjudged), key=lambda cause: found[cause], default="")
     right = _right_tops(happened, known, natural)
     accepted = {*unjudged, *injected, *(cause for recipe in recipes for cause in recipe.side_causes)}
@@ -103,6 +113,14 @@ def score_case(
         disturbed=disturbed,
         folder=folder,
     )
+
+
+def _own_competition(recipes: Sequence[Recipe], cores: int | None) -> tuple[str, ...]:
+    """Causes that a service of several threads has by itself."""
+    threads = max(recipe.threads for recipe in recipes)
+    if not threads:
+        return ()
+    return (LOCK, CORES) if cores is not None and threads > cores else (LOCK,)
 
 
 def _of_slowest(truth: Truth, diagnosis: Diagnosis) -> npt.NDArray[np.bool_]:

@@ -233,6 +233,23 @@ def test_causes_of_neighbors_are_not_judged() -> None:
     assert hogs.top == "host.contention"
 
 
+def test_threads_of_a_service_compete_for_the_lock_and_for_cores_if_it_has_fewer() -> None:
+    found = {"host.contention": 15.0, "python.gil": 14.0, "memory.page_faults": 13.0, "unexplained": 0.0}
+    truth, diagnosis = _truth({"memory.page_faults": 13.0}), _diagnosis(found, ("host.contention", "python.gil"))
+
+    def scored(recipe: str, known: Truth, cores: int) -> CaseScore:
+        return score_case(make_case((recipe,), "small", 1, 6.0), known, diagnosis, neighbors=0.0, cores=cores)
+
+    few, enough = scored("held_threads", truth, 2), scored("held_threads", truth, 4)
+    assert few.top_right is True and few.wrong == ()
+    assert enough.top == "host.contention" and enough.top_right is False and enough.wrong == ("host.contention",)
+    assert scored("faults_prepare", truth, 2).wrong == ("host.contention", "python.gil"), "two threads on two cores"
+    assert scored("quiet_threads", _truth({}), 2).alarms == ()
+    assert scored("quiet_threads", _truth({}), 4).alarms == ("host.contention",)
+    # Where contention is the injected fault it is judged.
+    assert scored("hogs_threads", _truth({}), 2).top == "host.contention"
+
+
 def test_an_unlisted_cause_must_stay_unexplained() -> None:
     truth = _truth({"unexplained": 20.0})
     kept = _score(("sleep_model",), truth, _diagnosis({"unexplained": 19.0}))
