@@ -18,6 +18,9 @@ _LEAST_SAMPLES = 8
 _LEAST_BYTES = 16 * 2**20
 #: Growth of Python objects below these limits is normal: each request leaves some, latfix's records among them.
 _LEAST_OBJECTS, _OBJECTS_A_REQUEST = 10_000, 25
+_OBJECTS = "live Python objects"
+#: A block of Python's allocator is at most so large; what is larger comes from the C library.
+_BLOCK_BYTES = 512
 #: A line on the series must explain this share of the squares that a rising level explains.
 _FOLLOWS = 0.85
 #: A series is preferred if its residual is at most this share of the next best one's.
@@ -64,7 +67,8 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
 
     A series must have grown materially and explain, by a straight line, nearly all that a rising level explains: it
     must have the drift's shape in time. If two kinds fit, the better one counts only if its residual is half of the
-    other's; series that all grow evenly cannot be told apart.
+    other's; series that all grow evenly cannot be told apart. Memory that grew by no more than the Python objects
+    that grew with it can occupy is the same growth, seen by a less specific counter.
     """
     times = _common_times(growths)
     level = sum((np.interp(times, growth.times_s, growth.values) for growth in growths), np.zeros(len(times)))
@@ -80,11 +84,20 @@ def origin_of(evidence: Evidence, growths: list[Growth]) -> Origin:
         if known is None or rest < known.rest:
             first, last = _quarters(values)
             following[cause] = Companion(cause=cause, name=name, first=first, last=last, rest=rest)
+    if _is_made_of(following.get("drift.memory"), following.get("drift.cache")):
+        del following["drift.memory"]
     ordered = tuple(sorted(following.values(), key=lambda companion: companion.rest))
     decided = len(ordered) == 1 or (len(ordered) > 1 and ordered[0].rest <= _PREFERRED * ordered[1].rest)
     if decided:
         return Origin(cause=ordered[0].cause, companions=ordered[:1])
     return Origin(cause="drift.unknown", companions=ordered)
+
+
+def _is_made_of(memory: Companion | None, objects: Companion | None) -> bool:
+    """True if the growth of memory is that of small Python objects."""
+    if memory is None or objects is None or objects.name != _OBJECTS:
+        return False
+    return memory.last - memory.first <= _BLOCK_BYTES * (objects.last - objects.first)
 
 
 def _common_times(growths: list[Growth]) -> Floats:
@@ -99,7 +112,7 @@ def _candidates(evidence: Evidence, times: Floats) -> Iterator[tuple[str, str, F
     for cause, series, name, ratio, amount in (
         ("drift.memory", "process.rss_bytes", "resident memory", 1.1, _LEAST_BYTES),
         ("drift.memory", "malloc.used_bytes", "memory in use on the heap", 1.1, _LEAST_BYTES),
-        ("drift.cache", "python.blocks", "live Python objects", 1.0, objects),
+        ("drift.cache", "python.blocks", _OBJECTS, 1.0, objects),
     ):
         t_ns, sampled = evidence.series(series)
         if len(t_ns) >= _LEAST_SAMPLES:

@@ -30,8 +30,8 @@ def slower(ms: npt.NDArray[Any], kind: str = "cpu") -> dict[int, tuple[str, floa
 
 
 def sampled(record: RunRecord, **mebibytes: Callable[[float], float]) -> RunRecord:
-    """The record with series in MiB, as functions of age from 0 to 1; ``rss`` and ``heap``."""
-    names = {"rss": "process.rss_bytes", "heap": "malloc.used_bytes"}
+    """The record with series in MiB (``objects``: in 2**20), as functions of age from 0 to 1."""
+    names = {"rss": "process.rss_bytes", "heap": "malloc.used_bytes", "objects": "python.blocks"}
     end = int(record.requests["arrival_ns"].max())
     times = np.linspace(0, end, 300).astype(np.int64)
     series = {
@@ -101,6 +101,16 @@ def test_series_that_all_grow_evenly_are_not_distinguished(simulate: Simulate) -
     assert set(claimed(diagnosis)) == {"drift.unknown"}
     words = sentence(diagnosis, "drift.unknown")
     assert "resident memory grew" in words and "sessions seen grew" in words and "is unclear" in words
+
+
+@pytest.mark.parametrize(("mebibytes", "cause"), [(60, "drift.cache"), (1200, "drift.unknown")])
+def test_memory_made_of_small_objects_is_their_growth(simulate: Simulate, mebibytes: float, cause: str) -> None:
+    """0.8 million more objects: 60 MiB are theirs; 1.2 GiB is more than Python's allocator can have given them."""
+    record = simulate(n=N, arrivals_ms=np.arange(N) * 80.0, compute_faults=slower(6 * AGE))
+    record = sampled(record, rss=lambda age: 310 + mebibytes * age, objects=lambda age: 0.8 + 0.8 * age)
+    diagnosis = diagnose(record, bootstrap=40)
+    assert set(claimed(diagnosis)) == {cause}
+    assert "live Python objects grew from" in sentence(diagnosis, cause)
 
 
 def test_flat_memory_is_not_a_reason(simulate: Simulate) -> None:
