@@ -89,14 +89,15 @@ class OpenBatch:
     """A batch that has not ended.
 
     :param since_ns: when it closed, on the clock of the stamps.
-    :param first: True for the first batch of its shape or of its worker.
+    :param first_of_worker: no batch of its worker has ended; ``first_of_shape``: none of its shape.
     """
 
     batch_id: int
     worker: int
     size: int
     since_ns: int
-    first: bool
+    first_of_worker: bool
+    first_of_shape: bool
 
 
 class StageRecorder:
@@ -234,11 +235,17 @@ class StageRecorder:
                 worker=int(rows["worker"][k]),
                 size=int(self._batches["size"][k]),
                 since_ns=int(closed[k]),
-                first=bool(self._batches["first_shape"][k])
-                or not (ended & (rows["worker"] == rows["worker"][k])).any(),
+                first_of_worker=not (ended & (rows["worker"] == rows["worker"][k])).any(),
+                first_of_shape=bool(self._batches["first_shape"][k]),
             )
             for k in np.flatnonzero((closed > 0) & (closed < begun_before_ns) & ~ended).tolist()
         ]
+
+    def first_shapes_ns(self) -> npt.NDArray[np.int64]:
+        """Durations of the batches that were the first of their shape and have ended."""
+        names = ("first_shape", "close_ns", "finish_end_ns")
+        first, closed, finished = (self._batches[name][: self._next_batch] for name in names)
+        return np.asarray((finished - closed)[(first > 0) & (finished > 0)], dtype=np.int64)
 
     def open_prepares(self, begun_before_ns: int) -> list[tuple[int, int, int]]:
         """Requests in a ``prepare`` that began before a time: schedule index, thread, begin."""

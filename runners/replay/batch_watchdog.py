@@ -16,6 +16,8 @@ from latfix.runners.replay.pipe_protocol import STALL_S
 #: Work is noted at this share of the limit, before it ends the run.
 _NOTED = 1 / 6
 _FRAMES = 12
+#: After this many new shapes, the next one may take this many times as long as the slowest of them.
+_FEW_SHAPES, _TIMES_LONGER = 8, 10
 #: Frames of this file are on a thread's stack only while torch compiles for it.
 _COMPILING = "torch/_dynamo/convert_frame.py"
 
@@ -27,7 +29,7 @@ class Stuck:
     :param what: ``batch 40 of 8 requests`` or ``prepare of request 12``.
     :param thread: ``worker 0``; ``native_id`` its id.
     :param since_ns: when it began, on the clock of the stamps.
-    :param first: it may be slow as the first of its shape, or because its code is being compiled.
+    :param limit_s: how long it may take.
     :param stack: one line per frame, the innermost last.
     """
 
@@ -36,7 +38,7 @@ class Stuck:
     native_id: int
     batch_id: int
     since_ns: int
-    first: bool
+    limit_s: float
     stack: tuple[str, ...]
 
     @property
@@ -50,8 +52,9 @@ class Stuck:
 class BatchWatchdog:
     """Watches the threads of a service during a replay.
 
-    :param limit_s: maximum duration of a batch or a ``prepare``; at least :data:`STALL_S` if it may have to compile,
-        or is the first of its shape or of its worker. 0: no limit, and nothing is noted.
+    :param limit_s: maximum duration of a batch or a ``prepare``; 0: no limit, and nothing is noted. At least
+        :data:`STALL_S` if torch compiles for it, if it is the first of its worker, or the first of its shape while
+        the process has seen few shapes. Later new shapes get ten times the longest that one has taken.
     """
 
     def __init__(self, engine: Engine, recorder: StageRecorder, limit_s: float) -> None:
@@ -64,11 +67,10 @@ class BatchWatchdog:
             return None, False
         fresh, beyond = None, False
         for stuck in self._candidates(time.perf_counter_ns() - int(_NOTED * self._limit_s * 1e9)):
-            limit = max(self._limit_s, STALL_S) if stuck.first else self._limit_s
             took = (time.perf_counter_ns() - stuck.since_ns) / 1e9
-            beyond = beyond or took > limit
+            beyond = beyond or took > stuck.limit_s
             key = (stuck.thread, stuck.since_ns)
-            if key in self._noted or took > _NOTED * limit:
+            if key in self._noted or took > _NOTED * stuck.limit_s:
                 fresh = fresh if key in self._noted else stuck
                 self._noted[key] = stuck
         return fresh, beyond
@@ -99,8 +101,9 @@ class BatchWatchdog:
         threads = self._engine.thread_ids()
         idents = {thread.native_id: thread.ident for thread in threading.enumerate()}
         work: list[Stuck] = []
+        patient_s = max(self._limit_s, STALL_S)
 
-        def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, *, first: bool) -> None:
+        def add(what: str, thread: str, native_id: int, batch_id: int, since_ns: int, limit_s: float) -> None:
             stack, compiling = _stack(frames.get(idents.get(native_id) or 0))
             work.append(
                 Stuck(
@@ -109,7 +112,7 @@ class BatchWatchdog:
                     native_id=native_id,
                     batch_id=batch_id,
                     since_ns=since_ns,
-                    first=first or compiling,
+                    limit_s=patient_s if compiling else limit_s,
                     stack=stack,
                 )
             )
@@ -118,12 +121,23 @@ class BatchWatchdog:
             for batch in self._recorder.open_batches(begun_before_ns):
                 what = f"batch {batch.batch_id} of {batch.size} request{'' if batch.size == 1 else 's'}"
                 native_id = threads["worker"][batch.worker % len(threads["worker"])]
-                first = batch.first or self._engine.settings.batching == "continuous"
-                add(what, f"worker {batch.worker}", native_id, batch.batch_id, batch.since_ns, first=first)
+                limit_s = self._limit_s
+                if batch.first_of_worker or self._engine.settings.batching == "continuous":
+                    limit_s = patient_s
+                elif batch.first_of_shape:
+                    limit_s = self._new_shape_limit_s()
+                add(what, f"worker {batch.worker}", native_id, batch.batch_id, batch.since_ns, limit_s)
             for index, k, since_ns in self._recorder.open_prepares(begun_before_ns):
                 what = f"prepare of request {index}"
-                add(what, f"prepare thread {k}", threads["prepare"][k], -1, since_ns, first=False)
+                add(what, f"prepare thread {k}", threads["prepare"][k], -1, since_ns, self._limit_s)
         return work
+
+    def _new_shape_limit_s(self) -> float:
+        """Shapes that vary with the inputs are nearly always new: what they have cost so far is then known."""
+        took = self._recorder.first_shapes_ns()
+        if len(took) < _FEW_SHAPES:
+            return max(self._limit_s, STALL_S)
+        return max(self._limit_s, min(_TIMES_LONGER * float(took.max()) / 1e9, STALL_S))
 
 
 def _stack(frame: FrameType | None) -> tuple[tuple[str, ...], bool]:

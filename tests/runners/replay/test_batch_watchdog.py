@@ -76,6 +76,29 @@ def test_a_slow_first_batch_is_no_hang(hanging: threading.Thread, case: str) -> 
     assert not _watchdog(recorder, hanging, 0.0 if case == "no limit" else 60.0)[0].look()[1]
 
 
+@pytest.mark.parametrize(
+    ("ended_s", "beyond"),
+    [
+        ([0.01] * 40, True),  # a limit of 4 s; new shapes have never taken long
+        ([0.01] * 7, False),  # few shapes so far: the next may be slow
+        ([0.01] * 39 + [3.0], False),  # one took 3 s, so that 20 s are no surprise
+        ([0.01] * 39 + [1.5], True),
+    ],
+)
+def test_a_hang_in_a_new_shape_when_nearly_every_shape_is_new(
+    hanging: threading.Thread, ended_s: list[float], beyond: bool
+) -> None:
+    recorder = StageRecorder(64)
+    for seconds in ended_s:
+        recorder.batch_done(_open_batch(recorder, _ago(400), first_shape=1), _ago(400 - seconds))
+    stuck = _open_batch(recorder, _ago(20), first_shape=1)
+    watchdog, _ = _watchdog(recorder, hanging, 4.0)
+    fresh, ended = watchdog.look()
+    assert ended is beyond
+    if beyond:
+        assert fresh is not None and f"worker 0 has been in batch {stuck} of 3 requests" in fresh.words
+
+
 def test_a_prepare_that_hangs(hanging: threading.Thread) -> None:
     recorder = StageRecorder(8)
     recorder.handed[5] = recorder.prepare_start[5] = _ago(90)
