@@ -20,7 +20,7 @@ import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
 from latfix.cause_catalogue import CATALOGUE, UNEXPLAINED, KnownCause
-from latfix.formatting import from_ns, rate, share
+from latfix.formatting import counted, from_ns, rate, share
 from latfix.profilers.attribution.wait_attribution import grew_for_good
 from latfix.profilers.causes.drift.trend_tests import best_step, met_few, rise_probability, squares_left
 from latfix.profilers.evidence.predictive_features import predictive_features
@@ -29,8 +29,10 @@ from latfix.profilers.evidence.work_model import error_out_of_fold, fit_work_mod
 from latfix.profilers.over_time.level_shift import raised_stretch
 from latfix.profilers.recordings.requests.accounts import MATERIAL, Accounts
 from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.profilers.recordings.requests.text_source import resolution_ns
+from latfix.queueing.batch_inference import infer_batches
 from latfix.queueing.queue_inference import (
     Queue,
     chance_wait_ns,
@@ -126,7 +128,8 @@ class _Ledger:
     :ivar stalled: time lost in shared stalls, by cause.
     :ivar wait: in the queue, of which ``traffic`` remains with every service at reference; ``overload`` True if the
         backlog grew too long for a burst. ``None`` without a known queue.
-    :ivar expected: service that a request's input needs; ``typical`` its median.
+    :ivar expected: service that a request's input needs; ``typical`` its median. ``sharing`` the service beyond it
+        because others share the batch; ``None`` without batches.
     :ivar base_level: service of a quiet request without its parts, whose medians are ``median_of``.
     :ivar scatter_ns: mean of the ordinary scatter of service around the level.
     """
@@ -148,6 +151,8 @@ class _Ledger:
         self.always_busy = False
         self.closed = table.timed and not table.sampled and clients_that_wait(in_flight(self.arrival, self.latency))
         self.slot_ns: float | None = None
+        self.batches: SharedBatches | None = None
+        self.sharing: Ints | None = None
         self.drift: _Drift | None = None
         self.evidence: dict[str, str] = {}
         self.notes = list(table.notes)
@@ -156,6 +161,11 @@ class _Ledger:
     def service_ns(self) -> float:
         """Service of a quiet request, including its usual waits for dependencies."""
         return self.typical + sum(float(np.median(part)) for name, part in self.parts.items() if name != "dispatch")
+
+    @property
+    def by_input(self) -> bool:
+        """True if the model of service has inputs besides the number of requests in a batch."""
+        return self.model.accepted and (bool(self.telling) or self.table.route is not None)
 
     def _design(self) -> tuple[tuple[str, ...], Callable[[Any], Floats]]:
         """Names of the features that predict service, and a function from a slice of requests to design columns."""
@@ -208,6 +218,8 @@ class _Ledger:
     def find_queue(self) -> None:
         """The wait for service: measured, inferred from arrivals and ends, or both if more is behind the measured."""
         measured = self.parts.pop("queue", None)
+        if self._find_batches(measured):
+            return
         queue, why_not = self._infer(measured)
         if measured is not None:
             self._use_measured(measured, queue)
@@ -215,6 +227,26 @@ class _Ledger:
             self.notes.append(why_not)
         else:
             self._use_inferred(queue)
+
+    def _at_server(self, measured: Ints | None) -> tuple[Ints, Ints]:
+        """Arrival at what is behind a measured wait and the load generator, and the remaining latency."""
+        before = self.parts.get("dispatch", np.zeros_like(self.latency))
+        before = before if measured is None else before + measured
+        return self.arrival + before, self.latency - before
+
+    def _find_batches(self, measured: Ints | None) -> bool:
+        """Use the batches that the log shows, if any."""
+        table = self.table
+        if not table.timed or table.sampled or table.first_ns is not None:
+            return False
+        arrival, latency = self._at_server(measured)
+        if (batches := infer_batches(arrival, latency, self.resolution_ns)) is None:
+            return False
+        self.batches = SharedBatches.of(batches, arrival, latency)
+        self.wait = self.batches.behind if measured is None else self.batches.behind + measured
+        self.base = self.base - self.batches.behind - self.batches.window
+        self.servers = batches.rule.workers
+        return True
 
     def _infer(self, measured: Ints | None) -> tuple[Queue | None, str]:
         """The queue behind a measured wait, and a note if there is none."""
@@ -226,9 +258,7 @@ class _Ledger:
             return None, f"{unseparated}that needs every request, not a sample."
         why = "no first-come, first-served queue with a fixed number of servers could be determined"
         if table.first_ns is None:
-            nothing = np.zeros_like(latency)
-            before: Ints = self.parts.get("dispatch", nothing) + (nothing if measured is None else measured)
-            queue = infer_queue(self.arrival + before, latency - before, self.resolution_ns)
+            queue = infer_queue(*self._at_server(measured), self.resolution_ns)
         elif measured is None and (table.first_ns[self.ok] >= 0).all():
             queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
         if table.resolution_ns > float(np.median(latency)) / 2:
@@ -284,6 +314,10 @@ class _Ledger:
 
     def fit(self) -> None:
         """Fit the service that inputs need, and set the expectation of each request."""
+        if self.batches is not None:
+            self.model, self.expected, self.sharing = self.batches.fit(self.design_of, self.base)
+            self.typical = float(np.median(self.expected))
+            return
         n = len(self.base)
         time = np.maximum(self.base[:: self.step], 0).astype(np.float64)
         self.model = fit_work_model(self.design_of(slice(None, None, self.step)), time, time > 0)
@@ -300,8 +334,11 @@ class _Ledger:
         table, usual = self.table, self.service_ns
         if table.gaps is not None or not table.timed or table.sampled or table.resolution_ns > usual / 2:
             return
+        if self.batches is not None:
+            self._find_stalls_of_batches(self.batches)
+            return
         begin = self.arrival + (self.wait if self.wait is not None else 0)
-        beyond = self.base - self.expected
+        beyond = self._beyond()
         lost, events = in_log(begin, self.arrival + self.latency, beyond, usual)
         if not len(events) or lost[:_SHUFFLED].sum() < _TOGETHER * self._by_chance(begin, beyond, usual):
             return
@@ -311,6 +348,18 @@ class _Ledger:
             f"{len(events)} times no request ended although several were being served, "
             f"{from_ns(float(np.median(events[:, 1] - events[:, 0])))} in the median (a request takes "
             f"{from_ns(usual)}); the recording does not show what ran then."
+        )
+
+    def _find_stalls_of_batches(self, batches: SharedBatches) -> None:
+        lost, times = batches.standstills()
+        if not times:
+            return
+        self.stalled = {STALL.id: lost}
+        self.base = self.base - lost
+        self.evidence[STALL.id] = (
+            f"{counted(times, 'batch')} took {from_ns(float(np.median(lost[lost > 0])))} longer than its size and "
+            "inputs explain, for all members together: a stall, or a member that needed more work; the recording "
+            "does not show which."
         )
 
     def _by_chance(self, begin: Ints, beyond: Floats, usual: float) -> float:
@@ -335,10 +384,14 @@ class _Ledger:
         met = in_flight(self.arrival, self.latency)[rows]
         return rows[met_few(self.arrival[rows], met, np.ones(len(rows), bool))]
 
+    def _beyond(self) -> Floats:
+        """``(n,)`` service beyond what inputs and a shared batch explain."""
+        return self.base - self.expected - (0 if self.sharing is None else self.sharing)
+
     def find_drift(self) -> None:
         """Find a level of service, beyond the need of inputs, that rises and stays."""
         rows = self._comparable()
-        beyond = (self.base[rows] - self.expected[rows]).astype(np.float64)
+        beyond = self._beyond()[rows].astype(np.float64)
         at = self.arrival[rows].astype(np.float64)
         count = min(_WINDOWS, len(beyond) // _PER_WINDOW)
         if not self.table.timed or count < 8:
@@ -364,12 +417,12 @@ class _Ledger:
 
     def find_levels(self) -> None:
         """Set the levels of a quiet request, and the mean of ordinary scatter around them."""
-        level = self.expected if self.drift is None else self.expected + self.drift.of(self.arrival)
+        rest = self._beyond() if self.drift is None else self._beyond() - self.drift.of(self.arrival)
         # The median residual of the model belongs to a quiet request.
-        self.base_level = round(self.typical + float(np.median(self.base - level)))
+        self.base_level = round(self.typical + float(np.median(rest)))
         self.median_of = {name: round(float(np.median(part))) for name, part in self.parts.items()}
         self.causes = self._known()
-        rest = (self.base - level)[:: self.step] - (self.base_level - self.typical)
+        rest = rest[:: self.step] - (self.base_level - self.typical)
         self.scatter_ns = round(ordinary_mean_of_wide(rest / max(self.service_ns, 1.0)) * self.service_ns)
 
     def find_traffic(self) -> None:
@@ -377,14 +430,20 @@ class _Ledger:
         if self.wait is not None:
             service = max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
             backlog = int(self.wait[: self.servers].max()) if self.always_busy else 0
-            at_rest = waits_at_reference(self.arrival, service, self.servers, backlog)
+            if self.batches is not None:
+                at_rest = self.batches.waits_at_rest(self.arrival, self.scatter_ns)
+                service = float(self.batches.by_size[-1]) + self.scatter_ns
+            else:
+                at_rest = waits_at_reference(self.arrival, service, self.servers, backlog)
             if self.closed:  # the next arrival depends on the answers: those ahead count
                 ahead = np.maximum(in_flight(self.arrival, self.latency) - self.servers + 1, 0)
                 at_rest = np.rint(ahead * (service / self.servers)).astype(np.int64)
             # Prompts wait for other prompts only, so their whole wait is the traffic's.
             self.traffic = np.minimum(at_rest, self.wait) if self.slot_ns is None else self.wait
             lasting = max(min(MINUTE_NS, float(np.ptp(self.arrival)) / 4), _LEAST_SERVICES * service)
-            self.overload = grew_for_good(self.arrival, at_rest, lasting)
+            # The batch in progress is no backlog.
+            backlog_ns = at_rest if self.batches is None else np.maximum(at_rest - round(service), 0)
+            self.overload = grew_for_good(self.arrival, backlog_ns, lasting)
             if self.always_busy:
                 self.overload[:] = True
 
@@ -420,15 +479,20 @@ class _Ledger:
         if self.wait is None or span <= 0:
             return 0.0
         service = self.slot_ns or self.service_ns + self.scatter_ns
+        if self.batches is not None:
+            busy = n / span / self.batches.rate >= _BUSY
+            return 0.0 if busy else self.batches.chance_wait_ns(span, self.scatter_ns, tail_share, seed) / 1e6
         if not 0 < n / span * service / self.servers < _BUSY:
             return 0.0
         return float(chance_wait_ns(n, span, service, self.servers, tail_share, seed)) / 1e6
 
     def _known(self) -> tuple[KnownCause, ...]:
         known: list[KnownCause] = []
+        if self.batches is not None:
+            known += [CATALOGUE["batching.window"], CATALOGUE["batching.size"]]
         if self.wait is not None:
             known += [CATALOGUE["traffic.burst"], CATALOGUE["traffic.overload"]]
-        if self.model.accepted:
+        if self.by_input:
             known.append(CATALOGUE["input.size"])
         known += [cause for cause in (PREFILL, STALL) if cause.id in self.stalled]
         known += [LATE if name == "dispatch" else _dependency(name) for name in self.parts]
@@ -439,15 +503,18 @@ class _Ledger:
     def extras(self, part: slice) -> dict[str, Ints]:
         """By cause, the service of each request beyond the reference, for a slice of requests."""
         result: dict[str, Ints] = {}
-        if self.model.accepted:
+        if self.by_input:
             result["input.size"] = np.rint(self.expected[part] - self.typical).astype(np.int64)
+        if self.batches is not None and self.sharing is not None:
+            result["batching.window"] = self.batches.window[part]
+            result["batching.size"] = self.sharing[part]
         for cause, lost in self.stalled.items():
             result[cause] = lost[part]
         for name, values in self.parts.items():
             result[_part_id(name)] = values[part] - self.median_of[name]
         if self.drift is not None:
             result["drift.unknown"] = np.rint(self.drift.of(self.arrival[part])).astype(np.int64)
-        known = result.get("input.size", 0) + result.get("drift.unknown", 0)
+        known = sum(result.get(cause, 0) for cause in ("input.size", "batching.size", "drift.unknown"))
         result[UNEXPLAINED] = self.base[part] - self.base_level - known
         return result
 
@@ -478,6 +545,8 @@ class _Ledger:
         added = {}
         extras = self.extras(whole)
         extras[UNEXPLAINED] = extras[UNEXPLAINED] - self.scatter_ns  # part of the reference
+        for shared in ("batching.window", "batching.size"):
+            extras.pop(shared, None)  # likewise: the batches ahead have their size there
         for cause, amount in extras.items():
             running = np.concatenate([[0], np.cumsum(amount)])
             added[cause] = np.maximum(running[:-1] - running[start], 0)[first - since :]
@@ -490,6 +559,8 @@ class _Ledger:
         stages, table = dict(self.parts), self.table
         if self.wait is not None:
             stages["queue"] = self.wait
+        if self.batches is not None:
+            stages["batch"] = self.batches.window
         if stages or table.first_ns is not None or table.stages:
             stages["service"] = self.latency - sum(stages.values())
         if table.stages:
@@ -504,9 +575,11 @@ class _Ledger:
     def _describe(self) -> None:
         """Add the remaining sentences of evidence, and notes."""
         evidence = self.evidence
+        if self.batches is not None:
+            evidence.update(self.batches.evidence())
         evidence["traffic.overload"] = self._capacity() + evidence.get("traffic.burst", "")
         names = ", ".join((*self.telling, *(["route"] if self.table.route is not None else [])))
-        if self.model.accepted:
+        if self.by_input:
             evidence["input.size"] = (
                 f"service follows {names} (R² {self.model.r2:.2f}): {from_ns(self.typical)} in the median, "
                 f"{from_ns(float(np.quantile(self.expected, 0.99)))} at p99."
@@ -531,6 +604,9 @@ class _Ledger:
             return ""
         came, each = self.arrival[self.overload], max(self.slot_ns or self.service_ns + self.scatter_ns, 1.0)
         arrived, serve = len(came) / max(float(np.ptp(came)), 1.0), self.servers / each
+        if self.batches is not None:
+            full = rate(self.batches.rate * 1e9)
+            return f"{rate(arrived * 1e9)} arrived and {full} are served with large batches; "
         text = f"{rate(arrived * 1e9)} arrived and {self.servers} at once serve {rate(serve * 1e9)}"
         if self.closed:
             return f"{text}: clients wait for an answer before they send again, so more servers would get more; "

@@ -58,3 +58,44 @@ def served(
         heapq.heappush(free, end)
         ended[row] = end
     return ended
+
+
+def batched(
+    timer: str,
+    seed: int = 3,
+    *,
+    workers: int = 1,
+    limit: int = 8,
+    window_ms: float = 5.0,
+    load: float = 0.6,
+    stalls: int = 0,
+    slow: float = 0.0,
+    resolution_ns: int = 1_000,
+    n: int = 4000,
+) -> RequestTable:
+    """A service that computes batches in 10 ms and 1 ms a request.
+
+    :param timer: starts as the first request arrives (``arrival``), as a worker is free (``worker``), or with batches
+        that line up for a worker (``batcher``).
+    :param load: as a share of what full batches serve.
+    :param stalls: moments at which the batch in computation stops for 40 ms.
+    :param slow: share of requests that need 40 ms more.
+    """
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential((10e6 / limit + 1e6) / workers / load, n))
+    moments, extra = rng.uniform(0, arrival[-1], stalls), 40e6 * (rng.random(n) < slow)
+    free, ended, first = [0.0] * workers, np.zeros(n), 0
+    while first < n:
+        idle, came = heapq.heappop(free), float(arrival[first])
+        due = {"arrival": came, "worker": max(came, idle), "batcher": came}[timer] + 1e6 * window_ms
+        closed = max(due, idle) if timer == "arrival" else due
+        last = min(int(np.searchsorted(arrival, closed, "right")), first + limit)
+        begin = max(idle, float(arrival[last - 1]) if last == first + limit else closed)
+        size = last - first
+        end = begin + (10e6 + 1e6 * size) * float(rng.lognormal(0, 0.05)) + float(extra[first:last].sum())
+        end += 40e6 * np.count_nonzero((moments > begin) & (moments < end))
+        heapq.heappush(free, end)
+        ended[first:last] = end + 50e3 * np.arange(size) + rng.uniform(0, 30e3, size)
+        first = last
+    at, out = (((times - arrival[0]) // resolution_ns).astype(np.int64) * resolution_ns for times in (arrival, ended))
+    return RequestTable(arrival_ns=at, latency_ns=out - at, status=np.zeros(n, np.int8), resolution_ns=resolution_ns)

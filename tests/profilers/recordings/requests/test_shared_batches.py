@@ -1,0 +1,93 @@
+"""Batches behind a log: their rule is inferred, and waits, company and stalls are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.profilers.recordings.requests.readers import diagnose_table
+from latfix.profilers.recordings.requests.request_table import RequestTable
+from latfix.queueing.batch_inference import Batches, infer_batches
+from latfix.results.diagnosis import CauseSummary
+from tests.profilers.recordings.requests.simulated_log import batched, simulated
+
+
+def inferred(table: RequestTable) -> Batches | None:
+    return infer_batches(table.arrival_ns, table.latency_ns, table.resolution_ns)
+
+
+def causes_of(table: RequestTable) -> dict[str, CauseSummary]:
+    result = diagnose_table(table, Path("log"), ReadOptions(percentile=99.0))
+    assert result.ledger.conservation_error_ns() == 0
+    return {cause.cause: cause for cause in result.causes}
+
+
+@pytest.mark.parametrize("resolution_ns", [1_000, 1_000_000])
+@pytest.mark.parametrize("load", [0.2, 0.6])
+@pytest.mark.parametrize("timer", ["arrival", "worker", "batcher"])
+def test_window_and_timer_follow_from_who_ended_together(timer: str, load: float, resolution_ns: int) -> None:
+    found = inferred(batched(timer, load=load, window_ms=20.0, resolution_ns=resolution_ns))
+    assert found is not None
+    assert found.rule.window_ns == pytest.approx(20e6, abs=1e6 + resolution_ns)
+    if load > 0.5 and resolution_ns == 1_000:  # else the timers differ for too few batches
+        assert (found.rule.timer, found.rule.workers) == (timer, 1)
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(4, 1), (8, 2), (32, 1)])
+def test_limit_and_workers_are_inferred(limit: int, workers: int) -> None:
+    found = inferred(batched("arrival", limit=limit, workers=workers, load=0.9))
+    assert found is not None
+    assert (found.rule.limit, found.rule.workers) == (limit, workers)
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize("kind", ["quiet", "burst", "drift", "stall"])
+def test_requests_served_one_by_one_are_no_batches(kind: str, servers: int) -> None:
+    assert inferred(simulated(kind, 11, servers=servers, load=0.6)) is None
+
+
+def test_requests_that_came_together_and_take_the_same_time_are_no_batch() -> None:
+    rng = np.random.default_rng(4)
+    arrival = np.repeat(np.cumsum(rng.exponential(50e6, 500)), 6).astype(np.int64) + np.tile(
+        np.arange(6) * 20_000, 500
+    )
+    latency = np.full(3000, 10_000_000) + rng.integers(0, 10_000, 3000)
+    assert infer_batches(arrival, latency, 1_000) is None
+
+
+def test_the_wait_for_the_timer_is_the_windows() -> None:
+    causes = causes_of(batched("arrival", load=0.2, window_ms=20.0))
+    assert causes["batching.window"].named and causes["batching.window"].tail_ms > 10
+    assert "held open for 20" in causes["batching.window"].evidence
+    assert causes["unexplained"].tail_share < 0.1
+
+
+def test_others_in_the_batch_cost_what_the_size_explains() -> None:
+    causes = causes_of(batched("arrival", load=0.4, window_ms=0.0))
+    size = causes["batching.size"]
+    assert size.named and 1 < size.tail_ms < 7  # 1 ms for each other request
+    assert "batching.window" not in causes or causes["batching.window"].tail_ms == 0
+
+
+@pytest.mark.parametrize("timer", ["arrival", "worker"])
+def test_stalls_of_batches_are_told_from_their_size_and_passed_on(timer: str) -> None:
+    causes = causes_of(batched(timer, load=0.5, stalls=60))
+    stall = causes["stall.shared"]
+    assert stall.named and stall.tail_share > 0.6
+    assert stall.own_ms > 10 and stall.propagated_ms > 0
+    assert "batches took" in stall.evidence
+    assert abs(causes["unexplained"].tail_share) < 0.1
+
+
+def test_slow_members_are_no_stalls() -> None:
+    """The more members a batch has, the more often one of them is slow: a stall does not care."""
+    assert "stall.shared" not in causes_of(batched("arrival", load=0.4, slow=0.01, n=30_000))
+
+
+def test_batches_that_share_a_millisecond_are_no_copies() -> None:
+    table = batched("arrival", resolution_ns=1_000_000)
+    notes = diagnose_table(table, Path("log"), ReadOptions()).notes
+    assert not any("repeat another" in note for note in notes)
