@@ -327,10 +327,12 @@ def _invisible(evidence: Evidence) -> list[str]:
     if not Counter.of(evidence.samples, CPU).known:
         notes.append("The service's process was not watched: pass --pid if it runs on this machine.")
     if evidence.setup.servers == 0:
-        notes.append(
-            "The service does not behave as one queue in front of a fixed number of servers: waiting and being "
-            "served cannot be told apart."
+        told = (
+            "waits for the work of other requests are inferred from its process's counters"
+            if evidence.shared.cores
+            else "waiting and being served cannot be told apart"
         )
+        notes.append(f"The service does not behave as one queue in front of a fixed number of servers: {told}.")
     if parts := delayed_acknowledgments(evidence.rows, evidence.samples, evidence.ok):
         notes.append(
             f"The time {parts} of the answers is 40 to 45 ms and hardly ever slightly less: typical of a message "

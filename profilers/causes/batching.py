@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Floats
-from latfix.formatting import from_ns
+from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.evidence.expected_work import jackknife_error
 from latfix.profilers.evidence.run_baselines import quiet_median
@@ -69,16 +69,20 @@ def _size_sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 def _size_outside(evidence: Evidence, left: Left) -> Claim:
     """Standstills of all streams that ended with a new request's first output: its prefill in their batch."""
-    still, unit = evidence.standstills, evidence.units["finish"]
-    wanted = np.where(still.newcomers, 0, still.prefill.covered(unit.start, unit.end))
-    return Claim(units={"finish": Parts(cpu=np.minimum(wanted, left.cpu_excess("finish")))})
+    still, units = evidence.standstills, {}
+    for name, new in (("compute", still.newcomers[evidence.head]), ("finish", still.newcomers)):
+        unit = evidence.units[name]
+        wanted = np.where(new, 0, still.prefill.covered(unit.start, unit.end))
+        units[name] = Parts(cpu=np.minimum(wanted, left.cpu_excess(name)))
+    return Claim(units=units)
 
 
 def _size_outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     still = evidence.standstills
     return (
-        f"all streams paused together {len(still.prefill)} times, for up to {from_ns(still.longest_ns)}, until a new "
-        f"request's first output: its prefill shared their batch; {own_and_propagated(figures)}."
+        f"all streams paused together {counted(len(still.prefill), 'time')}, for up to "
+        f"{from_ns(still.prefill.longest_ns)}, until a new request's first output: its prefill shared their batch; "
+        f"{own_and_propagated(figures)}."
     )
 
 

@@ -58,8 +58,9 @@ def _neighbor(evidence: Evidence) -> str:
 def _outside(evidence: Evidence, left: Left) -> Claim:
     """Idle time of the request beyond the usual, as far as the counters show it.
 
-    Standstills are excluded: if all requests wait together, the cause is not visible from outside. In a backlog whose
-    queue is unknown, requests wait for each other, and nothing is claimed.
+    Standstills are excluded: if all requests wait together, the cause is not visible from outside. So is the prefill
+    of a large input, during which the process may wait for a device. In a backlog whose queue is unknown, requests
+    wait for each other, and nothing is claimed.
     """
     units: dict[str, Parts] = {}
     if evidence.setup.servers == 0 and piles_up(evidence.rows):
@@ -69,6 +70,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         still = np.minimum(evidence.standstills.everyone.covered(unit.start, unit.end), idle)
         usual = evidence.norms.of(f"idle.{name}", partial(whole_median, idle))
         waited = least * (1 - still / np.maximum(idle, 1)) - usual
+        if name == "compute":
+            waited -= evidence.own_prefill[evidence.head]
         claimed = np.rint(np.maximum(waited, 0)).astype(np.int64)
         units[name] = Parts(cpu=np.minimum(claimed, left.cpu_excess(name)))
     return Claim(units=units)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from latfix.formatting import counted
 from latfix.profilers.causes.cause import (
     FASTER_MODEL,
     Cause,
@@ -31,6 +34,23 @@ def _claim(evidence: Evidence, _left: Left) -> Claim:
     )
 
 
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """As in a run; without a model, the prefill of inputs so large that it was seen to hold up all streams."""
+    own = np.minimum(evidence.own_prefill[evidence.head], left.cpu_excess("compute"))
+    return replace(_claim(evidence, left), units={"compute": Parts(cpu=own)}, disturbance=True)
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    own = evidence.own_prefill[evidence.ok]
+    own = own[own > 0]
+    if not len(own):
+        return _sentence(evidence, figures)
+    return (
+        f"{counted(len(own), 'request')} had inputs of a size whose prefill held up all streams, and took "
+        f"{median_and_p99(own)} to the first output; {own_and_propagated(figures)}."
+    )
+
+
 def _copies(evidence: Evidence) -> dict[str, Parts]:
     """Time that copies of the input and output bytes need on a device."""
     if not evidence.setup.on_device:
@@ -51,5 +71,6 @@ CAUSE = Cause(
     fixes=(*FASTER_MODEL, "fuse.channels_last", "host.parallel"),
     claim=_claim,
     sentence=_sentence,
-    outside=_claim,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

@@ -83,10 +83,9 @@ def _outside_loop(evidence: Evidence, left: Left) -> Claim:
 def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
     if not len(held := evidence.locks.held):
         return f"{own_and_propagated(figures)}."
-    longest = from_ns(int((held.end - held.start).max()))
     return (
-        f"{counted(len(held), 'time')} the service answered no request, for up to {longest}, because its event loop "
-        f"did not return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
+        f"{counted(len(held), 'time')} the service answered no request, for up to {from_ns(held.longest_ns)}, "
+        f"because its event loop did not return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
     )
 
 

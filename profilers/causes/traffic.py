@@ -1,9 +1,18 @@
-"""``traffic.*``: waits that the arrivals themselves cause. Computed by the replay of the queue."""
+"""``traffic.*``: waits that the arrivals themselves cause.
+
+Computed by the replay of the queue. In a service behind an address without a known queue, they are waits for the work
+of other requests in its process.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
+
 from latfix.formatting import milliseconds
-from latfix.profilers.causes.cause import FASTER_MODEL, Cause, TailFigures
+from latfix.profilers.causes.cause import FASTER_MODEL, Cause, Claim, Left, Parts, TailFigures
+from latfix.profilers.evidence.outside.outside_view import piles_up
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -33,14 +42,46 @@ def _priority(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
+def _outside(evidence: Evidence, left: Left, *, growing: bool) -> Claim:
+    """Waits for others' work that the arrivals alone cause.
+
+    :param growing: of a backlog that grew for the whole run.
+    """
+    units: dict[str, Parts] = {}
+    if piles_up(evidence.rows) != growing:
+        return Claim(units=units)
+    for name in ("compute", "finish"):
+        waits = evidence.waits_for_others(name)
+        units[name] = Parts(runq=waits.runnable, cpu=np.minimum(waits.blocked, left.cpu_excess(name)))
+    return Claim(units=units)
+
+
+def _sharing(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:
+    """The evidence without a known queue; that of a queue if there is one."""
+    shared = evidence.shared
+    if not shared.cores:
+        return (_overload if growing else _burst)(evidence, figures)
+    backlog = "kept growing" if growing else "did not keep growing"
+    return (
+        f"the service's process used up to {shared.cores:.1f} cores at once, and "
+        f"{milliseconds(shared.work_ns / 1e6)} of them for a typical request; with these, {figures.requests} requests "
+        f"waited for the work of others that came at the same time, up to {milliseconds(figures.largest_ms)}; the "
+        f"backlog {backlog}."
+    )
+
+
 BURST = Cause(
     id="traffic.burst",
     fixes=("host.workers", "batch.size", "schedule.shortest_expected", *FASTER_MODEL),
     sentence=_burst,
+    outside=partial(_outside, growing=False),
+    outside_sentence=partial(_sharing, growing=False),
 )
 OVERLOAD = Cause(
     id="traffic.overload",
     fixes=("host.workers", "batch.size", "admit.limit", "admit.shed", *FASTER_MODEL),
     sentence=_overload,
+    outside=partial(_outside, growing=True),
+    outside_sentence=partial(_sharing, growing=True),
 )
 PRIORITY = Cause(id="traffic.priority", fixes=("schedule.priority",), sentence=_priority)

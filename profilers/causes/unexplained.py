@@ -21,10 +21,11 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    still, ok = evidence.standstills, evidence.ok
+    still, ok, alone = evidence.standstills, evidence.ok, len(evidence.locks.alone)
+    computed = f" ({alone} of them while one of its threads computed)" if alone else ""
     stood = (
         f"{counted(len(still.everyone), 'time')} the service answered no request, for up to "
-        f"{from_ns(still.longest_ns)}, and then all requests in flight went on together; "
+        f"{from_ns(still.everyone.longest_ns)}, and then all requests in flight went on together{computed}; "
         if len(still.everyone)
         else ""
     )

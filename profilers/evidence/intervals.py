@@ -37,6 +37,11 @@ class Intervals:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def longest_ns(self) -> int:
+        """The longest interval; zero without any."""
+        return int((self.end - self.start).max(initial=0))
+
     def covered(self, start: Ints, end: Ints) -> Ints:
         """Nanoseconds of each span ``[start, end)`` that lie in the set."""
         if not len(self.start):

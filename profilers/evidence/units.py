@@ -29,7 +29,13 @@ from latfix.profilers.evidence.outside.outside_view import (
     side_by_side,
     stage_values,
 )
-from latfix.profilers.evidence.outside.standstills import Standstills, find_standstills, no_standstills
+from latfix.profilers.evidence.outside.shared_cores import SharedCores, Waits, find_shared_cores, nothing_shared
+from latfix.profilers.evidence.outside.standstills import (
+    Standstills,
+    find_standstills,
+    no_standstills,
+    own_prefill_ns,
+)
 from latfix.profilers.evidence.predictive_features import error_of_work, numeric, predictive_features, with_features
 from latfix.profilers.evidence.run_baselines import Norms, whole_median
 from latfix.profilers.evidence.run_settings import Setup
@@ -90,6 +96,8 @@ class Evidence:
     :param norms: of the whole run.
     :param standstills: when a service behind an address answered no request; empty in other runs.
     :param locks: waits for locks in a service behind an address; zeros in other runs.
+    :param own_prefill: ``(n,)`` nanoseconds to the first output that a large input needs, where streams show it.
+    :param shared: waits for other requests in a service behind an address whose queue is unknown.
     :param begins: true if these requests are the run's first.
     """
 
@@ -115,6 +123,8 @@ class Evidence:
     begins: bool
     standstills: Standstills
     locks: LockWaits
+    shared: SharedCores
+    own_prefill: Ints
 
     def usually_blocked(self, unit: str) -> int:
         """Median blocked nanoseconds of a unit: its usual wait."""
@@ -182,6 +192,12 @@ class Evidence:
         at, end = presence(self.rows)
         served = side_by_side(at + self.rows["queue_ns"], end, self.setup.servers or 0)
         return least_idle(self.samples, self.units[name].start, self.units[name].end, served)
+
+    def waits_for_others(self, name: str) -> Waits:
+        """Waits in each unit for other requests in the process of a service behind an address."""
+        unit = self.units[name]
+        request = self.head if name in BATCH_UNITS else np.arange(len(unit.start))
+        return self.shared.waits(request, unit.start, unit.end, unit.runq)
 
     def series(self, name: str) -> tuple[Ints, Floats]:
         """One sampled series: times and values."""
@@ -266,7 +282,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     opened = spread(batches["open_ns"], batch_of)
     window = np.where(ok, np.maximum(spread(batches["close_ns"] - lag, batch_of) - np.maximum(opened, enqueue), 0), 0)
     quiet, quiet_batch = _quiet(ok, batch_of, units, pauses, batches, norms)
-    standstills, locks = _seen_from_outside(record, servers)
+    standstills, locks, shared = _seen_from_outside(record, servers)
     return Evidence(
         setup=setup,
         rows=rows,
@@ -290,23 +306,26 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         begins=begins,
         standstills=standstills,
         locks=locks,
+        shared=shared,
+        own_prefill=own_prefill_ns(standstills, spread(units["compute"].wall, batch_of), members.attributes),
     )
 
 
-def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standstills, LockWaits]:
-    """Standstills and lock waits of a service behind an address.
+def _seen_from_outside(record: RunRecord, servers: int | None) -> tuple[Standstills, LockWaits, SharedCores]:
+    """Standstills, lock waits and waits for other requests of a service behind an address.
 
     Standstills need a service that serves many requests at once: in a queue all requests wait anyway.
     """
     rows = record.requests
-    standstills = no_standstills(len(rows["index"]))
+    standstills, shared = no_standstills(len(rows["index"])), nothing_shared(len(rows["index"]))
     if servers is None:
         none = np.zeros(len(rows["index"]), np.int64)
-        return standstills, LockWaits(lock=none, python=none)
+        return standstills, LockWaits(lock=none, python=none), shared
     at, end = presence(rows)
     if servers == 0:
         standstills = find_standstills(at, end - rows["finish_ns"], end, rows["index"], record.events)
-    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone)
+        shared = find_shared_cores(record.samples, at, end)
+    return standstills, find_lock_waits(record.samples, at, end, standstills.everyone), shared
 
 
 def _batch_rows(wanted: Ints, ids: Ints) -> Ints:

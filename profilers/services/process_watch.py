@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from latfix.errors import InputError
@@ -99,8 +100,9 @@ class ProcessWatch:
         return reading | self._waits.read()
 
     def read_slow(self) -> Reading:
-        """Page faults, context switches, resident memory, processes; and :meth:`look_around`."""
+        """Page faults, context switches, resident memory, processes, usable cores; and :meth:`look_around`."""
         self.look_around()
+        cores: set[int] = set()
         resident = 0
         for pid in self.processes:
             with contextlib.suppress(OSError, IndexError, ValueError):
@@ -109,7 +111,9 @@ class ProcessWatch:
                 resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
         for thread in self._threads:
             with contextlib.suppress(OSError, ValueError):
-                self._switches[thread] = _switches((self._proc / thread / "status").read_text(errors="replace"))
+                status = (self._proc / thread / "status").read_text(errors="replace")
+                self._switches[thread] = _switches(status)
+                cores |= _cores(status)
         minor, major = _sum((0, 0), *self._faults.values())
         voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
         return {
@@ -119,6 +123,7 @@ class ProcessWatch:
             "server.icsw": involuntary,
             "server.rss_bytes": resident,
             "server.processes": len(self.processes),
+            **({"server.cores": min(len(cores), os.cpu_count() or len(cores))} if cores else {}),
         }
 
     def close(self) -> None:
@@ -157,6 +162,13 @@ class ProcessWatch:
 
 def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
     return sum(first for first, _ in pairs), sum(second for _, second in pairs)
+
+
+def _cores(status: str) -> set[int]:
+    """Cores on which a thread may run, from a mask of 32-bit words."""
+    found = re.search(r"^Cpus_allowed:\s*([0-9a-f,]+)$", status, re.MULTILINE)
+    mask = int(found[1].replace(",", ""), 16) if found else 0
+    return {core for core in range(mask.bit_length()) if mask >> core & 1}
 
 
 def _switches(status: str) -> tuple[int, int]:

@@ -9,6 +9,8 @@ from collections import defaultdict
 #: Most names to keep, and most characters to read.
 _MOST_NAMES = 200
 LONGEST_TEXT = 8 << 20
+#: The label of full collections in the metrics of prometheus' Python client.
+_FULL = '{generation="2"}'
 #: A name, labels, a value; optionally a time and, in OpenMetrics, an exemplar.
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*?)\})?\s+([^\s#]+)(?:\s+[-+.0-9eE]+)?\s*(?:#.*)?", re.ASCII)
 
@@ -20,7 +22,10 @@ def read_sample(line: str) -> tuple[str, str, str] | None:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Values by name, summed over labels, without buckets, quantiles and non-finite values."""
+    """Values by name, summed over labels, without buckets, quantiles and non-finite values.
+
+    Those of CPython's full collections are also kept apart.
+    """
     result: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         name, labels, number = read_sample(line) or ("", "", "")
@@ -30,6 +35,7 @@ def parse_metrics(text: str) -> dict[str, float]:
             value = float(number)
         except ValueError:
             continue
-        if math.isfinite(value) and (name in result or len(result) < _MOST_NAMES):
-            result[name] += value
+        for key in (name, name + _FULL) if _FULL.strip("{}") in labels else (name,):
+            if math.isfinite(value) and (key in result or len(result) < _MOST_NAMES):
+                result[key] += value
     return dict(result)

@@ -88,9 +88,19 @@ def _culprit(evidence: Evidence) -> str:
     return describe_takers(takers, but=but if evidence.setup.pooled else (*but, OPERATORS))
 
 
-def _outside(_evidence: Evidence, left: Left) -> Claim:
-    """Time that the service's process was runnable without a core while the request was there."""
-    return Claim(units={name: Parts(runq=left.runq(name)) for name in ("compute", "finish")})
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """Time that the service's process was runnable without a core while the request was there.
+
+    That includes waits for requests that others' use of the cores had delayed, but not threads that wait for each
+    other because of a burst.
+    """
+    units = {}
+    for name in ("compute", "finish"):
+        waits = evidence.waits_for_others(name)
+        units[name] = Parts(
+            runq=left.runq(name) - waits.runnable, cpu=np.minimum(waits.slowed, left.cpu_excess(name))
+        )
+    return Claim(units=units)
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:

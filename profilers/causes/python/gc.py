@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from latfix.formatting import from_ns
+from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, parts_and_largest
 from latfix.profilers.evidence.units import Evidence
 
@@ -34,4 +34,30 @@ def _sentence(evidence: Evidence, figures: TailFigures) -> str:
     )
 
 
-CAUSE = Cause(id="python.gc", fixes=("gc.freeze",), claim=_claim, sentence=_sentence)
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """Standstills with one busy thread in which the service's own metrics count a collection."""
+    units = {}
+    for name in ("compute", "finish"):
+        unit = evidence.units[name]
+        stopped = evidence.locks.collected.covered(unit.start, unit.end)
+        units[name] = Parts(cpu=np.minimum(stopped, left.cpu_excess(name)))
+    return Claim(units=units)
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    collected = evidence.locks.collected
+    return (
+        f"{counted(len(collected), 'time')} one thread of the service computed and all requests stood still, for up "
+        f"to {from_ns(collected.longest_ns)}, at the time of a full collection in the service's metrics "
+        f"(python_gc_collections_total); {parts_and_largest(figures)}."
+    )
+
+
+CAUSE = Cause(
+    id="python.gc",
+    fixes=("gc.freeze",),
+    claim=_claim,
+    sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
+)

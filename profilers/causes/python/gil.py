@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from latfix.arrays import Ints
-from latfix.formatting import from_ns
+from latfix.formatting import counted, from_ns
 from latfix.profilers.causes.cause import (
     Cause,
     Claim,
@@ -77,15 +77,25 @@ def _busy_share(evidence: Evidence, series: str, at: Ints) -> float:
 
 
 def _outside(evidence: Evidence, left: Left) -> Claim:
-    """Waits of the service's threads for the interpreter lock, divided among the requests there."""
-    return beyond_usual(evidence, left, evidence.locks.python, "python")
+    """Waits of the service's threads for the interpreter lock, divided among the requests there.
+
+    Not those that any process with so many requests, or without a core, would have.
+    """
+    waited = np.maximum(evidence.locks.python - evidence.shared.known_ns, 0)
+    return beyond_usual(evidence, left, waited, "python")
 
 
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
-    waited = evidence.locks.python[evidence.ok]
+    waited, kept = evidence.locks.python[evidence.ok], evidence.locks.kept
+    stopped = (
+        f"; {counted(len(kept), 'time')} one thread kept it while it computed, for up to {from_ns(kept.longest_ns)}, "
+        "and all requests stood still"
+        if len(kept)
+        else ""
+    )
     return (
         f"threads of the service waited for the interpreter lock while others ran Python, {median_and_p99(waited)} "
-        f"per request; {own_and_propagated(figures)}."
+        f"per request{stopped}; {own_and_propagated(figures)}."
     )
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
 from latfix.profilers.evidence.outside.outside_view import (
+    COLLECTIONS,
     CPU,
     EPOLL,
     FUTEX,
@@ -24,6 +25,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     RUN_QUEUE,
     Counter,
     as_served,
+    delay_of_each,
     presence,
 )
 from latfix.queueing.queue_inference import infer_queue
@@ -42,11 +44,17 @@ _LONGEST_STEPS = 4.0
 _COMPUTED, _IDLE = 0.7, 0.3
 #: Least share of a standstill with the event loop away; share of queue waits with threads waiting for a lock.
 _AWAY, _MOSTLY = 0.8, 0.5
+#: While one thread computes and no other can, the process runs for at least this share of the time, and uses so many
+#: cores while it has any.
+_RAN, _ONE_THREAD = 0.4, (0.6, 1.3)
 #: The system's own gap between two answers.
 _BETWEEN_ANSWERS_NS = 50_000
-#: With a thread at the interpreter's lock for this share of it, the loop itself waits for that lock. Each wait times
-#: out after 5 ms, and the thread tries again.
-_AT_PYTHON = 0.3
+#: With threads at the interpreter's lock for this share of it, the loop itself waits for that lock; while one thread
+#: computes, such a number of readings is enough: each wait times out after 5 ms, and the thread wants a core again.
+_AT_PYTHON, _SEEN_AT_PYTHON = 0.3, 2
+#: At least this share of the times in which one thread computed had a full collection in their interval between two
+#: readings of the service's metrics; at most so many collections for each of them.
+_COLLECTED, _COLLECTIONS = 0.8, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +66,9 @@ class LockWaits:
     :param cores: mean cores that the process used or wanted while threads waited for a lock.
     :param held: standstills in which an event loop did not return to wait for events.
     :param held_cores: mean cores that the process used or wanted then.
+    :param alone: standstills in which one thread computed, and no other could.
+    :param kept: those in which it kept the interpreter's lock.
+    :param collected: those in which the interpreter collected garbage, by the service's own metrics.
     """
 
     lock: Ints
@@ -66,6 +77,9 @@ class LockWaits:
     cores: float = 0.0
     held: Intervals = NO_INTERVALS
     held_cores: float = 0.0
+    alone: Intervals = NO_INTERVALS
+    kept: Intervals = NO_INTERVALS
+    collected: Intervals = NO_INTERVALS
 
     @property
     def holder(self) -> str:
@@ -104,20 +118,59 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     step = np.minimum(step, _LONGEST_STEPS * float(np.median(step)))
     lock, python_lock = _divided(times, step, waiting, python, at, end)
     begin = times[waiting > 0].astype(np.int64)
+    alone = _chosen(standstills, _on_one_thread(samples, standstills, at, end))
+    collected = _collections(samples, alone)
+    at_python = np.array([_share(python[a:b] > 0) for a, b in _polls(times, standstills)])
+    seen = np.array([np.count_nonzero(python[a:b]) for a, b in _polls(times, standstills)])
     away = _loop_away(Counter.of(samples, EPOLL), there, standstills)
-    for_python = np.array([b > a and np.mean(python[a:b] > 0) >= _AT_PYTHON for a, b in _polls(times, away)], bool)
-    held = Intervals(start=away.start[~for_python], end=away.end[~for_python])
-    locked = Intervals(start=away.start[for_python], end=away.end[for_python])
-    # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves.
-    arrived = locked.covered(at, at + 1) > 0
+    single = np.isin(standstills.start, alone.start)
+    for_python = (away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))
+    held, locked = _chosen(standstills, away & ~for_python), _chosen(standstills, for_python)
+    kept = _chosen(standstills, for_python & single)
+    # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves,
+    # unless one thread keeps it.
+    arrived = np.where(locked.covered(at, at + 1) > 0, locked.covered(at, end), 0)
     return LockWaits(
         lock=lock,
-        python=np.where(arrived, np.maximum(python_lock, locked.covered(at, end)), python_lock),
+        python=np.maximum(python_lock, np.maximum(arrived, kept.covered(at, end))),
         at_one=int(_counts(samples, ONE_ADDRESS, times)[waiting > 0].max(initial=0)),
         cores=_cores(samples, begin, begin + step[waiting > 0].astype(np.int64)),
         held=held,
         held_cores=_cores(samples, held.start, held.end),
+        alone=alone,
+        kept=kept,
+        collected=collected,
     )
+
+
+def _on_one_thread(samples: Columns, standstills: Intervals, at: Ints, end: Ints) -> Bools:
+    """True for standstills in which one thread computed all the time that it had a core."""
+    length = (standstills.end - standstills.start).astype(np.float64)
+    ran = Counter.of(samples, CPU).grown(standstills.start, standstills.end)
+    waited = delay_of_each(samples, at, end).grown(standstills.start, standstills.end)
+    had = np.maximum(length - np.minimum(waited, length - ran), 0.0)
+    cores = ran / np.maximum(had, 1.0)
+    return np.asarray((ran >= _RAN * length) & (cores >= _ONE_THREAD[0]) & (cores <= _ONE_THREAD[1]))
+
+
+def _collections(samples: Columns, alone: Intervals) -> Intervals:
+    """The standstills, if about as many full collections ran as there were, each at the time of one."""
+    counted = next((each for name in COLLECTIONS if (each := Counter.of(samples, name)).known), None)
+    if counted is None or not len(alone):
+        return NO_INTERVALS
+    during = counted.grown_around(alone.start, alone.end) > 0
+    total = float(counted.value[-1] - counted.value[0])
+    if _share(during) < _COLLECTED or total > _COLLECTIONS * len(alone):
+        return NO_INTERVALS
+    return _chosen(alone, during)
+
+
+def _chosen(spans: Intervals, which: Bools) -> Intervals:
+    return Intervals(start=spans.start[which], end=spans.end[which])
+
+
+def _share(which: Bools) -> float:
+    return float(np.mean(which)) if len(which) else 0.0
 
 
 def with_queue(record: RunRecord) -> RunRecord:
@@ -163,14 +216,12 @@ def _cores(samples: Columns, start: Ints, end: Ints) -> float:
     return float(wanted / max(int((end - start).sum()), 1))
 
 
-def _loop_away(loops: Counter, there: Ints, standstills: Intervals) -> Intervals:
-    """Standstills in which fewer threads wait for events than in an idle service."""
+def _loop_away(loops: Counter, there: Ints, standstills: Intervals) -> Bools:
+    """True for standstills in which fewer threads wait for events than in an idle service."""
     if len(loops.value) != len(there) or np.count_nonzero(there == 0) < _LEAST:
-        return NO_INTERVALS
+        return np.zeros(len(standstills), dtype=bool)
     away = loops.value < np.median(loops.value[there == 0])
-    found = [bool(b > a and np.mean(away[a:b]) >= _AWAY) for a, b in _polls(loops.at_ns, standstills)]
-    chosen = np.array(found, dtype=bool)
-    return Intervals(start=standstills.start[chosen], end=standstills.end[chosen])
+    return np.array([_share(away[a:b]) >= _AWAY for a, b in _polls(loops.at_ns, standstills)], dtype=bool)
 
 
 def _polls(times: Floats, spans: Intervals) -> list[tuple[int, int]]:

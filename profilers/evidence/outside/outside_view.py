@@ -29,9 +29,17 @@ _LEAST, _MOST_ANSWERS, _SHARP, _IDLE = 20, 0.3, 0.1, 0.8
 _MUCH_IDLE_NS = 20_000_000
 #: Threads come and go with requests if readings in which their number fell are more than this share of requests.
 _COME_AND_GO = 0.1
+#: Requests, and readings with so many, that show how much of a process runs at once.
+_SEVERAL, _LEAST_READINGS = 2, 10
+#: Least share of the time with several requests in which such a process is busy, over so many readings each.
+_BUSY, _READINGS = 0.8, 5
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 THREADS = "server.threads"
+#: Full collections of CPython and collections of another runtime, as prometheus' client libraries count them.
+COLLECTIONS = ('metrics.python_gc_collections_total{generation="2"}', "metrics.python_gc_collections_total")
+#: Cores on which the process may run.
+CORES = "server.cores"
 #: Threads in ``futex`` by code address, the most at one address, those at the interpreter's lock; threads that wait
 #: for events like an event loop. Zeros are omitted, except for the last.
 FUTEX, ONE_ADDRESS, INTERPRETER, EPOLL = "server.futex.", "server.futex_one", "server.futex_python", "server.epoll"
@@ -57,10 +65,13 @@ class Counter:
 
     def grown(self, start: Ints, end: Ints) -> Floats:
         """Growth over each interval, interpolated linearly between readings; zero if it was not read."""
+        return np.maximum(self.at(end) - self.at(start), 0.0)
+
+    def at(self, times: Ints | Floats) -> Floats:
+        """Value at each time, interpolated linearly between readings; zero if it was not read."""
         if not self.known:
-            return np.zeros(len(start))
-        low, high = (np.interp(at.astype(np.float64), self.at_ns, self.value) for at in (start, end))
-        return np.asarray(np.maximum(high - low, 0.0), dtype=np.float64)
+            return np.zeros(len(times))
+        return np.asarray(np.interp(times.astype(np.float64), self.at_ns, self.value), dtype=np.float64)
 
     def grown_around(self, start: Ints, end: Ints) -> Floats:
         """Growth from the reading before each interval to the one after it; zero if it was not read."""
@@ -110,7 +121,7 @@ def divided(samples: Columns, start: Ints, end: Ints, served: tuple[Ints, Ints] 
     share = np.divide(waited, ran + waited, out=np.zeros(len(wall)), where=ran + waited > 0)
     delayed = (wall - idle) * share
     if served is not None and len(served[0]):
-        delayed = np.minimum(delayed, _among_those_there(delay, served).grown(start, end))
+        delayed = np.minimum(delayed, delay_of_each(samples, *served).grown(start, end))
     return np.rint(delayed).astype(np.int64), np.rint(idle).astype(np.int64)
 
 
@@ -151,16 +162,64 @@ def _wanted_alone(cpu: Counter, delay: Counter, served: tuple[Ints, Ints]) -> Co
     # The work of a request may be counted in the reading after its end.
     there = np.searchsorted(begun, high) - np.searchsorted(ended, np.concatenate([low[:1], low[:-1]]))
     wanted = np.diff(cpu.value + np.interp(cpu.at_ns, delay.at_ns, delay.value))
-    return Counter(at_ns=cpu.at_ns, value=np.concatenate([[0.0], np.cumsum(np.where(there <= 1, wanted, 0.0))]))
+    return cumulative(cpu.at_ns, np.where(there <= 1, wanted, 0.0))
 
 
-def _among_those_there(delay: Counter, served: tuple[Ints, Ints]) -> Counter:
-    """The process's run-queue delay, of each reading in equal parts for the requests that were there."""
-    begun, ended = (np.sort(times) for times in served)
-    low, high = delay.at_ns[:-1], delay.at_ns[1:]
-    there = np.searchsorted(begun, high) - np.searchsorted(ended, low)
-    grown = np.diff(delay.value) / np.maximum(there, 1)
-    return Counter(at_ns=delay.at_ns, value=np.concatenate([[0.0], np.cumsum(grown)]))
+def delay_of_each(samples: Columns, at: Ints, end: Ints) -> Counter:
+    """The process's run-queue delay, of each reading in equal parts for the requests that were there.
+
+    Threads that each serve one request wait for a core apart; a thread that serves several, such as an event loop's,
+    delays all of them (:func:`most_at_once`). The kernel counts a wait when it ends, so what exceeds the time
+    between two readings began before.
+    """
+    cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
+    begun, ended = np.sort(at), np.sort(end)
+    times = cpu.at_ns
+    there = np.searchsorted(begun, times[1:]) - np.searchsorted(ended, times[:-1])
+    threads = np.clip(there, 1.0, most_at_once(samples, at, end))
+    room = np.maximum(threads * np.diff(times) - np.diff(cpu.value), 0.0).tolist()
+    waited, earlier = np.diff(delay.at(times)), 0.0
+    for k in range(len(room) - 1, -1, -1):
+        pending = earlier + waited[k] if there[k] else 0.0
+        waited[k] = min(pending, room[k])
+        earlier = pending - waited[k]
+    return cumulative(times, waited / threads)
+
+
+def cumulative(at_ns: Floats, grown: Floats) -> Counter:
+    """The counter that grew by so much between each two readings."""
+    return Counter(at_ns=at_ns, value=np.concatenate([[0.0], np.cumsum(grown)]))
+
+
+def present(times: Floats, at: Ints, end: Ints) -> Floats:
+    """Mean number of requests at the service between each two times."""
+
+    def since(moments: Ints) -> Floats:
+        ordered = np.sort(moments).astype(np.float64)
+        count = np.searchsorted(ordered, times, side="right")
+        return np.asarray(count * times - np.concatenate([[0.0], np.cumsum(ordered)])[count])
+
+    return np.asarray(np.diff(since(at) - since(end)) / np.maximum(np.diff(times), 1.0), dtype=np.float64)
+
+
+def most_at_once(samples: Columns, at: Ints, end: Ints) -> float:
+    """The most threads of the process that ran or wanted a core at once, at least 1; infinite if it is not known.
+
+    The mean over those readings with several requests in which most were there. It shows no limit if the process was
+    often idle meanwhile: then the requests waited for something else.
+    """
+    cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
+    there = present(cpu.at_ns, at, end)
+    several = there >= _SEVERAL
+    if np.count_nonzero(several) < _LEAST_READINGS:
+        return float("inf")
+    step, wanted = np.diff(cpu.at_ns), np.diff(cpu.value + delay.at(cpu.at_ns))
+    around = np.ones(_READINGS)  # a wait is counted when it ends
+    busy = np.minimum(np.convolve(wanted, around, "same") / np.convolve(step, around, "same"), 1.0)
+    if float((busy * step)[several].sum()) < _BUSY * float(step[several].sum()):
+        return float("inf")
+    crowded = there >= np.median(there[several])
+    return max(float(wanted[crowded].sum() / step[crowded].sum()), 1.0)
 
 
 def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfix.arrays import Bools, Ints
+from latfix.arrays import Bools, Floats, Ints
 from latfix.profilers.evidence.intervals import NO_INTERVALS, Intervals
 from latfix.run_record.schema import Columns
 
@@ -24,6 +24,8 @@ _IN_FLIGHT, _TOGETHER, _AT_ONCE = 2, 0.6, 0.3
 _HELD_UP, _LEAST_HELD = 0.3, 0.4
 #: A new request's prefill begins and ends with the standstill, within these parts of its length.
 _BEGIN, _END = 0.05, 0.15
+#: Newcomers have larger inputs if this share of them exceeds this quantile of the others.
+_LARGER, _OTHERS = 0.8, 0.9
 #: Prefill counts as the reason if it fits at least this number and share of standstills.
 _FITTING, _FITTING_SHARE = 3, 0.6
 
@@ -40,15 +42,32 @@ class Standstills:
     prefill: Intervals
     newcomers: Bools
 
-    @property
-    def longest_ns(self) -> int:
-        """The longest standstill."""
-        return int((self.everyone.end - self.everyone.start).max(initial=0))
-
 
 def no_standstills(requests: int) -> Standstills:
     """No standstills."""
     return Standstills(everyone=NO_INTERVALS, prefill=NO_INTERVALS, newcomers=np.zeros(requests, dtype=bool))
+
+
+def own_prefill_ns(still: Standstills, first: Ints, attributes: Floats) -> Ints:
+    """``(n,)`` time to the first output that a request's own large input needs, as far as standstills show it.
+
+    If inputs of requests whose prefill held up all others are larger than those of other requests, inputs of that
+    size take as long without others, too. Zeros if they are not, or if no prefill was seen.
+
+    :param first: ``(n,)`` nanoseconds to the first output.
+    :param attributes: ``(n, g)`` sizes of the inputs.
+    """
+    new = still.newcomers
+    none = np.zeros(len(new), np.int64)
+    if not new.any() or new.all():
+        return none
+    limits = np.quantile(attributes[~new], _OTHERS, axis=0)
+    larger = attributes > limits
+    telling = np.flatnonzero(np.mean(larger[new], axis=0) >= _LARGER)
+    if not len(telling):
+        return none
+    usual = int(np.median(first[new]))
+    return np.where(larger[:, telling[0]], np.where(new, first, np.minimum(first, usual)), none)
 
 
 def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: Columns) -> Standstills:
@@ -94,7 +113,8 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         newcomers = waiting[began & (np.abs(answered[waiting] - stop) <= _END * gap)]
         begin.append(start)
         length.append(gap)
-        fits.append(bool(len(newcomers)) and len(newcomers) < len(waiting))
+        streams = np.any(answered[waiting] < start)  # of which the new request shares the batch
+        fits.append(bool(len(newcomers) and streams))
         fresh[newcomers] |= fits[-1]
     starts, lengths, fit = np.array(begin, np.int64), np.array(length, np.int64), np.array(fits, dtype=bool)
     # New requests must fit more often than by chance.

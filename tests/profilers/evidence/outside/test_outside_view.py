@@ -243,39 +243,6 @@ def test_a_standstill_of_all_is_not_a_dependency() -> None:
     assert "answered no request" in next(one.evidence for one in found.causes if one.cause == "unexplained")
 
 
-def streams(prefills: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, Columns]:
-    """Streams of 40 parts, 10 ms apart; some new requests, or none, stall all of them for 200 ms."""
-    at = arrivals(20.0, n=400)
-    long = (np.arange(400) % 25 == 7) if prefills else np.zeros(400, dtype=bool)
-    stalls = at[long] if prefills else np.arange(1_003, 19_000, 1_250) * MS
-    first, end = np.zeros(400, np.int64), np.zeros(400, np.int64)
-    rows: list[tuple[int, int, list[int]]] = []
-    for k in range(400):
-        t, parts = int(at[k]) + 5 * MS, []
-        for _ in range(40):
-            inside = stalls[(stalls <= t) & (t < stalls + 200 * MS)]
-            t = int(inside[0]) + 200 * MS + 100 * k if len(inside) else t
-            parts.append(t)
-            t += 10 * MS
-        first[k], end[k] = parts[0], parts[-1]
-        rows.append((parts[0], parts[-1] - parts[0], (np.diff(parts) // 1000).tolist()))
-    events = {name: np.zeros(400, np.int64) for name in EVENT_FIELDS}
-    events["t_ns"], events["duration_ns"] = (np.array([row[k] for row in rows]) for k in (0, 1))
-    events["request"] = np.arange(400)
-    details = np.empty(400, dtype=object)
-    details[:] = [{"gaps_us": row[2]} for row in rows]
-    return at, first, end, {**events, "kind": np.full(400, "stream", dtype=object), "detail": details}
-
-
-@pytest.mark.parametrize("prefills", [True, False])
-def test_standstills_by_prefill_and_others(prefills: bool) -> None:
-    at, first, end, events = streams(prefills)
-    still = find_standstills(at, first, end, np.arange(400), events)
-    assert len(still.everyone) >= 10
-    assert (len(still.prefill) >= 10) is prefills
-    assert still.newcomers.any() == prefills
-
-
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.7), (2, 0.85), (3, 0.8)])
 def test_ordinary_waits_of_a_pool_for_others_are_its_service(servers: int, load: float) -> None:
     """Each request runs for 5 ms and waits elsewhere for 5 to 55 ms: in its queue the mean counts, not the median."""

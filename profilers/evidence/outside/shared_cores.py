@@ -1,0 +1,169 @@
+"""Requests that share the cores of a service's process: how long each waited for the work of the others.
+
+An event loop, the interpreter's lock or too few cores let a process compute only so much at once. What it computed
+between two readings is divided evenly among the requests that were there, as in processor sharing (Kleinrock 1967);
+the rest of the time in which it computed, each of them waited for the others. In another order of service, single
+requests wait less or longer than that, but all of them together do not.
+
+How much of that is due to the arrivals alone is simulated: requests arrive as they did, and each needs the same work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from latfix.arrays import Floats, Ints
+from latfix.profilers.evidence.outside.outside_view import (
+    CORES,
+    CPU,
+    RUN_QUEUE,
+    Counter,
+    cumulative,
+    delay_of_each,
+    most_at_once,
+    present,
+)
+from latfix.run_record.schema import Columns
+
+#: Least readings with exactly one request, to know how many cores one can use.
+_LEAST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCores:
+    """Waits of requests for each other's work in one process.
+
+    :param others: time that the process computed for the other requests, as a counter.
+    :param lost: time in which cores that it wanted were taken by others, as a counter.
+    :param burst: ``(n,)`` share of a request's waits for others that is due to their arrivals alone; ``slowed`` the
+        share that was added because cores were taken.
+    :param known_ns: ``(n,)`` nanoseconds of these waits, and those without a core.
+    :param cores: the most that the process uses at once; 0 if it is not known.
+    :param work_ns: on-CPU time of a typical request.
+    """
+
+    others: Counter
+    lost: Counter
+    burst: Floats
+    slowed: Floats
+    known_ns: Ints
+    cores: float = 0.0
+    work_ns: float = 0.0
+
+    def waits(self, request: Ints, start: Ints, end: Ints, runq: Ints) -> Waits:
+        """Waits within intervals.
+
+        :param request: row of the request that each interval belongs to; ``runq`` its run-queue delay.
+        """
+        others = self.others.grown(start, end)
+        burst = self.burst[request] * others
+        among_them = np.clip(runq - self.lost.grown(start, end), 0, burst)
+        parts = (among_them, burst - among_them, self.slowed[request] * others)
+        runnable, blocked, slowed = (np.rint(part).astype(np.int64) for part in parts)
+        return Waits(runnable=runnable, blocked=blocked, slowed=slowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Nanoseconds of waits for other requests.
+
+    :param runnable: due to arrivals, on threads that wanted a core; ``blocked`` otherwise.
+    :param slowed: added because others took cores.
+    """
+
+    runnable: Ints
+    blocked: Ints
+    slowed: Ints
+
+
+def nothing_shared(requests: int) -> SharedCores:
+    """No request waited for another, or it is not known."""
+    none = Counter(at_ns=np.zeros(0), value=np.zeros(0))
+    zero = np.zeros(requests)
+    return SharedCores(others=none, lost=none, burst=zero, slowed=zero, known_ns=zero.astype(np.int64))
+
+
+def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
+    """Find how long requests waited for each other's work.
+
+    :param at: ``(n,)`` when each request reached the service; ``end`` its last byte.
+    """
+    cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
+    if not (cpu.known and delay.known and len(at)):
+        return nothing_shared(len(at))
+    times = cpu.at_ns
+    ran, waited = np.diff(cpu.value), np.diff(delay.at(times))
+    step, there = np.diff(times), present(times, at, end)
+    wanted = most_at_once(samples, at, end)
+    allowed = Counter.of(samples, CORES).value
+    cores = max(min(wanted, float(allowed.min()) if len(allowed) else wanted), 1.0)
+    alone = _used_alone(ran + waited, step, there, cores)
+    used = np.maximum(np.minimum(there * alone, cores), 1e-9)
+    others = ran * np.maximum(1 / used - 1 / np.maximum(there * alone, 1e-9), 0.0)
+    each = np.diff(delay_of_each(samples, at, end).value)
+    lost = np.minimum(each, np.maximum(step - ran / np.maximum(used, 1.0), 0.0))
+    work = _work(ran, there, times, at)
+    shared, taken = cumulative(times, others), cumulative(times, lost)
+    met = np.maximum(shared.grown(at, end), 1.0)
+    burst = np.minimum(_waits(at.astype(np.float64), work, alone, cores) / met, 1.0)
+    # While cores are taken, the service stands still, and arrivals come closer together.
+    slowed = np.minimum(_waits(at - taken.at(at), work, alone, cores) / met, 1.0)
+    slowed = np.maximum(slowed - burst, 0.0)
+    return SharedCores(
+        others=shared,
+        lost=taken,
+        burst=burst,
+        slowed=slowed,
+        known_ns=np.rint((burst + slowed) * met + taken.grown(at, end)).astype(np.int64),
+        cores=cores,
+        work_ns=work,
+    )
+
+
+def _used_alone(wanted: Floats, step: Floats, there: Floats, cores: float) -> float:
+    """Cores that a single request uses at once; 1 if that was not seen."""
+    single = np.abs(there - 1) < 1e-3
+    if np.count_nonzero(single) < _LEAST:
+        return 1.0
+    return float(np.clip(wanted[single].sum() / step[single].sum(), 1.0, cores))
+
+
+def _work(ran: Floats, there: Floats, times: Floats, at: Ints) -> float:
+    """On-CPU time of a typical request: the median over stretches in which some request was there."""
+    busy = there > 0
+    busy[1:] |= busy[:-1]  # work is counted at the kernel's next tick
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], busy, [False]]).astype(np.int8)))
+    first, last = edges[::2], edges[1::2]
+    came = np.diff(np.searchsorted(np.sort(at), np.stack([times[first], times[last]])), axis=0)[0]
+    spent = np.concatenate([[0.0], np.cumsum(ran)])
+    each = (spent[last] - spent[first])[came > 0] / came[came > 0]
+    if not len(each):
+        return 0.0
+    order = np.argsort(each)
+    below = np.cumsum(came[came > 0][order])
+    return float(each[order][np.searchsorted(below, below[-1] / 2)])
+
+
+def _waits(at: Floats, work: float, alone: float, cores: float) -> Floats:
+    """``(n,)`` how much longer each request takes than alone, if all need as much and share the cores evenly."""
+    order = np.argsort(at, kind="stable")
+    waits = np.zeros(len(at))
+    done, now = 0.0, 0.0  # work that each of those there has got since the start
+    ahead: deque[tuple[int, float]] = deque()
+    for k in [*order.tolist(), -1]:
+        until = float(at[k]) if k >= 0 else float("inf")
+        while ahead:  # in order of arrival, as all need the same
+            speed = min(alone, cores / len(ahead))
+            first, target = ahead[0]
+            if now + (target - done) / speed > until:
+                done += (until - now) * speed
+                break
+            now, done = now + (target - done) / speed, target
+            waits[first] = now - at[first] - work / alone
+            ahead.popleft()
+        now = until
+        ahead.append((k, done + work))
+    return np.maximum(waits, 0.0)
