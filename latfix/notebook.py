@@ -135,6 +135,7 @@ def compare(
     :raises InputError: a folder is not that of a run.
     :raises ValueError: ``base`` and ``new`` differ in number.
     """
+    from latfix.profilers.latency_causes import explained
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
 
@@ -147,7 +148,8 @@ def compare(
             for each, folder in zip(records, folders, strict=True)
         ]
 
-    return compare_rounds(loaded(base), loaded(new), seed=seed)
+    before, after = loaded(base), loaded(new)
+    return explained(compare_rounds(before, after, seed=seed), before, after, seed=seed)
 
 
 def replay(

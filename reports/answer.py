@@ -6,7 +6,7 @@ It is the first screen of a page, the top of a pull request's summary, and the l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from latfix.cause_catalogue import UNEXPLAINED
@@ -78,6 +78,13 @@ class Answer:
     headline: str
     severity: Severity
     lines: tuple[Line, ...]
+
+    def labeled(self) -> Iterator[Line]:
+        """The lines, each with its label: that of the line above where it continues one."""
+        label = ""
+        for line in self.lines:
+            label = line.label or label
+            yield replace(line, label=label)
 
 
 def diagnosis_answer(found: Diagnosis, *, workload: str | None = None) -> Answer:
@@ -207,7 +214,9 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
         lines.append(Line(label="lower bound", words=words))
     if found.rounds:
         lines.append(_side_effects(change))
-    lines += _gates(gate_rows(found.gates), "--gate 'p99<=baseline'" if found.rounds else "")
+    arm, key = found.before, change.judged
+    alone = _passing_gate(key, finite(arm.latency_ms.get(key)), arm.latency_ci95_ms.get(key))
+    lines += _gates(gate_rows(found.gates), "--gate 'p99<=baseline'" if found.rounds else alone)
     lines += _next(found, workload, plan)
     return Answer(headline=_headline(change, found), severity=change_severity(found.verdict), lines=tuple(lines))
 
@@ -277,10 +286,13 @@ def _next(found: Optimization, workload: str, plan: str) -> Iterator[Line]:
 def comparison_answer(found: Comparison) -> Answer:
     """The answer for two runs, or for the rounds of ``latfix gate``."""
     change = comparison_change(found)
-    lines = [*_sure(change, found.rounds)]
-    for number, why in enumerate(found.why):
-        lines.append(Line(label="" if number else "why", words=why.sentence))
-    lines.append(_side_effects(change))
+    if found.same_run:
+        words = "compare runs of two services, or two runs of one: the same run has no difference to show"
+        figure = f"{key_label(change.judged)} {milliseconds(change.before.latency_ms.get(change.judged))}"
+        headline = f"The same run, compared with itself: {figure}"
+        gates = _gates(gate_rows(found.gates), "")
+        return Answer(headline=headline, severity="warn", lines=(*gates, Line(label=_NEXT, words=words)))
+    lines = [*_sure(change, found.rounds), *_changes(found), _side_effects(change)]
     lines += _gates(gate_rows(found.gates), f"--gate '{key_label(change.judged)}<=baseline*1.1'")
     if more := found.rounds_to_decide:
         rounds = f"about {counted(more, 'more round')} of both"
@@ -291,6 +303,12 @@ def comparison_answer(found: Comparison) -> Answer:
         lines.append(Line(label=_NEXT, words=words))
     verdict, severity = result_words(found)
     return Answer(headline=change_headline(change, verdict), severity=severity, lines=tuple(lines))
+
+
+def _changes(found: Comparison) -> Iterator[Line]:
+    """Which stages and causes changed each latency, in milliseconds."""
+    for number, change in enumerate(found.why):
+        yield Line(label="" if number else "why", words=change.sentence)
 
 
 def sweep_answer(rows: SweepRows) -> Answer:
@@ -315,7 +333,7 @@ def sweep_answer(rows: SweepRows) -> Answer:
 def trial_answer(found: Trial) -> Answer:
     """The answer for the ideas of ``latfix try``."""
     name, best = key_label(found.judged), next((idea for idea in found.ideas if idea.name == found.best), None)
-    leads = best or _leading(found)
+    leads = best or found.leading
     if leads is None or leads.comparison is None:
         return Answer(headline="No idea was replayed", severity="warn", lines=())
     step = ratio_of(leads.comparison.ratio.get(found.judged))
@@ -328,6 +346,7 @@ def trial_answer(found: Trial) -> Answer:
     lines = []
     if words := speed_range(step.ci95):
         lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
+    lines += _changes(leads.comparison)
     if accuracy := accuracy_words(leads):
         lines.append(Line(label="accuracy", words=f"{significant(leads.accuracy)}, {accuracy[0]}"))
     lines.append(_side_effects(comparison_change(leads.comparison)))
@@ -343,19 +362,6 @@ def accuracy_words(idea: TriedIdea) -> tuple[str, Severity | None] | None:
     if idea.accurate is None:
         return ("too few requests to tell", "warn") if idea.accuracy_reason else None
     return ("within the limit", None) if idea.accurate else ("beyond the limit", "bad")
-
-
-def _leading(found: Trial) -> TriedIdea | None:
-    """The idea with the smallest ratio, of those within the accuracy limit."""
-    known = [
-        (estimate.value, place, idea)
-        for place, idea in enumerate(found.ideas)
-        if idea.comparison is not None
-        and idea.accurate is not False
-        and (estimate := idea.comparison.ratio.get(found.judged)) is not None
-        and estimate.value == estimate.value
-    ]
-    return min(known)[2] if known else None
 
 
 def _side_effects(change: Change) -> Line:

@@ -37,8 +37,8 @@ class LatencyChange(Document):
 
     :param metric: ``mean`` or the key of a percentile.
     :param parts_ms: by stage; they add up to ``after_ms - before_ms``.
-    :param causes_ms: by cause, the change of the requests beyond a percentile, including a quiet request's part;
-        empty if not requested.
+    :param causes_ms: by cause, the change of the requests beyond a percentile, or of all for the mean, including a
+        quiet request's part; empty if not requested.
     """
 
     metric: str
@@ -54,8 +54,9 @@ class LatencyChange(Document):
         stages = f"{key_label(self.metric)} {change} ms: {_largest(self.parts_ms)}"
         if not self.causes_ms:
             return stages
-        beyond = _signed(sum(self.causes_ms.values()))
-        return f"{stages}; by cause, requests beyond it {beyond} ms: {_largest(self.causes_ms)}"
+        total = _signed(sum(self.causes_ms.values()))
+        which = "all requests" if self.metric == "mean" else "requests beyond it"
+        return f"{stages}; by cause, {which} {total} ms: {_largest(self.causes_ms)}"
 
 
 def latency_change(metric: str, before: Sequence[RunRecord], after: Sequence[RunRecord]) -> LatencyChange | None:

@@ -77,7 +77,8 @@ class Comparison(Document):
     :param only_before_ok: paired requests that ended ``ok`` in the first arm only; the other likewise.
     :param notes: what a reader must know, one sentence each.
     :param gates: gates that the comparison was evaluated against.
-    :param why: which stages account for the difference of gated latencies.
+    :param why: which stages and causes account for the difference of the judged and the gated latencies.
+    :param same_run: every request took the same time in both, to the nanosecond: one run, compared with itself.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param more_by: the option that replays more rounds, ``--rounds`` or ``--budget``; empty for recorded runs.
     :param smallest: the smallest relevant difference; not in the document.
@@ -98,6 +99,7 @@ class Comparison(Document):
     notes: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     why: tuple[LatencyChange, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    same_run: bool = field(default=False, metadata=json_key(omit_empty=True))
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     more_by: str = field(default="", metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
@@ -211,6 +213,19 @@ class Trial(Document):
         ]
         return min(found, default=(1.0, ""))[1]
 
+    @property
+    def leading(self) -> TriedIdea | None:
+        """The idea with the least ratio, of those within the accuracy limit, proved better or not."""
+        known = [
+            (estimate.value, place, idea)
+            for place, idea in enumerate(self.ideas)
+            if idea.comparison is not None
+            and idea.accurate is not False
+            and (estimate := idea.comparison.ratio.get(self.judged)) is not None
+            and not math.isnan(estimate.value)
+        ]
+        return min(known)[2] if known else None
+
 
 def summarize(records: Sequence[RunRecord], *, seed: int = 0, accuracy: float | None = None) -> Summary:
     """Summarize the replays of one arm."""
@@ -278,6 +293,7 @@ def compare_rounds(
         more_rounds=None if need is None else need.rounds,
         only_before_ok=sum(pair.ok_only(pair.base, pair.new) for pair in pairs),
         only_after_ok=sum(pair.ok_only(pair.new, pair.base) for pair in pairs),
+        same_run=all(pair.same_run for pair in pairs),
         notes=(*verdict_notes, *_pair_notes(pairs, paired), *_differences(base, new)),
     )
 
@@ -333,6 +349,11 @@ class _Pair:
         both = base.recorded & new.recorded
         left_out = int(np.count_nonzero(base.recorded != new.recorded))
         return cls(base.limited(both), new.limited(both), True, left_out)
+
+    @property
+    def same_run(self) -> bool:
+        base, new = (arm.waited[arm.recorded] for arm in (self.base, self.new))
+        return len(base) > 0 and np.array_equal(base, new)
 
     def ok_only(self, one: _Arm, other: _Arm) -> int:
         if not self.same_traffic:

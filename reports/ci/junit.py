@@ -46,7 +46,7 @@ def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> s
     suite.append(_properties(summary))
     suite.extend([*cases, *errors])
     ElementTree.SubElement(suite, "system-out").text = visible(summary.sentence, limit=_LONGEST)
-    why = [] if summary.answer is None else [line.words for line in summary.answer.lines if line.label == "why"]
+    why = [] if summary.answer is None else [line.words for line in summary.answer.labeled() if line.label == "why"]
     ElementTree.SubElement(suite, "system-err").text = visible("; ".join([*why, *summary.notes]), limit=_LONGEST)
     root = ElementTree.Element("testsuites")
     root.append(suite)

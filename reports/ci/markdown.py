@@ -131,7 +131,8 @@ def _paragraphs(summary: Summary) -> list[str]:
 
 def _answer(answer: Answer | None) -> list[str]:
     """The lines of the answer; the reasons of gates are in the table of gates."""
-    lines = [] if answer is None else [line for line in answer.lines if line.label]
+    known = [] if answer is None else zip(answer.lines, answer.labeled(), strict=True)
+    lines = [labeled for line, labeled in known if line.label or labeled.label != "gates"]
     return [
         f"- **{text(line.label)}** {_code(line.words) if line.is_command else text(line.words)}" for line in lines
     ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,10 +12,8 @@ import numpy as np
 from latfix.errors import InputError
 from latfix.formatting import counted, significant
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
-from latfix.gates.latency_change import LatencyChange, latency_change
 from latfix.gates.syntax import Gate
-from latfix.profilers.diagnose import diagnose
-from latfix.profilers.evidence.outside.lock_waits import with_queue
+from latfix.profilers.latency_causes import by_cause, by_stage
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
 from latfix.run_record.dispatch_lag import is_on_time
 from latfix.run_record.run_record import RunRecord
@@ -24,7 +21,6 @@ from latfix.runners.gate.paired_rounds import Round
 from latfix.runners.replay.run_session import Interrupted
 from latfix.statistics.decision import Rule
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
-from latfix.statistics.latency_summary import QUANTILES
 
 #: Called after each round with the round, its number, and the estimated maximum number of rounds.
 OnRound = Callable[[Round, int, int], None]
@@ -107,39 +103,24 @@ def decide(
     if decision.rounds:
         comparison = _look(decision, gates, most, seed, last=last)
         notes = (*_notes(decision, comparison, most), *comparison.notes)
-        decision.comparison = replace(comparison, notes=notes, why=tuple(_why(decision, gates)))
+        gated = [gate.metric for gate in gates]
+        decision.comparison = replace(comparison, notes=notes, why=tuple(by_stage(gated, *decision.arms)))
     return decision
 
 
 def with_causes(decision: Decision, seed: int) -> Comparison | None:
-    """The comparison, with what each cause added to the percentiles whose gates did not pass.
+    """The comparison, with what each cause added to the latencies whose gates did not pass.
 
-    :param seed: of the diagnoses' intervals.
+    :param seed: of the diagnoses.
     """
     comparison = decision.comparison
-    if comparison is None or all(result.passed is True for result in comparison.gates):
-        return comparison
+    if comparison is None:
+        return None
     open_ = {result.gate.metric for result in comparison.gates if result.passed is not True}
-    why = []
-    for change in comparison.why:
-        if change.metric in open_ and change.metric in QUANTILES:
-            before, after = (_by_cause(change.metric, arm, seed) for arm in decision.arms)
-            change = replace(
-                change, causes_ms={name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
-            )
-        why.append(change)
+    why = (
+        by_cause(change, *decision.arms, seed=seed) if change.metric in open_ else change for change in comparison.why
+    )
     return replace(comparison, why=tuple(why))
-
-
-def _by_cause(metric: str, records: Sequence[RunRecord], seed: int) -> Mapping[str, float]:
-    """Milliseconds of the requests beyond a percentile, averaged over the rounds."""
-    found: dict[str, float] = defaultdict(float)
-    for record in records:
-        diagnosis = diagnose(record, percentile=100 * QUANTILES[metric], seed=seed)
-        found["a quiet request"] += diagnosis.reference_ms / len(records)
-        for cause in diagnosis.causes:
-            found[cause.cause] += cause.tail_ms / len(records)
-    return found
 
 
 def _decided(comparison: Comparison) -> bool:
@@ -157,15 +138,6 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
     new, base = comparison.gate_subjects()
     results: tuple[GateResult, ...] = tuple(evaluate(gate, new, base) for gate in gates)
     return comparison.gated(results)
-
-
-def _why(decision: Decision, gates: Sequence[Gate]) -> Iterator[LatencyChange]:
-    """The change of each latency that a gate is on, by stage."""
-    if metrics := dict.fromkeys(gate.metric for gate in gates if gate.metric in RATIO_KEYS):
-        before, after = ([with_queue(record) for record in arm] for arm in decision.arms)
-        for metric in metrics:
-            if (change := latency_change(metric, before, after)) is not None:
-                yield change
 
 
 def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[str]:

@@ -6,13 +6,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
 from latfix.formatting import significant
+from latfix.profilers.latency_causes import explained
 from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_rounds, summarize
 from latfix.run_record.dispatch_lag import is_on_time
@@ -231,7 +232,7 @@ class SideBySide:
         found = [self._idea_result(tried) for tried in self._ideas]
         compared = [idea.comparison for idea in found if idea.comparison is not None]
         running = [tried for tried in self._ideas if not tried.failure]
-        return Trial(
+        trial = Trial(
             workload=base.idea.spec.name,
             device=self._looked.meta.device if self._looked else base.idea.settings.device,
             base=self._idea_result(base),
@@ -248,6 +249,17 @@ class SideBySide:
             failure=base.failure,
             notes=tuple(self._notes),
         )
+        return self._explained(trial)
+
+    def _explained(self, trial: Trial) -> Trial:
+        """The trial, with the reason for the difference of its leading idea."""
+        leading = trial.leading
+        if leading is None or leading.comparison is None:
+            return trial
+        tried = next(each for each in self._ideas if each.idea.name == leading.name)
+        before, after = zip(*self._counted(tried)[0], strict=True)
+        idea = replace(leading, comparison=explained(leading.comparison, before, after, seed=self.options.seed))
+        return replace(trial, ideas=tuple(idea if each is leading else each for each in trial.ideas))
 
     def _idea_result(self, tried: _Tried) -> TriedIdea:
         before, original = self._base.idea.settings.to_json(), self._base.score
@@ -273,20 +285,28 @@ class SideBySide:
             start_s=statistics.median(tried.starts_s) if tried.starts_s else None,
         )
 
-    def _compared(self, tried: _Tried) -> Comparison | None:
-        """Compare the rounds that both completed, without those in which the replayer was late unless all are."""
+    def _counted(self, tried: _Tried) -> tuple[list[tuple[RunRecord, RunRecord]], int]:
+        """The rounds that both completed, and how many more are left out.
+
+        Rounds in which the replayer was late are left out, unless all are.
+        """
         base = self._base
         pairs = [(base.records[k], tried.records[k]) for k in sorted(base.records.keys() & tried.records.keys())]
-        on_time = [pair for pair in pairs if all(is_on_time(record) for record in pair)]
+        on_time = [pair for pair in pairs if all(is_on_time(record) for record in pair)] or pairs
+        return on_time, len(pairs) - len(on_time)
+
+    def _compared(self, tried: _Tried) -> Comparison | None:
+        pairs, left_out = self._counted(tried)
         if not pairs:
             return None
-        if on_time and len(on_time) < len(pairs):
+        if left_out:
             self._notes.append(
-                f"{tried.idea.name}: {len(pairs) - len(on_time)} of {len(pairs)} rounds are left out: something else "
-                "on the machine delayed the replayer."
+                f"{tried.idea.name}: {left_out} of {len(pairs) + left_out} rounds are left out: something else on "
+                "the machine delayed the replayer."
             )
-        before, after = zip(*(on_time or pairs), strict=True)
-        return compare_rounds(before, after, seed=self.options.seed, accuracy=(base.score, tried.score))
+        before, after = zip(*pairs, strict=True)
+        scores = (self._base.score, tried.score)
+        return compare_rounds(before, after, seed=self.options.seed, accuracy=scores)
 
 
 def _plain(name: str) -> str:

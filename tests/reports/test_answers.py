@@ -8,17 +8,19 @@ from dataclasses import replace
 import pytest
 
 from latfix.gates.evaluate import GateResult
+from latfix.gates.latency_change import LatencyChange
 from latfix.gates.syntax import parse_gate
 from latfix.lower_bound import AtLeast
-from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer
+from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer, trial_answer
 from latfix.reports.ci.ci_summary import read_summary
 from latfix.reports.ci.junit import junit_xml
 from latfix.reports.ci.markdown import markdown
 from latfix.reports.comparison_rows import comparison_change
 from latfix.reports.side_effects import side_effect_words
 from latfix.reports.vocabulary import Severity
-from latfix.results.comparison import Comparison, compare_records
+from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_records
 from latfix.results.diagnosis import Source
+from latfix.results.optimization import Optimization
 from latfix.statistics.decision import RatioEstimate
 from tests.reports.conftest import Session
 
@@ -26,7 +28,7 @@ from tests.reports.conftest import Session
 @pytest.fixture
 def undecided(ordinary: Session) -> Comparison:
     found = compare_records(ordinary[0], ordinary[0])
-    return replace(found, verdict="undecided", more_rounds=21)
+    return replace(found, verdict="undecided", more_rounds=21, same_run=False)
 
 
 def gate(passed: bool | None, rounds: int = 0, *, of: Comparison) -> GateResult:
@@ -111,3 +113,50 @@ def test_what_is_known_of_unexplained_time_behind_an_address_is_shown(ordinary: 
     (line,) = (line for line in diagnosis_answer(behind).lines if line.label == "unexplained")
     assert line.words == "80 % of the tail's excess: It stood still 8 times"
     assert not any(line.label == "unexplained" for line in diagnosis_answer(replace(behind, source=None)).lines)
+
+
+def test_a_run_compared_with_itself_is_called_that(ordinary: Session) -> None:
+    found = compare_records(ordinary[0], ordinary[0])
+    assert found.same_run and Comparison.from_json(found.to_json()).same_run
+    answer = comparison_answer(found.gated([gate(True, of=found)]))
+    assert answer.headline == "The same run, compared with itself: p99 396 ms"
+    assert [line.label for line in answer.lines] == ["gates", "next step"]
+
+
+def test_an_optimization_without_a_final_replay_says_how_to_gate(improved: Optimization) -> None:
+    alone = replace(improved, rounds=0, gates=())
+    answer = optimization_answer(alone, workload="w", plan="p")
+    assert words(answer, "gates") == "none set; to pass or fail this in CI, add --gate 'p99<420ms'"
+
+
+def test_every_change_is_explained_in_the_answer_of_a_trial(undecided: Comparison) -> None:
+    changes = [
+        LatencyChange(metric=metric, before_ms=1.0, after_ms=2.0, parts_ms={"compute": 1.0}, causes_ms=causes)
+        for metric, causes in (("p99", {"python.gc": 1.0}), ("mean", {}))
+    ]
+    ideas = tuple(
+        TriedIdea(
+            name=name,
+            comparison=replace(
+                undecided,
+                why=tuple(changes),
+                ratio={"p99": RatioEstimate(value=value, lo=value, hi=value)},
+            ),
+        )
+        for name, value in (("a", 1.2), ("b", 1.1))
+    )
+    found = Trial(
+        workload="w",
+        device="cpu",
+        base=TriedIdea(name="base"),
+        summary=None,
+        ideas=ideas,
+        rounds=1,
+        from_s=0.0,
+        to_s=1.0,
+        requests=1,
+        whole=True,
+    )
+    assert found.leading is ideas[1]
+    lines = [line.words for line in trial_answer(found).labeled() if line.label == "why"]
+    assert lines == [change.sentence for change in changes]

@@ -47,6 +47,7 @@ def compare(
     from latfix.gates.evaluate import check_gates, evaluate, exit_code
     from latfix.gates.subject import with_percentile_ratios
     from latfix.gates.syntax import parse_gate
+    from latfix.profilers.latency_causes import explained
     from latfix.reports.html.pages import write_comparison_report
     from latfix.reports.terminal.comparison import render_comparison
     from latfix.results.comparison import compare_rounds
@@ -80,6 +81,7 @@ def compare(
         results = [evaluate(one, subject, baseline) for one in gates]
         records = {name: str(record.folder.absolute()) for name, record in (("base", before), ("new", after))}
         more_by = "--rounds" if is_address(base) else ""
+        comparison = explained(comparison, befores, afters, metrics=metrics, seed=seed)
         comparison = replace(comparison.gated(results), records=records, more_by=more_by)
         document = comparison.to_json()
         if folder is not None:

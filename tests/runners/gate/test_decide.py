@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from latfix.errors import InputError
 from latfix.gates.syntax import parse_gate
+from latfix.reports.ci.ci_summary import read_summary
+from latfix.reports.ci.junit import junit_xml
+from latfix.reports.ci.markdown import markdown
 from latfix.results.comparison import Comparison
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import REQUEST_DTYPE
@@ -174,22 +179,27 @@ def test_a_correction_is_noted_where_one_was_made() -> None:
     assert any("the ratios are corrected for that" in note for note in found.comparison.notes)
 
 
-def test_a_failed_gate_on_a_percentile_shows_the_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def diagnosed(record: RunRecord, *, percentile: float, seed: int) -> SimpleNamespace:
-        assert percentile == 95 and seed == 0
-        tail_ms = float(np.percentile(record.requests["latency_ns"], 95)) / 1e6
+def test_a_failed_gate_shows_the_causes_wherever_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diagnosed(record: RunRecord, *, percentile: float, seed: int, bootstrap: int) -> SimpleNamespace:
+        assert percentile in (95, 0) and seed == 0 and bootstrap == 2
+        tail_ms = float(np.percentile(record.requests["latency_ns"], percentile or 50)) / 1e6
         causes = [SimpleNamespace(cause="python.gc", tail_ms=0.75 * tail_ms)]
-        return SimpleNamespace(reference_ms=0.25 * tail_ms, causes=causes)
+        return SimpleNamespace(reference_ms=0.25 * tail_ms, causes=causes, latency_ms_ok={"mean": 1.0})
 
-    monkeypatch.setattr("latfix.runners.gate.decide.diagnose", diagnosed)
+    monkeypatch.setattr("latfix.profilers.latency_causes.diagnose", diagnosed)
     gates = [parse_gate("p95<=baseline*1.1"), parse_gate("mean<=baseline*1.1")]
     for service, failed in ((Service(factor=1.5), True), (Service(), False)):
         found = decide(gates, service.rounds(), budget_s=180.0, seed=0, on_round=lambda *_: None, clock=service.clock)
         comparison = with_causes(found, 0)
         assert comparison is not None
-        change, of_the_mean = comparison.why
-        assert not of_the_mean.causes_ms and bool(change.causes_ms) is failed
-        if failed:
-            assert change.causes_ms["python.gc"] == pytest.approx(3 * change.causes_ms["a quiet request"])
-            assert change.causes_ms["python.gc"] > 0 and "; by cause, requests beyond it + " in change.sentence
-            assert Comparison.from_json(comparison.to_json()).why == comparison.why
+        for change, which in zip(comparison.why, ("requests beyond it", "all requests"), strict=True):
+            assert bool(change.causes_ms) is failed
+            if failed:
+                assert change.causes_ms["python.gc"] == pytest.approx(3 * change.causes_ms["a quiet request"])
+                assert change.causes_ms["python.gc"] > 0 and f"; by cause, {which} + " in change.sentence
+        document = comparison.to_json()
+        assert Comparison.from_json(document).why == comparison.why
+        summary = read_summary(document, command="gate", workload="w")
+        junit = ElementTree.fromstring(junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host=""))
+        for shown in (html.unescape(markdown(summary)), junit.findtext("testsuite/system-err") or ""):
+            assert all(change.sentence in shown for change in comparison.why)

@@ -104,7 +104,7 @@ class FakeArm:
         own = np.where((place >= self.world.slow[0]) & (place < self.world.slow[1]), 80e6, 8e6)
         chance = np.random.default_rng([number, len(self.world.replays)]).normal(1.0, 0.01, n)
         factor = float(self.settings.env.get("FACTOR", "1"))
-        rows["latency_ns"] = (own * factor * chance).astype(np.int64)
+        rows["latency_ns"] = rows["compute_ns"] = (own * factor * chance).astype(np.int64)
         if (self.label, number) in self.world.late:
             rows["dispatch_ns"][:] = 500_000_000
         if self.label in self.world.failing:
@@ -185,6 +185,9 @@ def test_arms_take_turns_and_each_gets_its_verdict(run: Try, world: World) -> No
     half = found.ideas[0]
     assert half.comparison is not None and half.comparison.ratio["p99"].value == pytest.approx(0.5, rel=0.05)
     assert half.comparison.rounds == 3 and half.settings == {"env": {"FACTOR": "0.5"}}
+    (why,) = half.comparison.why
+    assert why.metric == "p99" and why.after_ms < why.before_ms
+    assert not any(idea.comparison.why for idea in found.ideas[1:] if idea.comparison is not None)
     assert (half.start_s, half.memory_bytes) == (LOAD_S, 3000)
     assert found.summary is not None and sum(found.summary.requests.values()) == 600
     assert Trial.from_json(found.to_json()).to_json() == found.to_json()

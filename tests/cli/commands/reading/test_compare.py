@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from latfix.cli.app import app
 from latfix.errors import InputError
 from latfix.run_record.schema import REQUEST_DTYPE
-from tests.cli.conftest import write_run
+from tests.cli.conftest import serve_one_by_one, write_run
 
 N = 2000
 
@@ -114,3 +115,28 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     for wrong in (tmp_path, tmp_path / "none"):
         with pytest.raises(InputError, match=r"found no run\.json"):
             _invoke(base, wrong)
+
+
+def test_the_stages_and_causes_of_a_difference_are_everywhere(tmp_path: Path) -> None:
+    work = np.full(300, 5_000_000)
+    slow = np.where(np.arange(300) % 25 == 7, 40_000_000, work)
+    for name, each in (("a", work), ("b", slow)):
+        rows, batches = serve_one_by_one(each.tolist())
+        write_run(tmp_path / name, rows, batches=batches, traffic_sha256="same")
+    code, shown = _invoke(tmp_path / "a", tmp_path / "b", "--gate", "mean<1s", "--out", tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    p99, mean = document["why"]
+    assert code == 0 and p99["metric"] == "p99" and mean["metric"] == "mean"
+    assert max(p99["causes_ms"], key=p99["causes_ms"].get) == "host.slowdown"
+    first_screen = (tmp_path / "out" / "report.html").read_text().partition("<h2")[0]
+    for text in (shown, first_screen):
+        assert "by cause, requests beyond it + 35.0 ms: host.slowdown + " in " ".join(text.split())
+
+
+def test_a_run_and_its_copy_are_the_same_run(tmp_path: Path) -> None:
+    base = _run(tmp_path / "a", 1)
+    shutil.copytree(base, tmp_path / "copy")
+    for other in (base, tmp_path / "copy"):
+        code, shown = _invoke(base, other)
+        assert code == 0 and "The same run, compared with itself: p99 " in " ".join(shown.split())
+        assert "->" not in shown
