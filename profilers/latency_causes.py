@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from latfix.formatting import finite
 from latfix.gates.latency_change import LatencyChange, latency_change
+from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.lock_waits import with_queue
 from latfix.results.comparison import RATIO_KEYS, Comparison
@@ -54,10 +55,12 @@ def explained(
     metrics: Iterable[str] = (),
     seed: int = 0,
 ) -> Comparison:
-    """The comparison with ``why``: the judged latency and those of ``metrics``, by stage and by cause.
+    """The comparison with ``disturbed`` and ``why``: the judged latency and those of ``metrics``, by stage and cause.
 
     A run that is compared with itself has no difference to explain.
     """
+    disturbed = disturbed_replays([disturbance(record.samples) for record in (*before, *after)])
+    comparison = replace(comparison, disturbed=disturbed)
     if comparison.same_run:
         return comparison
     changes = by_stage((comparison.judged, *metrics), before, after)

@@ -208,8 +208,7 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
     :param workload: the workload as a user types it; ``plan`` the plan's path.
     """
     change = optimization_change(found)
-    disturbed = [Line(label="disturbed", words=found.disturbed, severity="warn")] if found.disturbed else []
-    lines = [*disturbed, *_sure(change, found.rounds), *_why(found)]
+    lines = [*_disturbed(found.disturbed), *_sure(change, found.rounds), *_why(found)]
     if words := floor_words(found):
         lines.append(Line(label="lower bound", words=words))
     if found.rounds:
@@ -219,6 +218,12 @@ def optimization_answer(found: Optimization, *, workload: str, plan: str) -> Ans
     lines += _gates(gate_rows(found.gates), "--gate 'p99<=baseline'" if found.rounds else alone)
     lines += _next(found, workload, plan)
     return Answer(headline=_headline(change, found), severity=change_severity(found.verdict), lines=tuple(lines))
+
+
+def _disturbed(words: str) -> Iterator[Line]:
+    """What others did to the replays, before any figure that they may have changed."""
+    if words:
+        yield Line(label="disturbed", words=words, severity="warn")
 
 
 def _headline(change: Change, found: Optimization) -> str:
@@ -292,7 +297,7 @@ def comparison_answer(found: Comparison) -> Answer:
         headline = f"The same run, compared with itself: {figure}"
         gates = _gates(gate_rows(found.gates), "")
         return Answer(headline=headline, severity="warn", lines=(*gates, Line(label=_NEXT, words=words)))
-    lines = [*_sure(change, found.rounds), *_changes(found), _side_effects(change)]
+    lines = [*_disturbed(found.disturbed), *_sure(change, found.rounds), *_changes(found), _side_effects(change)]
     lines += _gates(gate_rows(found.gates), f"--gate '{key_label(change.judged)}<=baseline*1.1'")
     if more := found.rounds_to_decide:
         rounds = f"about {counted(more, 'more round')} of both"
@@ -327,7 +332,7 @@ def sweep_answer(rows: SweepRows) -> Answer:
         lines.append(Line(label="knee", words=f"{knee.knee_words()} with {knee.label}"))
     if rows.gate is not None or rows.judged:
         lines += _gates([] if rows.gate is None else [rows.gate], "--at-least RPS")
-    return Answer(headline=rows.sentence(), severity=rows.severity(), lines=tuple(lines))
+    return Answer(headline=rows.sentence(), severity=rows.severity(), lines=(*_disturbed(found.disturbed), *lines))
 
 
 def trial_answer(found: Trial) -> Answer:
@@ -335,7 +340,7 @@ def trial_answer(found: Trial) -> Answer:
     name, best = key_label(found.judged), next((idea for idea in found.ideas if idea.name == found.best), None)
     leads = best or found.leading
     if leads is None or leads.comparison is None:
-        return Answer(headline="No idea was replayed", severity="warn", lines=())
+        return Answer(headline="No idea was replayed", severity="warn", lines=tuple(_disturbed(found.disturbed)))
     step = ratio_of(leads.comparison.ratio.get(found.judged))
     gain = f"{name} {speed_words(step.value)}" if step.value is not None else f"{name} not known"
     if best is not None:
@@ -343,7 +348,7 @@ def trial_answer(found: Trial) -> Answer:
     else:
         nearest = "nearest" if step.value is not None and step.value >= 1 else "best so far"
         headline = f"No idea is proved to improve {name}; {nearest}: {leads.name}, {gain}"
-    lines = []
+    lines = [*_disturbed(found.disturbed)]
     if words := speed_range(step.ci95):
         lines.append(Line(label="95 % interval", words=f"{words}, from {counted(found.rounds, 'round')}"))
     lines += _changes(leads.comparison)

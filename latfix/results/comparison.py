@@ -79,6 +79,7 @@ class Comparison(Document):
     :param gates: gates that the comparison was evaluated against.
     :param why: which stages and causes account for the difference of the judged and the gated latencies.
     :param same_run: every request took the same time in both, to the nanosecond: one run, compared with itself.
+    :param disturbed: how other processes disturbed the replays; empty if none is known.
     :param records: folders of the runs that pages draw, ``base`` and ``new``.
     :param more_by: the option that replays more rounds, ``--rounds`` or ``--budget``; empty for recorded runs.
     :param smallest: the smallest relevant difference; not in the document.
@@ -100,6 +101,7 @@ class Comparison(Document):
     gates: tuple[GateResult, ...] = field(default=(), metadata=json_key(omit_empty=True))
     why: tuple[LatencyChange, ...] = field(default=(), metadata=json_key(omit_empty=True))
     same_run: bool = field(default=False, metadata=json_key(omit_empty=True))
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     records: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
     more_by: str = field(default="", metadata=json_key(omit_empty=True))
     smallest: float = field(default=0.05, metadata=HIDDEN)
@@ -182,6 +184,7 @@ class Trial(Document):
     :param accuracy_limit: the lowest score that an idea may have; ``None`` before one was measured.
     :param interrupted: Ctrl-C ended it; completed rounds are included.
     :param failure: why the unmodified workload could not be run any more; empty if it could.
+    :param disturbed: how other processes disturbed the replays; empty if none is known.
     """
 
     SCHEMA: ClassVar[str] = "latfix.trial/1"
@@ -201,6 +204,7 @@ class Trial(Document):
     accuracy_limit: float | None = None
     interrupted: bool = False
     failure: str = ""
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     notes: tuple[str, ...] = ()
 
     @property

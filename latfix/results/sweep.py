@@ -247,6 +247,7 @@ class Sweep(Document):
     :param pareto: points that no other beats in both throughput and latency.
     :param best: the setting that carries most; ``None`` if none meets the objective.
     :param models: by queueing model, its errors.
+    :param disturbed: how other processes disturbed the replays; empty if none is known.
     """
 
     SCHEMA: ClassVar[str] = "latfix.sweep/1"
@@ -270,6 +271,7 @@ class Sweep(Document):
     skipped: tuple[SkippedLoad, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
+    disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     notes: tuple[str, ...] = ()
 
 
@@ -318,6 +320,7 @@ class Measured:
     :param fresh: it was the first replay of its process, after the warm-up.
     :param predicted: the percentile in seconds that was predicted before, and its 95 % interval.
     :param costs: peak ``memory_bytes`` and ``device_memory_bytes`` of the process, until its end.
+    :param disturbed: how other processes disturbed it; empty if none is known.
     """
 
     setting: int
@@ -329,6 +332,7 @@ class Measured:
     fresh: bool
     predicted: tuple[float, float, float] | None = None
     costs: Mapping[str, Any] = field(default_factory=dict)
+    disturbed: str = ""
 
 
 @dataclass(slots=True)

@@ -46,8 +46,9 @@ def junit_xml(summary: Summary, *, started: str, seconds: float, host: str) -> s
     suite.append(_properties(summary))
     suite.extend([*cases, *errors])
     ElementTree.SubElement(suite, "system-out").text = visible(summary.sentence, limit=_LONGEST)
-    why = [] if summary.answer is None else [line.words for line in summary.answer.labeled() if line.label == "why"]
-    ElementTree.SubElement(suite, "system-err").text = visible("; ".join([*why, *summary.notes]), limit=_LONGEST)
+    lines = () if summary.answer is None else summary.answer.labeled()
+    reasons = [line.words for line in lines if line.label in ("disturbed", "why")]
+    ElementTree.SubElement(suite, "system-err").text = visible("; ".join([*reasons, *summary.notes]), limit=_LONGEST)
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)

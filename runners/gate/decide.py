@@ -13,6 +13,7 @@ from latfix.errors import InputError
 from latfix.formatting import counted, significant
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
 from latfix.gates.syntax import Gate
+from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
 from latfix.profilers.latency_causes import by_cause, by_stage
 from latfix.results.comparison import RATIO_KEYS, Comparison, compare_rounds
 from latfix.run_record.dispatch_lag import is_on_time
@@ -104,7 +105,13 @@ def decide(
         comparison = _look(decision, gates, most, seed, last=last)
         notes = (*_notes(decision, comparison, most), *comparison.notes)
         gated = [gate.metric for gate in gates]
-        decision.comparison = replace(comparison, notes=notes, why=tuple(by_stage(gated, *decision.arms)))
+        replays = [record for arm in decision.arms for record in arm]
+        decision.comparison = replace(
+            comparison,
+            notes=notes,
+            why=tuple(by_stage(gated, *decision.arms)),
+            disturbed=disturbed_replays([disturbance(record.samples) for record in replays]),
+        )
     return decision
 
 

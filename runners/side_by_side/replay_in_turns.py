@@ -13,6 +13,7 @@ from typing import Any
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError, RunnerError
 from latfix.formatting import significant
+from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
 from latfix.profilers.latency_causes import explained
 from latfix.results.answer_check import AnswerCheck
 from latfix.results.comparison import Comparison, Trial, TriedIdea, compare_rounds, summarize
@@ -229,6 +230,7 @@ class SideBySide:
     def _result(self, interrupted: bool) -> Trial:
         base, seed = self._base, self.options.seed
         records = list(base.records.values())
+        replays = [record for tried in (base, *self._ideas) for record in tried.records.values()]
         found = [self._idea_result(tried) for tried in self._ideas]
         compared = [idea.comparison for idea in found if idea.comparison is not None]
         running = [tried for tried in self._ideas if not tried.failure]
@@ -247,6 +249,7 @@ class SideBySide:
             accuracy_limit=None if base.score is None else base.score - self._max_drop,
             interrupted=interrupted,
             failure=base.failure,
+            disturbed=disturbed_replays([disturbance(record.samples) for record in replays]),
             notes=tuple(self._notes),
         )
         return self._explained(trial)

@@ -14,6 +14,7 @@ from latfix.capacity.objective import TAIL_REQUESTS
 from latfix.capacity.sweep_traffic import budget_for
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.formatting import counted, finite, rate
+from latfix.profilers.causes.host.core_takers import disturbed_replays
 from latfix.results.sweep import (
     BestSetting,
     CapacityGate,
@@ -89,6 +90,7 @@ def sweep_document(
         skipped=tuple(outcome.skipped),
         machine=outcome.meta.machine,
         versions=outcome.meta.versions,
+        disturbed=disturbed_replays([one.disturbed for one in outcome.measured]),
         notes=(*outcome.notes, *_unsettled(outcome, best), *_notes(outcome, cells, spread)),
     )
 

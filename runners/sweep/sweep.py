@@ -23,6 +23,7 @@ from latfix.capacity.sweep_traffic import POINT_OVERHEAD_S, Part
 from latfix.config.workload_toml import WorkloadSpec
 from latfix.errors import LatfixError
 from latfix.formatting import counted
+from latfix.profilers.causes.host.core_takers import disturbance
 from latfix.results.comparison import costs
 from latfix.results.sweep import Measured, Options, Outcome, Setting, SkippedLoad
 from latfix.run_record.run_record import SCHEDULE, RunRecord
@@ -305,6 +306,7 @@ class Sweep:
             fresh=not self._used[setting.number],
             predicted=self._predicted(setting.number, load),
             costs=costs([record]),
+            disturbed=disturbance(record.samples),
         )
         self._used[setting.number] = True
         outcome.measured.append(measured)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from latfix.profilers.latency_causes import QUIET, by_cause, by_stage, explained
+from latfix.reports.answer import comparison_answer
+from latfix.reports.ci.ci_summary import read_summary
+from latfix.reports.ci.junit import junit_xml
 from latfix.results.comparison import compare_records
 from latfix.run_record.run_record import RunRecord
+from tests.profilers.samples import sample_columns
 from tests.records import build_record
 
 Arms = tuple[list[RunRecord], list[RunRecord]]
@@ -40,6 +46,24 @@ def test_the_judged_and_the_gated_latencies_are_explained_once_each(
     why = explained(found, *arms, metrics=("mean", "p99", "throughput")).why
     assert [change.metric for change in why] == ["p99", "mean"] and all(change.causes_ms for change in why)
     assert explained(compare_records(arms[0][0], arms[0][0]), arms[0], arms[0]).why == ()
+
+
+def test_a_disturbed_run_is_said_to_be(arms: Arms) -> None:
+    samples = sample_columns(
+        {
+            "other.all.spent_ns": (np.arange(5) * 10**9, np.full(5, 10**9)),
+            "other.7.stress.spent_ns": (np.arange(1, 5) * 10**9, np.full(4, 10**9)),
+            "thread.latfix-worker-0.cpu_ns": (np.arange(5) * 10**9, np.arange(5) * 10**9),
+            "thread.latfix-worker-0.runq_ns": (np.arange(5) * 10**9, np.arange(5) * 10**9),
+        }
+    )
+    new = replace(arms[1][0], samples=samples)
+    found = explained(compare_records(arms[0][0], new), arms[0], [new])
+    assert found.disturbed.startswith("1 of 2 replays; in the first of them others used 1.0 cores (stress ")
+    answer = comparison_answer(found)
+    assert answer.lines[0].label == "disturbed" and answer.lines[0].words == found.disturbed
+    summary = read_summary(found.to_json(), command="gate", workload="w")
+    assert found.disturbed in junit_xml(summary, started="2026-01-02T03:04:05", seconds=1.0, host="")
 
 
 def test_requests_without_their_batches_are_explained_by_stage_only(

@@ -158,5 +158,7 @@ def test_every_change_is_explained_in_the_answer_of_a_trial(undecided: Compariso
         whole=True,
     )
     assert found.leading is ideas[1]
+    first = trial_answer(replace(found, disturbed="a hog")).lines[0]
+    assert (first.label, first.words) == ("disturbed", "a hog")
     lines = [line.words for line in trial_answer(found).labeled() if line.label == "why"]
     assert lines == [change.sentence for change in changes]

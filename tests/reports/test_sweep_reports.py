@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from latfix.reports.answer import sweep_answer
 from latfix.reports.html.sweep_page import write_sweep_report
 from latfix.reports.sweep_rows import sweep_rows
 from latfix.reports.terminal.sweep import render_sweep
 from latfix.results.sweep import Sweep
-from tests.reports.conftest import HOSTILE, printed
+from tests.reports.conftest import HOSTILE, in_one_line, printed
 from tests.reports.html.test_pages import Page, checked
 
 
@@ -134,6 +135,15 @@ def test_the_terminal_has_the_answers() -> None:
     assert "not replayed: 1 past saturation" in text
     assert "64.5" in text and text.count("predicted meets") == 2, "replayed loads are not listed twice"
     assert "6 of 7 points are short" in text
+
+
+def test_a_disturbed_sweep_says_so_first(tmp_path: Path) -> None:
+    content = {**document(), "disturbed": "2 of 3 replays; in the first of them a hog"}
+    answer = sweep_answer(sweep_rows(Sweep.from_json(content)))
+    assert answer.lines[0].label == "disturbed" and answer.lines[1].label != ""
+    assert (
+        content["disturbed"] in in_one_line(shown(content)) and content["disturbed"] in page(content, tmp_path).text
+    )
 
 
 def test_the_page_has_the_answers(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def _rounds(
     arms: tuple[Side, Side], schedule: Traffic, folder: Path, gates: list[Any], budget_s: float, seed: int
 ) -> Decision:
     """Replay rounds until decided, then stop both processes."""
-    from latfix.cli.shared.replay_progress import ReplayLines, unwatched
+    from latfix.cli.shared.replay_progress import ReplayLines
     from latfix.runners.gate.decide import decide, with_causes
     from latfix.runners.gate.paired_rounds import replay_rounds
     from latfix.runners.gate.traffic_parts import cut, part_seconds
@@ -203,7 +203,7 @@ def _rounds(
         def show(found: Round, number: int, most: int) -> None:
             lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {until - time.monotonic():.0f} s left")
 
-        rounds = replay_rounds(*arms, parts, folder, unwatched, seed=seed)
+        rounds = replay_rounds(*arms, parts, folder, lines.hidden, seed=seed)
         decision = decide(gates, rounds, budget_s=until - time.monotonic(), seed=seed, on_round=show)
         decision.comparison = with_causes(decision, seed)
         return decision

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from latfix.arrays import Floats, Ints
-from latfix.formatting import significant
+from latfix.formatting import counted, significant
 from latfix.profilers.probes.neighbor_watch import ALL_SERIES, LATFIX_SERIES, PREFIX, SUFFIX
 from latfix.run_record.schema import Columns
 
@@ -123,6 +123,27 @@ def disturbance(samples: Columns) -> str:
         f"others used {significant(taken, 2)} cores ({describe_takers(takers)}), and the service's threads waited "
         f"for a core for {100 * waited / (ran + waited):.0f} % of the time that they could have run"
     )
+
+
+def last_takers(readings: Sequence[tuple[int, str, float]]) -> str:
+    """What other processes used between the last two readings of a neighbor watch, as text; empty if hardly anything.
+
+    :param readings: :attr:`latfix.profilers.probes.neighbor_watch.NeighborWatch.samples`.
+    """
+    at, series, value = zip(*readings, strict=True)
+    columns = {"t_ns": np.array(at), "series": np.array(series, dtype=object), "value": np.array(value)}
+    takers = tuple(taker for taker in core_takers(columns, np.array(at[-1:]), np.ones(1, np.int64)) if taker.outside)
+    taken = sum(taker.cores for taker in takers)
+    words = f"since the last replay began, others used {significant(taken, 2)} cores ({describe_takers(takers)})"
+    return words if taken >= _TAKEN else ""
+
+
+def disturbed_replays(found: Sequence[str]) -> str:
+    """How others disturbed several replays, from the :func:`disturbance` of each; empty if they disturbed none."""
+    known = [words for words in found if words]
+    if not known or len(found) == 1:
+        return "".join(known)
+    return f"{len(known)} of {counted(len(found), 'replay')}; in the first of them {known[0]}"
 
 
 @dataclass(frozen=True, slots=True)

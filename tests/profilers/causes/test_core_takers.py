@@ -17,8 +17,11 @@ from latfix.profilers.causes.host.core_takers import (
     core_takers,
     describe_takers,
     disturbance,
+    disturbed_replays,
+    last_takers,
 )
 from latfix.profilers.diagnose import diagnose
+from latfix.profilers.probes.neighbor_watch import ALL_SERIES
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import Columns
 from tests.profilers.samples import sample_columns
@@ -100,6 +103,18 @@ def test_a_run_is_disturbed_where_others_computed_and_the_service_waited() -> No
     assert disturbance(samples(free)) == "", "it had a core all the time"
     alone = [row for row in HOG if not row[1].startswith(("other.77", "host."))]
     assert disturbance(samples(alone)) == "", "it was the service itself"
+
+
+def test_several_replays_say_how_many_were_disturbed() -> None:
+    assert disturbed_replays([]) == disturbed_replays(["", ""]) == ""
+    assert disturbed_replays(["a hog"]) == "a hog"
+    assert disturbed_replays(["", "a hog", "another"]) == "2 of 3 replays; in the first of them a hog"
+
+
+def test_the_last_readings_of_a_watch_name_the_neighbors_of_that_time() -> None:
+    hog = [(1 * S, ALL_SERIES, 0.0), (2 * S, ALL_SERIES, 1.2 * S), (2 * S, "other.77.stress.spent_ns", 1.2 * S)]
+    assert last_takers(hog) == "since the last replay began, others used 1.2 cores (stress (process 77), 1.2 cores)"
+    assert last_takers([*hog, (4 * S, ALL_SERIES, 0.2 * S)]) == "", "a tenth of a core, after the hog"
 
 
 def test_the_culprit_is_named(simulate: Callable[..., RunRecord]) -> None:
