@@ -142,7 +142,8 @@ def _sample(found: Diagnosis) -> str:
     if _is_recording(found):
         return "this one recording"
     where = " on a disturbed machine" if found.disturbed else ""
-    more = "; restarts may differ more (measure: --rounds 5)" if found.restarts is None and _is_replay(found) else ""
+    alone = found.restarts is None and _is_replay(found)
+    more = ", which cannot show how much restarts differ; 5 rounds can: --rounds 5" if alone else ""
     return f"this one run{where}{more}"
 
 

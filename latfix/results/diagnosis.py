@@ -192,8 +192,9 @@ class Ledger:
 class Incident(Document):
     """The single incident that contains all requests of the tail.
 
-    :param start_s: from the run's start, when the first of them arrived; ``end_s`` when the last had ended.
-    :param requests: their number.
+    :param start_s: from the run's start, when the first of them arrived; ``end_s`` when the last had ended. Of a tail
+        of two requests the next slowest one is among them.
+    :param requests: number of requests in the tail.
     :param batch: the batch that held a worker for most of it; ``None`` if no single one did.
     :param held_ms: for how long; ``typical_ms`` is the typical time of a batch of its size.
     """

@@ -11,7 +11,7 @@ from latfix.profilers.evidence.units import Evidence
 from latfix.queueing.two_stage_queue import Line
 from latfix.results.diagnosis import Incident, Ledger
 
-#: Least requests of an incident, and its longest span of arrivals as a share of the run.
+#: Least requests at the moment of an incident, and its longest span of arrivals as a share of the run.
 _LEAST, _LONGEST = 3, 0.1
 #: A batch caused the incident if its delay is at least this share of the tail's mean excess.
 _CAUSED_IT = 0.5
@@ -23,24 +23,27 @@ def incident_of(
     """The incident that all requests of the tail share, or ``None``.
 
     They share one if their intervals from arrival to end leave no gap, and they arrived within a tenth of the run.
+    Two could meet by chance, so a tail of two needs the next slowest request at that moment, too.
 
     :param ledger: of the ``ok`` requests of ``evidence``.
     :param line: the queues of the ledger.
     :param tail_ns: the least latency of the tail.
     :param span_s: begin and end of the run.
     """
-    slow = ledger.latency_ns >= tail_ns
-    arrival = evidence.rows["arrival_ns"][evidence.ok][slow].astype(np.int64)
-    if len(arrival) < _LEAST:
+    latency = ledger.latency_ns
+    tail = int(np.count_nonzero(latency >= tail_ns))
+    if tail < 2 or len(latency) < _LEAST:
         return None
+    slow = latency >= min(tail_ns, float(np.partition(latency, -_LEAST)[-_LEAST]))
+    arrival = evidence.rows["arrival_ns"][evidence.ok][slow].astype(np.int64)
     order = np.argsort(arrival, kind="stable")
     arrival = arrival[order]
-    end = np.maximum.accumulate(arrival + ledger.latency_ns[slow][order])
+    end = np.maximum.accumulate(arrival + latency[slow][order])
     together = bool((arrival[1:] <= end[:-1]).all())
     if not together or arrival[-1] - arrival[0] > _LONGEST * 1e9 * (span_s[1] - span_s[0]):
         return None
-    excess_ns = float(ledger.latency_ns[slow].mean() - ledger.reference_ns)
-    incident = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=len(arrival))
+    excess_ns = float(latency[latency >= tail_ns].mean() - ledger.reference_ns)
+    incident = Incident(start_s=float(arrival[0]) / 1e9, end_s=float(end[-1]) / 1e9, requests=tail)
     if evidence.setup.outside:  # what stands for batches there is single requests
         return incident
     costs = batch_costs(evidence, line)

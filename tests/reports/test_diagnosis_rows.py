@@ -65,7 +65,7 @@ def test_the_rest_includes_unexplained_only_if_that_has_no_row(ordinary: Session
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("replay", "this one run; restarts may differ more (measure: --rounds 5)"),
+        ("replay", "this one run, which cannot show how much restarts differ; 5 rounds can: --rounds 5"),
         ("http", "this one run"),
         ("requests", "this one recording"),
     ],

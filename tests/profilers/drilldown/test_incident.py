@@ -56,3 +56,16 @@ def test_a_burst_is_a_moment_that_no_single_batch_made() -> None:
     incident = diagnose(Line(arrivals=sorted(burst)).record()).incident
     assert incident is not None and incident.batch is None
     assert "no single batch" in incident.sentence("p99")
+
+
+def test_a_tail_of_two_is_an_incident_if_the_next_slowest_request_was_there_too() -> None:
+    def of_two(gc: dict[int, float], *, pause: float = 0.0) -> Diagnosis:
+        return diagnose(Line(arrivals=[20.0 * k + pause * (k > 51) for k in range(110)], gc=gc).record())
+
+    incident = of_two({50: 200.0}).incident
+    assert incident is not None and incident.requests == 2
+    assert incident.held_ms is not None and incident.held_ms > 200
+    assert ", 2 requests; batch " in incident.sentence("p99")
+    elsewhere = of_two({50: 60.0, 90: 45.0}, pause=200.0)
+    assert np.sort(elsewhere.ledger.latency_ns)[-3:].tolist() == sorted(elsewhere.ledger.latency_ns[[50, 51, 90]])
+    assert elsewhere.incident is None
