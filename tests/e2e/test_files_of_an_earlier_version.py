@@ -1,0 +1,89 @@
+"""Runs and a plan that 76857f2 wrote are read: reported, diagnosed, compared, and replayed.
+
+``written_at_76857f2`` holds a workload, ``latfix optimize workload --budget 60s --fix batch.window --fix gc.freeze
+--seed 1`` of it at that commit, and the two runs of its final replay, without pages and the search's own records.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import latfix
+from latfix.config.plan import read_plan
+from tests.conftest import Cli
+
+WRITTEN = Path(__file__).parent / "written_at_76857f2"
+PLAN = tomllib.loads((WRITTEN / "opt" / "plan.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A copy: commands write pages beside what they read."""
+    return Path(shutil.copytree(WRITTEN, tmp_path / "written"))
+
+
+@pytest.mark.parametrize("arm", ["before-1", "after-1"])
+def test_a_run_is_reported(arm: str, written: Path, cli: Cli) -> None:
+    run = written / "opt" / "final" / arm
+    code, out, err = cli("report", run)
+    assert code == 0, err
+    assert "p99" in out and "small" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_has_the_diagnosis_that_it_had(written: Path) -> None:
+    run = written / "opt" / "final" / "after-1"
+    then = json.loads((run / "diagnosis.json").read_text(encoding="utf-8"))
+    now = latfix.diagnose(latfix.read_run(run)).to_json()
+    assert (now["requests"], now["verdict"]) == (then["requests"], then["verdict"])
+    assert now["latency_ms"] == pytest.approx(then["latency_ms"]) and now["tail"] == pytest.approx(then["tail"])
+    assert {stage: pytest.approx(figures) for stage, figures in then["stages_ms"].items()} == now["stages_ms"]
+    mine, known = ({each["cause"]: each["tail_ms"] for each in found["causes"]} for found in (now, then))
+    assert mine == pytest.approx(known)
+
+
+def test_two_runs_are_compared_with_the_ratio_that_the_plan_holds(written: Path, tmp_path: Path, cli: Cli) -> None:
+    file, final = tmp_path / "comparison.json", written / "opt" / "final"
+    code, _, err = cli("compare", final / "before-1", final / "after-1", "--json", file)
+    assert code == 0, err
+    ratio = json.loads(file.read_text())["ratio"]
+    for key in ("mean", "p50", "p99"):
+        assert ratio[key]["value"] == pytest.approx(PLAN["measured"][f"{key}_ratio"])
+
+
+def test_an_optimization_is_reported(written: Path, cli: Cli) -> None:
+    code, out, err = cli("report", written / "opt")
+    assert code == 0, err
+    assert "batch.window" in out and "53 times faster" in out
+
+
+def test_a_plan_is_read(written: Path) -> None:
+    plan = read_plan(written / "opt" / "plan.toml")
+    assert [fix.id for fix in plan.fixes] == ["batch.window"] and plan.settings() == {"batch_window_ms": 0.0}
+
+
+@pytest.mark.slow
+def test_a_plan_is_replayed(written: Path, tmp_path: Path, cli: Cli) -> None:
+    out = tmp_path / "run"
+    code, _, err = cli("diagnose", written / "workload", "--plan", written / "opt" / "plan.toml", "--out", out)
+    assert code == 0, err
+    meta = json.loads((out / "run.json").read_text())
+    assert meta["settings"]["batch_window_ms"] == 0.0 and meta["fixes"] == ["batch.window"]
+
+
+@pytest.mark.slow
+def test_a_search_starts_from_a_plan(written: Path, tmp_path: Path, cli: Cli) -> None:
+    """No fix is left that applies, so that it ends after the baseline."""
+    file, plan = tmp_path / "optimization.json", written / "opt" / "plan.toml"
+    options = ("--fix", "gc.freeze", "--budget", "20s", "--out", tmp_path / "out", "--json", file)
+    code, _, err = cli("optimize", written / "workload", "--plan", plan, *options)
+    assert code == 0, err
+    document = json.loads(file.read_text())
+    assert document["before"]["requests"]["ok"] == 40
+    baseline = json.loads((tmp_path / "out" / "baseline" / "run.json").read_text())
+    assert baseline["settings"]["batch_window_ms"] == 0.0
+    assert 'id = "batch.window"' in (tmp_path / "out" / document["plan"]).read_text()
