@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS = {"latfix": "latfix", **{f"latfix.{name}": name for name in ("cli", "profilers", "reports", "runners")}}
 FOLDERS["latfix.sample_workloads"] = "sample_workloads"
+
+
+#: Folders of files that a package reads.
+DATA = {"latfix.reports.html.templates", "latfix.reports.html.vendor"}
 
 
 def _packages() -> set[str]:
@@ -32,7 +38,29 @@ def _packages() -> set[str]:
 
 
 def test_every_package_is_installed() -> None:
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == _packages()
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == _packages() | DATA
+
+
+@pytest.mark.slow
+def test_a_wheel_is_built_without_warnings_and_holds_the_data(tmp_path: Path) -> None:
+    """Setuptools warns of folders with data that are no listed package."""
+    setuptools = pytest.importorskip("setuptools", minversion="77")
+    tree = tmp_path / "tree"
+    skipped = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for folder in FOLDERS.values():
+        shutil.copytree(ROOT / folder, tree / folder, symlinks=True, ignore=skipped)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tree)
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = (done.stdout + done.stderr).splitlines()
+    warned = [line for line in told if "warning" in line.lower() and "byte-compiling is disabled" not in line]
+    assert warned == [], setuptools.__version__
+    inside = set(zipfile.ZipFile(tree / done.stdout.split()[-1]).namelist())
+    for package in DATA:
+        folder = ROOT / package.removeprefix("latfix.").replace(".", "/")
+        assert {f"{package.replace('.', '/')}/{file.name}" for file in folder.iterdir() if file.is_file()} <= inside
 
 
 def test_every_folder_is_mapped() -> None:

@@ -32,7 +32,7 @@ NOW_REFUSED = "quantize.int8_weight_only"
 
 
 def _as_before(fix: str, meta: RunMeta) -> bool:
-    barred = ONLY_GPU if meta.device == "cpu" else (*ONLY_CPU, NOW_REFUSED)
+    barred: tuple[str, ...] = ONLY_GPU if meta.device == "cpu" else (*ONLY_CPU, NOW_REFUSED)
     barred += LAYERS if meta.entry.endswith((".onnx", ".engine")) else ()
     barred += ("host.routing",) if meta.settings.workers < 2 else ()
     barred += ("host.threads", "host.wait_policy") if meta.torch_threads == 1 else ()
