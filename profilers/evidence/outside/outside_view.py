@@ -8,12 +8,12 @@ unknown and the whole wait is service time.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.queueing.queue_inference import starts
 from latfix.run_record.run_record import RunRecord
 from latfix.run_record.schema import BATCH_DTYPE, Columns
 from latfix.stages import OUTSIDE_STAGES
@@ -305,12 +305,15 @@ def _places(
 
 def in_line(at: Ints, end: Ints, servers: int) -> tuple[Ints, Ints]:
     """Each request's start of service, first come first served, and its server."""
+    order = np.argsort(at, kind="stable")
     turn, lane = np.empty(len(at), np.int64), np.empty(len(at), np.int64)
-    free = [(-(2**62), k) for k in range(servers)]
-    for k in np.argsort(at, kind="stable").tolist():
-        since, place = heapq.heappop(free)
-        turn[k], lane[k] = max(int(at[k]), since), place
-        heapq.heappush(free, (max(int(end[k]), since), place))
+    turn[order] = starts(at[order], end[order], servers)
+    # Servers become free in order of their ends, and each takes the next request in line.
+    free = np.argsort(np.maximum(end, turn)[order], kind="stable").tolist()
+    places = list(range(servers))
+    for before in free[: max(len(at) - servers, 0)]:
+        places.append(places[before])
+    lane[order] = places[: len(at)]
     return turn, lane
 
 

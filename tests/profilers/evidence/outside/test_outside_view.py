@@ -10,7 +10,7 @@ import pytest
 from latfix.gates.latency_change import latency_change
 from latfix.profilers.diagnose import diagnose
 from latfix.profilers.evidence.outside.lock_waits import with_queue
-from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, least_idle, piles_up
+from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, divided, in_line, least_idle, piles_up
 from latfix.profilers.evidence.outside.standstills import find_standstills
 from latfix.queueing.queue_inference import infer_queue
 from latfix.results.diagnosis import Diagnosis
@@ -348,3 +348,21 @@ def test_a_backlog_without_a_known_queue_is_no_wait_for_something_outside(monkey
         end = served(at, services() + np.where(slow, 30 * MS, 0), 1)
         found = diagnose(recorded(at, end, samples=busy_while_serving(at, end, end - at)))
         assert ("external.dependency" in {cause.cause for cause in found.causes if cause.named}) == named
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_earliest_free_server_takes_the_next_in_line(servers: int, seed: int) -> None:
+    """Also of requests that end before a server is free for them, and in any order of rows."""
+    rng = np.random.default_rng(seed)
+    at = rng.permutation(np.arange(80)) * 1_000 + rng.integers(0, 900, 80)
+    end = at + rng.integers(1, 4_000 * servers, 80)
+    turn, lane = in_line(at, end, servers)
+    free = [-1] * servers
+    for k in np.argsort(at).tolist():
+        place = lane[k]
+        assert free[place] == min(free) and turn[k] == max(at[k], free[place])
+        free[place] = max(end[k], turn[k])
+    assert set(lane.tolist()) == set(range(servers))
+    nobody, none = in_line(at[:0], end[:0], servers)
+    assert len(nobody) == len(none) == 0
