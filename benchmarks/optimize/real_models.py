@@ -2,6 +2,7 @@
 
     python benchmarks/models/install.py
     python -m benchmarks.optimize.real_models [--plans-only] [--held-out | NAME …]
+    python -m benchmarks.optimize.real_models --summary      the lines of docs/results.md, from the committed results
 
 For each workload ``latfix optimize`` finds a plan. Then the unmodified workload, each change and the plan replay
 the traffic in turns, on fresh processes each round. Accuracy is the workload's score, or agreement with the
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.optimize.alternatives import results_of, whole
@@ -43,6 +45,9 @@ ALONE: dict[str, dict[str, Any]] = {
     "two workers": {"workers": 2, "intra_op_threads": 1},
 }
 _PLAN = "latfix"
+KEYS = ("p50", "p99", "mean")
+#: Of the score, as in each ``workload.toml``.
+MAX_DROP = 0.01
 
 
 def main() -> None:
@@ -50,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", choices=[[], *DEVELOPMENT, *HELD_OUT], metavar="WORKLOAD")
     parser.add_argument("--held-out", action="store_true", help="the held-out ones instead of the others")
+    parser.add_argument("--summary", action="store_true", help="measure nothing, and print what is known")
     parser.add_argument("--plans-only", action="store_true", help="only latfix optimize, without the other arms")
     parser.add_argument("--budget", default="5m", help="of latfix optimize")
     parser.add_argument("--rounds", type=int, default=2)
@@ -57,6 +63,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("latfix-runs/real_models"))
     parser.add_argument("--out", type=Path, default=RESULTS / "real_models.json")
     options = parser.parse_args()
+    if options.summary:
+        print(summary(json.loads(options.out.read_text(encoding="utf-8"))["workloads"]))
+        return
     how = origin() | {"budget": options.budget, "rounds": options.rounds, "seconds": options.duration}
     known = json.loads(options.out.read_text(encoding="utf-8"))["workloads"] if options.out.exists() else {}
     document: dict[str, Any] = {"workloads": known}
@@ -100,6 +109,40 @@ def arms(name: str, options: argparse.Namespace, plan: dict[str, Any] | None) ->
         trial = whole(spec, traffic, changes, options.rounds, Path(scratch))
     base = {"after": trial.summary.to_json(), "accuracy": trial.base.accuracy} if trial.summary else {}
     return ({trial.base.name: base} if base else {}) | results_of(trial)
+
+
+def best_alone(found: dict[str, Any]) -> dict[str, float]:
+    """Ratios of the single change with the lowest p99 among those that keep the score, 1 if none is better."""
+    arms = {name: arm for name, arm in found["arms"].items() if "failed" not in arm}
+    least = arms["as it is"]["accuracy"] - MAX_DROP
+    kept = [ratios(arm) for name, arm in arms.items() if name in ALONE and arm["accuracy"] >= least]
+    return min([*kept, dict.fromkeys(KEYS, 1.0)], key=lambda each: each["p99"])
+
+
+def ratios(arm: dict[str, Any]) -> dict[str, float]:
+    """An arm over the first deployment."""
+    return {key: float(arm["ratio"][key]["value"]) for key in KEYS}
+
+
+def summary(workloads: dict[str, Any]) -> str:
+    """Rows of Markdown: for each model the plan over the first deployment, and over the best single change.
+
+    Ends with geometric means. Earlier measurements of a model (``NAME@COMMIT``) do not count.
+    """
+    now = {name: found for name, found in workloads.items() if "@" not in name and _PLAN in found["arms"]}
+    plan = {name: ratios(found["arms"][_PLAN]) for name, found in now.items()}
+    over_best = {name: {key: plan[name][key] / best_alone(found)[key] for key in KEYS} for name, found in now.items()}
+    mean = {key: geometric_mean(each[key] for each in plan.values()) for key in KEYS}
+    mean_over_best = {key: geometric_mean(each[key] for each in over_best.values()) for key in KEYS}
+    rows = [(name, plan[name], over_best[name]) for name in now]
+    rows.append((f"geometric mean of {len(now)}", mean, mean_over_best))
+    lines = [
+        "| | " + " | ".join(f"{key} of the plan" for key in KEYS) + " | p99 over that of the best single change |"
+    ]
+    lines.append("|---" * (len(KEYS) + 2) + "|")
+    for name, each, best in rows:
+        lines.append(f"| {name} | " + " | ".join(f"x{each[key]:.3f}" for key in KEYS) + f" | x{best['p99']:.3f} |")
+    return "\n".join(lines)
 
 
 def show(name: str, found: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ noise, 65 to 880 Hz) whose pitch is within 50 cents of the true one.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -85,9 +85,6 @@ def _published_network() -> Any:
     """The module's class in torchcrepe, without importing the package, which needs audio libraries."""
     package = types.ModuleType("torchcrepe")
     package.PITCH_BINS = BINS  # type: ignore[attr-defined]
+    package.__path__ = [str(PACKAGES / "torchcrepe")]  # torch.compile imports torchcrepe.model by its name
     sys.modules.setdefault("torchcrepe", package)
-    spec = importlib.util.spec_from_file_location("torchcrepe.model", PACKAGES / "torchcrepe" / "model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Crepe
+    return importlib.import_module("torchcrepe.model").Crepe
