@@ -47,7 +47,7 @@ def main() -> None:
     print(f"{found['equal']} values are equal, {len(found['differ'])} differ: {found['by_section']}")
     document = earlier_result(options.out)
     document[f"diagnosis of one record of {options.requests:,} requests, {' and '.join(commits)}"] = found
-    write_result(options.out, document)
+    write_result(options.out, document | {"commit": commits[1], "uncommitted": False})
 
 
 def diagnosis(record: Path, commit: str, scratch: Path) -> Any:

@@ -39,3 +39,11 @@ def test_a_cited_result_has_its_commit_beside_it(name: str, section: str) -> Non
     known = [commit[:7] for commit in rerun._commits(document)]
     text = " ".join(section.split())
     assert any(commit in text for commit in known) if known else "commit not recorded" in text
+
+
+def test_named_benchmarks_exist() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    modules = set(re.findall(r"-m (benchmarks\.[\w.]+\w)", text))
+    files = {f"{module.replace('.', '/')}.py" for module in modules}
+    files |= set(re.findall(r"\b(benchmarks/[\w/]+\.py)", text))
+    assert len(files) > 15 and [file for file in sorted(files) if not (ROOT / file).is_file()] == []
