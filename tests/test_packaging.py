@@ -59,8 +59,8 @@ def test_a_wheel_is_built_without_warnings_and_holds_the_data(tmp_path: Path) ->
     assert warned == [], setuptools.__version__
     inside = set(zipfile.ZipFile(tree / done.stdout.split()[-1]).namelist())
     for package in DATA:
-        folder = ROOT / package.removeprefix("latfix.").replace(".", "/")
-        assert {f"{package.replace('.', '/')}/{file.name}" for file in folder.iterdir() if file.is_file()} <= inside
+        files = (ROOT / package.removeprefix("latfix.").replace(".", "/")).iterdir()
+        assert {f"{package.replace('.', '/')}/{file.name}" for file in files if file.is_file()} <= inside
 
 
 def test_every_folder_is_mapped() -> None:
