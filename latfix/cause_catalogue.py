@@ -217,6 +217,20 @@ _KNOWN: tuple[KnownCause, ...] = (
         behind="one delayed by a call that blocked the event loop",
     ),
     KnownCause(
+        "service.queue",
+        "measured",
+        "waited in the service's own queue, as it reports",
+        happened="waiting in the service's own queue",
+        behind="one that waited in the service's queue",
+    ),
+    KnownCause(
+        "service.compute",
+        "measured",
+        "the service's own work took longer, as it reports",
+        happened="the service's own work taking longer than for other requests of this size",
+        behind="one on which the service worked for longer",
+    ),
+    KnownCause(
         "external.dependency",
         "measured",
         "waited for an external dependency: network, database, disk",
@@ -229,6 +243,13 @@ _KNOWN: tuple[KnownCause, ...] = (
         "a new connection had to be opened",
         happened="opening a connection for the request",
         behind="one that opened a connection",
+    ),
+    KnownCause(
+        "network.transit",
+        "measured",
+        "outside of what the service reports: the network, or not yet accepted",
+        happened="time outside of what the service reports (the network, or not yet accepted)",
+        behind="one that was late to reach the service",
     ),
     KnownCause(
         "drift.memory",

@@ -239,7 +239,7 @@ class _Findings:
             }
             for stage, known in totals.stages.items()
         }
-        if evidence.setup.servers == 0:  # the queue is not visible
+        if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:  # the queue is not visible
             stages["queue"] = dict.fromkeys(stages["queue"], math.nan)
         return stages
 
@@ -251,7 +251,7 @@ class _Findings:
         record = self.source.stretch(0, len(self.source))
         return {
             "source": Source(kind="http", path=str(meta.source.get("path", ""))),
-            "service": service_figures(record, servers),
+            "service": service_figures(record, servers, self.totals.tail_ns),
         }
 
     def _extra(self, causes: tuple[CauseSummary, ...]) -> dict[str, Any]:

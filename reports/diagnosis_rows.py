@@ -23,7 +23,7 @@ from latfix.formatting import (
     visible,
 )
 from latfix.reports.vocabulary import cause_words
-from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, Window
+from latfix.results.diagnosis import Activity, CauseSummary, Diagnosis, ServiceFigures, Window
 from latfix.results.worker_summary import WorkerRow
 
 #: Characters of an error message in a sentence.
@@ -290,6 +290,7 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("goodput", f"{good} ({limits})"))
     took = "" if service.connect_ms is None else f", each {milliseconds(service.connect_ms.get('p50'))} (p50)"
     rows.append(("connections", f"{count(service.connections)} opened{took}"))
+    rows += _part_words(service)
     process = service.process
     if process is not None:
         throttled = "" if process.throttled_ms is None else f", throttled {milliseconds(process.throttled_ms)}"
@@ -301,6 +302,37 @@ def service_words(diagnosis: Diagnosis) -> list[tuple[str, str]]:
                 f"{count(process.involuntary_switches)} involuntary switches",
             )
         )
+    return rows
+
+
+#: Parts of a latency as a service reports them, in words.
+_PART_WORDS = {
+    "client": "before it was sent",
+    "network": "network, or not yet accepted",
+    "queue": "queue at the server",
+    "prefill": "prefill",
+    "compute": "own compute",
+    "decode": "decode",
+    "dependency": "dependencies",
+    "other": "not reported",
+}
+
+
+def _part_words(service: ServiceFigures) -> list[tuple[str, str]]:
+    """Where the service itself says that the time of slow requests and of others went."""
+    if not service.parts:
+        return []
+    rows = []
+    for name, key in (("in the tail", "slow_ms"), ("elsewhere", "typical_ms")):
+        spent = [(_PART_WORDS.get(part.part, part.part), float(getattr(part, key))) for part in service.parts]
+        listed = ", ".join(f"{words} {milliseconds(ms)}" for words, ms in spent)
+        rows.append((name, f"{milliseconds(sum(ms for _, ms in spent))} on average = {listed}"))
+    told = [part for part in service.parts if part.source]
+    sources = ", ".join(dict.fromkeys(part.source for part in told))
+    bounds = [f"{_PART_WORDS[part.part]} at most {milliseconds(part.p99_ms)}" for part in told if part.p99_ms]
+    rows.append(
+        ("reported by", f"{sources} ({service.parts_known})" + ("; p99: " + ", ".join(bounds) if bounds else ""))
+    )
     return rows
 
 

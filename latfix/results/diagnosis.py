@@ -438,12 +438,33 @@ class ProcessFigures(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyPart(Document):
+    """A part of the latency of requests to a service that reports where their time went. Milliseconds.
+
+    :param part: ``client`` (late, connect, send), ``network`` (outside of the time that the service reports),
+        ``queue``, ``prefill``, ``compute``, ``decode``, ``dependency``, or ``other``, the remainder.
+    :param slow_ms: mean over the requests of the tail; ``typical_ms`` over all others. Over all parts, each sums to
+        the mean latency.
+    :param source: the metric or recording with it; empty for what the client measures, and for the remainder.
+    :param p99_ms: upper bound of p99 by the service's own histogram; ``None`` without one.
+    """
+
+    part: str
+    slow_ms: float
+    typical_ms: float
+    source: str = ""
+    p99_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFigures(Document):
     """Facts about a service besides its requests' latency; ``None`` if unknown.
 
     :param connections: number of opened connections; ``connect_ms`` the time to open one, by percentile.
     :param servers: the number of servers that one queue was observed to feed.
     :param metrics: by name, its reported values before, after, and at most.
+    :param parts: of the latency, if the service reports where its requests' time went.
+    :param parts_known: how: the means of intervals, or by request.
     """
 
     connections: int
@@ -453,6 +474,8 @@ class ServiceFigures(Document):
     goodput: Goodput | None = None
     process: ProcessFigures | None = None
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    parts: tuple[LatencyPart, ...] = field(default=(), metadata=json_key(omit_empty=True))
+    parts_known: str = field(default="", metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

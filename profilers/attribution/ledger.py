@@ -327,7 +327,8 @@ def _close(accounts: _Accounts, line: Line, blame: Blame) -> LedgerContext:
     own = accounts.own
     entered = evidence.units["intake"].end
     in_line = rows["prepare_wait_ns"] - evidence.units["intake"].wall
-    waited = in_line + rows["queue_ns"]
+    # A queue that only the service's own report shows is not replayed.
+    waited = in_line + (0 if evidence.setup.servers == 0 else rows["queue_ns"])
     held = _held_to(waited, blame)
     waits = np.rint(held * blame.propagated.T).astype(np.int64)
     finished = _finished_before(accounts)

@@ -326,7 +326,9 @@ def _invisible(evidence: Evidence) -> list[str]:
     notes = []
     if not Counter.of(evidence.samples, CPU).known:
         notes.append("The service's process was not watched: pass --pid if it runs on this machine.")
-    if evidence.setup.servers == 0:
+    if evidence.told.note:
+        notes.append(evidence.told.note)
+    if evidence.setup.servers == 0 and "queue" not in evidence.told.parts:
         told = (
             "waits for the work of other requests are inferred from its process's counters"
             if evidence.shared.cores

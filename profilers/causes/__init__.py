@@ -8,6 +8,7 @@ from latfix.profilers.causes import (
     external_dependency,
     input_size,
     observer,
+    service_reports,
     service_waits,
     traffic,
     unexplained,
@@ -57,6 +58,9 @@ CAUSES: tuple[Cause, ...] = (
     drift_causes.CACHE,
     drift_causes.SESSIONS,
     drift_causes.UNKNOWN,
+    service_reports.QUEUE,  # where the time was, as the service reports it; its causes claim before
+    service_reports.COMPUTE,
+    service_reports.TRANSIT,
     host_slowdown.CAUSE,  # remaining on-CPU time beyond the model of work
     traffic.BURST,  # waits in the queue's replay at reference service
     traffic.OVERLOAD,

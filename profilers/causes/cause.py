@@ -120,6 +120,8 @@ class TailFigures:
 
 #: On a device, allocator calls are counted, but their costs are modelled.
 _MODELLED_ON_DEVICES = ("memory.allocator", "memory.fragmentation")
+#: What a service reports of each request is measured; the means of intervals are only assigned to requests.
+_REPORTED = ("service.queue", "service.compute", "network.transit")
 
 
 def no_claim(_evidence: Evidence, _left: Left) -> Claim:
@@ -155,6 +157,7 @@ class Cause:
     def class_in(self, evidence: Evidence) -> EvidenceClass:
         """How its own part is known in a run."""
         modelled = evidence.setup.on_device and self.id in _MODELLED_ON_DEVICES
+        modelled |= self.id in _REPORTED and evidence.told.interval_ns > 0
         return "modelled" if modelled else CATALOGUE[self.id].evidence_class
 
 

@@ -52,9 +52,7 @@ def beyond_usual(evidence: Evidence, left: Left, waited: Ints, name: str) -> Cla
     """Waits of requests beyond the median, limited to the excess of their service time."""
     chosen = waited[evidence.ok]
     usual = evidence.norms.of(f"waits.{name}", partial(whole_median, chosen))
-    member = evidence.batches["batch_id"]
-    at = np.zeros(len(member), np.int64)
-    at[evidence.batch_of[evidence.batch_of >= 0]] = np.maximum(waited - usual, 0)[evidence.batch_of >= 0]
+    at = evidence.at_units("compute", np.maximum(waited - usual, 0))
     return Claim(units={"compute": Parts(cpu=np.minimum(at, left.cpu_excess("compute")))})
 
 

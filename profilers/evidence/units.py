@@ -9,7 +9,7 @@ blocked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     side_by_side,
     stage_values,
 )
+from latfix.profilers.evidence.outside.server_account import ServerAccount, server_account
 from latfix.profilers.evidence.outside.shared_cores import SharedCores, Waits, find_shared_cores, nothing_shared
 from latfix.profilers.evidence.outside.standstills import (
     Standstills,
@@ -98,6 +99,7 @@ class Evidence:
     :param locks: waits for locks in a service behind an address; zeros in other runs.
     :param own_prefill: ``(n,)`` nanoseconds to the first output that a large input needs, where streams show it.
     :param shared: waits for other requests in a service behind an address whose queue is unknown.
+    :param told: what a service behind an address itself reports of its requests' time; empty in other runs.
     :param begins: true if these requests are the run's first.
     """
 
@@ -125,6 +127,7 @@ class Evidence:
     locks: LockWaits
     shared: SharedCores
     own_prefill: Ints
+    told: ServerAccount = field(default_factory=ServerAccount)
 
     def usually_blocked(self, unit: str) -> int:
         """Median blocked nanoseconds of a unit: its usual wait."""
@@ -188,10 +191,25 @@ class Evidence:
         return divided(self.samples, self.units[name].start, self.units[name].end)[1]
 
     def least_idle(self, name: str) -> Ints:
-        """Least nanoseconds of each unit in which a service behind an address did nothing for its request."""
+        """Least nanoseconds of each unit in which a service behind an address did nothing for its request.
+
+        Without the time that the service reports as its own work: its process is idle while a device computes.
+        """
         at, end = presence(self.rows)
         served = side_by_side(at + self.rows["queue_ns"], end, self.setup.servers or 0)
-        return least_idle(self.samples, self.units[name].start, self.units[name].end, served)
+        unit = self.units[name]
+        idle = least_idle(self.samples, unit.start, unit.end, served)
+        worked = self.at_units(name, self.told.worked(self.rows)[name])
+        return np.asarray(np.minimum(idle, unit.wall - worked), dtype=np.int64)
+
+    def at_units(self, name: str, per_request: Ints) -> Ints:
+        """Requests' figures as those of units whose batches have one member each."""
+        if name not in BATCH_UNITS:
+            return per_request
+        served = self.batch_of >= 0
+        figures = np.zeros(len(self.batches["batch_id"]), np.int64)
+        figures[self.batch_of[served]] = per_request[served]
+        return figures
 
     def waits_for_others(self, name: str) -> Waits:
         """Waits in each unit for other requests in the process of a service behind an address."""
@@ -242,10 +260,10 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
     :param begins: the piece has the run's first requests.
     """
     norms = Norms() if norms is None else norms
-    servers = None
+    servers, told = None, ServerAccount()
     if record.meta.is_http:
-        servers = norms.of("servers", partial(servers_of, record))
-        record = as_served(record, servers)
+        servers, told = norms.of("servers", partial(servers_of, record)), server_account(record)
+        record = as_served(record, servers, told.parts.get("queue"))
     rows, batches = record.requests, record.batches
     setup = norms.of("setup", lambda: Setup.of(record.meta, batches, rows, servers))
     n, m = len(rows["index"]), len(batches["batch_id"])
@@ -308,6 +326,7 @@ def gather(record: RunRecord, norms: Norms | None = None, *, begins: bool = True
         locks=locks,
         shared=shared,
         own_prefill=own_prefill_ns(standstills, spread(units["compute"].wall, batch_of), members.attributes),
+        told=told,
     )
 
 

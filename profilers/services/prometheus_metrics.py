@@ -15,6 +15,14 @@ _FULL = '{generation="2"}'
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*?)\})?\s+([^\s#]+)(?:\s+[-+.0-9eE]+)?\s*(?:#.*)?", re.ASCII)
 
 
+_LABEL = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"', re.ASCII)
+
+
+def read_labels(labels: str) -> dict[str, str]:
+    """The labels of a sample by name; escaped characters stay escaped."""
+    return dict(_LABEL.findall(labels))
+
+
 def read_sample(line: str) -> tuple[str, str, str] | None:
     """Name, labels and value of a line as text; ``None`` if it is no sample."""
     match = _SAMPLE.fullmatch(line)

@@ -35,16 +35,18 @@ _OUTSIDE = "a deadline and a pool of kept connections for the dependency; latfix
 _SPLIT_PROMPTS = (
     "--max-num-batched-tokens lower, with --enable-chunked-prefill: a prompt then shares steps with streams"
 )
+_MORE_AT_ONCE: Mapping[str, str] = {
+    "vLLM": "--max-num-seqs higher while its cache has room, else --data-parallel-size",
+    "Triton": "instance_group count higher; a timeout in default_queue_policy, so that late requests do not wait",
+    "TGI": "--max-batch-total-tokens higher while memory has room, else another replica",
+    "uvicorn": "--workers higher, each loads the model; --limit-concurrency answers 503 instead of a long wait",
+    "gunicorn": "--workers or --threads higher",
+}
 
 #: By cause, the change for each server, and under "" for any server.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "traffic.burst": {
-        "vLLM": "--max-num-seqs higher while its cache has room, else --data-parallel-size",
-        "Triton": "instance_group count higher; a timeout in default_queue_policy, so that late requests do not wait",
-        "TGI": "--max-batch-total-tokens higher while memory has room, else another replica",
-        "uvicorn": "--workers higher, each loads the model; --limit-concurrency answers 503 instead of a long wait",
-        "gunicorn": "--workers or --threads higher",
-    },
+    "traffic.burst": _MORE_AT_ONCE,
+    "service.queue": _MORE_AT_ONCE,
     "traffic.overload": {
         "vLLM": "another replica (--data-parallel-size): the load exceeds the capacity of one",
         "Triton": "max_queue_size in default_queue_policy to shed; instance_group count, or another server",

@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, THROTTLED, Counter
-from latfix.results.diagnosis import Goodput, ProcessFigures, ServiceFigures, StreamFigures
+from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
+from latfix.profilers.services.stage_metrics import upper_bound_s
+from latfix.results.diagnosis import Goodput, LatencyPart, ProcessFigures, ServiceFigures, StreamFigures
 from latfix.run_record.run_record import RunRecord, Throughput
 from latfix.stages import Status
 from latfix.statistics.latency_summary import summarize_ms
@@ -15,12 +17,14 @@ from latfix.statistics.latency_summary import summarize_ms
 _METRICS = "metrics."
 
 
-def service_figures(record: RunRecord, servers: int | None) -> ServiceFigures:
+def service_figures(record: RunRecord, servers: int | None, tail_ns: float) -> ServiceFigures:
     """Figures of the service besides its latency.
 
     :param servers: number of servers behind its queue, if known.
+    :param tail_ns: latency from which a request is one of the tail.
     """
     rows = record.requests
+    told = server_account(record)
     fresh = rows["new_connection"] > 0
     took = np.maximum(rows["prepare_ns"] - rows["send_ns"], 0)[fresh & (rows["send_ns"] > 0)]
     return ServiceFigures(
@@ -31,6 +35,33 @@ def service_figures(record: RunRecord, servers: int | None) -> ServiceFigures:
         goodput=_goodput(record),
         process=_process(record),
         metrics=_metrics(record),
+        parts=_parts(record, told, tail_ns),
+        parts_known=told.known_as if told.parts else "",
+    )
+
+
+def _parts(record: RunRecord, told: ServerAccount, tail_ns: float) -> tuple[LatencyPart, ...]:
+    """The mean latency of slow requests and of the others, divided by what the service reports."""
+    rows = record.requests
+    ok = record.measured & (rows["status"] == Status.OK)
+    slow = ok & (rows["latency_ns"] >= tail_ns)
+    if not told.parts or not slow.any():
+        return ()
+    groups = (slow, ok & ~slow if (ok & ~slow).any() else slow)
+    spent = {"client": rows["dispatch_ns"] + rows["prepare_ns"]}
+    spent |= {part: told.parts[part] for part in PARTS if part in told.parts}
+    spent["other"] = rows["latency_ns"] - sum(spent.values())
+    bounds = {part: upper_bound_s(buckets, 0.99) for part, buckets in told.buckets_s.items()}
+    means = {part: [float(taken[group].mean()) / 1e6 for group in groups] for part, taken in spent.items()}
+    return tuple(
+        LatencyPart(
+            part=part,
+            slow_ms=means[part][0],
+            typical_ms=means[part][1],
+            source=told.sources.get(part, ""),
+            p99_ms=None if (bound := bounds.get(part)) is None else 1e3 * bound,
+        )
+        for part in spent
     )
 
 

@@ -31,7 +31,7 @@ from latfix.runners.http_target.grpc_messages import (
 )
 from latfix.runners.http_target.http_messages import request_head
 from latfix.runners.http_target.replay_loop import failure_words
-from latfix.runners.http_target.request_bodies import body_for, models_path
+from latfix.runners.http_target.request_bodies import body_for, models_path, served_model
 from latfix.runners.http_target.server_watch import opener
 from latfix.runners.replay.run_session import Replay, prepare_folder, replay_into
 from latfix.runners.replay.runner_process import OnEvent, RunnerProcess
@@ -97,6 +97,8 @@ class HttpReplay:
             "body": None if self.body is None else self.body.text,
             "metadata": self.model_metadata,
             "model": self.model,
+            "path": address.path,
+            "served_model": served_model(address.path, self.model_metadata, self.model),
             "timeout_s": self.timeout_s,
             "keep_alive": self.keep_alive,
             "cacert": self.trust.cacert,

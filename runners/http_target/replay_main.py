@@ -156,7 +156,7 @@ class _WatchProcess(RunnerProcess):
 
     def __init__(self, job: dict[str, Any], folder: Path) -> None:
         super().__init__(Path(), "", RunnerSettings(), folder / "runner.log")
-        names = ("pid", "metrics", "headers", "cacert", "insecure")
+        names = ("pid", "metrics", "headers", "cacert", "insecure", "path", "served_model")
         self._job = {**{name: job[name] for name in names}, "folder": str(folder)}
 
 

@@ -18,7 +18,7 @@ from latfix.traffic.schedule import Traffic
 #: Makes one request's body.
 Body = Callable[[Request], bytes]
 
-_KSERVE = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
+_KSERVE = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|generate|generate_stream)")
 _WORD = "word "
 #: Requested tokens if the traffic does not report the number.
 _TOKENS = 64
@@ -40,6 +40,12 @@ def models_path(path: str) -> str | None:
     if protocol in ("chat", "completions"):
         return re.sub(r"/(?:chat/)?completions/?$", "/models", path)
     return path.rstrip("/").removesuffix("/infer") if protocol == "kserve" else None
+
+
+def served_model(path: str, metadata: Any, model: str) -> str:
+    """The model that requests go to, as the service calls it; empty if that is unknown."""
+    named = _KSERVE.match(path)
+    return named[1] if named else model or _first_model(metadata)
 
 
 def body_for(address: Address, template: BodyTemplate | None, traffic: Traffic, metadata: Any, model: str) -> Body:

@@ -19,11 +19,14 @@ from typing import Any
 from latfix.profilers.gpu.nvml import Nvml
 from latfix.profilers.services.process_watch import ProcessWatch
 from latfix.profilers.services.prometheus_metrics import LONGEST_TEXT, parse_metrics
+from latfix.profilers.services.stage_metrics import Readings, Target, bucket_growth, read_stages, series_of
 from latfix.run_record.run_record import SEGMENTS
 from latfix.runners.http_target.address import Trust
 from latfix.runners.replay.pipe_protocol import LineReader, LineWriter, commands_of, serve_parent
 
 FAST_S, SLOW_S, METRICS_S, NVML_S = 0.005, 0.25, 1.0, 1.0
+#: Metrics are read more often, at most so often, if that takes a service less than this share of the time.
+STAGES_S, _STAGES_SHARE = 0.2, 0.02
 _FLUSH_S = 0.5
 _METRICS_TIMEOUT_S = 5.0
 
@@ -38,7 +41,7 @@ class Watch:
     """Polls on its own threads until :meth:`end`.
 
     :param job: ``pid`` or ``None``; ``metrics`` (an address) or ``None``, and ``headers``, ``cacert`` and
-        ``insecure`` to read them; ``folder`` of the run.
+        ``insecure`` to read them; ``path`` and ``served_model`` of the requests; ``folder`` of the run.
     :raises InputError: the process cannot be watched.
     """
 
@@ -56,17 +59,21 @@ class Watch:
         self._begun, self._end = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self.scrapes, self.failed_scrapes, self.metrics_error = 0, 0, ""
+        self._target = Target(path=str(job["path"]), model=str(job["served_model"]))
+        self._all_read_s = 0.0
+        self._first: Readings | None = None
+        self._last: Readings = {}
 
     def begin(self, t0_ns: int) -> None:
         """Start polling; times are relative to ``t0_ns``."""
         self._t0_ns = t0_ns
-        jobs: list[tuple[float, Callable[[], Mapping[str, float]]]] = []
+        jobs: list[tuple[float, float, Callable[[], Mapping[str, float]]]] = []
         if self._process is not None:
-            jobs += [(FAST_S, self._process.read_fast), (SLOW_S, self._process.read_slow)]
+            jobs += [(FAST_S, FAST_S, self._process.read_fast), (SLOW_S, SLOW_S, self._process.read_slow)]
         if self._nvml is not None:
-            jobs.append((NVML_S, self._nvml.read))
+            jobs.append((NVML_S, NVML_S, self._nvml.read))
         if self._metrics is not None:
-            jobs.append((METRICS_S, self._scrape))
+            jobs.append((STAGES_S, METRICS_S, self._scrape))
         self._threads = [threading.Thread(target=self._poll, args=job, daemon=True) for job in jobs]
         for thread in (*self._threads, threading.Thread(target=self._write, daemon=True)):
             thread.start()
@@ -76,6 +83,8 @@ class Watch:
         self._end.set()
         for thread in self._threads:
             thread.join(2 * _METRICS_TIMEOUT_S)
+        if self._first is not None:
+            self._add(time.perf_counter_ns() - self._t0_ns, bucket_growth(self._first, self._last))
         self._flush()
         report: dict[str, Any] = {"cpu_ns": time.process_time_ns(), "nvml": self._nvml_line}
         if self._process is not None:
@@ -89,14 +98,21 @@ class Watch:
             report |= {"scrapes": self.scrapes, "failed": self.failed_scrapes, "metrics_error": self.metrics_error}
         return report
 
-    def _poll(self, period_s: float, read: Callable[[], Mapping[str, float]]) -> None:
-        last = False
+    def _poll(self, least_s: float, most_s: float, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read until the end, with a pause that grows with how long reading takes, within its limits."""
+        last, pause_s = False, 0.0
         while not last:
-            last = self._end.wait(period_s)
-            at = time.perf_counter_ns() - self._t0_ns
-            lines = [json.dumps([at, name, float(value)]) for name, value in read().items()]
-            with self._lock:
-                self._lines += lines
+            last = self._end.wait(pause_s)
+            began = time.perf_counter_ns()
+            values = read()
+            took = time.perf_counter_ns() - began
+            self._add(began + took // 2 - self._t0_ns, values)
+            pause_s = min(max(took / 1e9 / _STAGES_SHARE, least_s), most_s)
+
+    def _add(self, at_ns: int, values: Mapping[str, float]) -> None:
+        lines = [json.dumps([at_ns, name, float(value)]) for name, value in values.items()]
+        with self._lock:
+            self._lines += lines
 
     def _scrape(self) -> dict[str, float]:
         request = urllib.request.Request(self._metrics, headers=self._headers)
@@ -108,7 +124,13 @@ class Watch:
             self.metrics_error = self.metrics_error or str(error)[:200]
             return {}
         self.scrapes += 1
-        return {f"metrics.{name}": value for name, value in parse_metrics(text).items()}
+        self._last = read_stages(text, self._target)
+        self._first = self._last if self._first is None else self._first
+        values = series_of(self._last)
+        if self._end.is_set() or time.monotonic() - self._all_read_s >= METRICS_S:
+            self._all_read_s = time.monotonic()
+            values |= {f"metrics.{name}": value for name, value in parse_metrics(text).items()}
+        return values
 
     def _write(self) -> None:
         while not self._end.wait(_FLUSH_S):

@@ -250,10 +250,11 @@ def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:
     return ""
 
 
-def as_served(record: RunRecord, servers: int) -> RunRecord:
+def as_served(record: RunRecord, servers: int, queued: Ints | None = None) -> RunRecord:
     """The record with queue waits and service times as if the runner had recorded them.
 
     :param servers: behind one queue (:func:`latfix.profilers.evidence.outside.lock_waits.servers_of`).
+    :param queued: ``(n,)`` nanoseconds in the queue, as the service reports them; used if ``servers`` is 0.
     """
     rows = dict(record.requests)
     at, end = presence(rows)
@@ -265,6 +266,8 @@ def as_served(record: RunRecord, servers: int) -> RunRecord:
         lane[chosen] = lanes
         first = (end - rows["finish_ns"])[chosen]
         start[chosen] = np.minimum(turns, np.maximum(first, at[chosen]))
+    elif queued is not None:
+        start = at + np.where(taken, np.minimum(queued, rows["compute_ns"]), 0)
     rows["queue_ns"] = start - at
     rows["compute_ns"] = rows["compute_ns"] - rows["queue_ns"]
     rows["batch_id"] = np.where(taken, np.arange(len(at)), -1)

@@ -24,6 +24,7 @@ RANDOM = random.Random(7)
 ONE_AT_A_TIME = asyncio.Lock()
 ONE_LOCK, POOL = threading.Lock(), ThreadPoolExecutor(32)
 COUNTED = {"requests": 0, "waited_s": 0.0}
+REPORTED: dict[str, float] = {}
 
 
 def busy(seconds: float) -> None:
@@ -128,6 +129,64 @@ async def kserve(body: Any, write: Write) -> None:
     await answer(write, {"model_name": "m", "outputs": [], "unknown": list(given)})
 
 
+def in_a_bad_time() -> bool:
+    """Half a second in two and a half."""
+    return time.monotonic() % 2.5 < 0.5
+
+
+def report(**seconds: float) -> None:
+    """Add a request to the sums of the service's metrics."""
+    for name, spent in seconds.items():
+        REPORTED[name] = REPORTED.get(name, 0.0) + spent
+    REPORTED["requests"] = REPORTED.get("requests", 0.0) + 1
+
+
+async def reporting_queue(body: Any, write: Write) -> None:
+    """Like vLLM: streams, and its metrics say that requests wait in its queue in the bad times."""
+    began = time.monotonic()
+    await asyncio.sleep(0.15 if in_a_bad_time() else 0.001)
+    queued = time.monotonic()
+    await asyncio.sleep(0.005)
+    first = time.monotonic()
+    await write(SSE)
+    for _ in range(int(body["max_tokens"])):
+        await event(write, {"choices": [{"delta": {"content": "x"}}]})
+        await asyncio.sleep(0.002)
+    last = time.monotonic()
+    report(queue=queued - began, prefill=first - queued, decode=last - first, e2e=last - began)
+    await write(b"0\r\n\r\n")
+
+
+async def reporting_compute(_body: Any, write: Write) -> None:
+    """Like Triton: its counters say that the model computes for longer in the bad times."""
+    began = time.monotonic()
+    await asyncio.sleep(0.15 if in_a_bad_time() else 0.005)
+    report(compute=time.monotonic() - began, e2e=time.monotonic() - began, queue=0.0)
+    await answer(write, {"model_name": "m", "outputs": []})
+
+
+def metrics_page() -> str:
+    """Metrics in the form of vLLM or Triton, of the model that is asked for and of another one."""
+    of = {name: REPORTED.get(name, 0.0) for name in ("queue", "prefill", "decode", "compute", "e2e", "requests")}
+    lines = []
+    if sys.argv[1] == "reporting_queue":
+        names = {"queue": "request_queue_time", "prefill": "request_prefill_time", "decode": "request_decode_time",
+                 "e2e": "e2e_request_latency"}  # fmt: skip
+        for stage, name in names.items():
+            for part, value in (("sum", of[stage]), ("count", of["requests"])):
+                lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="planted"}} {value}')
+                lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="other"}} {COUNTED["requests"]}')
+            lines.append(f'vllm:{name}_seconds_bucket{{engine="0",model_name="planted",le="0.5"}} {of["requests"]}')
+        lines.append('vllm:num_requests_waiting{engine="0",model_name="planted"} 0')
+    else:
+        lines.append(f'nv_inference_request_success{{model="m",version="1"}} {of["requests"]}')
+        lines.append('nv_inference_request_success{model="other",version="1"} 1000')
+        for stage, name in (("queue", "queue"), ("compute", "compute_infer"), ("e2e", "request")):
+            lines.append(f'nv_inference_{name}_duration_us{{model="m",version="1"}} {1e6 * of[stage]}')
+            lines.append(f'nv_inference_{name}_duration_us{{model="other",version="1"}} 5e9')
+    return "\n".join(lines) + "\n"
+
+
 async def unstable(_body: Any, write: Write) -> None:
     COUNTED["requests"] += 1
     if COUNTED["requests"] % 5 == 0:
@@ -168,6 +227,8 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "refusing": refusing,
     "broken": broken,
     "kserve": kserve,
+    "reporting_queue": reporting_queue,
+    "reporting_compute": reporting_compute,
     "unstable": unstable,
     "lock": in_a_thread(behind_a_lock),
     "interpreter": in_a_thread(computing_python),
@@ -200,6 +261,10 @@ async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
                 await answer(write, {"data": [{"id": "planted"}]})
             elif path == b"/v2/models/m":
                 await answer(write, KSERVE)
+            elif path == b"/metrics" and "reporting" in sys.argv[1]:
+                COUNTED["requests"] += 100  # of the other model
+                page = metrics_page().encode()
+                await write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
             elif path == b"/metrics":
                 await answer(write, {}, "404 Not Found")
             else:

@@ -1,0 +1,67 @@
+"""Causes that a service reports itself, in its metrics or its own recording, located but not explained by it.
+
+``service.queue``: the request waited in the service's queue.
+``service.compute``: the service worked on it for longer than on others of its size.
+``network.transit``: the time beyond all that the service reports: the network, or the request was not yet accepted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from latfix.arrays import Ints
+from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
+from latfix.profilers.causes.service_waits import beyond_usual
+from latfix.profilers.evidence.run_baselines import whole_median
+from latfix.profilers.evidence.units import Evidence
+
+_WORK = ("prefill", "compute", "decode")
+
+
+def _queue(evidence: Evidence, _left: Left) -> Claim:
+    if evidence.setup.servers or "queue" not in evidence.told.parts:
+        return Claim()  # the queue's own model divides the waits
+    return Claim(own={"queue": evidence.rows["queue_ns"]})
+
+
+def _compute(evidence: Evidence, left: Left) -> Claim:
+    units = {}
+    for name, worked in evidence.told.worked(evidence.rows).items():
+        usual = evidence.norms.of(f"told.{name}", partial(whole_median, worked[evidence.ok]))
+        beyond = evidence.at_units(name, np.maximum(worked - usual, 0))
+        units[name] = Parts(cpu=np.minimum(beyond, left.cpu_excess(name)))
+    return Claim(units=units)
+
+
+def _transit(evidence: Evidence, left: Left) -> Claim:
+    return beyond_usual(evidence, left, evidence.told.of("network", evidence.rows), "told.network")
+
+
+def _sentence(parts: tuple[str, ...], words: str, evidence: Evidence, figures: TailFigures) -> str:
+    told = evidence.told
+    spent: Ints = np.sum([told.of(part, evidence.rows) for part in parts], axis=0)
+    sources = ", ".join(told.sources[part] for part in parts if part in told.sources)
+    measured = "measured by interval, not by request" if told.interval_ns else "measured by request"
+    return (
+        f"{words} {median_and_p99(spent[evidence.ok])}, {measured} ({sources}: {told.known_as}); "
+        f"{own_and_propagated(figures)}."
+    )
+
+
+QUEUE = Cause(
+    id="service.queue",
+    outside=_queue,
+    sentence=partial(_sentence, ("queue",), "in the service's own queue, requests waited"),
+)
+COMPUTE = Cause(
+    id="service.compute",
+    outside=_compute,
+    sentence=partial(_sentence, _WORK, "the service's own work for a request took"),
+)
+TRANSIT = Cause(
+    id="network.transit",
+    outside=_transit,
+    sentence=partial(_sentence, ("network",), "outside of the time that the service reports, requests spent"),
+)

@@ -1,0 +1,200 @@
+"""What a service behind an address itself says about the time of its requests.
+
+Its metrics are sums over requests. Between two readings they give the mean of the requests that ended then, not each
+one's own figure: the requests share it equally, as far as each one's own time allows. What they differ by within such
+an interval stays unexplained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from latfix.arrays import Floats, Ints
+from latfix.profilers.evidence.outside.outside_view import Counter, presence
+from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import Columns
+from latfix.stages import Status
+
+#: Parts of a request's time at a service, in the order in which they are known best.
+PARTS: tuple[str, ...] = ("network", "queue", "prefill", "compute", "decode", "dependency")
+_STAGES = ("queue", "prefill", "compute", "decode")
+#: Prefix of the series of the metrics: ``stage.STAGE|RANK|METRIC|KIND``. The lower the rank, the more is known of the
+#: metric: 0 and 1 are documented ones, of the requests' own model or path and of all; 2 and 3 likewise of others.
+#: The kinds are ``sum`` (nanoseconds), ``count``, and at the end ``le=SECONDS``: a bucket's requests during the run.
+PREFIX = "stage."
+#: The series with a value at each reading, and the least rank of metrics that are not documented.
+READINGS, OTHERS = f"{PREFIX}readings", 2
+#: Stages that end with the first output.
+_BEFORE_OUTPUT = ("queue", "prefill")
+#: A metric counts the client's requests if it grows by as many, up to this share or number.
+_OFF_SHARE, _OFF = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAccount:
+    """Parts of the requests' time at a service, as it reports them.
+
+    :param parts: ``(n,)`` nanoseconds each, by names of :data:`PARTS`; without those that it does not report.
+        ``network`` is what lies outside of the time that it reports as the whole.
+    :param sources: by part, the metric or recording.
+    :param interval_ns: usual length of the intervals whose means these are; 0 if each request has its own figures.
+    :param buckets_s: by part, how many requests were at or below each bound in seconds.
+    :param note: why a report was not used; empty if all were.
+    """
+
+    parts: Mapping[str, Ints] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    interval_ns: int = 0
+    buckets_s: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    note: str = ""
+
+    def of(self, part: str, rows: Columns) -> Ints:
+        """``(n,)`` nanoseconds of a part; zeros if it is not reported."""
+        return self.parts.get(part, np.zeros(len(rows["index"]), np.int64))
+
+    def worked(self, rows: Columns) -> dict[str, Ints]:
+        """The service's own work for each request, by the unit of work that holds it.
+
+        :param rows: as from :func:`latfix.profilers.evidence.outside.outside_view.as_served`.
+        """
+        finish = np.minimum(self.of("decode", rows), rows["finish_ns"])
+        total = self.of("prefill", rows) + self.of("compute", rows) + self.of("decode", rows)
+        first = np.minimum(total - finish, rows["compute_ns"])
+        return {"compute": first, "finish": finish + np.minimum(total - finish - first, rows["finish_ns"] - finish)}
+
+    @property
+    def known_as(self) -> str:
+        """How the figures are known, as a clause."""
+        return f"the means of intervals of {self.interval_ns / 1e9:.2g} s" if self.interval_ns else "by request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reported:
+    """One stage in one metric.
+
+    :param at_ns: ``(k,)`` readings at which its count had changed, and the first one.
+    :param total_ns: ``(k,)`` the sum at these readings; ``count`` likewise.
+    """
+
+    metric: str
+    at_ns: Floats
+    total_ns: Floats
+    count: Floats
+    buckets: tuple[tuple[float, float], ...]
+
+    @property
+    def counted(self) -> float:
+        """How many requests were added between the first reading and the last."""
+        return float(self.count[-1] - self.count[0])
+
+
+def server_account(record: RunRecord) -> ServerAccount:
+    """What the service's metrics say about the requests of a record; nothing if they do not count these requests."""
+    rows = record.requests
+    at, end = presence(rows)
+    order = np.flatnonzero(rows["http_status"] > 0)
+    order = order[np.argsort(end[order], kind="stable")]
+    reported, note = _chosen(record, end, order)
+    if not reported:
+        return ServerAccount(note=note)
+    parts: dict[str, Ints] = {}
+    left, until_first = np.maximum(end - at, 0), np.maximum(rows["compute_ns"], 0)
+    if "whole" in reported:
+        parts["network"] = _shared(reported["whole"], order, end, until_first, own=left)
+        left, until_first = left - parts["network"], until_first - parts["network"]
+    for stage in _STAGES:
+        if stage in reported:
+            parts[stage] = _shared(reported[stage], order, end, until_first if stage in _BEFORE_OUTPUT else left)
+            left, until_first = left - parts[stage], np.maximum(until_first - parts[stage], 0)
+    named = {("network" if stage == "whole" else stage): each for stage, each in reported.items()}
+    return ServerAccount(
+        parts=parts,
+        sources={part: each.metric for part, each in named.items()},
+        interval_ns=int(np.median(np.concatenate([np.diff(each.at_ns) for each in reported.values()]))),
+        buckets_s={part: each.buckets for part, each in named.items() if each.buckets and part != "network"},
+        note=note,
+    )
+
+
+def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Reported], str]:
+    """By stage, the best known metric that counts the requests of the record; and why others were not used."""
+    times = Counter.of(record.samples, READINGS).at_ns
+    if len(times) < 2:
+        return {}, ""
+    series: dict[str, list[str]] = {}
+    for name in {str(each) for each in record.samples["series"] if str(each).startswith(PREFIX)} - {READINGS}:
+        key, _, kind = name.rpartition("|")
+        series.setdefault(key, []).append(kind)
+    chosen: dict[str, _Reported] = {}
+    others: list[str] = []
+    inside = order[(end[order] > times[0]) & (end[order] <= times[-1])]
+    ok = np.count_nonzero(record.requests["status"][inside] == Status.OK)
+    off = max(_OFF_SHARE * len(inside), _OFF)
+    for key in sorted(series):
+        stage, rank, metric = key.removeprefix(PREFIX).split("|")
+        found = _reported(record.samples, key, series[key], times)
+        if stage in chosen or found.counted <= 0:
+            continue
+        if ok - off <= found.counted <= len(inside) + off:
+            chosen[stage] = found
+        elif int(rank) < OTHERS:
+            others.append(f"{metric} counted {found.counted:,.0f} requests while {len(inside):,} of these ended")
+    note = f"{others[0]}, so its means are those of others, too, and are not used." if others and not chosen else ""
+    return chosen, note
+
+
+def _reported(samples: Columns, key: str, kinds: Sequence[str], times: Floats) -> _Reported:
+    total, count = (_at(times, Counter.of(samples, f"{key}|{kind}")) for kind in ("sum", "count"))
+    # Without a change no request ended, or the metric is updated less often than it is read.
+    kept = np.flatnonzero(np.diff(count, prepend=count[0] - 1) != 0)
+    buckets = [kind for kind in kinds if kind.startswith("le=")]
+    bounds = [(float(kind[3:]), Counter.of(samples, f"{key}|{kind}").value) for kind in buckets]
+    return _Reported(
+        metric=key.rpartition("|")[2],
+        at_ns=times[kept],
+        total_ns=total[kept],
+        count=count[kept],
+        buckets=tuple(sorted((bound, float(value[-1])) for bound, value in bounds if len(value))),
+    )
+
+
+def _at(times: Floats, counter: Counter) -> Floats:
+    """A counter's values at each reading; zero before its first one, as for a metric without requests yet."""
+    place = np.searchsorted(counter.at_ns, times, side="right")
+    return np.concatenate([[0.0], counter.value])[place]
+
+
+def _shared(reported: _Reported, order: Ints, end: Ints, most: Ints, own: Ints | None = None) -> Ints:
+    """Each request's share of what a metric grew by in the interval in which the request ended.
+
+    :param order: rows of answered requests, in order of ``end``.
+    :param most: ``(n,)`` upper limit of each request's share.
+    :param own: ``(n,)`` if given, what is shared is the rest of this time beyond the metric's.
+    """
+    shares = np.zeros(len(end))
+    places = np.searchsorted(end[order], reported.at_ns, side="right").tolist()
+    grown, total = np.diff(reported.count).tolist(), np.diff(reported.total_ns).tolist()
+    for k, (first, last) in enumerate(pairwise(places)):
+        if last == first or grown[k] <= 0 or total[k] < 0:
+            continue
+        inside, mean = order[first:last], total[k] / grown[k]
+        if own is not None:
+            mean = max(float(own[inside].mean()) - mean, 0.0)
+        shares[inside] = evenly(mean * (last - first), most[inside])
+    return np.rint(shares).astype(np.int64)
+
+
+def evenly(total: float, most: Ints) -> Floats:
+    """Equal shares of a total, but none above its own limit; what is above is shared by the others.
+
+    A request that took 3 ms cannot have waited for 20, so the others waited for longer than the mean.
+    """
+    ordered = np.sort(most).astype(np.float64)
+    below = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
+    level = (total - below) / np.arange(len(ordered), 0, -1)
+    fits = np.flatnonzero(level <= ordered)
+    return np.minimum(most, level[fits[0]] if len(fits) else np.inf)
