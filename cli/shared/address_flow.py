@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,11 +15,14 @@ from latfix.errors import InputError
 
 if TYPE_CHECKING:
     from latfix.config.workload_toml import WorkloadSpec
+    from latfix.run_record.chunked_record import RecordFile
     from latfix.run_record.run_record import RunRecord
     from latfix.runners.gate.served_arm import ServedArm
     from latfix.runners.http_target.http_session import HttpReplay
     from latfix.traffic.schedule import Traffic
 
+#: How long after a replay the service may still write its recording: OpenTelemetry's exporters do so every 5 s.
+_WRITTEN_LATE_S, _AGAIN_S = 6.0, 1.0
 _SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
 
@@ -81,6 +85,70 @@ class AddressOptions:
                     f"--{one.name.replace('_', '-')}: found {shown!r} and {workload}; expected an address such as "
                     "http://host/predict"
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLog:
+    """The service's own recording of a run."""
+
+    server_log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--server-log",
+            metavar="FILE",
+            help="The service's own recording of the run, joined by X-Request-Id or traceparent: a log, or spans.",
+        ),
+    ] = None
+    server_map: Annotated[
+        list[str] | None,
+        typer.Option("--server-map", metavar="NAME=COLUMN", help="Columns of that log, as --map for recordings."),
+    ] = None
+
+    def check(self) -> None:
+        """Check before anything runs that the service can write its recording.
+
+        :raises InputError: there is no folder for it, or columns without a recording.
+        """
+        for path in self.server_log or ():
+            if not path.exists() and not path.parent.is_dir():
+                raise InputError(f"--server-log: found no folder {path.parent}; expected the service's log or spans")
+        if self.server_map and not self.server_log:
+            raise InputError(f"--server-map: found {self.server_map[0]!r} without --server-log FILE; add it")
+
+    def given(self) -> dict[str, object]:
+        """The options by name, to refuse them."""
+        return {"--server-log": self.server_log, "--server-map": self.server_map}
+
+    def joined(
+        self, record: RunRecord | RecordFile, pattern: str = "", *, expected: int = 0
+    ) -> RunRecord | RecordFile:
+        """The record joined with the service's own recording of the run.
+
+        :param pattern: of a text log's lines.
+        :param expected: requests for which to wait a while, because exporters write late.
+        :raises InputError: that cannot be read, or holds no request of the run, which is kept.
+        """
+        from latfix.profilers.recordings.reader import ReadOptions
+        from latfix.profilers.recordings.requests.joined_requests import join_recordings
+        from latfix.run_record.chunked_record import open_record
+
+        if not self.server_log:
+            return record
+        how = ReadOptions(mapping=tuple(self.server_map or ()), pattern=pattern)
+        deadline = time.monotonic() + (_WRITTEN_LATE_S if expected else 0)
+        while True:
+            failure: InputError | None = None
+            try:
+                found = join_recordings(record.folder, self.server_log, how)
+            except InputError as error:
+                found, failure = 0, error
+            if found >= expected or time.monotonic() >= deadline:
+                break
+            time.sleep(_AGAIN_S)
+        if failure is not None:
+            again = f"latfix report {record.folder} --server-log FILE joins another"
+            raise InputError(f"{failure.message}; the run is kept: {again}") from failure
+        return open_record(record.folder)
 
 
 #: The options that apply to a comparison of two addresses.

@@ -221,6 +221,22 @@ def finalize(folder: Path) -> None:
     (folder / SEGMENTS).rmdir()
 
 
+def replace_events(folder: Path, kind: str, events: Columns) -> None:
+    """Put events in place of all of their kind in a run's folder whose segments were converted.
+
+    :param events: columns as in :data:`latfix.run_record.schema.EVENT_FIELDS`.
+    """
+    path = folder / "events.parquet"
+    with damaged(folder):
+        known = _read_parquet(path, EVENT_FIELDS)
+    others = np.asarray(known["kind"], dtype=object) != kind
+    new = {**events, "detail": np.array([json.dumps(detail) for detail in events["detail"]], dtype=object)}
+    both = {name: np.concatenate([known[name][others], new[name]]) for name in EVENT_FIELDS}
+    order = np.argsort(both["t_ns"], kind="stable")
+    with replacement(path) as temporary:
+        write_parts(temporary, _line_tables({name: column[order] for name, column in both.items()}))
+
+
 def write_parts(where: Path | BinaryIO, parts: Iterator[Any]) -> None:
     """Write Arrow tables as one Parquet file; at least one, which defines the columns."""
     import pyarrow.parquet as pq

@@ -146,7 +146,7 @@ BATCH_TIMES = (
     "finish_end_ns",
 )
 #: Kinds of rows in ``events.parquet``. ``detail`` is JSON.
-EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note", "stream", "hang")
+EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note", "stream", "hang", "server")
 #: ``gc``: a collection, in ``thread`` (native id); detail {"generation", "collected"}.
 #: ``compile``: torch._dynamo compiled or recompiled, in ``thread``; detail {"trigger"}.
 #: ``span``: a declared span; ``request`` is the schedule index; detail {"name", "stage"}.
@@ -156,7 +156,10 @@ EVENT_KINDS: tuple[str, ...] = ("gc", "compile", "span", "spike", "error", "note
 #: between two parts.
 #: ``hang``: a batch, or a prepare, still in progress when the run ended, in ``thread``; detail {"message", "what",
 #: "stack"}, innermost frame last.
+#: ``server``: a request in the service's own recording; ``t_ns`` its scheduled arrival, ``duration_ns`` all of its
+#: time at the service; detail {"source", "dependencies", "queue", "prefill", "compute", "decode"}, nanoseconds.
 #: ``note``: a message of the runner for readers; detail {"message"}.
+SERVER_EVENT = "server"
 EVENT_FIELDS: tuple[str, ...] = ("t_ns", "duration_ns", "kind", "thread", "request", "batch_id", "detail")
 SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
+from latfix.profilers.causes.service_waits import beyond_usual
 from latfix.profilers.evidence.outside.outside_view import Counter, piles_up
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
@@ -63,6 +64,8 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     wait for each other, and nothing is claimed.
     """
     units: dict[str, Parts] = {}
+    if "dependency" in evidence.told.parts:
+        return beyond_usual(evidence, left, evidence.told.parts["dependency"], "told.dependency")
     if evidence.setup.servers == 0 and piles_up(evidence.rows):
         return Claim(units=units)
     for name in ("compute", "finish"):
@@ -77,7 +80,21 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     return Claim(units=units)
 
 
+def _told_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    """What the service itself recorded."""
+    told, ok = evidence.told, evidence.ok
+    spent = {name: taken[ok] for name, taken in told.dependencies.items()}
+    largest = max(spent, key=lambda name: float(np.quantile(spent[name], 0.99) - np.median(spent[name])))
+    most = f", the most variable of {len(spent)}" if len(spent) > 1 else ""
+    return (
+        f"the service recorded waits of {median_and_p99(spent[largest])} for {largest}{most}, measured by "
+        f"request ({told.sources['dependency']}); {own_and_propagated(figures)}."
+    )
+
+
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    if evidence.told.dependencies:
+        return _told_sentence(evidence, figures)
     idle = (evidence.process_idle("finish") + evidence.of_batch(evidence.process_idle("compute")))[evidence.ok]
     return (
         f"while a request was at the service, the service's process was idle for {median_and_p99(idle)}: it waited "

@@ -43,11 +43,8 @@ def _sentence(parts: tuple[str, ...], words: str, evidence: Evidence, figures: T
     told = evidence.told
     spent: Ints = np.sum([told.of(part, evidence.rows) for part in parts], axis=0)
     sources = ", ".join(told.sources[part] for part in parts if part in told.sources)
-    measured = "measured by interval, not by request" if told.interval_ns else "measured by request"
-    return (
-        f"{words} {median_and_p99(spent[evidence.ok])}, {measured} ({sources}: {told.known_as}); "
-        f"{own_and_propagated(figures)}."
-    )
+    how = f"interval, not by request ({sources}: {told.known_as})" if told.interval_ns else f"request ({sources})"
+    return f"{words} {median_and_p99(spent[evidence.ok])}, measured by {how}; {own_and_propagated(figures)}."
 
 
 QUEUE = Cause(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import secrets
 import socket
 import ssl
 import urllib.error
@@ -84,10 +85,14 @@ class HttpReplay:
         for k in range(min(len(self.traffic), _LOOKED_AT)):
             body(self.traffic.request(k))
 
-    def job(self) -> dict[str, Any]:
-        """The job description for the replaying process."""
+    def job(self, run: str) -> dict[str, Any]:
+        """The job description for the replaying process.
+
+        :param run: makes the ids of its requests unique (:mod:`latfix.traffic.sent_ids`).
+        """
         address = self.address
         return {
+            "run": run,
             "address": address.url,
             "family": int(self.endpoint.family),
             "place": list(self.endpoint.place),
@@ -227,12 +232,13 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
     :raises LatfixError: the replay failed; what was recorded is kept.
     """
     planned = Replay(spec=replay.spec, traffic=replay.traffic, settings=RunnerSettings(), seed=replay.seed)
-    folder = prepare_folder(path, planned)
+    folder, run_word = prepare_folder(path, planned), secrets.token_hex(4)
     folder.update(
         source={"kind": "http", "path": replay.address.shown},
         workload_folder="",
         device="http",
         http={
+            "run": run_word,
             "method": replay.method,
             "headers": sorted(replay.headers),
             "keep_alive": replay.keep_alive,
@@ -243,7 +249,7 @@ def run(path: Path, replay: HttpReplay, *, on_event: OnEvent | None = None) -> R
             "server": replay.server,
         },
     )
-    with _HttpProcess(replay.job(), path / "runner.log") as process:
+    with _HttpProcess(replay.job(run_word), path / "runner.log") as process:
         try:
             process.start()
         except (LatfixError, KeyboardInterrupt) as error:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import os
-import re
 import resource
 import sys
 import threading
@@ -35,11 +33,10 @@ from latfix.runners.replay.runner_process import RunnerProcess
 from latfix.settings import RunnerSettings
 from latfix.traffic.io.stored_schedule import load_schedule
 from latfix.traffic.schedule import Traffic
+from latfix.traffic.sent_ids import sent_id, trace_of
 
 _LEAD_IN_NS = 300_000_000
 _WATCH_S = 30.0
-_ID = re.compile(r"[^!-~]")
-_LONGEST_ID = 128
 
 
 class Replayer:
@@ -101,7 +98,7 @@ class Replayer:
 
             loop = ReplayLoop(
                 endpoint,
-                _requests(traffic, head, body, str(folder)),
+                _requests(traffic, head, body, job["run"]),
                 log,
                 self._stop,
                 timeout_ns=int(job["timeout_s"] * 1e9),
@@ -179,13 +176,12 @@ def _watch_lines(job: dict[str, Any], report: dict[str, Any]) -> dict[str, str]:
 
 
 def _requests(traffic: Traffic, head: bytes, body: Body, run: str) -> Callable[[int], bytes]:
-    """Returns request k as bytes, with its own id and a trace id that no other run uses."""
+    """Returns request k as bytes, with ids that no other run uses."""
 
     def request(k: int) -> bytes:
         planned = traffic.request(k)
-        trace = hashlib.blake2b(f"{run}\0{planned.id}".encode(), digest_size=24).hexdigest()
-        name = _ID.sub("_", planned.id)[:_LONGEST_ID]
-        return whole_request(head, name, f"00-{trace[:32]}-{trace[32:]}-01", body(planned))
+        trace, span = trace_of(run, planned.id)
+        return whole_request(head, sent_id(run, planned.id), f"00-{trace}-{span}-01", body(planned))
 
     return request
 

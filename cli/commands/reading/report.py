@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from latfix.cli.shared.address_flow import ServerLog
 from latfix.cli.shared.options import (
     BaselineOption,
     GateOption,
@@ -59,6 +60,7 @@ def report(
         typer.Option("--figures", metavar="DIR", help="Write the page's charts there as SVG files."),
     ] = None,
     written: OutputOptions,
+    served: ServerLog,
 ) -> int:
     """Show a recorded run or any other result again.
 
@@ -72,6 +74,7 @@ def report(
     check_percentile(percentile)
     _make_folder(figures)
     drill_down.check_slowest()
+    served.check()
     run = run.parent if run.name == "run.json" else run
     if (file := saved_document(run)) is not None:
         for_runs = {
@@ -80,12 +83,13 @@ def report(
             "--baseline": baseline,
             "--history": history,
             **drill_down.given(),
+            **served.given(),
         }
         refuse_given(for_runs, f"found {file}, which is a saved result; expected the folder of a run")
         outputs = Outputs.open("report", written)
         return _show_again(file, outputs, out, figures)
     gates = parse_gates(gate, baseline, history, record=False)
-    record = open_record(run)
+    record = served.joined(open_record(run))
     drill_down.check_record(record)
     outputs = Outputs.open("report", written)
     folder = open_folder(out) if out is not None else run

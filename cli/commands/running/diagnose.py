@@ -45,6 +45,7 @@ def diagnose(
     out: options.OutOption = None,
     written: OutputOptions,
     service: address_flow.AddressOptions,
+    served: address_flow.ServerLog,
 ) -> int:
     """Replay traffic, and attribute slow requests to causes.
 
@@ -71,6 +72,7 @@ def diagnose(
             "--plan": plan,
             "--history": history,
             **drill_down.given(),
+            **served.given(),
             "--rounds": rounds if rounds != 1 else None,
         }
         options.refuse_given(for_replays, f"found {workload}, a recording, which is not replayed; omit the option")
@@ -78,9 +80,10 @@ def diagnose(
         outputs = Outputs.open("diagnose", written)
         how = recording_flow.read_options(step, pattern, percentile, replayed)
         return recording_flow.diagnose(Path(workload), how, outputs, gates, out=out)
-    if step is not None or pattern:
+    if step is not None or (pattern and not served.server_log):
         name, expected = ("--pattern", "a text log") if pattern else ("--step", "a recording of a device")
         raise InputError(f"{name}: found {workload}, which is replayed; expected {expected}")
+    served.check()
     if is_address(workload):
         others = {
             "--profile": replayed.profile or None,
@@ -93,6 +96,9 @@ def diagnose(
         ready = partial(address_flow.replay_of, workload, service, spec, seed=replayed.seed)
     else:
         service.refuse(workload)
+        options.refuse_given(
+            served.given(), f"found {workload}, whose requests latfix itself records; omit the option"
+        )
         spec = replayed.load_spec(workload)
         ready = partial(_replay_of, spec, plan, replayed.device, seed=replayed.seed)
     schedule = options.load_traffic(spec, replayed)
@@ -110,14 +116,15 @@ def diagnose(
             record, interrupted = stopped.record, True
         except Hung as stopped:
             record, failure = stopped.record, stopped.message
+        joined = served.joined(record, pattern, expected=int((record.requests["http_status"] > 0).sum()))
         again: list[RunRecord] = []
         if not failure:
             interrupted |= _again(replay, record.folder, again, 1 if interrupted else rounds)
-        diagnosis = diagnosed(record, percentile=percentile, seed=replayed.seed, folder=record.folder)
+        diagnosis = diagnosed(joined, percentile=percentile, seed=replayed.seed, folder=record.folder)
         if again:
             diagnosis = with_rounds(diagnosis, record, again)
         return conclude(
-            record,
+            joined,
             diagnosis,
             outputs,
             gates,

@@ -1,1 +1,1 @@
-"""A service behind an address: its queue, standstills and locks, inferred from its client and the kernel."""
+"""A service behind an address: queue, standstills and locks from its client and the kernel, and its reports."""

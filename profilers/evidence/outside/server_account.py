@@ -1,8 +1,8 @@
 """What a service behind an address itself says about the time of its requests.
 
-Its metrics are sums over requests. Between two readings they give the mean of the requests that ended then, not each
-one's own figure: the requests share it equally, as far as each one's own time allows. What they differ by within such
-an interval stays unexplained.
+Its own recording has a row for each request, joined by its id. Its metrics are sums over requests: between two
+readings they give the mean of the requests that ended then, not each one's own figure. The requests share it equally,
+as far as each one's own time allows. What they differ by within such an interval stays unexplained.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from latfix.arrays import Floats, Ints
+from latfix.arrays import Bools, Floats, Ints
+from latfix.formatting import counted
 from latfix.profilers.evidence.outside.outside_view import Counter, presence
 from latfix.run_record.run_record import RunRecord
-from latfix.run_record.schema import Columns
+from latfix.run_record.schema import SERVER_EVENT, Columns
 from latfix.stages import Status
 
 #: Parts of a request's time at a service, in the order in which they are known best.
@@ -42,13 +43,15 @@ class ServerAccount:
         ``network`` is what lies outside of the time that it reports as the whole.
     :param sources: by part, the metric or recording.
     :param interval_ns: usual length of the intervals whose means these are; 0 if each request has its own figures.
+    :param dependencies: by name, ``(n,)`` nanoseconds of the part ``dependency``.
     :param buckets_s: by part, how many requests were at or below each bound in seconds.
-    :param note: why a report was not used; empty if all were.
+    :param note: what is missing in it, or why it was not used; empty if it is complete.
     """
 
     parts: Mapping[str, Ints] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     interval_ns: int = 0
+    dependencies: Mapping[str, Ints] = field(default_factory=dict)
     buckets_s: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     note: str = ""
 
@@ -91,9 +94,69 @@ class _Reported:
         """How many requests were added between the first reading and the last."""
         return float(self.count[-1] - self.count[0])
 
+    @property
+    def mean_ns(self) -> float:
+        """The mean over the run."""
+        return float(self.total_ns[-1] - self.total_ns[0]) / max(self.counted, 1.0)
+
 
 def server_account(record: RunRecord) -> ServerAccount:
-    """What the service's metrics say about the requests of a record; nothing if they do not count these requests."""
+    """What the service's own recording says about the requests of a record, if one was joined; else its metrics."""
+    keep = np.asarray(record.events["kind"], dtype=object) == SERVER_EVENT
+    return _joined(record, keep) if keep.any() else _by_interval(record)
+
+
+def _joined(record: RunRecord, keep: Bools) -> ServerAccount:
+    rows, requests = record.requests, record.events["request"][keep]
+    details, whole = record.events["detail"][keep], record.events["duration_ns"][keep]
+    at, end = presence(rows)
+    by_index = np.argsort(rows["index"], kind="stable")
+    place = np.searchsorted(rows["index"][by_index], requests)
+    there = place < len(by_index)
+    there[there] = rows["index"][by_index[place[there]]] == requests[there]
+    row = by_index[place[there]]
+    details, left = details[there], np.zeros(len(at), np.int64)
+    left[row] = np.minimum(whole[there], np.maximum(end - at, 0)[row])
+    network = np.zeros(len(at), np.int64)
+    network[row] = np.maximum(end - at, 0)[row] - left[row]
+    names = {name for detail in details for name in detail.get("dependencies", {})}
+    taken = {part: _column(row, [detail.get(part) for detail in details], len(at)) for part in _STAGES}
+    others = {name: _column(row, [detail["dependencies"].get(name) for detail in details], len(at)) for name in names}
+    parts = {"network": network}
+    for part, spent in {**taken, **{f"dependency.{name}": spent for name, spent in others.items()}}.items():
+        if spent.any():
+            parts[part] = np.minimum(spent, left)
+            left = left - parts[part]
+    others = {name.partition(".")[2]: parts.pop(name) for name in sorted(parts) if name.startswith("dependency.")}
+    if others:
+        parts["dependency"] = np.sum(list(others.values()), axis=0)
+    files = ", ".join(sorted({str(detail.get("source", "")) for detail in details}))
+    return ServerAccount(
+        parts=parts, sources=dict.fromkeys(parts, files), dependencies=others, note=_partners(record, len(row))
+    )
+
+
+def _column(row: Ints, values: Sequence[int | None], n: int) -> Ints:
+    """A part of the requests in ``row``, zero for others and if it is not recorded."""
+    column = np.zeros(n, np.int64)
+    column[row] = [value or 0 for value in values]
+    return column
+
+
+def _partners(record: RunRecord, joined: int) -> str:
+    """How many requests of the run and of the recordings have no partner; empty if all have one."""
+    answered = int(np.count_nonzero(record.requests["http_status"] > 0))
+    facts = record.meta.http.get("server_log", [])
+    others = ", ".join(
+        f"{counted(fact['others'], 'request')} in {fact['path']}" for fact in facts if fact.get("others")
+    )
+    parts = [f"{answered - joined:,} of {answered:,} answered requests"] if joined < answered else []
+    parts += [f"{others} (of other clients or runs)"] if others else []
+    return f"Without a partner on the other side: {'; '.join(parts)}." if parts else ""
+
+
+def _by_interval(record: RunRecord) -> ServerAccount:
+    """The means of the service's metrics, assigned to requests; nothing if they do not count these requests."""
     rows = record.requests
     at, end = presence(rows)
     order = np.flatnonzero(rows["http_status"] > 0)
@@ -106,10 +169,12 @@ def server_account(record: RunRecord) -> ServerAccount:
     if "whole" in reported:
         parts["network"] = _shared(reported["whole"], order, end, until_first, own=left)
         left, until_first = left - parts["network"], until_first - parts["network"]
-    for stage in _STAGES:
-        if stage in reported:
-            parts[stage] = _shared(reported[stage], order, end, until_first if stage in _BEFORE_OUTPUT else left)
-            left, until_first = left - parts[stage], np.maximum(until_first - parts[stage], 0)
+    # The shortest stage first: nearly all requests have it, while a long mean may be that of few.
+    for stage in sorted(reported.keys() & set(_STAGES), key=lambda name: reported[name].mean_ns):
+        before = stage in _BEFORE_OUTPUT
+        parts[stage] = _shared(reported[stage], order, end, np.minimum(until_first, left) if before else left)
+        left = left - parts[stage]
+        until_first = until_first - (parts[stage] if before else 0)
     named = {("network" if stage == "whole" else stage): each for stage, each in reported.items()}
     return ServerAccount(
         parts=parts,

@@ -146,6 +146,15 @@ def read_requests(path: Path, options: ReadOptions) -> RequestTable:
     raise input_error(path, None, "no log of requests", "; ".join((*_TABLES, text_log.NAME, mapped_log.NAME)))
 
 
+def read_spans(path: Path) -> SpanTable | None:
+    """The spans of a file in any known format of spans; ``None`` if it is another format.
+
+    :raises InputError: it is damaged, cut off, or without spans.
+    """
+    head = recorded_at(path).head
+    return next((read(path) for knows, read in _SPANS.values() if knows(head)), None)
+
+
 def _diagnose_spans(read: Callable[[Path], SpanTable], recorded: Recorded, options: ReadOptions) -> Diagnosis:
     path = recorded.path
     spans = read(path)
@@ -236,6 +245,13 @@ _OF_TABLES = {
     name: _reader("requests", name, knows, partial(_diagnose_requests, name, read))
     for name, (knows, read) in _TABLES.items()
 }
+#: Formats of spans, by name.
+_SPANS: Mapping[str, tuple[Callable[[bytes], bool], Callable[[Path], SpanTable]]] = {
+    otlp_spans.NAME: (otlp_spans.knows, otlp_spans.read),
+    jaeger_spans.NAME: (jaeger_spans.knows, jaeger_spans.read),
+    span_csv.NAME: (span_csv.knows, span_csv.read),
+    f"{otlp_spans.NAME} in protocol buffers": (otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
+}
 #: Reads any text log if a pattern is given.
 TEXT_LOG = _reader("requests", text_log.NAME, text_log.knows, _diagnose_text)
 
@@ -247,15 +263,7 @@ READERS: tuple[Reader, ...] = (
         read=_diagnose_pair,
     ),
     *(reader for name, reader in _OF_TABLES.items() if name != access_log.NAME),
-    *(
-        _reader("spans", name, knows, partial(_diagnose_spans, read))
-        for name, knows, read in (
-            (otlp_spans.NAME, otlp_spans.knows, otlp_spans.read),
-            (jaeger_spans.NAME, jaeger_spans.knows, jaeger_spans.read),
-            (span_csv.NAME, span_csv.knows, span_csv.read),
-            (f"{otlp_spans.NAME} in protocol buffers", otlp_spans.knows_protobuf, otlp_spans.read_protobuf),
-        )
-    ),
+    *(_reader("spans", name, knows, partial(_diagnose_spans, read)) for name, (knows, read) in _SPANS.items()),
     _reader("requests", vllm.STEPS, vllm.knows_steps, _diagnose_steps),
     _reader("requests", prometheus_histograms.NAME, prometheus_histograms.knows, prometheus_histograms.diagnose),
     TEXT_LOG,

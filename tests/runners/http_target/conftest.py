@@ -25,12 +25,12 @@ class Planted:
 
 
 @pytest.fixture
-def planted() -> Iterator[Callable[[str], Planted]]:
+def planted() -> Iterator[Callable[..., Planted]]:
     """Start a service with a fault; it ends after the test."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(fault: str) -> Planted:
-        process = subprocess.Popen([sys.executable, str(SERVICE), fault], stdout=subprocess.PIPE, text=True)
+    def start(fault: str, *words: str) -> Planted:
+        process = subprocess.Popen([sys.executable, str(SERVICE), fault, *words], stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
         port, pid = process.stdout.readline().split()

@@ -1,4 +1,4 @@
-"""A small HTTP service with a known fault: ``python planted_service.py FAULT``; it prints its port.
+"""A small HTTP service with a known fault: ``python planted_service.py FAULT [LOG]``; it prints its port.
 
 Faults are planted by the service itself, so a test knows what an outside diagnosis must find.
 """
@@ -6,6 +6,7 @@ Faults are planted by the service itself, so a test knows what an outside diagno
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -25,6 +27,7 @@ ONE_AT_A_TIME = asyncio.Lock()
 ONE_LOCK, POOL = threading.Lock(), ThreadPoolExecutor(32)
 COUNTED = {"requests": 0, "waited_s": 0.0}
 REPORTED: dict[str, float] = {}
+REQUEST_ID: contextvars.ContextVar[str] = contextvars.ContextVar("request_id")
 
 
 def busy(seconds: float) -> None:
@@ -165,6 +168,21 @@ async def reporting_compute(_body: Any, write: Write) -> None:
     await answer(write, {"model_name": "m", "outputs": []})
 
 
+async def logging_requests(_body: Any, write: Write) -> None:
+    """Logs each request with its id, on a clock that is an hour off; one in twenty waits for the database."""
+    began = time.monotonic()
+    await asyncio.sleep(0.03 if in_a_bad_time() else 0.001)
+    queued = time.monotonic()
+    await asyncio.sleep(0.15 if RANDOM.random() < 0.05 else 0.002)
+    answered = time.monotonic()
+    await asyncio.sleep(0.004)
+    took = {"queue_ms": queued - began, "db_ms": answered - queued, "duration_ms": time.monotonic() - began}
+    line = {"ts": time.time() - 3600, "level": "info", "request_id": REQUEST_ID.get(), "status": 200}
+    with Path(sys.argv[2]).open("a", encoding="utf-8") as log:
+        log.write(json.dumps({**line, **{name: 1e3 * seconds for name, seconds in took.items()}}) + "\n")
+    await answer(write, {"ok": 1})
+
+
 def metrics_page() -> str:
     """Metrics in the form of vLLM or Triton, of the model that is asked for and of another one."""
     of = {name: REPORTED.get(name, 0.0) for name in ("queue", "prefill", "decode", "compute", "e2e", "requests")}
@@ -227,6 +245,7 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "refusing": refusing,
     "broken": broken,
     "kserve": kserve,
+    "logging_requests": logging_requests,
     "reporting_queue": reporting_queue,
     "reporting_compute": reporting_compute,
     "unstable": unstable,
@@ -257,6 +276,7 @@ async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
             fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
             body = await reader.readexactly(int(fields.get(b"content-length", 0)))
             path = head.split()[1]
+            REQUEST_ID.set(fields.get(b"x-request-id", b"").decode())
             if path == b"/v1/models":
                 await answer(write, {"data": [{"id": "planted"}]})
             elif path == b"/v2/models/m":

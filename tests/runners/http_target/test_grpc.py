@@ -20,6 +20,7 @@ from latfix.errors import InputError
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target.address import parse_address
 from latfix.runners.http_target.grpc_messages import check_supported, infer_request, read_metadata
+from latfix.traffic.sent_ids import sent_id
 
 PATH = "/v2/models/ranker/versions/3/infer"
 
@@ -144,7 +145,9 @@ def test_a_replay_over_grpc(
     assert "INVALID_ARGUMENT: negative: é" in record.errors[30]
     assert sorted(len(request.raw_input_contents[0]) for request in service.seen)[-3:] == [160_000] * 3
     assert {request.model_name for request in service.seen} == {"ranker"}
-    assert {meta["x-request-id"] for meta in service.metadata} == {f"q{k}" for k in range(60)}
+    assert {meta["x-request-id"] for meta in service.metadata} == {
+        sent_id(record.meta.http["run"], f"q{k}") for k in range(60)
+    }
     assert len({meta["traceparent"] for meta in service.metadata}) == 60
     rows = record.requests
     assert 0 < rows["new_connection"].sum() < 30

@@ -15,9 +15,10 @@ from latfix.cli.app import main
 from latfix.errors import EXIT_INPUT, EXIT_RUNNER
 from latfix.run_record.run_record import RunRecord
 from latfix.runners.http_target import http_session
+from latfix.traffic.sent_ids import sent_id, trace_of
 from tests.runners.http_target.conftest import Planted
 
-Plant = Callable[[str], Planted]
+Plant = Callable[..., Planted]
 
 
 def write_traffic(path: Path, requests: int, gap_s: float, **fields: Any) -> Path:
@@ -227,3 +228,84 @@ def test_what_the_services_metrics_report_is_in_the_ledger(
     assert slow >= found["latency_ms"]["p99"] * 0.999
     assert main(["report", str(tmp_path / "run")]) == 0
     assert part in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_services_log_is_joined_by_request(
+    tmp_path: Path, planted: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.jsonl"
+    log.write_text('{"ts": 1, "request_id": "r0", "status": 200, "queue_ms": 0, "db_ms": 1, "duration_ms": 1}\n')
+    service = planted("logging_requests", str(log))
+    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={})
+    words = (service.at(), "--traffic", str(traffic), "--percentile", "95")
+    joining = ("--server-log", str(log), "--server-map", "db_ms=db_ms")
+    code, found, record = diagnose(tmp_path, *words, *joining)
+    assert code == 0
+    by_cause = {each["cause"]: each for each in found["causes"]}
+    assert sum(each["tail_ms"] for each in by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
+    assert max(by_cause, key=lambda name: by_cause[name]["tail_ms"]) == "external.dependency"
+    dependency = by_cause["external.dependency"]
+    assert dependency["class"] == "measured"
+    assert "for db, measured by request (server.jsonl)" in dependency["evidence"]
+    assert "service.queue" in by_cause
+    truth = {each["request_id"]: each for each in map(json.loads, log.read_text().splitlines())}
+    rows = record.requests
+    slow = rows["index"][rows["latency_ns"] >= np.quantile(rows["latency_ns"], 0.95)]
+    sent = [truth[sent_id(record.meta.http["run"], record.traffic.ids[k])] for k in slow.tolist()]
+    parts = {each["part"]: each["slow_ms"] for each in found["service"]["parts"]}
+    assert parts["queue"] == pytest.approx(np.mean([each["queue_ms"] for each in sent]), rel=0.1)
+    assert parts["dependency"] == pytest.approx(np.mean([each["db_ms"] for each in sent]), rel=0.1)
+    assert any("1 request in server.jsonl" in note for note in found["notes"])
+    again = tmp_path / "again"
+    again.mkdir()
+    assert diagnose(again, *words, "--limit", "60", *joining)[0] == 0  # with other ids, so only its own are joined
+    log.write_text('{"ts": 1, "trace_id": "abc-1", "queue_ms": 0, "duration_ms": 1}\n')
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--server-log", str(log)]) == EXIT_INPUT
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert "such as 'abc-1'" in error and sent_id(record.meta.http["run"], record.traffic.ids[0]) in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset_s", [0, -86_400])
+def test_spans_are_joined_by_the_trace_that_was_sent(tmp_path: Path, planted: Plant, offset_s: int) -> None:
+    service = planted("dependency")
+    traffic = write_traffic(tmp_path / "t.jsonl", 300, 0.025, payload={})
+    _, alone, record = diagnose(tmp_path, service.at(), "--traffic", str(traffic))
+    assert "external.dependency" not in {each["cause"] for each in alone["causes"]}  # nothing shows it
+    spans = []
+    for row, k in enumerate(record.requests["index"].tolist()):
+        trace, client = trace_of(record.meta.http["run"], record.traffic.ids[k])
+        took, wait = int(record.requests["compute_ns"][row]) - 200_000, 3_000_000
+        begin = 10**18 + offset_s * 10**9 + int(record.requests["arrival_ns"][row])
+        inside = ("S", client, "api", "POST /predict", 0, took), ("Q", "S", "api", "queue", 0, 500_000)
+        called = ("C", "S", "api", "SELECT", 500_000, took - wait), ("D", "C", "db", "query", 700_000, took - wait)
+        spans += [_span(trace, client, begin, *each) for each in (*inside, *called)]
+    spans.append(_span("f" * 32, "e" * 16, 10**18, "S", "", "api", "GET /health", 0, 1_000_000))
+    file = tmp_path / "spans.json"
+    file.write_text("\n".join(json.dumps(each) for each in spans) + "\n", encoding="utf-8")
+    code = main(["report", str(tmp_path / "run"), "--server-log", str(file), "--json", str(tmp_path / "r.json")])
+    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert code == 0
+    assert found["verdict"] == "external.dependency"
+    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
+    assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
+    parts = {each["part"]: each["typical_ms"] for each in found["service"]["parts"]}
+    assert parts["queue"] == pytest.approx(0.5, abs=0.01)
+    assert parts["compute"] == pytest.approx(3.0, abs=0.01)
+    assert parts["network"] == pytest.approx(0.2, abs=0.2)
+    assert "for db" in next(each["evidence"] for each in found["causes"] if each["cause"] == "external.dependency")
+    assert sum("Without a partner" in note for note in found["notes"]) == 1
+
+
+def _span(
+    trace: str, client: str, at: int, name: str, parent: str, service: str, operation: str, begin: int, end: int
+) -> dict[str, Any]:
+    """A span of a request as a line of OTLP; its name and its parent's are made unique by the client's span."""
+    ids = {"traceId": trace, "spanId": name + client, "parentSpanId": parent + client if len(parent) == 1 else parent}
+    times = {"startTimeUnixNano": str(at + begin), "endTimeUnixNano": str(at + end)}
+    span = {**ids, **times, "name": operation, "kind": 3 if name == "C" else 2}
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": service}}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": [span]}]}]}

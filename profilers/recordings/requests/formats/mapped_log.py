@@ -147,6 +147,11 @@ def knows(head: bytes) -> bool:
     return len(named) > 1 and len(values) in (0, len(names)) and all(map(_IN_NAMES.match, named))
 
 
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The names of a log's columns, as far as its first rows have them."""
+    return tuple(_header(path)[1])
+
+
 def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     """The requests of a log.
 
@@ -220,7 +225,7 @@ def _unused(names: Sequence[str], roles: Sequence[Role]) -> str:
     left = [name for name in names if name not in used and _unit(name) is not None]
     if not left:
         return ""
-    part = _identifier(_bare(left[0]))
+    part = _identifier(bare(left[0]))
     return (
         f"Not read: {', '.join(left[:6])}. If a column is a wait within the latency, add it with, for instance, "
         f"--map {part}_ms={left[0]}."
@@ -299,7 +304,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
                           ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
-        column = next((each for each in names if each not in used and pattern.fullmatch(_bare(each))), None)
+        column = next((each for each in names if each not in used and pattern.fullmatch(bare(each))), None)
         if column is not None and (role not in ("queue", "first") or _unit(column) is not None):
             if role == "arrival" and used & set(_NGINX):
                 role = "end"  # nginx writes a line when the request ends
@@ -308,7 +313,7 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             used.add(column)
     roles = [_as_written(role, columns) for role in roles]
     if not any(name in mapping for name in taken - {*_TIMES, *_MOMENTS, *_OTHERS}):
-        roles += [Role(_identifier(name), name) for name in names if name not in used and _WORK.search(_bare(name))]
+        roles += [Role(_identifier(name), name) for name in names if name not in used and _WORK.search(bare(name))]
     return _checked(path, roles, names)
 
 
@@ -351,7 +356,7 @@ def _mapped(path: Path, name: str, text: str, names: Sequence[str]) -> Role:
     return Role(role, source, unit)
 
 
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
     """A column's name without the objects around it and without its unit."""
     last = name.rpartition(".")[2].strip()
     words = re.sub(r"[^0-9A-Za-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last)).strip("_")
