@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from latfix.arrays import Bools, Floats
 from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import SERVER_EVENT
 from latfix.stages import STAGES, Status
 from latfix.statistics.censored import Outcomes, outcomes_of
 
@@ -242,10 +243,10 @@ def _by_span(at: npt.NDArray[np.int64], values: Floats, edges: Floats, *, rises:
 
 
 def event_spans(record: RunRecord) -> dict[str, list[tuple[float, float]]]:
-    """The longest events by kind, as begin and length in seconds; without spans declared by the user."""
+    """The longest events by kind, as begin and length in seconds; without the parts of each request."""
     kinds = record.events["kind"].astype(str)
     found = {}
-    for kind in np.unique(kinds[kinds != "span"]).tolist():
+    for kind in np.unique(kinds[~np.isin(kinds, ("span", SERVER_EVENT))]).tolist():
         rows = np.flatnonzero((kinds == kind) & (record.events["t_ns"] >= 0))
         rows = rows[np.argsort(record.events["duration_ns"][rows], kind="stable")[-_EVENTS:]]
         begin, length = (record.events[name][rows] / 1e9 for name in ("t_ns", "duration_ns"))
