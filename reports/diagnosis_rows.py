@@ -314,7 +314,6 @@ _PART_WORDS = {
     "compute": "own compute",
     "decode": "decode",
     "dependency": "dependencies",
-    "other": "not reported",
 }
 
 
@@ -323,9 +322,11 @@ def _part_words(service: ServiceFigures) -> list[tuple[str, str]]:
     if not service.parts:
         return []
     rows = []
+    whole = any(part.part == "network" for part in service.parts)
+    words = _PART_WORDS | {"other": "rest at the server" if whole else "not reported"}
     for name, key in (("in the tail", "slow_ms"), ("elsewhere", "typical_ms")):
-        spent = [(_PART_WORDS.get(part.part, part.part), float(getattr(part, key))) for part in service.parts]
-        listed = ", ".join(f"{words} {milliseconds(ms)}" for words, ms in spent)
+        spent = [(words[part.part], float(getattr(part, key))) for part in service.parts]
+        listed = ", ".join(f"{what} {milliseconds(ms)}" for what, ms in spent)
         rows.append((name, f"{milliseconds(sum(ms for _, ms in spent))} on average = {listed}"))
     told = [part for part in service.parts if part.source]
     sources = ", ".join(dict.fromkeys(part.source for part in told))

@@ -194,7 +194,7 @@ def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Repor
     for name in {str(each) for each in record.samples["series"] if str(each).startswith(PREFIX)} - {READINGS}:
         key, _, kind = name.rpartition("|")
         series.setdefault(key, []).append(kind)
-    chosen: dict[str, _Reported] = {}
+    chosen: dict[str, tuple[tuple[int, float], _Reported]] = {}
     others: list[str] = []
     inside = order[(end[order] > times[0]) & (end[order] <= times[-1])]
     ok = np.count_nonzero(record.requests["status"][inside] == Status.OK)
@@ -202,14 +202,14 @@ def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Repor
     for key in sorted(series):
         stage, rank, metric = key.removeprefix(PREFIX).split("|")
         found = _reported(record.samples, key, series[key], times)
-        if stage in chosen or found.counted <= 0:
-            continue
-        if ok - off <= found.counted <= len(inside) + off:
-            chosen[stage] = found
-        elif int(rank) < OTHERS:
+        if ok - off <= found.counted <= len(inside) + off and found.counted > 0:
+            fit = (int(rank), abs(found.counted - len(inside)))
+            if stage not in chosen or fit < chosen[stage][0]:
+                chosen[stage] = fit, found
+        elif int(rank) < OTHERS and found.counted > 0:
             others.append(f"{metric} counted {found.counted:,.0f} requests while {len(inside):,} of these ended")
     note = f"{others[0]}, so its means are those of others, too, and are not used." if others and not chosen else ""
-    return chosen, note
+    return {stage: found for stage, (_, found) in chosen.items()}, note
 
 
 def _reported(samples: Columns, key: str, kinds: Sequence[str], times: Floats) -> _Reported:
@@ -241,9 +241,11 @@ def _shared(reported: _Reported, order: Ints, end: Ints, most: Ints, own: Ints |
     :param own: ``(n,)`` if given, what is shared is the rest of this time beyond the metric's.
     """
     shares = np.zeros(len(end))
-    places = np.searchsorted(end[order], reported.at_ns, side="right").tolist()
+    places = np.searchsorted(end[order], reported.at_ns, side="right")
+    if reported.counted == len(order) - places[0]:  # these requests alone: the counts say which are in an interval
+        places = places[0] + np.rint(reported.count - reported.count[0]).astype(np.int64)
     grown, total = np.diff(reported.count).tolist(), np.diff(reported.total_ns).tolist()
-    for k, (first, last) in enumerate(pairwise(places)):
+    for k, (first, last) in enumerate(pairwise(places.tolist())):
         if last == first or grown[k] <= 0 or total[k] < 0:
             continue
         inside, mean = order[first:last], total[k] / grown[k]

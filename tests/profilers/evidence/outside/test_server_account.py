@@ -125,6 +125,28 @@ def test_metrics_that_are_updated_rarely_have_longer_intervals() -> None:
     assert np.corrcoef(account.parts["queue"], queue)[0, 1] > 0.8
 
 
+@pytest.mark.parametrize("more", [1.0, 1.02])
+def test_counts_tell_which_requests_ended_in_an_interval_if_no_others_did(more: float) -> None:
+    """Metrics that follow 1.5 s late: by time they would be those of other requests."""
+    at = arrivals(100.0)
+    queue = np.where(bad_times(at), 80 * MS, MS)
+    end = at + queue + services()
+    account = server_account(recorded(at, end, samples=readings(end, late=1_500 * MS, count=more, queue=queue)))
+    assert (np.corrcoef(account.parts["queue"], queue)[0, 1] > 0.9) == (more == 1.0)
+
+
+def test_of_two_metrics_the_one_that_counts_these_requests_is_used() -> None:
+    at = arrivals(100.0)
+    end = at + services()
+    samples = readings(end, queue=np.full(N, 2 * MS))
+    worse = readings(end, count=1.05, queue=np.full(N, 9 * MS))
+    worse["series"] = np.array([str(name).replace("q_sec", "a_sec") for name in worse["series"]], dtype=object)
+    others = {name: column[worse["series"] != READINGS] for name, column in worse.items()}
+    account = server_account(recorded(at, end, samples=both(samples, others)))
+    assert account.sources == {"queue": "q_seconds"}
+    assert account.parts["queue"].mean() == pytest.approx(2 * MS, rel=0.01)
+
+
 def test_a_server_that_computes_on_a_device_waits_for_no_dependency() -> None:
     """Its process is idle meanwhile; with what it reports, that is its own compute."""
     at, slow = arrivals(20.0), np.random.default_rng(5).random(N) < 0.03
