@@ -119,9 +119,10 @@ def _joined(record: RunRecord, keep: Bools) -> ServerAccount:
     left[row] = np.minimum(whole[there], np.maximum(end - at, 0)[row])
     network = np.zeros(len(at), np.int64)
     network[row] = np.maximum(end - at, 0)[row] - left[row]
-    names = {name for detail in details for name in detail.get("dependencies", {})}
     taken = {part: _column(row, [detail.get(part) for detail in details], len(at)) for part in _STAGES}
-    others = {name: _column(row, [detail["dependencies"].get(name) for detail in details], len(at)) for name in names}
+    waits = [detail.get("dependencies", {}) for detail in details]
+    names = sorted({name for each in waits for name in each})
+    others = {name: _column(row, [each.get(name) for each in waits], len(at)) for name in names}
     parts = {"network": network}
     for part, spent in {**taken, **{f"dependency.{name}": spent for name, spent in others.items()}}.items():
         if spent.any():
@@ -187,11 +188,13 @@ def _by_interval(record: RunRecord) -> ServerAccount:
 
 def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Reported], str]:
     """By stage, the best known metric that counts the requests of the record; and why others were not used."""
-    times = Counter.of(record.samples, READINGS).at_ns
+    ours = np.array([str(name).startswith(PREFIX) for name in record.samples["series"]], dtype=bool)
+    samples = {name: column[ours] for name, column in record.samples.items()}
+    times = Counter.of(samples, READINGS).at_ns
     if len(times) < 2:
         return {}, ""
     series: dict[str, list[str]] = {}
-    for name in {str(each) for each in record.samples["series"] if str(each).startswith(PREFIX)} - {READINGS}:
+    for name in {str(each) for each in samples["series"]} - {READINGS}:
         key, _, kind = name.rpartition("|")
         series.setdefault(key, []).append(kind)
     chosen: dict[str, tuple[tuple[int, float], _Reported]] = {}
@@ -201,7 +204,7 @@ def _chosen(record: RunRecord, end: Ints, order: Ints) -> tuple[dict[str, _Repor
     off = max(_OFF_SHARE * len(inside), _OFF)
     for key in sorted(series):
         stage, rank, metric = key.removeprefix(PREFIX).split("|")
-        found = _reported(record.samples, key, series[key], times)
+        found = _reported(samples, key, series[key], times)
         if ok - off <= found.counted <= len(inside) + off and found.counted > 0:
             fit = (int(rank), abs(found.counted - len(inside)))
             if stage not in chosen or fit < chosen[stage][0]:
