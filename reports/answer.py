@@ -187,7 +187,8 @@ def _reasons(found: Diagnosis) -> Iterator[Line]:
     whole = f"the {found.unit}" if found.is_single else "the tail's excess" if found.is_timed else "the stalls"
     for number, cause in enumerate(cause_advice(found)[:_REASONS]):
         reason = (cause.evidence.rstrip(".") if _is_recording(found) else cause.words) or "see its evidence"
-        reason += f"; cores used by {cause.culprit}" if cause.culprit else ""
+        if cause.culprit and cause.culprit not in found.disturbed:
+            reason += f"; cores used by {cause.culprit}"
         words = f"{cause.cause}, {percent(cause.share)} of {whole}: {reason}"
         if number and _is_replay(found):
             yield Line(label="", words=words)

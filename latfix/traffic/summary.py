@@ -14,6 +14,7 @@ import numpy.typing as npt
 from latfix.arrays import Floats, Ints
 from latfix.errors import InputError
 from latfix.files.json_documents import plain
+from latfix.formatting import significant
 from latfix.request import PRIORITIES
 from latfix.traffic.heavy_tails import Tail, describe_tail
 from latfix.traffic.periodicity import MIN_CYCLES, Period, find_period
@@ -277,7 +278,7 @@ def _classify(
         return "steady", f"{few} too few to show bursts, a period or a tail (at least {MIN_REQUESTS})."
     if period is not None:
         return "periodic", (
-            f"The rate repeats every {period.seconds:.3g} s: seen {period.cycles:.0f} times, this explains "
+            f"The rate repeats every {seconds_text(period.seconds)}: seen {period.cycles:.0f} times, this explains "
             f"{period.strength:.0%} of its variation."
         )
     burst = max(dispersion, key=lambda entry: entry.index / _poisson_limit(entry), default=None)
@@ -292,8 +293,8 @@ def _classify(
     if dispersed:
         assert burst is not None
         return "bursty", (
-            f"Counts in windows of {seconds_text(burst.window_s)} vary {burst.index:.3g} times as much as those of "
-            f"independent arrivals (gap coefficient of variation {summary.cv:.2f}), with no period of which at "
+            f"Counts in windows of {seconds_text(burst.window_s)} vary {figure(burst.index)} times as much as those "
+            f"of independent arrivals (gap coefficient of variation {summary.cv:.2f}), with no period of which at "
             f"least {MIN_CYCLES} cycles were seen."
         )
     most = max(dispersion, key=lambda entry: entry.index, default=None)
@@ -357,7 +358,16 @@ def seconds_text(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            value = seconds / size
-            return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+        if float(f"{seconds / size:.3g}") >= 1:
+            return f"{figure(seconds / size)} {unit}"
+    return f"{figure(seconds * 1e9)} ns"
+
+
+def figure(value: float) -> str:
+    """A number with three significant digits, whole from 1,000 to a billion."""
+    rounded = float(f"{value:.3g}")
+    if abs(rounded) >= 1e9:
+        return significant(value)
+    if abs(rounded) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{rounded:.3g}"

@@ -52,6 +52,7 @@ from latfix.reports.terminal.widgets import (
     Cell,
     Column,
     FittedTable,
+    OneScreen,
     Portable,
     Sparkline,
     answer_block,
@@ -72,6 +73,9 @@ _WORTH_ACTING = 0.05
 _ACTIVE = 4
 _WORKERS = 8
 _UNITS = 4
+#: Sections that a normal report leaves out if it is longer than a screen, the most important first.
+_LOSSES, _WHICH_WORKERS, _OVER_TIME = "requests that did not end ok", "workers", "the run over time"
+_OPTIONAL = (_LOSSES, _WHICH_WORKERS, _OVER_TIME)
 
 
 def render_diagnosis(
@@ -85,20 +89,27 @@ def render_diagnosis(
     :param verbose: every cause, stage and figure; else what fits on a screen.
     """
     some = diagnosis.is_timed and any(diagnosis.requests.values())
-    parts: list[RenderableType] = [_title(diagnosis), *warnings(diagnosis.notes)]
+    latencies, losses, tail = list[RenderableType](), list[RenderableType](), list[RenderableType]()
     if diagnosis.is_timed and not diagnosis.is_single:
-        parts += [Text(""), _latency_table(diagnosis, verbose=verbose), *_losses(diagnosis)]
-    if some:
-        parts += _tail(diagnosis, verbose=verbose) if diagnosis.requests.get("ok") else []
-        parts += _over_time(diagnosis, verbose=verbose)
-        parts += [*_stages(diagnosis)] if verbose else []
-        parts += _workers(diagnosis)
-    parts += _units(diagnosis)
+        latencies, losses = [Text(""), _latency_table(diagnosis, verbose=verbose)], list(_losses(diagnosis))
+    if some and diagnosis.requests.get("ok"):
+        tail = list(_tail(diagnosis, verbose=verbose))
+    rest = [*_units(diagnosis)]
     if verbose:
-        parts += [*_lines(diagnosis)]
-        parts += [*_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
-    answer = diagnosis_answer(diagnosis, workload=workload_argument)
-    return Portable(Group(*parts, *answer_block(answer, folder=folder)))
+        rest += [*_lines(diagnosis), *_what_to_do(diagnosis), Text(""), *_small_print(diagnosis)]
+    parts: list[tuple[str, Sequence[RenderableType]]] = [
+        ("", [_title(diagnosis), *warnings(diagnosis.notes), *latencies]),
+        ("" if diagnosis.verdict == "losing" else _LOSSES, losses),
+        ("", tail),
+        (_OVER_TIME, list(_over_time(diagnosis, verbose=verbose)) if some else []),
+        ("", list(_stages(diagnosis)) if some and verbose else []),
+        (_WHICH_WORKERS, list(_workers(diagnosis)) if some else []),
+        ("", rest),
+        ("", list(answer_block(diagnosis_answer(diagnosis, workload=workload_argument), folder=folder))),
+    ]
+    if verbose:
+        return Portable(Group(*(each for _, content in parts for each in content)))
+    return Portable(OneScreen(parts, _OPTIONAL))
 
 
 def render_tail(diagnosis: Diagnosis) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from rich.text import Text
 from latfix.errors import InputError, input_error
 from latfix.formatting import visible
 from latfix.reports.charts.inline_svg import load_matplotlib
-from latfix.traffic.summary import FeatureSummary, Gaps, TrafficShape, seconds_text
+from latfix.reports.terminal.widgets import Cell, Column, FittedTable, Portable, safe
+from latfix.traffic.summary import FeatureSummary, Gaps, TrafficShape, figure, seconds_text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR = "█"
@@ -37,14 +39,13 @@ def render_shape(shape: TrafficShape) -> RenderableType:
         parts += [Text(), _rate_chart(shape)]
     if shape.gaps is not None and shape.gaps.histogram:
         parts += [Text(), _gap_chart(shape.gaps)]
-    return Group(*parts)
+    return Portable(Group(*parts))
 
 
 def _verdict(shape: TrafficShape) -> Text:
     text = Text()
     text.append(f"{shape.kind.capitalize()} load. ", style=f"bold {_COLORS[shape.kind]}")
-    text.append(shape.reason)
-    return text
+    return text.append_text(safe(shape.reason, limit=1000))
 
 
 def _figures(shape: TrafficShape) -> Table:
@@ -52,7 +53,7 @@ def _figures(shape: TrafficShape) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for name, value in _rows(shape):
-        table.add_row(name, Text(value))
+        table.add_row(name, safe(value, limit=1000))
     return table
 
 
@@ -104,24 +105,24 @@ def _gap_rows(gaps: Gaps) -> list[tuple[str, str]]:
     return rows
 
 
-def _features(shape: TrafficShape) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("feature")
-    for name in ("requests", "min", "p50", "p95", "max"):
-        table.add_column(name, justify="right")
-    table.add_column("most frequent")
+def _features(shape: TrafficShape) -> FittedTable:
+    """The features; below a text its most frequent values."""
+    keys = ("min", "p50", "p95", "max")
+    columns = [Column("feature", right=False), Column("requests")]
+    columns += [Column(key, given_up=k) for k, key in enumerate(keys)]
+    rows: list[Sequence[Cell] | Text] = []
     for feature in shape.features:
-        table.add_row(*(Text(cell) for cell in _feature_cells(feature)))
-    return table
+        figures = [figure(feature.numbers[key]) if key in feature.numbers else "" for key in keys]
+        rows.append([safe(feature.name, limit=_NAME), f"{feature.present:,}", *figures])
+        if feature.top:
+            rows.append(Text.assemble(("  most frequent: ", "dim"), safe(_top_words(feature), limit=600)))
+    return FittedTable(columns, rows)
 
 
-def _feature_cells(feature: FeatureSummary) -> list[str]:
-    cells = [visible(feature.name, limit=_NAME), f"{feature.present:,}"]
-    cells += [figure(feature.numbers[key]) if key in feature.numbers else "" for key in ("min", "p50", "p95", "max")]
+def _top_words(feature: FeatureSummary) -> str:
     top = ", ".join(f"{visible(value, limit=_NAME)} {count:,}" for value, count in feature.top[:3])
     more = (feature.distinct or 0) - min(3, len(feature.top))
-    cells.append(f"{top}, {more:,} more" if more > 0 else top)
-    return cells
+    return f"{top}, {more:,} more" if more > 0 else top
 
 
 def _rate_chart(shape: TrafficShape) -> Text:
@@ -163,13 +164,6 @@ def _bar(share: float) -> str:
     eighths = round(share * _BAR_WIDTH * 8)
     part = _PARTS[eighths % 8] if eighths % 8 else ""
     return _BAR * (eighths // 8) + part
-
-
-def figure(value: float) -> str:
-    """A number with three significant digits, whole from 1,000 on."""
-    if abs(value) >= 1000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def check_picture(path: Path) -> None:

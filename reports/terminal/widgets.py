@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.rule import Rule
 from rich.segment import Segment
@@ -66,6 +66,36 @@ def _without_end(line: Sequence[Segment]) -> list[Segment]:
     if kept and not kept[-1].control:
         kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class OneScreen:
+    """Parts from top to bottom; the named ones are left out, the last in ``optional`` first, until all fits.
+
+    :param parts: names, empty for what is always shown, and contents. The last part follows a line with the names of
+        those left out.
+    :param optional: names, the most important first.
+    :param tallest: lines of a screen.
+    """
+
+    parts: Sequence[tuple[str, Sequence[RenderableType]]]
+    optional: Sequence[str]
+    tallest: int = 40
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rendered = [(name, console.render_lines(Group(*content), options, pad=False)) for name, content in self.parts]
+        known = {name: len(lines) for name, lines in rendered if name and lines}
+        spare, left_out = self.tallest - sum(len(lines) for _, lines in rendered), list[str]()
+        for name in reversed(self.optional):
+            if spare < 0 and name in known:
+                spare += known[name] - (not left_out)
+                left_out.append(name)
+        for k, (name, lines) in enumerate(rendered):
+            if k == len(rendered) - 1 and left_out:
+                yield Text(f"for lack of space only with -v: {', '.join(reversed(left_out))}", style="dim")
+            for line in lines if name not in left_out else ():
+                yield from line
+                yield Segment.line()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,9 @@ from latfix.reports.terminal.comparison import render_comparison, render_optimiz
 from latfix.reports.terminal.diagnosis import render_diagnosis
 from latfix.reports.terminal.widgets import WIDEST_BAR, Column, FittedTable, pair_bar
 from latfix.results.comparison import compare_records
+from latfix.results.diagnosis import Losses
 from latfix.results.optimization import Candidate, Optimization
+from latfix.results.worker_summary import WorkerRow
 from latfix.statistics.decision import Verdict
 from tests.reports.conftest import Session, in_one_line, unharmed
 from tests.reports.conftest import printed as shown
@@ -58,6 +60,40 @@ def test_a_diagnosis_is_one_screen_and_ends_with_its_answer(ordinary: Session) -
     ):
         assert words in end
     assert "ms (the excess) more than a quiet request" in in_one_line(text)
+
+
+def test_a_diagnosis_with_everything_is_one_screen_too(ordinary: Session) -> None:
+    hog = "others used 1.8 cores (stress (process 77), 1.2 cores; cc1plus (process 79), 0.60 cores)"
+    notes = (f"The machine was disturbed: {hog}, and the service waited.", "p99 rests on few. " * 9)
+    workers = tuple(
+        WorkerRow(
+            worker=k,
+            device="cpu",
+            batches=1000,
+            requests=1000,
+            busy_share=0.3,
+            compute_p50_ms=9.0,
+            compute_p99_ms=50.0,
+            tail_requests=10,
+            tail_share=0.5,
+        )
+        for k in range(2)
+    )
+    lost = Losses(
+        status="error", requests=8, share=0.004, waited_ms={"p50": 10.0}, in_stage={"finish": 8}, stages_ms={}
+    )
+    first, *others = ordinary[1].causes
+    causes = (replace(first, culprit="stress (process 77), 1.2 cores"), *others)
+    found = replace(ordinary[1], notes=notes, disturbed=hog, workers=workers, lost=(lost,), causes=causes)
+    text = shown(render_diagnosis(found, folder=Path("runs/ranker")))
+    assert len(text.splitlines()) <= 40
+    assert in_one_line(text).count("stress (process 77)") == 1
+    (left_out,) = re.findall(r"for lack of space only with -v: (.*)", text)
+    assert left_out == "requests that did not end ok, workers"
+    everything = shown(render_diagnosis(found, folder=Path("runs/ranker"), verbose=True))
+    assert "Workers" in everything and "Workers" not in text
+    losing = shown(render_diagnosis(replace(found, verdict="losing"), folder=None))
+    assert "Requests that did not end ok" in losing
     assert "measured: timestamps" in in_one_line(text).lower()
 
 
@@ -214,7 +250,7 @@ def test_a_comparison_ends_with_its_verdict_and_warns(ordinary: Session, hostile
     ("verdict", "style"), [("better", "32"), ("worse", "31"), ("no_difference", "36"), ("undecided", "33")]
 )
 def test_the_color_of_a_comparison_is_that_of_its_verdict(ordinary: Session, verdict: Verdict, style: str) -> None:
-    comparison = replace(compare_records(ordinary[0], ordinary[0]), verdict=verdict)
+    comparison = replace(compare_records(ordinary[0], ordinary[0]), verdict=verdict, same_run=False)
     word = verdict.replace("_", " ").capitalize()
     assert f"\x1b[1;{style}m{word}" in shown(render_comparison(comparison), color=True)
 

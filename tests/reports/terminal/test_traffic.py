@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from latfix.errors import InputError
-from latfix.reports.terminal.traffic import draw_shape, figure, render_shape
+from latfix.reports.terminal.traffic import draw_shape, render_shape
 from latfix.traffic.parsed_fields import feature_array, fill_ids
 from latfix.traffic.schedule import Traffic
-from latfix.traffic.summary import TrafficShape, describe
+from latfix.traffic.summary import TrafficShape, describe, figure, seconds_text
 from tests.reports.conftest import printed as console_text
+from tests.reports.conftest import unharmed
 
 
 def shape_of(seconds: list[float], source: str = "t.jsonl", **features: Sequence[object]) -> TrafficShape:
@@ -45,7 +46,19 @@ SHAPES = {
     "years": [0.0, 9e8],
     "beat": [float(i) for i in range(100)],
     "growing": [float(i**3) for i in range(100)],
+    "nearly a second": [i * 0.9999 for i in range(100)],
+    "nearly a thousand": [i * 999.9 for i in range(100)],
 }
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_line_is_padded_and_no_figure_cut(name: str, width: int) -> None:
+    seconds = SHAPES[name]
+    tokens = [float(10**k) for k, _ in zip(range(100), seconds, strict=False)]
+    text = printed(shape_of(seconds, tokens=tokens, lang=["language of the text"] * len(seconds)), width)
+    unharmed(text, width)
+    assert "e+03" not in text and "1,000 ms" not in text and "1,000 µs" not in text
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -103,6 +116,23 @@ def test_a_picture_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> N
         draw_shape(shape_of([0.0, 1.0]), tmp_path / "folder.svg")
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (1234.5, "1,234"), (2.5664, "2.57"), (0.0123, "0.0123")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (1234.5, "1,234"), (2.5664, "2.57"), (0.0123, "0.0123"), (999.7, "1,000")]
+)
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.9996, "1 s"),
+        (0.0009999, "1 ms"),
+        (999.6, "1,000 s"),
+        (1e-9, "1 ns"),
+        (0.0123, "12.3 ms"),
+        (12345.6, "12,346 s"),
+    ],
+)
+def test_times_are_rounded_before_their_unit_is_chosen(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text

@@ -36,7 +36,7 @@ def _with(diagnosis: Diagnosis, *rows: Any) -> Diagnosis:
 
 
 def _shown(diagnosis: Diagnosis, width: int = 100) -> str:
-    return printed(render_diagnosis(diagnosis, folder=None), width=width)
+    return printed(render_diagnosis(diagnosis, folder=None, verbose=True), width=width)
 
 
 def test_one_worker_has_no_table(ordinary: Session, tmp_path: Path) -> None:
