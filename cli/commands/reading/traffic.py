@@ -56,7 +56,8 @@ def inspect_command(
         check_picture(picture)
         options.check_writable("--picture", str(picture))
     mapping = parse_map_option(map_ or [])
-    traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=_show_rows)
+    with ReadingLine() as reading:
+        traffic = None if skip_bad_lines else read_in_blocks(file, mapping=mapping, on_rows=reading.show)
     if traffic is None:
         traffic = read_traffic(file, mapping=mapping, skip_bad_lines=skip_bad_lines)
     shape = describe(traffic)
@@ -239,10 +240,27 @@ def synthesize_command(
     typer.echo(_written_line(traffic, target))
 
 
-def _show_rows(rows: int) -> None:
-    """Show progress for a large file, on a terminal."""
-    if rows > _MANY and sys.stderr.isatty():
-        sys.stderr.write(f"\r{rows:,} requests read")
+class ReadingLine:
+    """Progress for a large file on standard error: a line that is cleared at the end, or a line every million."""
+
+    def __init__(self) -> None:
+        self._live, self._shown, self._next = sys.stderr.isatty(), False, 1_000_000
+
+    def __enter__(self) -> ReadingLine:
+        return self
+
+    def show(self, rows: int) -> None:
+        """Show the number of requests so far."""
+        if self._live and rows > _MANY:
+            sys.stderr.write(f"\r{rows:,} requests read")
+            self._shown = True
+        elif not self._live and rows >= self._next:
+            sys.stderr.write(f"{rows:,} requests read\n")
+            self._next = rows + 1_000_000
+
+    def __exit__(self, *_error: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
 
 
 def _transform_line(entry: dict[str, object]) -> str:

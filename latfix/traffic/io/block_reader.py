@@ -127,10 +127,16 @@ class _Columns:
     def traffic(self, path: Path) -> Traffic:
         if not self.rows:
             raise _ReadWhole
-        whole = {name: np.concatenate(parts) for name, parts in self.fields.items()}
-        if len(np.unique(whole["ids"])) < len(whole["ids"]):
+        # Each block is freed as soon as it is copied, so that no column is in memory twice.
+        ids = np.concatenate(self.fields.pop("ids"))
+        ids.sort()
+        if (ids[1:] == ids[:-1]).any():
             raise _ReadWhole  # a duplicate id, whose line is not known here
-        order = np.argsort(whole["arrival_ns"], kind="stable")
+        del ids
+        whole = {name: np.concatenate(self.fields.pop(name)) for name in list(self.fields)}
+        arrival, order = whole["arrival_ns"], slice(None)
+        if (arrival[1:] < arrival[:-1]).any():
+            order = np.argsort(arrival, kind="stable")
         names = [*(name for name in self.features if name not in self.mapping), *self.mapping]  # derived ones last
         return Traffic(
             arrival_ns=whole["arrival_ns"][order],
@@ -138,7 +144,7 @@ class _Columns:
             priority=whole["priority"][order],
             sessions=whole["sessions"][order].tolist(),
             deadline_ms=whole["deadline_ms"][order],
-            features={name: self._feature(self.features[name])[order] for name in names if name in self.features},
+            features={name: self._feature(self.features.pop(name))[order] for name in names if name in self.features},
             payloads=[],
             metadata={
                 "source": path.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,21 @@ def test_unusual_files_are_read_whole(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert read_in_blocks(tmp_path / "none", mapping={}) is None
     assert read_in_blocks(tmp_path, mapping={}) is None
+
+
+def test_no_column_is_in_memory_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About 60 bytes a request are kept, and a column of 8 is copied at a time."""
+
+    def peak(rows: int) -> int:
+        path = tmp_path / f"{rows}.jsonl"
+        path.write_text("".join(f'{{"arrival_s": {k}, "id": "r{k}", "a": {k}, "b": {k}.5}}\n' for k in range(rows)))
+        tracemalloc.start()
+        try:
+            assert read_in_blocks(path, mapping={}) is not None
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    monkeypatch.setattr(block_reader, "_BLOCK_BYTES", 20_000)
+    peak(100)
+    assert (peak(30_000) - peak(10_000)) / 20_000 < 80

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from latfix.cli.commands.reading.traffic import traffic_app
+from latfix.cli.commands.reading.traffic import ReadingLine, traffic_app
 from latfix.errors import InputError
 from latfix.traffic.io.reader import read_traffic
 
@@ -122,3 +123,20 @@ def test_bad_options_are_input_errors_and_write_nothing(
 def test_a_word_for_a_number_is_a_usage_error() -> None:
     result = CliRunner().invoke(traffic_app, ["convert", "a", "b.csv", "--speed", "fast"])
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_large_file_shows_its_progress_and_leaves_no_line_behind(
+    live: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: live)
+    with ReadingLine() as reading:
+        for rows in (40_000, 60_000, 990_000, 1_100_000, 1_200_000, 2_200_000):
+            reading.show(rows)
+    shown = capsys.readouterr().err
+    if live:
+        assert shown.startswith("\r60,000 requests read\r990,000") and shown.endswith(
+            "2,200,000 requests read\r\x1b[K"
+        )
+    else:
+        assert shown == "1,100,000 requests read\n2,200,000 requests read\n"
