@@ -230,6 +230,25 @@ def instants_ns(column: Any) -> Ints:
     return np.take(moments, np.asarray(encoded.indices))
 
 
+def decimals_ns(column: Any, unit_ns: int) -> Ints:
+    """Nanoseconds of decimal numbers, exact: a float of seconds since 1970 is only exact to 200 ns.
+
+    :param column: a list, or an Arrow array of strings.
+    :param unit_ns: nanoseconds of their unit, a power of ten.
+    :return: -1 for values that are no plain decimal number that 64 bits of nanoseconds hold.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    places = len(str(unit_ns)) - 1
+    texts = column if isinstance(column, pa.Array) else pa.array([str(value) for value in column], pa.string())
+    texts = pc.replace_substring_regex(texts, rf"^(\d+\.\d{{{places}}})\d+$", r"\1")
+    plain = pc.match_substring_regex(texts, rf"^\d{{1,{19 - places}}}(\.\d{{1,{max(places, 1)}}})?$")
+    exact = pc.cast(pc.if_else(plain, texts, "0"), pa.decimal128(38, places))
+    low_words = np.frombuffer(exact.buffers()[1], "<i8").reshape(-1, 2)[exact.offset : exact.offset + len(exact), 0]
+    return np.where(np.asarray(pc.fill_null(plain, False)) & (low_words >= 0), low_words, -1)
+
+
 def _instant_or_unknown(text: str) -> int:
     try:
         return instant_ns(text)

@@ -41,6 +41,7 @@ from latfix.profilers.recordings.requests.text_source import (
     UNITS_NS,
     BadLines,
     begins_with_object,
+    decimals_ns,
     epoch_unit,
     instants_ns,
     json_document,
@@ -538,7 +539,12 @@ def _span_ns(text: str) -> float:
 def _moments(role: Role, column: Any) -> Ints:
     few = _numbers(column[:_LOOKED_AT])
     if not len(few) or np.isfinite(few).mean() >= 0.5:
-        return np.asarray(_scaled(role, _numbers(column)))
+        numbers = _numbers(column)
+        scaled = np.asarray(_scaled(role, numbers))
+        if numbers.dtype == np.int64 or not len(numbers):
+            return scaled
+        exact = decimals_ns(column, role.unit_ns or epoch_unit(float(np.nanmax(numbers, initial=0.0))))
+        return np.where((exact >= 0) & (scaled != UNKNOWN), exact, scaled)
     return instants_ns(column)
 
 
