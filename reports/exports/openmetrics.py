@@ -5,7 +5,8 @@ Format: OpenMetrics 1.0, as Prometheus, its push gateway and the node exporter's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,75 +16,91 @@ from latfix.run_record.chunked_record import RecordSource
 from latfix.stages import Status
 
 #: Upper ends of the histogram's buckets, seconds: three a decade from 100 µs to 100 s.
-_EDGES = (*(round(step * 10.0**k, 9) for k in range(-4, 2) for step in (1, 2, 5)), 100.0)
+EDGES = (*(round(step * 10.0**k, 9) for k in range(-4, 2) for step in (1, 2, 5)), 100.0)
 _Sample = tuple[str, Mapping[str, object], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric.
+
+    :param name: without the prefix ``latfix_`` and without the unit.
+    :param kind: ``counter``, ``gauge`` or ``histogram``.
+    :param unit: of its values; empty for counts and rates.
+    :param samples: suffix of the name, labels, and value.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    words: str
+    samples: Sequence[_Sample]
+
+
 def openmetrics(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: float | None = None) -> Iterator[str]:
-    """The lines.
+    """The lines of :func:`families`."""
+    for family in families(diagnosis, source, window_s=window_s):
+        full = "_".join(filter(None, ("latfix", family.name, family.unit)))
+        yield f"# TYPE {full} {family.kind}\n"
+        if family.unit:
+            yield f"# UNIT {full} {family.unit}\n"
+        yield f"# HELP {full} {family.words}\n"
+        for suffix, labels, value in family.samples:
+            pairs = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
+            yield f"{full}{suffix}{{{pairs}}} {value}\n"
+    yield "# EOF\n"
+
+
+def families(diagnosis: Diagnosis, source: RecordSource | None, *, window_s: float | None = None) -> list[Family]:
+    """The metrics of a diagnosis that have samples.
 
     :param source: the run's requests; without them there is no histogram.
     :param window_s: length of the diagnosed window of a running service; ``None`` for a complete run.
     """
-    same = {"workload": diagnosis.workload}
+    same: dict[str, object] = {"workload": diagnosis.workload}
+    found: list[Family] = []
     statuses = {name: number for name, number in diagnosis.requests.items() if number is not None}
     suffix = "_total" if window_s is None else ""
-    counts = [(suffix, {**same, "status": name}, number) for name, number in statuses.items()]
+    counts: list[_Sample] = [(suffix, {**same, "status": name}, number) for name, number in statuses.items()]
     if window_s is None:
-        yield from _family("requests", "counter", "", "Measured requests by status.", counts)
+        found.append(Family("requests", "counter", "", "Measured requests by status.", counts))
     else:
-        yield from _family("window_requests", "gauge", "", "Requests of the window by status.", counts)
+        found.append(Family("window_requests", "gauge", "", "Requests of the window by status.", counts))
         words = "Length of the window that all other figures cover."
-        yield from _family("window", "gauge", "seconds", words, [("", same, window_s)])
+        found.append(Family("window", "gauge", "seconds", words, [("", same, window_s)]))
     if source is not None:
         words = "Latency of measured requests; those that did not end ok are in the last bucket only."
-        yield from _family("request_latency", "histogram", "seconds", words, _histogram(source, same))
+        found.append(Family("request_latency", "histogram", "seconds", words, _histogram(source, same)))
+
+    def seconds(name: str, words: str, values_ms: Iterable[tuple[Mapping[str, object], object]]) -> None:
+        known = [(labels, finite(value)) for labels, value in values_ms]
+        samples = [("", {**same, **labels}, value / 1e3) for labels, value in known if value is not None]
+        found.append(Family(name, "gauge", "seconds", words, samples))
+
     figures = [({"figure": key_label(key)}, value) for key, value in diagnosis.latency_ms.items()]
-    yield from _gauges("latency", "seconds", "Percentiles of latency over all requests that arrived.", same, figures)
+    seconds("latency", "Percentiles of latency over all requests that arrived.", figures)
     stages = [
         ({"stage": stage, "figure": key_label(key)}, value)
         for stage, row in diagnosis.stages_ms.items()
         for key, value in row.items()
     ]
-    yield from _gauges("stage", "seconds", "Time of requests in each stage.", same, stages)
+    seconds("stage", "Time of requests in each stage.", stages)
     excess = [({"percentile": f"{diagnosis.percentile:g}"}, diagnosis.excess_ms)]
-    yield from _gauges("tail_excess", "seconds", "Mean latency of the tail above a quiet request.", same, excess)
+    seconds("tail_excess", "Mean latency of the tail above a quiet request.", excess)
     causes = [
         ({"cause": each.cause, "class": each.evidence_class, "named": str(each.named).lower()}, each.tail_ms)
         for each in diagnosis.causes
     ]
-    yield from _gauges(
-        "cause_tail", "seconds", "Mean time that each cause adds to a request of the tail.", same, causes
+    seconds("cause_tail", "Mean time that each cause adds to a request of the tail.", causes)
+    rate: list[_Sample] = (
+        [("", same, diagnosis.throughput_rps)] if finite(diagnosis.throughput_rps) is not None else []
     )
-    rate = [("", same, diagnosis.throughput_rps)] if finite(diagnosis.throughput_rps) is not None else []
-    yield from _family("throughput", "gauge", "", "Requests that ended ok a second.", rate)
+    found.append(Family("throughput", "gauge", "", "Requests that ended ok a second.", rate))
     passed = {True: 1, False: 0, None: "NaN"}
-    gates = [("", {**same, "gate": each.gate.text}, passed[each.passed]) for each in diagnosis.gates]
-    yield from _family("gate_passed", "gauge", "", "1 if the gate passed, 0 if it failed, NaN if undecided.", gates)
-    yield "# EOF\n"
-
-
-def _gauges(
-    name: str,
-    unit: str,
-    words: str,
-    same: Mapping[str, object],
-    values_ms: Iterable[tuple[Mapping[str, object], object]],
-) -> Iterator[str]:
-    known = [(labels, finite(value)) for labels, value in values_ms]
-    samples = [("", {**same, **labels}, value / 1e3) for labels, value in known if value is not None]
-    return _family(name, "gauge", unit, words, samples)
-
-
-def _family(name: str, kind: str, unit: str, words: str, samples: Iterable[_Sample]) -> Iterator[str]:
-    """A metric with its type, unit and help; nothing without samples."""
-    full = f"latfix_{name}_{unit}" if unit else f"latfix_{name}"
-    head = [f"# TYPE {full} {kind}\n", *([f"# UNIT {full} {unit}\n"] if unit else []), f"# HELP {full} {words}\n"]
-    for suffix, labels, value in samples:
-        yield from head
-        head = []
-        pairs = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
-        yield f"{full}{suffix}{{{pairs}}} {value}\n"
+    gates: list[_Sample] = [("", {**same, "gate": each.gate.text}, passed[each.passed]) for each in diagnosis.gates]
+    words = "1 if the gate passed, 0 if it failed, NaN if undecided."
+    found.append(Family("gate_passed", "gauge", "", words, gates))
+    return [family for family in found if family.samples]
 
 
 def _label(text: object) -> str:
@@ -91,15 +108,15 @@ def _label(text: object) -> str:
 
 
 def _histogram(source: RecordSource, same: Mapping[str, object]) -> list[_Sample]:
-    within, total, sum_ns = np.zeros(len(_EDGES), np.int64), 0, 0
+    within, total, sum_ns = np.zeros(len(EDGES), np.int64), 0, 0
     for rows in source.scan(("latency_ns", "status", "warmup")):
         measured = rows["warmup"] == 0
         answered = np.sort(rows["latency_ns"][measured & (rows["status"] == Status.OK)])
-        within += np.searchsorted(answered, [edge * 1e9 for edge in _EDGES], side="right")
+        within += np.searchsorted(answered, [edge * 1e9 for edge in EDGES], side="right")
         total += int(np.count_nonzero(measured))
         sum_ns += int(rows["latency_ns"][measured].sum())
     buckets: list[_Sample] = [
-        ("_bucket", {**same, "le": edge}, number) for edge, number in zip(_EDGES, within.tolist(), strict=True)
+        ("_bucket", {**same, "le": edge}, number) for edge, number in zip(EDGES, within.tolist(), strict=True)
     ]
     return [
         *buckets,

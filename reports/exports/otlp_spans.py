@@ -32,7 +32,7 @@ def otlp_lines(source: RecordSource) -> Iterator[str]:
     :raises InputError: ``run.json`` has no start time.
     """
     zero, run = started_ns(source), _run_id(source)
-    resource = json.dumps({"attributes": _resource(source)})
+    resource = json.dumps({"attributes": resource_of(source)})
     scope = json.dumps({"name": "latfix", "version": __version__})
     measured = (each for each in request_slices(source) if each.index >= 0)
     while some := list(islice(measured, _PER_LINE)):
@@ -61,14 +61,16 @@ def _run_id(source: RecordSource) -> str:
     return hashlib.sha256(known.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _resource(source: RecordSource) -> list[object]:
+def resource_of(source: RecordSource) -> list[object]:
+    """Attributes of the service that was measured."""
     meta = source.meta
     known = {"service.name": meta.workload or "latfix", "host.name": meta.origin.get("host", "")}
     known |= {"latfix.device": meta.device, "latfix.traffic": meta.traffic_sha256 or ""}
-    return [_text(key, value) for key, value in known.items() if value]
+    return [text_attribute(key, value) for key, value in known.items() if value]
 
 
-def _text(key: str, value: object) -> dict[str, object]:
+def text_attribute(key: str, value: object) -> dict[str, object]:
+    """An attribute whose value is text from outside, made printable."""
     return {"key": key, "value": {"stringValue": visible(value, limit=600)}}
 
 
@@ -79,7 +81,7 @@ def _number(key: str, value: int) -> dict[str, object]:
 def _spans(each: RequestSlice, zero: int, run: str) -> Iterator[str]:
     trace = f'"traceId":"{run}{each.index + 1:016x}"'
     root = f"{1:016x}"
-    attributes = [_text("latfix.request.id", each.id), _text("latfix.status", each.status)]
+    attributes = [text_attribute("latfix.request.id", each.id), text_attribute("latfix.status", each.status)]
     if each.batch_id >= 0:
         attributes += [_number("latfix.batch", each.batch_id), _number("latfix.worker", each.worker)]
     when = _when(zero + each.arrival_ns, each.latency_ns)

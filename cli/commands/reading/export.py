@@ -45,6 +45,9 @@ def export(
             "--out", metavar="DIR/FILE", help="Write there instead of standard output; compressed if it ends in .gz."
         ),
     ] = None,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="URL", help="For otlp: send it to this collector, over HTTP.")
+    ] = "",
 ) -> None:
     """Write a run in the format of another tool.
 
@@ -58,8 +61,13 @@ def export(
         hint = did_you_mean(target, [*NAMES, *_ALIASES])
         raise InputError(f"--to: found {target!r}; expected one of {', '.join(NAMES)}{f'; {hint}' if hint else ''}")
     chosen = FORMATS[name]
+    if endpoint and (name != "otlp" or out is not None):
+        found = f"--to {name}" if name != "otlp" else "--out"
+        raise InputError(f"--endpoint: found together with {found}; expected --to otlp, without --out")
     subject = _subject(run, name, chosen)
-    if out is None or str(out) == "-":
+    if endpoint:
+        typer.echo(_send(subject, run, endpoint))
+    elif out is None or str(out) == "-":
         if chosen.pieces is None:
             raise InputError(f"--to {name}: found no --out; expected --out FILE, since the format is binary")
         sys.stdout.writelines(chosen.pieces(subject))
@@ -67,6 +75,29 @@ def export(
         where = out / chosen.file if out.is_dir() else out
         _write(subject, chosen, where)
         typer.echo(f"wrote {where}")
+
+
+def _send(subject: Subject, run: Path, endpoint: str) -> str:
+    """Send spans and metrics to a collector; returns what was sent, in words.
+
+    :raises InputError: the collector cannot be reached, or does not take them.
+    """
+    from latfix.formatting import counted
+    from latfix.reports.exports.otlp_http import Collector
+    from latfix.reports.exports.otlp_metrics import otlp_metrics
+    from latfix.reports.exports.otlp_spans import otlp_lines
+    from latfix.results.diagnosis import Diagnosis
+
+    collector, batches = Collector(endpoint), 0
+    for line in otlp_lines(subject.requests):
+        collector.post("traces", line)
+        batches += 1
+    result = _result(subject.requests.folder, subject.requests)
+    also = ""
+    if isinstance(result, Diagnosis):
+        collector.post("metrics", otlp_metrics(result, subject.requests))
+        also = " and the metrics of the diagnosis"
+    return f"sent the spans of {run} in {counted(batches, 'batch')}{also} to {endpoint}"
 
 
 def _write(subject: Subject, chosen: Format, where: Path) -> None:
@@ -106,7 +137,9 @@ def _subject(run: Path, name: str, chosen: Format) -> Subject:
     result = _result(run, record)
     if not isinstance(result, chosen.needs):
         expected = " or ".join(each.__name__.lower() for each in chosen.needs)
-        raise InputError(f"{run}: found a {type(result).__name__.lower()}; --to {name} expects a {expected}")
+        found = type(result).__name__.lower()
+        article = "an" if found[0] in "aeiou" else "a"
+        raise InputError(f"{run}: found {article} {found}; --to {name} expects a {expected}")
     return Subject(record=record, result=result, path=_workload_path(record))
 
 

@@ -134,7 +134,8 @@ class _Columns:
             raise _ReadWhole  # a duplicate id, whose line is not known here
         del ids
         whole = {name: np.concatenate(self.fields.pop(name)) for name in list(self.fields)}
-        arrival, order = whole["arrival_ns"], slice(None)
+        arrival = whole["arrival_ns"]
+        order: slice | Array = slice(None)
         if (arrival[1:] < arrival[:-1]).any():
             order = np.argsort(arrival, kind="stable")
         names = [*(name for name in self.features if name not in self.mapping), *self.mapping]  # derived ones last

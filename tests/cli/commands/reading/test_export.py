@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfix.cli.commands.reading.export import _ALIASES, NAMES
+from latfix.files.atomic_write import write_json
 from latfix.reports.exports.formats import FORMATS
 from latfix.traffic.schedule import Traffic
 from tests.cli.conftest import Cli, refused, serve_one_by_one, write_run
+from tests.reports.conftest import make_document
 
 N, MS = 300, 1_000_000
 OF_REQUESTS = [name for name, form in FORMATS.items() if not form.needs and form.pieces]
@@ -115,3 +117,10 @@ def test_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
     refused(cli("export", str(run), "--to", "csv", "--out", str(tmp_path / "no" / "x.csv")), "cannot write")
     (run / "run.json").write_text((run / "run.json").read_text().replace("2026-01-02T", "today "))
     refused(cli("export", str(run), "--to", "hdr"), "run.json", "found started")
+
+
+def test_a_result_of_another_kind_is_named(cli: Cli, tmp_path: Path) -> None:
+    write_json(tmp_path / "optimization.json", make_document())
+    refused(
+        cli("export", tmp_path, "--to", "openmetrics"), "found an optimization; --to openmetrics expects a diagnosis"
+    )
