@@ -72,3 +72,6 @@ if not TYPE_CHECKING:  # a type checker would otherwise accept any name in this 
         value = getattr(importlib.import_module(_LATER[name]), name)
         globals()[name] = value
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

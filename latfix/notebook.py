@@ -75,6 +75,18 @@ class Run:
             write_causes(diagnose(self), Path(folder) / "causes.parquet")
             return _read(Path(folder) / "causes.parquet")
 
+    def _repr_html_(self) -> str:
+        """For notebooks: workload and state, the number of requests, latencies, start time and folder."""
+        from latfix.formatting import LATENCY_KEYS, count, html_table, key_label, milliseconds
+        from latfix.statistics.censored import outcomes_of
+
+        outcomes, meta = outcomes_of(self.record), self.meta
+        latency_ms = outcomes.summary_ms()
+        rows = [("requests", count(len(outcomes))), ("ended ok", count(len(outcomes.ok_ns)))]
+        rows += [(key_label(key), milliseconds(latency_ms.get(key))) for key in LATENCY_KEYS]
+        rows += [("started", meta.started), ("folder", str(self.folder))]
+        return html_table(f"{meta.workload} on {meta.device}: {meta.state}", (), ("", "run"), rows)
+
     def _frame(self, name: str) -> pd.DataFrame:
         from latfix.run_record.run_record import finalize
 

@@ -124,18 +124,9 @@ class Comparison(Document):
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdict, and both arms' latencies with their ratios."""
-        rows = [
-            (
-                f"{key_label(key)}, ms",
-                significant(self.before.latency_ms.get(key)),
-                significant(self.after.latency_ms.get(key)),
-                ratio(step.value),
-                interval((step.lo, step.hi)),
-            )
-            for key, step in self.ratio.items()
-        ]
         verdict = f"{self.verdict.replace('_', ' ')}, by {key_label(self.judged)}"
-        return html_table(verdict, self.notes, ("", "base", "new", "ratio", "95 % interval"), rows)
+        columns = ("", "base", "new", "ratio", "95 % interval")
+        return html_table(verdict, self.notes, columns, latency_rows(self.before, self.after, self.ratio))
 
     def gate_subjects(self) -> tuple[GateSubject, GateSubject]:
         """The input of gates: the new arm, which carries the ratio, and the baseline."""
@@ -229,6 +220,13 @@ class Trial(Document):
             and not math.isnan(estimate.value)
         ]
         return min(known)[2] if known else None
+
+
+def latency_rows(before: Summary, after: Summary, ratios: Mapping[str, RatioEstimate]) -> Iterator[tuple[str, ...]]:
+    """Both arms' latencies with their ratios and intervals, as text."""
+    for key, step in ratios.items():
+        both = (significant(arm.latency_ms.get(key)) for arm in (before, after))
+        yield (f"{key_label(key)}, ms", *both, ratio(step.value), interval((step.lo, step.hi)))
 
 
 def summarize(records: Sequence[RunRecord], *, seed: int = 0, accuracy: float | None = None) -> Summary:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from latfix.files.json_documents import Document, json_key
+from latfix.formatting import html_table, key_label
 from latfix.gates.evaluate import GateResult
 from latfix.results.answer_check import AnswerCheck
-from latfix.results.comparison import Summary
+from latfix.results.comparison import Summary, latency_rows
 from latfix.statistics.decision import RatioEstimate
 
 
@@ -201,6 +202,15 @@ class Optimization(Document):
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, both arms' latencies, and the fixes that were replayed."""
+        heading = f"{self.workload} on {self.device}: {self.verdict.replace('_', ' ')}, by {key_label(self.judged)}"
+        notes = (*([f"disturbed: {self.disturbed}"] if self.disturbed else []), *self.notes)
+        rows = latency_rows(self.before, self.after, self.ratio)
+        change = html_table(heading, notes, ("", "before", "after", "ratio", "95 % interval"), rows)
+        steps = [(step.fix, step.status, step.reason) for step in self.steps if step.status != "skipped"]
+        return change + (html_table("Fixes", (), ("fix", "status", "reason"), steps) if steps else "")
 
 
 #: Prefix of reasons about time, or about ``--trials``.

@@ -16,6 +16,8 @@ import pytest
 import latfix
 from latfix.errors import InputError
 from latfix.results.comparison import Comparison
+from latfix.results.optimization import Optimization
+from tests.reports.conftest import make_document
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HOSTILE = "<script>alert(1)</script>"
@@ -107,6 +109,34 @@ def test_a_notebook_shows_results_with_every_text_escaped() -> None:
     assert "<script" not in shown and "&lt;script&gt;" in shown and "<table>" in shown
     compared = replace(latfix.compare("run", "run"), notes=(HOSTILE,))._repr_html_()
     assert "<script" not in compared and "p99, ms" in compared
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_run_and_an_optimization_display_as_tables() -> None:
+    run = latfix.read_run("run")
+    shown = run._repr_html_()
+    assert "<td>requests</td><td>300</td>" in shown and "<td>p99</td><td>" in shown
+    evil = latfix.Run(replace(run.record, meta=run.meta.updated(workload=HOSTILE)))  # type: ignore[type-var]
+    assert "<script" not in evil._repr_html_() and "&lt;script&gt;" in evil._repr_html_()
+
+    for kind in ("ordinary", "hostile"):
+        shown = Optimization.from_json(make_document(kind))._repr_html_()
+        assert "<script" not in shown and shown.count("<table>") == 2
+        assert "<td>p99, ms</td><td>412</td><td>98.0</td><td>x0.238</td>" in shown
+        assert "gc.freeze" in shown and "transfer.pin" not in shown, "only what was tried"
+
+
+def test_names_that_are_imported_later_are_listed() -> None:
+    code = "import latfix; print(*dir(latfix))"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"read_run", "diagnose", "compare", "replay", "Run", "Workload", "__version__"} <= set(listed)
+    assert set(latfix.__all__) <= set(listed)
+
+
+@pytest.mark.usefixtures("notebook")
+def test_the_file_of_a_run_is_displayed_as_its_folder(cli: Any) -> None:
+    code, out, _ = cli("report", "run/run.json")
+    assert code == 0 and "p99" in out
 
 
 def test_importing_latfix_imports_nothing_heavy() -> None:
