@@ -25,14 +25,14 @@ _LONGEST = 400
 
 def render_doctor(found: Doctor) -> RenderableType:
     """The findings by state."""
-    parts: list[RenderableType] = [Text(_summary(found), style="bold")]
+    parts: list[RenderableType] = [safe(_summary(found), "bold", limit=_LONGEST)]
     for state, sign, style, title in _SECTIONS:
         findings = [finding for finding in found.findings if finding.state == state]
         if findings:
             parts.append(heading(title))
             parts += [line for finding in findings for line in _lines(finding, sign, style)]
     versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    parts.append(Text(f"\n{versions}; nothing was changed", style="dim"))
+    parts += [Text(""), safe(f"{versions}; nothing was changed", "dim", limit=1000)]
     return Portable(Group(*parts))
 
 
@@ -51,6 +51,6 @@ def _lines(finding: Finding, sign: str, style: str) -> Iterable[RenderableType]:
     yield Text.assemble((f"{sign} ", style), safe(finding.found, limit=_LONGEST))
     if finding.costs:
         causes = f" (shows as {', '.join(finding.causes)})" if finding.causes else ""
-        yield Padding(Text.assemble(safe(finding.costs, limit=_LONGEST), (causes, "dim")), (0, 0, 0, 4))
+        yield Padding(Text.assemble(safe(finding.costs, limit=_LONGEST), safe(causes, "dim")), (0, 0, 0, 4))
     if finding.change:
         yield Padding(Text.assemble(("> ", "bold"), safe(finding.change, limit=_LONGEST)), (0, 0, 0, 4))

@@ -39,12 +39,12 @@ def _outcome(score: CaseScore) -> Text:
         return Text("dropped: no injected fault was large enough", style="dim")
     if score.group == "quiet":
         if score.alarms:
-            return Text(f"false alarm: {', '.join(score.alarms)}", style=SEVERITY_STYLE["bad"])
+            return safe(f"false alarm: {', '.join(score.alarms)}", SEVERITY_STYLE["bad"])
         return Text("correct: quiet", style=SEVERITY_STYLE["good"])
     if score.top_right:
-        return Text(f"correct: {score.top}", style=SEVERITY_STYLE["good"])
+        return safe(f"correct: {score.top}", SEVERITY_STYLE["good"])
     expected = " or ".join(score.right_tops)
-    return Text(f"wrong: {score.top or 'no cause'} instead of {expected}", style=SEVERITY_STYLE["bad"])
+    return safe(f"wrong: {score.top or 'no cause'} instead of {expected}", SEVERITY_STYLE["bad"])
 
 
 def _head(board: Scoreboard) -> Text:
@@ -66,11 +66,11 @@ def _measures(board: Scoreboard) -> RenderableType:
     table.add_column("")
     for measure in board.measures:
         table.add_row(
-            measure.words,
-            _value(measure),
+            safe(measure.words),
+            safe(_value(measure)),
             NONE if measure.interval is None else interval([100 * end for end in measure.interval]),
             count(measure.count),
-            Text(measure.bar, style="dim"),
+            safe(measure.bar, "dim"),
             _met(measure),
         )
     return table
@@ -100,7 +100,7 @@ def _causes(board: Scoreboard) -> list[RenderableType]:
     for cause in board.causes:
         wrong = ", ".join(f"{name} {times}x" for name, times in sorted(cause.taken_for.items(), key=lambda p: -p[1]))
         table.add_row(
-            cause.cause, _part(cause.top1), _part(cause.precision), _part(cause.recall), safe(wrong or NONE)
+            safe(cause.cause), _part(cause.top1), _part(cause.precision), _part(cause.recall), safe(wrong or NONE)
         )
     return [heading("Cause by cause"), table]
 
@@ -126,7 +126,7 @@ def _limits(board: Scoreboard) -> list[RenderableType]:
     if board.not_injectable:
         lines.append(heading("Not injected here"))
     for cause, why in sorted(board.not_injectable.items()):
-        lines.append(Text.assemble(f"  {cause}: ", safe(why)))
+        lines.append(Text.assemble("  ", safe(cause), ": ", safe(why)))
     disturbed = sum(case.disturbed for case in board.cases)
     if disturbed:
         lines.append(
@@ -139,9 +139,10 @@ def _limits(board: Scoreboard) -> list[RenderableType]:
     if alarms:
         names = sorted({cause for case in alarms for cause in case.traffic_alarms})
         lines.append(
-            Text(
-                f"\nQuiet runs that name {', '.join(names)}: {len(alarms)}. Their arrivals are random, so these "
-                "waits are real, not false alarms."
+            Text.assemble(
+                "\nQuiet runs that name ",
+                safe(", ".join(names)),
+                f": {len(alarms)}. Their arrivals are random, so these waits are real, not false alarms.",
             )
         )
     return lines
