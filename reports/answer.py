@@ -340,7 +340,7 @@ def sweep_answer(rows: SweepRows) -> Answer:
 def trial_answer(found: Trial) -> Answer:
     """The answer for the ideas of ``latfix try``."""
     name, best = key_label(found.judged), next((idea for idea in found.ideas if idea.name == found.best), None)
-    leads = best or found.leading
+    leads = found.leader
     if leads is None or leads.comparison is None:
         return Answer(headline="No idea was replayed", severity="warn", lines=tuple(_disturbed(found.disturbed)))
     step = ratio_of(leads.comparison.ratio.get(found.judged))

@@ -297,17 +297,23 @@ def short_wait(story: Story) -> str:
 class SlowRow:
     """One of the slowest requests of a run.
 
+    :param index: its position in the schedule.
     :param stages: milliseconds by stage.
-    :param causes: the largest entries of its ledger; ``None`` if it is not in the ledger.
+    :param entries: the largest of its ledger: cause, own and propagated nanoseconds; ``None`` if it has none.
     """
 
+    index: int
     id: str
     arrival_s: float
     latency_ms: float
     status: str
     error: str
     stages: dict[str, float]
-    causes: str | None
+    entries: list[tuple[str, int, int]] | None
+
+    def cause_words(self) -> str:
+        """The largest entries of its ledger."""
+        return ", ".join(_entry_words(*entry) for entry in self.entries or ())
 
     def stage_words(self) -> str:
         """The three largest stages."""
@@ -326,7 +332,7 @@ class SlowRow:
         return parts
 
 
-def slow_rows(record: RunRecord, ledger: Ledger, limit: int = 20) -> list[SlowRow]:
+def slow_rows(record: RunRecord, ledger: Ledger | None, limit: int = 20) -> list[SlowRow]:
     """The slowest measured requests of any status, the slowest first."""
     return described_rows(record, ledger, record.slowest(limit))
 
@@ -340,6 +346,7 @@ def described_rows(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]
         index = int(requests["index"][row])
         described.append(
             SlowRow(
+                index=index,
                 id=ids[index] if 0 <= index < len(ids) else f"#{index}",
                 arrival_s=int(requests["arrival_ns"][row]) / 1e9,
                 latency_ms=int(requests["latency_ns"][row]) / 1e6,
@@ -349,7 +356,7 @@ def described_rows(record: RunRecord, ledger: Ledger | None, rows: Sequence[int]
                     stage_label(stage, outside=record.meta.is_http): int(requests[f"{stage}_ns"][row]) / 1e6
                     for stage in STAGES
                 },
-                causes=_largest_entries(ledger, places[index]) if ledger is not None and index in places else None,
+                entries=_largest_entries(ledger, places[index]) if ledger is not None and index in places else None,
             )
         )
     return described
@@ -361,11 +368,10 @@ def _places(ledger: Ledger, indexes: Ints) -> dict[int, int]:
     return dict(zip(ledger.request[found].tolist(), found.tolist(), strict=True))
 
 
-def _largest_entries(ledger: Ledger, place: int) -> str:
+def _largest_entries(ledger: Ledger, place: int) -> list[tuple[str, int, int]]:
     own, propagated = ledger.own_ns[:, place], ledger.propagated_ns[:, place]
     order = np.argsort(-np.abs(own + propagated), kind="stable")[:_MOST_CAUSES]
-    pairs = [(ledger.causes[k], int(own[k]), int(propagated[k])) for k in order]
-    return ", ".join(_entry_words(*pair) for pair in pairs if pair[1] + pair[2])
+    return [(ledger.causes[k], int(own[k]), int(propagated[k])) for k in order if own[k] + propagated[k]]
 
 
 def _entry_words(cause: str, own_ns: int, propagated_ns: int) -> str:

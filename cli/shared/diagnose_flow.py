@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from latfix.gates.subject import GateSubject
     from latfix.gates.syntax import Gate
     from latfix.history.rows import HistoryRow
+    from latfix.results.comparison import Trial
     from latfix.results.diagnosis import Diagnosis, Restarts
+    from latfix.results.request_explanation import Story
     from latfix.run_record.chunked_record import RecordFile
     from latfix.run_record.run_record import RunRecord
 
@@ -186,6 +188,37 @@ def _in_report(record: RunRecord | RecordFile, diagnosis: Diagnosis) -> tuple[Ru
     if len(record.requests["index"]) > LARGE:
         return downsampled(WholeRecord(record), diagnosis)
     return record, diagnosis
+
+
+def with_stories(
+    record: RunRecord, diagnosis: Diagnosis | None = None, *, seed: int = 0
+) -> tuple[Diagnosis, tuple[Story, ...]]:
+    """The diagnosis of a run on the page of a change, and the stories of its slowest requests.
+
+    :param diagnosis: with its ledger, if there is one.
+    """
+    from latfix.profilers.diagnose import diagnose
+    from latfix.profilers.drilldown.explain import explain_slowest
+
+    diagnosis = diagnosis or diagnose(record, seed=seed)
+    return diagnosis, explain_slowest(record, diagnosis.ledger)
+
+
+def write_trial_page(page: Path, found: Trial, folder: Path) -> None:
+    """The page of a trial, with the slowest requests of its leading idea if their record is still there.
+
+    :param folder: of the trial.
+    """
+    from latfix.reports.html.trial_page import write_trial_report
+    from latfix.run_record.run_record import RunRecord
+
+    leader = found.leader
+    where = folder / leader.record if leader is not None and leader.record else None
+    if where is None or not (where / "run.json").is_file():
+        write_trial_report(page, found)
+        return
+    record = RunRecord.load(where)
+    write_trial_report(page, found, replay=(record, *with_stories(record)))
 
 
 def conclude(

@@ -95,9 +95,10 @@ def _conclude(
     workload: str | None,
 ) -> int:
     """Evaluate the gates, write, show, record, and return the exit code."""
+    from latfix.cli.shared.diagnose_flow import with_stories
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
-    from latfix.reports.html.pages import write_optimization_report
+    from latfix.reports.html.change_page import write_optimization_report
     from latfix.reports.next_commands import workload_argument
     from latfix.reports.terminal.comparison import render_optimization
 
@@ -108,12 +109,16 @@ def _conclude(
         _write_baseline_diagnosis(outcome)
         _write_plan(folder / "plan.toml", spec, outcome, started_from)
         write_json(folder / "optimization.json", document)
+        known = outcome.after_diagnosis if outcome.after else outcome.diagnosis
+        last, stories = with_stories(outcome.after or outcome.baseline, known)
         write_optimization_report(
             folder / "report.html",
             found,
             diagnosis=outcome.diagnosis,
             before=outcome.before or outcome.baseline,
             after=outcome.after,
+            last=last,
+            stories=stories,
         )
     typed = workload_argument(outcome.baseline.meta, typed=workload)
     outputs.show(

@@ -147,6 +147,7 @@ class TriedIdea(Document):
         ``accuracy_reason`` has the figures.
     :param memory_bytes: peak resident memory of its process; ``device_memory_bytes`` reserved on one device.
     :param start_s: seconds until its process could serve, the median of its starts.
+    :param record: folder of its last replay, relative to the trial's; empty without one.
     """
 
     name: str
@@ -160,6 +161,7 @@ class TriedIdea(Document):
     memory_bytes: int = 0
     device_memory_bytes: int = 0
     start_s: float | None = None
+    record: str = field(default="", metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,11 @@ class Trial(Document):
             and not math.isnan(estimate.value)
         ]
         return min(known)[2] if known else None
+
+    @property
+    def leader(self) -> TriedIdea | None:
+        """The best idea; without one, :attr:`leading`."""
+        return next((idea for idea in self.ideas if idea.name == self.best), None) or self.leading
 
 
 def latency_rows(before: Summary, after: Summary, ratios: Mapping[str, RatioEstimate]) -> Iterator[tuple[str, ...]]:

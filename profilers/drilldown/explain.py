@@ -26,7 +26,7 @@ from latfix.stages import STATUS_NAMES, Status
 
 _MOST_MEMBERS = 32
 #: Explanations on a run's page, and the largest record that has them: a larger one takes too long to lay out.
-_ON_PAGE, _LARGE = 10, 50_000
+_ON_PAGE, _LARGE = 20, 50_000
 
 
 def tell(record: RunRecord, ledger: Ledger, chosen: Sequence[Chosen]) -> tuple[Story, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from latfix import __version__, formatting
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_text
+from latfix.reports.vocabulary import CLASS_WORDS, cause_words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -106,6 +107,7 @@ def _environment() -> Environment:
     )
     environment.filters["unbroken"] = _unbroken
     environment.filters.update({function.__name__: function for function in _FILTERS})
+    environment.globals.update(cause_words=cause_words, class_words=CLASS_WORDS)
     return environment
 
 

@@ -1,4 +1,4 @@
-"""The pages of a run, an optimization and a comparison."""
+"""The page of a run, and the sections that it shares with other pages."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from latfix.formatting import (
     tail_words,
     visible,
 )
-from latfix.reports.answer import Answer, comparison_answer, diagnosis_answer, optimization_answer
-from latfix.reports.charts import change_charts, run_charts
+from latfix.reports.answer import diagnosis_answer
+from latfix.reports.charts import run_charts
 from latfix.reports.charts.chart_data import (
     arrival_rate,
     event_spans,
@@ -36,16 +36,6 @@ from latfix.reports.charts.chart_data import (
     windows,
 )
 from latfix.reports.charts.flame_graph import flame_graphs
-from latfix.reports.comparison_rows import (
-    Change,
-    comparison_change,
-    gate_rows,
-    optimization_change,
-    pairing_words,
-    prediction_words,
-    shares_of,
-    step_rows,
-)
 from latfix.reports.diagnosis_rows import (
     active_causes,
     cause_advice,
@@ -61,11 +51,9 @@ from latfix.reports.diagnosis_rows import (
 )
 from latfix.reports.html.page_file import write_page
 from latfix.reports.html.point_data import points_over_time
-from latfix.reports.next_commands import optimize_command, replay_command, workload_argument
-from latfix.reports.plan_rows import front_rows, plan_is_empty, setting_rows
+from latfix.reports.next_commands import optimize_command, workload_argument
 from latfix.reports.request_rows import (
     balance_words,
-    described_rows,
     header_facts,
     holder_rows,
     ledger_rows,
@@ -73,10 +61,8 @@ from latfix.reports.request_rows import (
     stage_lines,
     wait_words,
 )
-from latfix.reports.vocabulary import CLASS_DEFINITIONS, CLASS_WORDS, DEFINITIONS, LINES_WORDS, cause_words
-from latfix.results.comparison import Comparison
+from latfix.reports.vocabulary import CLASS_DEFINITIONS, DEFINITIONS, LINES_WORDS
 from latfix.results.diagnosis import Activity, Diagnosis, Ledger, Window
-from latfix.results.optimization import Optimization, untried_of
 from latfix.results.request_explanation import StageTime, Story
 from latfix.run_record.run_record import RunRecord
 from latfix.stages import STAGES, stage_label, stage_number
@@ -86,8 +72,9 @@ if TYPE_CHECKING:
 
 Card = tuple[str, str, str]
 
-_TITLES = {
+TITLES = {
     "causes": "Where the tail comes from",
+    "remaining": "Where the tail comes from",
     "advice": "What to do",
     "latency": "Latency",
     "windows": "Over time",
@@ -103,7 +90,7 @@ _TITLES = {
     "gates": "Gates",
     "ablation": "Effect of each fix",
     "steps": "What was tried",
-    "arms": "Both replays",
+    "arms": "Latency",
     "plan": "Plan",
     "settings": "Settings",
     "ideas": "Ideas, side by side",
@@ -117,8 +104,6 @@ _TITLES = {
 _ORIGIN = ("host", "branch", "commit", "command")
 _CAUSES = 14
 _WINDOW_CAUSES = 5
-#: Slowest requests listed after a change.
-_SLOWEST = 10
 _LONGEST_NAME = 32
 #: Most rows of ``run.json`` on a page, and the depth to which its tables are expanded.
 _MOST_ROWS, _DEEPEST = 150, 4
@@ -138,14 +123,14 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
     machine_panels = machine_series(record)
     absent |= set() if machine_panels else {"machine"}
     fixable = any(entry.fixes for entry in advice)
-    charts = _latency_charts("latency", [("this run", record, "after")], diagnosis.ledger)
-    workload = _without_path(workload_argument(record.meta))
+    charts = latency_charts("latency", [("this run", record, "after", diagnosis.ledger)])
+    workload = without_path(workload_argument(record.meta))
     write_page(
         path,
         "run.html",
         kind="latfix diagnosis",
         heading=diagnosis.workload,
-        facts=_facts(diagnosis.device, record),
+        facts=facts_of(diagnosis.device, record),
         contents=contents_of(anchor for anchor in (*anchors, "machine", "method") if anchor not in absent),
         diagnosis=diagnosis,
         answer=diagnosis_answer(diagnosis, workload=workload),
@@ -181,14 +166,13 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
         lines=[[visible(cell, limit=300) for cell in row] for row in line_rows(diagnosis)],
         lines_words=LINES_WORDS,
         flames=list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items()),
-        slowest=slow_rows(record, diagnosis.ledger),
-        stories=[story_values(story) for story in stories],
+        slowest=slow_requests(record, diagnosis.ledger, stories),
         traffic_chart=_traffic_chart(record),
         machine_chart=run_charts.machine_over_time("machine-chart", machine_panels) if machine_panels else None,
         method=_run_method(record, diagnosis),
-        machine=_machine(record, "Machine, versions and settings"),
+        machine=machine_details(record, "Machine, versions and settings"),
         definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
-        **tail_values(diagnosis),
+        tail=tail_values(diagnosis),
     )
 
 
@@ -203,198 +187,12 @@ def latency_rows(diagnosis: Diagnosis) -> list[list[str]]:
 _STAGE_FIGURES = ("mean", "p50", "p99", "reference")
 
 
-def write_optimization_report(
-    path: Path,
-    found: Optimization,
-    *,
-    diagnosis: Diagnosis | None,
-    before: RunRecord | None,
-    after: RunRecord | None,
-) -> None:
-    """The page of an optimization: the change, the effect of each fix, and the causes of the tail.
-
-    :param diagnosis: of the baseline, if it was kept.
-    :param before: a replay of the unchanged service, drawn alongside ``after``.
-    :raises InputError: the file cannot be written.
-    """
-    recorded = before or after
-    workload = found.workload if recorded is None else _without_path(workload_argument(recorded.meta))
-    shares, front = shares_of(found.ablation, "p99"), _front(found)
-    first = {} if recorded is None else recorded.meta.settings.to_json()
-    _write_change(
-        path,
-        optimization_change(found),
-        answer=optimization_answer(found, workload=workload, plan=found.plan),
-        records=(before, after),
-        present={
-            "gates": found.gates,
-            "ablation": shares,
-            "front": front,
-            "steps": found.steps,
-            "plan": found.plan,
-            "causes": diagnosis,
-        },
-        rounds=found.rounds,
-        kind="latfix optimization",
-        heading=found.workload,
-        facts=_facts(found.device, after or before, rounds=found.rounds),
-        notes=found.notes,
-        pairing="",
-        gates=gate_rows(found.gates),
-        ablation=_ablation(found) if shares else None,
-        front=front,
-        steps=_steps(found),
-        plan={
-            "file": found.plan,
-            "command": replay_command(workload, found.plan),
-            "settings": [] if plan_is_empty(found) else setting_rows(found, first),
-        },
-        **(tail_values(diagnosis) if diagnosis is not None else {}),
-    )
-
-
-def _without_path(workload: str) -> str:
+def without_path(workload: str) -> str:
     """The workload as a user types it, without its machine-specific parent folder."""
     first, _, rest = workload.partition(" ")
     if "/" in first:
         first = first.rstrip("/").rpartition("/")[2]
     return type(workload)(" ".join(filter(None, (first, rest))))
-
-
-def _ablation(found: Optimization) -> dict[str, Any]:
-    """The effect of each kept fix, without empty columns."""
-    shares, means = (shares_of(found.ablation, key) for key in ("p99", "mean"))
-    columns = ["fix"]
-    for key in ("p99", "mean"):
-        columns += [f"{key} when added", f"{key} predicted", f"{key} on top of the others"]
-    rows = [
-        [p99.name, *p99.cells(), *mean.cells()]
-        for p99, mean in zip(shares, means, strict=True)
-        if p99.ratio is not None
-    ]
-    drawn = "p99"
-    if (chart := change_charts.waterfall("ablation-chart", shares)) is None:
-        drawn, chart = "mean", change_charts.waterfall("ablation-chart", means, "mean")
-    return {"chart": chart, "drawn": drawn, "predictions": prediction_words(found), **_filled(columns, rows)}
-
-
-def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """A table without empty columns."""
-    kept = [k for k in range(len(columns)) if not k or any(row[k] not in ("", NONE) for row in rows)]
-    return {"columns": [columns[k] for k in kept], "rows": [[row[k] for k in kept] for row in rows]}
-
-
-def _front(found: Optimization) -> dict[str, Any] | None:
-    """Configurations by accuracy, latency and throughput; ``None`` without any."""
-    rows = front_rows(found)
-    if not rows:
-        return None
-    name = key_label(found.judged)
-    columns = ["configuration", "", "status", f"{name}, replayed", "95 %", f"{name}, predicted", "accuracy", "served"]
-    columns.append("compute")
-    caption = (
-        "Replayed and predicted configurations, the fastest first. Best: no other replayed configuration is as good "
-        "in accuracy, latency and compute together. Compute is the time of typical batches, which limits the "
-        "throughput."
-    )
-    cells = [[row.name, "best" if row.best else "", row.words[0], *row.cells()] for row in rows]
-    return {
-        "caption": caption,
-        "chart": change_charts.front("front-chart", rows, name),
-        "errors": change_charts.predicted_against_measured("predicted-chart", rows, name),
-        **_filled(columns, cells),
-    }
-
-
-def _steps(found: Optimization) -> dict[str, Any]:
-    """Fixes that were replayed or rejected, those ruled out by a prediction, and those not tried."""
-    rows = step_rows(found.steps)
-    tried = [step for step in rows if step.status != "skipped"]
-    judged = [step for step in tried if step.p99.value is not None or step.status != "no_gain"]
-    untried = untried_of(found.steps)
-    replayed = any(step.p99.value is not None for step in judged)
-    figures = ["mean", "p99", "p99, ms", "predicted", "accuracy"] if replayed else []
-    return {
-        "chart": change_charts.ratio_forest("steps-chart", [(step.fix, step.p99, step.severity) for step in tried]),
-        "columns": ["fix", "status", *figures, "reason and verification"],
-        "replayed": replayed,
-        "tried": judged,
-        "not_replayed": [[step.fix, step.reason] for step in tried if step not in judged],
-        "skipped": [[fix, reason] for fix, reason in untried.reasons.items()],
-        "untried": untried.words,
-    }
-
-
-def write_comparison_report(path: Path, comparison: Comparison, base: RunRecord, new: RunRecord) -> None:
-    """The page of a comparison of two runs.
-
-    :raises InputError: the file cannot be written.
-    """
-    _write_change(
-        path,
-        comparison_change(comparison),
-        answer=comparison_answer(comparison),
-        records=(base, new),
-        present={"gates": comparison.gates},
-        gates=gate_rows(comparison.gates),
-        kind="latfix comparison",
-        heading=new.meta.workload or base.meta.workload or "comparison",
-        rounds=comparison.rounds,
-        facts=_facts("", new, rounds=comparison.rounds),
-        notes=comparison.notes,
-        pairing=pairing_words(comparison),
-    )
-
-
-def _write_change(
-    path: Path,
-    change: Change,
-    *,
-    answer: Answer,
-    records: tuple[RunRecord | None, RunRecord | None],
-    present: Mapping[str, object],
-    rounds: int,
-    **values: object,
-) -> None:
-    """A page of two arms.
-
-    :param present: optional sections by anchor, shown if the value is true.
-    :param records: of the last round.
-    :param rounds: 0 if there was no final replay, so that the second arm only repeats the first.
-    """
-    measured = rounds > 0
-    named = [(arm.label, record) for arm, record in zip((change.before, change.after), records, strict=True)]
-    arms = _latency_charts("arms", [(*pair, role) for pair, role in zip(named, ("before", "after"), strict=True)])
-    last = records[1] or records[0]
-    slowest = [] if last is None else described_rows(last, None, last.slowest(_SLOWEST))
-    shown = {"change": True, **present, "arms": arms, "slowest": slowest, "method": True}
-    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "slowest", "causes", "method")
-    labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "Baseline"
-    of = _last_round(rounds)
-    titles = {"change": labels}
-    if slowest and measured:
-        titles["slowest"] = f"{_TITLES['slowest']}{of}, {change.after.label}"
-    if arms:
-        titles["arms"] = f"{_TITLES['arms']}{of}" if measured else "The replay"
-    write_page(
-        path,
-        "change.html",
-        contents={**contents_of(anchor for anchor in order if shown.get(anchor)), **titles},
-        change=change,
-        answer=answer,
-        unchanged=[] if measured else [[row.name, row.before] for row in change.rows()],
-        cards=_change_cards(change) if measured else [],
-        arms=arms,
-        slowest=slowest,
-        points=None if arms is None else arms["points"],
-        machines=[
-            _machine(record, f"Machine, versions and settings: {label}")
-            for label, record in named
-            if record is not None
-        ],
-        definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
-        **values,
-    )
 
 
 def story_values(story: Story) -> dict[str, Any]:
@@ -420,19 +218,19 @@ def _strip_part(stage: StageTime, scale: int) -> tuple[float, float, int]:
 
 def contents_of(anchors: Iterable[str]) -> dict[str, str]:
     """Titles of a page's sections by anchor, the definitions last."""
-    return {anchor: _TITLES[anchor] for anchor in (*anchors, "definitions")}
+    return {anchor: TITLES[anchor] for anchor in (*anchors, "definitions")}
 
 
-def _last_round(rounds: int) -> str:
+def last_round(rounds: int) -> str:
     """Marks what a page of several rounds shows of the last one only."""
     return " of the last round" if rounds > 1 else ""
 
 
-def _facts(device: str, record: RunRecord | None, *, rounds: int = 1) -> str:
+def facts_of(device: str, record: RunRecord | None, *, rounds: int = 1) -> str:
     parts = [device]
     if record is not None:
         parts.append(record.meta.started)
-        parts.append(f"{counted(sum(record.counts().values()), 'request')}{_last_round(rounds)}")
+        parts.append(f"{counted(sum(record.counts().values()), 'request')}{last_round(rounds)}")
         parts.append("partial run" if record.partial else "")
         parts += [f"{name} {record.meta.origin[name]}" for name in _ORIGIN if name in record.meta.origin]
     return " · ".join(filter(None, parts))
@@ -469,26 +267,11 @@ def _run_cards(diagnosis: Diagnosis) -> list[Card]:
     ]
 
 
-def _change_cards(change: Change) -> list[Card]:
-    before, after = change.before, change.after
-    cards = [
-        (
-            key_label(key),
-            f"{significant(before.latency_ms.get(key))} → {milliseconds(after.latency_ms.get(key))}",
-            change.ratio(key).words("×"),
-        )
-        for key in ("p99", "p50", "max")
-    ]
-    cards.append(("throughput", rate(after.throughput_rps), f"before {rate(before.throughput_rps)}"))
-    cards.append(("not ok", count(after.failed), f"before {count(before.failed)}"))
-    if change.scored:
-        limit = f", {change.limit_words}" if change.limit_words else ""
-        cards.append(("accuracy", significant(after.accuracy), f"before {significant(before.accuracy)}{limit}"))
-    return cards
+def tail_values(diagnosis: Diagnosis, anchor: str = "causes") -> dict[str, Any]:
+    """Variables of the section on the tail's causes.
 
-
-def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Variables of the section on the tail's causes."""
+    :param anchor: of the section.
+    """
     rows = cause_rows(diagnosis, limit=_CAUSES)
     total, whole = cause_total(rows, diagnosis)
     words = (
@@ -498,13 +281,22 @@ def tail_values(diagnosis: Diagnosis) -> dict[str, Any]:
     queued, single = diagnosis.unit == "request", diagnosis.is_single
     reference = 0.0 if single else finite(diagnosis.reference_ms) or 0.0
     chart = run_charts.cause_waterfall(
-        "causes-chart", rows, reference, diagnosis.unit, of=tail_words(diagnosis.percentile)
+        f"{anchor}-chart", rows, reference, diagnosis.unit, of=tail_words(diagnosis.percentile)
     )
-    tail = {"words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
+    tail = {"anchor": anchor, "words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
+    return {**tail, "queued": queued, "single": single, "unit": diagnosis.unit}
+
+
+def slow_requests(record: RunRecord, ledger: Ledger | None, stories: Sequence[Story]) -> dict[str, Any]:
+    """Variables of the section on the slowest requests.
+
+    :param ledger: of the record, for the causes of each request; ``None`` if they are unknown.
+    """
+    told = {story.index: f"story-{k}" for k, story in enumerate(stories)}
     return {
-        "tail": {**tail, "queued": queued, "single": single, "unit": diagnosis.unit},
-        "cause_words": cause_words,
-        "class_words": CLASS_WORDS,
+        "rows": [(row, told.get(row.index, "")) for row in slow_rows(record, ledger)],
+        "known": ledger is not None,
+        "stories": [(f"story-{k}", story_values(story)) for k, story in enumerate(stories)],
     }
 
 
@@ -519,37 +311,39 @@ def _drawn_words(drawn: int, total: int) -> str:
     return f"{count(drawn)} of {count(total)} requests are drawn: the slowest, and an even sample of the others."
 
 
-def _latency_charts(
-    name: str, arms: Iterable[tuple[str, RunRecord | None, str]], ledger: Ledger | None = None
+def latency_charts(
+    name: str, arms: Iterable[tuple[str, RunRecord | None, str, Ledger | None]]
 ) -> dict[str, Any] | None:
     """Latency over time, percentile curves and stages, of a run or of two arms; ``None`` if no request ended ok.
 
     :param name: prefix of the charts' ids; ``latency`` for a run, whose charts have no labels.
-    :param arms: label, record and role in the palette of each.
-    :param ledger: of the run.
+    :param arms: label, record, role in the palette, and ledger, if known, of each.
     """
     known = [
-        (label, record, role) for label, record, role in arms if record is not None and len(record.latencies_ns())
+        (label, record, role, ledger)
+        for label, record, role, ledger in arms
+        if record is not None and len(record.latencies_ns())
     ]
     if not known:
         return None
     single = name == "latency"
     panels = [
         run_charts.Arrivals(label=label, role=role, points=scatter(record), windows=windows(record))
-        for label, record, role in known
+        for label, record, role, _ in known
     ]
-    titles = ["" if single else label for label, _, _ in known]
+    titles = ["" if single else label for label, *_ in known]
     drawn = [_drawn_words(len(panel.points.arrival_s), panel.points.total) for panel in panels]
     return {
-        "points": points_over_time([(panel, arm[1], ledger) for panel, arm in zip(panels, known, strict=True)]),
-        "curve": run_charts.percentile_curves(f"{name}-curve", [_curve(*arm) for arm in known]),
+        "points": points_over_time([(panel, arm[1], arm[3]) for panel, arm in zip(panels, known, strict=True)]),
+        "curve": run_charts.percentile_curves(f"{name}-curve", [_curve(*arm[:3]) for arm in known]),
         "time": run_charts.latency_over_time(
             f"{name}-time", [replace(panel, label=title) for panel, title in zip(panels, titles, strict=True)]
         ),
         "stages": _stages_chart(
             "stages-chart" if single else "arms-stages",
-            [(title, record) for title, (_, record, _) in zip(titles, known, strict=True)],
+            [(title, arm[1]) for title, arm in zip(titles, known, strict=True)],
         ),
+        "several": len(known) > 1,
         "drawn": " ".join(
             f"{title.capitalize()}: {words}" if title else words for title, words in zip(titles, drawn, strict=True)
         ),
@@ -631,7 +425,7 @@ def _run_method(record: RunRecord, diagnosis: Diagnosis) -> list[tuple[str, str]
     ]
 
 
-def _machine(record: RunRecord, title: str) -> dict[str, Any]:
+def machine_details(record: RunRecord, title: str) -> dict[str, Any]:
     pairs = list(_flattened(record.meta.to_json()))
     return {"title": title, "pairs": pairs[:_MOST_ROWS], "more": max(len(pairs) - _MOST_ROWS, 0)}
 

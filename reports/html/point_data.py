@@ -36,6 +36,8 @@ def _arm(arrivals: Arrivals, record: RunRecord, ledger: Ledger | None) -> dict[s
     points, windows = arrivals.points, arrivals.windows
     rows = np.concatenate([points.rows, points.failed_rows]).tolist()
     described = described_rows(record, ledger, rows)
+    entries = [[entry[0] for entry in row.entries or ()] for row in described]
+    causes = {name: k for k, name in enumerate(dict.fromkeys(name for names in entries for name in names))}
     return {
         "label": visible(arrivals.label, limit=40),
         "role": arrivals.role,
@@ -44,6 +46,8 @@ def _arm(arrivals: Arrivals, record: RunRecord, ledger: Ledger | None) -> dict[s
         "failed": [row.status != "ok" for row in described],
         "ids": [visible(row.id, limit=LONGEST_ID) for row in described],
         "words": [_words(row) for row in described],
+        "causes": [visible(name, limit=LONGEST_ID) for name in causes],
+        "of": [[causes[name] for name in names] for names in entries],
         "edges_s": _numbers(windows.edges_s),
         "p50_ms": _numbers(windows.p50_ms),
         "p99_ms": _numbers(windows.p99_ms),
@@ -52,7 +56,7 @@ def _arm(arrivals: Arrivals, record: RunRecord, ledger: Ledger | None) -> dict[s
 
 def _words(row: SlowRow) -> str:
     outcome = f"{row.status} {row.error}".strip() if row.status != "ok" else ""
-    return visible("; ".join(filter(None, (outcome, row.stage_words(), row.causes))), limit=_LONGEST_WORDS)
+    return visible("; ".join(filter(None, (outcome, row.stage_words(), row.cause_words()))), limit=_LONGEST_WORDS)
 
 
 def _numbers(values: Floats) -> list[float | None]:

@@ -75,7 +75,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
             *((name, words) for name, words in DEFINITIONS if name in _DEFINED),
             *CLASS_DEFINITIONS,
         ],
-        **tail_values(diagnosis),
+        tail=tail_values(diagnosis),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from latfix.formatting import (
     NONE,
@@ -21,16 +22,23 @@ from latfix.reports.answer import accuracy_words, trial_answer
 from latfix.reports.charts.change_charts import ratio_forest
 from latfix.reports.comparison_rows import Ratio, idea_remarks, idea_words, ratio_of, trial_method, trial_notes
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.pages import contents_of
+from latfix.reports.html.pages import contents_of, latency_charts, slow_requests, tail_values
 from latfix.reports.vocabulary import DEFINITIONS
 from latfix.results.comparison import Trial, TriedIdea
+from latfix.results.diagnosis import Diagnosis
+from latfix.results.request_explanation import Story
+from latfix.run_record.run_record import RunRecord
 
 _KEYS = ("p50", "p99", "mean")
 
 
-def write_trial_report(path: Path, found: Trial) -> None:
+def write_trial_report(
+    path: Path, found: Trial, *, replay: tuple[RunRecord, Diagnosis, Sequence[Story]] | None = None
+) -> None:
     """The page of a trial.
 
+    :param replay: the last one of the leading idea, its diagnosis, and the stories of its slowest requests; ``None``
+        if it is gone.
     :raises InputError: the file cannot be written.
     """
     keys = tuple(dict.fromkeys((found.judged, *_KEYS)))
@@ -44,6 +52,10 @@ def write_trial_report(path: Path, found: Trial) -> None:
         )
         for idea, each in zip(found.ideas, ratios, strict=True)
     ]
+    leader = "" if found.leader is None else visible(found.leader.name, limit=60)
+    evidence = _evidence(leader, *replay) if replay is not None else {}
+    shown = [anchor for anchor in ("arms", "remaining", "slowest") if evidence.get(anchor)]
+    contents = contents_of(("ideas", *shown, "settings"))
     device = any(arm.device_memory_bytes for arm in (found.base, *found.ideas))
     base = {} if found.summary is None else found.summary.latency_ms
     write_page(
@@ -52,7 +64,8 @@ def write_trial_report(path: Path, found: Trial) -> None:
         kind="latfix try",
         heading=found.workload,
         facts=f"{found.device} · {counted(len(found.ideas), 'idea')} · {counted(found.rounds, 'round')}",
-        contents=contents_of(("ideas", "settings")),
+        contents=contents | {anchor: f"{contents[anchor]}, {leader}" for anchor in shown},
+        **evidence,
         answer=trial_answer(found),
         notes=list(trial_notes(found)),
         chart=ratio_forest("ideas-chart", forest, key=judged),
@@ -77,6 +90,17 @@ def write_trial_report(path: Path, found: Trial) -> None:
         method=trial_method(found),
         definitions=DEFINITIONS[:2],
     )
+
+
+def _evidence(leader: str, record: RunRecord, diagnosis: Diagnosis, stories: Sequence[Story]) -> dict[str, Any]:
+    """Variables of the sections on one replay."""
+    arms = latency_charts("arms", [(leader, record, "after", diagnosis.ledger)])
+    return {
+        "arms": arms,
+        "points": None if arms is None else arms["points"],
+        "remaining": tail_values(diagnosis, "remaining"),
+        "slowest": slow_requests(record, diagnosis.ledger, stories),
+    }
 
 
 def _ratios(idea: TriedIdea) -> Mapping[str, Ratio]:

@@ -286,6 +286,7 @@ class SideBySide:
             memory_bytes=max((record.meta.memory.peak_bytes for record in replays), default=0),
             device_memory_bytes=max(reserved, default=0),
             start_s=statistics.median(tried.starts_s) if tried.starts_s else None,
+            record=replays[-1].folder.name if replays else "",
         )
 
     def _counted(self, tried: _Tried) -> tuple[list[tuple[RunRecord, RunRecord]], int]:

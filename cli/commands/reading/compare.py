@@ -43,12 +43,13 @@ def compare(
     Shows percentiles and their ratios with intervals; runs may be incomplete. Two addresses are replayed
     alternately.
     """
+    from latfix.cli.shared.diagnose_flow import with_stories
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import check_gates, evaluate, exit_code
     from latfix.gates.subject import with_percentile_ratios
     from latfix.gates.syntax import parse_gate
     from latfix.profilers.latency_causes import explained
-    from latfix.reports.html.pages import write_comparison_report
+    from latfix.reports.html.change_page import write_comparison_report
     from latfix.reports.terminal.comparison import render_comparison
     from latfix.results.comparison import compare_rounds
     from latfix.run_record.run_record import RunRecord
@@ -86,7 +87,8 @@ def compare(
         document = comparison.to_json()
         if folder is not None:
             write_json(folder / "comparison.json", document)
-            write_comparison_report(folder / "report.html", comparison, before, after)
+            last, stories = with_stories(after, seed=seed)
+            write_comparison_report(folder / "report.html", comparison, before, after, last=last, stories=stories)
         outputs.show(lambda: render_comparison(comparison, folder=folder, verbose=outputs.verbose), results)
         outputs.write(document, workload=workload)
     return exit_code(results)

@@ -202,10 +202,10 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
 
     :param folder: of the result.
     """
-    from latfix.reports.html.pages import write_comparison_report, write_optimization_report
+    from latfix.cli.shared.diagnose_flow import with_stories, write_trial_page
+    from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.html.sweep_page import write_sweep_report
-    from latfix.reports.html.trial_page import write_trial_report
     from latfix.results import read_result
     from latfix.results.comparison import Comparison, Trial
     from latfix.results.diagnosis import Diagnosis
@@ -216,7 +216,7 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
         write_sweep_report(page, result)
         return True
     if isinstance(result, Trial):
-        write_trial_report(page, result)
+        write_trial_page(page, result, folder)
         return True
     if isinstance(result, Diagnosis):
         if result.source is None or result.source.kind in _REPLAYED:
@@ -227,18 +227,24 @@ def _write_page(result: Document, page: Path, folder: Path) -> bool:
         base, new = (_record(result, name, folder) for name in ("base", "new"))
         if base is None or new is None:
             return False
-        write_comparison_report(page, result, base, new)
+        last, stories = with_stories(new)
+        write_comparison_report(page, result, base, new, last=last, stories=stories)
         return True
     if isinstance(result, Optimization):
         file = folder / "baseline" / "diagnosis.json"
         diagnosis = read_result(file) if file.is_file() else None
-        baseline = _record(result, "baseline", folder)
+        before = _record(result, "before", folder) or _record(result, "baseline", folder)
+        after = _record(result, "after", folder)
+        shown = after or before
+        told = (None, ()) if shown is None else with_stories(shown)
         write_optimization_report(
             page,
             result,
             diagnosis=diagnosis if isinstance(diagnosis, Diagnosis) else None,
-            before=_record(result, "before", folder) or baseline,
-            after=_record(result, "after", folder),
+            before=before,
+            after=after,
+            last=told[0],
+            stories=told[1],
         )
         return True
     return False

@@ -232,9 +232,10 @@ def _median_ms(found: Round) -> str:
 
 def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str, undecided: int) -> int:
     """Write, show, and return the exit code."""
+    from latfix.cli.shared.diagnose_flow import with_stories
     from latfix.files.atomic_write import write_json
     from latfix.gates.evaluate import exit_code
-    from latfix.reports.html.pages import write_comparison_report
+    from latfix.reports.html.change_page import write_comparison_report
     from latfix.reports.terminal.comparison import render_comparison
 
     if decision.comparison is None:
@@ -247,7 +248,8 @@ def _conclude(decision: Decision, outputs: Outputs, out: Path | None, name: str,
         records = {label: str(record.folder.absolute()) for label, record in (("base", last.base), ("new", last.new))}
         comparison = replace(comparison, records=records)
         write_json(out / "comparison.json", comparison.to_json())
-        write_comparison_report(out / "report.html", comparison, last.base, last.new)
+        found, stories = with_stories(last.new)
+        write_comparison_report(out / "report.html", comparison, last.base, last.new, last=found, stories=stories)
     outputs.show(lambda: render_comparison(comparison, folder=out, verbose=outputs.verbose), comparison.gates)
     outputs.write(comparison.to_json(), workload=name, interrupted=decision.interrupted)
     if decision.interrupted:

@@ -133,15 +133,14 @@ def parse_ideas(
 
 
 def _conclude(folder: Path, found: Trial, target: options.Target) -> int:
-    from latfix.cli.shared.diagnose_flow import writing_into
+    from latfix.cli.shared.diagnose_flow import write_trial_page, writing_into
     from latfix.files.atomic_write import write_json
-    from latfix.reports.html.trial_page import write_trial_report
     from latfix.reports.terminal.trial import render_trial
 
     document = found.to_json()
     with writing_into(folder):
         write_json(folder / "trial.json", document)
-        write_trial_report(folder / "report.html", found)
+        write_trial_page(folder / "report.html", found, folder)
     target.report(document, lambda: render_trial(found, folder=folder))
     if found.interrupted:
         return EXIT_INTERRUPTED

@@ -35,11 +35,15 @@
     body.prepend(...keyed.map(([, row]) => row));
   };
   const filters = new Map();
-  const filter = (table, words) => {
-    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  let time = null; // selected in the chart, as [from, to] in seconds; it holds for the slowest requests
+  const filter = (table) => {
+    const field = filters.get(table);
+    const wanted = field ? field.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
     for (const row of table.tBodies[0].rows) {
       const text = row.innerText.toLowerCase() || row.textContent.toLowerCase();
-      row.hidden = !row.classList.contains("total") && !wanted.every((word) => text.includes(word));
+      const at = row.dataset.at;
+      const outside = time !== null && at !== undefined && (at < time[0] || at > time[1]);
+      row.hidden = !row.classList.contains("total") && (outside || !wanted.every((word) => text.includes(word)));
     }
   };
   for (const table of all("table")) {
@@ -59,25 +63,31 @@
     if (table.tBodies[0].rows.length < 8 || table.classList.contains("narrow")) continue;
     const field = make("input", { type: "search", placeholder: "filter rows", className: "filter" });
     field.setAttribute("aria-label", `Filter: ${table.caption ? table.caption.innerText : "table"}`);
-    field.addEventListener("input", () => filter(table, field.value));
+    field.addEventListener("input", () => filter(table));
     table.parentElement.before(field);
     filters.set(table, field);
   }
 
-  // A button next to a cause filters the slowest requests by it.
-  const slowest = document.getElementById("slowest");
-  const requests = slowest && slowest.parentElement.querySelector("table");
-  if (requests && filters.has(requests)) {
-    for (const name of all("#causes ~ .scroll tbody th > code")) {
-      if (!requests.tBodies[0].innerText.includes(name.textContent)) continue;
-      const lead = button("requests", () => {
-        filters.get(requests).value = name.textContent;
-        filter(requests, name.textContent);
-        requests.scrollIntoView({ block: "center" });
-      });
-      name.after(" ", lead);
-    }
+  // A link to a story unfolds it in browsers that do not.
+  for (const link of all("a[href^='#story-']")) {
+    link.addEventListener("click", () => (document.getElementById(link.hash.slice(1)).closest("details").open = true));
   }
+
+  // A button next to a cause selects the requests that it affects: in the table of the slowest, and in the chart.
+  const requests = document.querySelector("table.slowest");
+  const marks = new Map();
+  let marked = ""; // the selected cause
+  let redraw = () => {};
+  const select = (cause) => {
+    marked = cause;
+    for (const [name, lead] of marks) lead.setAttribute("aria-pressed", String(name === cause));
+    const field = filters.get(requests);
+    if (field) {
+      field.value = cause;
+      filter(requests);
+    }
+    redraw();
+  };
 
   // Commands can be copied, even from a local file, where a page may have no clipboard access.
   const copied = async (node) => {
@@ -98,16 +108,30 @@
     code.after(copy);
   }
 
-  // Latency over time: hover shows a request, a drag zooms, a double click resets.
+  // Latency over time: hover shows a request, a drag selects a time, a double click resets.
   const source = document.getElementById("points");
-  if (!source || typeof uPlot === "undefined") return;
-  const arms = JSON.parse(source.textContent);
+  const arms = source && typeof uPlot !== "undefined" ? JSON.parse(source.textContent) : null;
+  const affected = new Set(arms ? arms.arms.flatMap((arm) => arm.causes) : []);
+  const explained = document.getElementById("remaining") || document.getElementById("causes");
+  for (const name of requests && explained ? all(".causes tbody th > code", explained.parentElement) : []) {
+    const cause = name.textContent;
+    if (!affected.has(cause) && !requests.tBodies[0].textContent.includes(cause)) continue;
+    const lead = button("requests", () => {
+      select(marked === cause ? "" : cause);
+      if (marked) requests.parentElement.scrollIntoView({ block: "center" });
+    });
+    lead.setAttribute("aria-pressed", "false");
+    lead.classList.add("marks");
+    marks.set(cause, lead);
+    name.after(" ", lead);
+  }
+  if (!arms) return;
   const figure = document.getElementById(arms.figure);
   const picture = figure.querySelector("svg");
   const stories = new Map(all("details[data-request]").map((node) => [node.dataset.request, node]));
   const color = (role) => getComputedStyle(document.documentElement).getPropertyValue(`--${role}`).trim();
   const points = arms.arms
-    .flatMap((arm, k) => arm.at_s.map((at, i) => ({ at, ms: arm.ms[i], id: arm.ids[i], words: arm.words[i], arm: k, failed: arm.failed[i] })))
+    .flatMap((arm, k) => arm.at_s.map((at, i) => ({ at, ms: arm.ms[i], id: arm.ids[i], words: arm.words[i], of: arm.of[i].map((c) => arm.causes[c]), arm: k, failed: arm.failed[i] })))
     .sort((a, b) => a.at - b.at);
   const series = arms.arms.flatMap((arm, k) => [
     { name: arm.label, role: arm.role, of: (point) => point.arm === k && !point.failed },
@@ -124,6 +148,8 @@
   let chart = null;
   let log = arms.log;
   let near = null;
+  const last = arms.arms.length - 1; // the arm whose requests are explained
+  const storyOf = (point) => (point.arm === last ? stories.get(point.id) : undefined);
 
   const nearest = (u) => {
     const { left, top } = u.cursor;
@@ -145,7 +171,7 @@
     tip.hidden = near === null;
     if (near === null) return;
     const point = points[near];
-    const more = stories.has(point.id) ? "\nclick for its story" : "";
+    const more = storyOf(point) ? "\nclick for its story" : "";
     const arm = arms.arms.length > 1 ? `, ${arms.arms[point.arm].label}` : "";
     tip.textContent = `${point.id}: ${digits(point.ms, 3)} ms at ${digits(point.at, 5)} s${arm}\n${point.words}${more}`;
     const x = u.valToPos(point.at, "x") + u.over.offsetLeft;
@@ -177,7 +203,45 @@
         context.stroke();
       }
     });
+    context.setLineDash([]);
+    context.strokeStyle = color("ink");
+    for (const point of marked ? points : []) {
+      if (!point.of.includes(marked) || hidden.has(point.series) || (log && point.ms <= 0)) continue;
+      context.beginPath();
+      context.arc(u.valToPos(point.at, "x", true), u.valToPos(point.ms, "y", true), 4 * devicePixelRatio, 0, 7);
+      context.stroke();
+    }
     context.restore();
+  };
+  // What is selected, next to the chart and above the table of the slowest requests.
+  const chosen = make("p", { className: "small", hidden: true });
+  const listed = make("p", { className: "small", hidden: true });
+  chosen.setAttribute("role", "status");
+  const tell = () => {
+    const words = [];
+    if (marked) {
+      const many = points.filter((point) => point.of.includes(marked)).length;
+      words.push(`Marked: ${many.toLocaleString("en")} drawn requests with ${marked} among their largest causes.`);
+    }
+    let span = "";
+    if (time && requests) {
+      const rows = [...requests.tBodies[0].rows];
+      const inside = rows.filter((row) => row.dataset.at >= time[0] && row.dataset.at <= time[1]).length;
+      span = `Selected: ${digits(time[0], 5)} to ${digits(time[1], 5)} s. ${inside} of the ${rows.length} slowest requests arrived then and are listed; the other ${rows.length - inside} arrived at other times.`;
+      words.push(span);
+    }
+    chosen.textContent = words.join(" ");
+    chosen.hidden = !words.length;
+    listed.replaceChildren(span, " ", button("all times", () => chart.setData(columns())));
+    listed.hidden = !span;
+  };
+  const zoomed = (u, scale) => {
+    if (scale !== "x") return;
+    const { min, max } = u.scales.x;
+    const all = min <= points[0].at && max >= points[points.length - 1].at;
+    time = all ? null : [min, max];
+    if (requests) filter(requests);
+    tell();
   };
   const draw = () => {
     const zoom = chart && { min: chart.scales.x.min, max: chart.scales.x.max };
@@ -198,10 +262,10 @@
             show: !hidden.has(k),
             paths: () => null,
             stroke: color(each.role),
-            points: { show: true, size: each.role === "bad" ? 7 : 4, width: 0, fill: `${color(each.role)}99` },
+            points: { show: true, size: each.role === "bad" ? 7 : 4, width: 0, fill: `${color(each.role)}${marked ? "44" : "99"}` },
           })),
         ],
-        hooks: { setCursor: [showTip], draw: [lines] },
+        hooks: { setCursor: [showTip], draw: [lines], setScale: [zoomed] },
       },
       columns(),
       box,
@@ -211,7 +275,7 @@
     chart.over.addEventListener("mousedown", (event) => (pressed = event.clientX));
     chart.over.addEventListener("click", (event) => {
       if (Math.abs(event.clientX - pressed) > 4) return; // the end of a drag
-      const story = near !== null && stories.get(points[near].id);
+      const story = near !== null && storyOf(points[near]);
       if (story) {
         story.open = true;
         story.scrollIntoView({ block: "start" });
@@ -238,8 +302,13 @@
       tools.append(toggle);
     });
   }
-  const hint = make("p", { className: "soft small", textContent: "Hover over a request for details, drag to zoom in, double-click to reset. Lines: p50 and p99 of each window." });
-  picture.before(tools, box, hint);
+  const hint = make("p", { className: "soft small", textContent: "Hover over a request for details, drag to select a time, double-click to reset. Lines: p50 and p99 of each window." });
+  picture.before(tools, box, chosen, hint);
+  if (requests) (filters.get(requests) || requests.parentElement).before(listed);
+  redraw = () => {
+    draw();
+    tell();
+  };
   picture.classList.add("still");
   box.append(tip);
   draw();

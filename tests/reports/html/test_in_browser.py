@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from latfix.profilers.drilldown.explain import explain_slowest
-from latfix.reports.html.pages import write_comparison_report, write_run_report
+from latfix.reports.html.change_page import write_comparison_report
+from latfix.reports.html.pages import write_run_report
 from latfix.reports.html.recording_page import write_recording_report
 from latfix.results.comparison import compare_records
 from latfix.results.diagnosis import Source, UnitLedger
@@ -25,14 +26,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 #: Runs ``look`` once the page is drawn, and adds what it returns to the page.
-PROBE = """<script>addEventListener("load", () => {
+PROBE = """<script>addEventListener("load", async () => {
 const over = document.querySelector(".u-over"), tip = document.querySelector(".tip");
 const box = over && over.getBoundingClientRect();
 const send = (kind, x, y) =>
   over.dispatchEvent(new MouseEvent(kind, { clientX: box.left + x, clientY: box.top + y, bubbles: true }));
-const look = () => { %s };
+const look = async () => { %s };
 let result;
-try { result = look(); } catch (error) { result = { error: String(error.stack) }; }
+try { result = await look(); } catch (error) { result = { error: String(error.stack) }; }
 const node = Object.assign(document.createElement("pre"), { id: "result", textContent: JSON.stringify(result) });
 document.body.append(node);
 });</script>"""
@@ -210,3 +211,92 @@ return { names: buttons.map((b) => b.textContent), pressed: buttons.map((b) => b
     assert seen["names"][0].lower().startswith("base") and seen["pressed"][0] == "false"
     assert set(seen["pressed"][1:]) == {"true"}
     assert console(browse(tmp_path / "report.html")[1]) == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_cause_marks_its_requests_in_the_chart_and_in_the_table(tmp_path: Path, several: bool) -> None:
+    record, last = make_session("ordinary")
+    page, stories = tmp_path / "report.html", explain_slowest(record, last.ledger)
+    if several:
+        base = make_session("untrusted")[0]
+        write_comparison_report(page, compare_records(base, record), base, record, last=last, stories=stories)
+    else:
+        write_run_report(page, record, last, stories=stories)
+    look = """
+const button = document.querySelector("button.marks");
+const cause = button.previousElementSibling.textContent;
+const table = document.querySelector("table.slowest");
+const shown = () => [...table.tBodies[0].rows].filter((row) => !row.hidden);
+const black = () => {
+  const canvas = document.querySelector(".chart canvas");
+  const [r, g, b] = [0x18, 0x21, 0x2d]; // --ink of light pages
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let many = 0;
+  for (let k = 0; k < data.length; k += 4)
+    many += data[k] === r && data[k + 1] === g && data[k + 2] === b && data[k + 3] === 255;
+  return many;
+};
+const all = shown().length, before = black();
+button.click();
+await new Promise((done) => setTimeout(done, 50));
+const note = document.querySelector(".chart + p");
+const seen = { cause, all, pressed: button.getAttribute("aria-pressed"), words: note.textContent };
+seen.rows = shown().map((row) => row.innerText);
+seen.ink = [before, black()];
+button.click();
+seen.again = shown().length;
+seen.hidden = note.hidden;
+return seen;
+"""
+    seen = result(page, look)
+    assert "error" not in seen, seen
+    assert seen["pressed"] == "true" and seen["rows"]
+    assert all(seen["cause"] in row for row in seen["rows"])
+    assert re.match(rf"Marked: [1-9][\d,]* drawn requests with {re.escape(seen['cause'])} among", seen["words"])
+    assert seen["ink"][1] > seen["ink"][0] + 50, "rings"
+    assert seen["again"] == seen["all"] == 20 and seen["hidden"]
+
+
+def test_a_selected_time_lists_its_requests_and_counts_the_others(report: Callable[..., Path]) -> None:
+    look = """
+const table = document.querySelector("table.slowest");
+const rows = [...table.tBodies[0].rows];
+const drag = (from, to) => {
+  send("mousemove", from, 50);
+  send("mousedown", from, 50);
+  const [clientX, clientY] = [box.left + to, box.top + 50];
+  over.dispatchEvent(new MouseEvent("mousemove", { clientX, clientY, movementX: to - from, bubbles: true }));
+  document.dispatchEvent(new MouseEvent("mouseup", { clientX, clientY, bubbles: true }));
+};
+const settled = () => new Promise((done) => setTimeout(done, 50));
+drag(box.width * 0.5, box.width);
+await settled();
+const note = [...document.querySelectorAll("p.small")].find((p) => p.querySelector("button"));
+const at = (row) => parseFloat(row.dataset.at);
+const seen = { note: note.textContent, hidden: note.hidden };
+seen.inside = rows.filter((row) => !row.hidden).map(at);
+seen.outside = rows.filter((row) => row.hidden).map(at);
+note.querySelector("button").click();
+await settled();
+seen.all = rows.filter((row) => !row.hidden).length;
+return seen;
+"""
+    seen = result(report("ordinary"), look)
+    assert "error" not in seen, seen
+    assert seen["inside"] and seen["outside"] and max(seen["outside"]) <= min(seen["inside"])
+    assert not seen["hidden"] and f"{len(seen['inside'])} of the 20 slowest requests arrived then" in seen["note"]
+    assert f"the other {len(seen['outside'])} arrived at other times" in seen["note"]
+    assert seen["all"] == 20
+
+
+def test_a_link_unfolds_the_story_of_a_slow_request(report: Callable[..., Path]) -> None:
+    record, diagnosis = make_session("ordinary")
+    page = report("ordinary", stories=explain_slowest(record, diagnosis.ledger))
+    look = """
+const link = document.querySelectorAll("table.slowest a")[2];
+link.click();
+return { id: link.previousElementSibling.textContent,
+  open: [...document.querySelectorAll("details[data-request][open]")].map((node) => node.dataset.request) };
+"""
+    seen = result(page, look)
+    assert seen["open"] == [seen["id"]]

@@ -18,8 +18,9 @@ import pytest
 from latfix.errors import InputError
 from latfix.formatting import milliseconds, significant, visible
 from latfix.reports.comparison_rows import pairing_words
+from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
 from latfix.reports.html.figure_files import figures_of
-from latfix.reports.html.pages import write_comparison_report, write_optimization_report, write_run_report
+from latfix.reports.html.pages import write_run_report
 from latfix.reports.html.recording_page import write_recording_report
 from latfix.reports.html.trial_page import write_trial_report
 from latfix.reports.plan_rows import front_rows

@@ -249,7 +249,7 @@ def test_the_page_of_a_run_explains_its_slowest_requests(ordinary: Session, tmp_
     record, diagnosis = ordinary
     stories = explain_slowest(record, diagnosis.ledger)
     text = page_of(ordinary, tmp_path, *stories)
-    assert text.count("<details ") == len(stories) == 10
+    assert text.count("<details ") == len(stories) == 20
     for one in stories:
         assert f"Timeline of {one.id}," in text
 

@@ -86,6 +86,7 @@ def test_the_page_of_a_comparison_is_drawn_again_from_its_runs(diagnose: Cli, cl
     folder = tmp_path / "compared"
     assert cli("compare", tmp_path / "run-1", tmp_path / "run-2", "--out", folder)[0] == 0
     page = (folder / "report.html").read_text()
+    assert 'href="#story-0"' in page, "the slowest requests are explained"
     (folder / "report.html").unlink()
     assert cli("report", folder)[0] == 0
     assert (folder / "report.html").read_text() == page

@@ -216,5 +216,8 @@ def test_a_trial_of_real_processes(tmp_path: Path, write_workload: WriteWorkload
     assert window["memory_bytes"] > 0 and window["start_s"] > 0
     assert document["rounds"] == 2 and document["whole"]
     assert refused["failure"] and "comparison" in refused and refused["comparison"] is None
+    assert (tmp_path / "o" / window["record"] / "run.json").is_file()
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "Slowest requests, batch_window_ms=0" in page and 'href="#story-0"' in page
     code, out, _ = cli("report", tmp_path / "o")
-    assert code == 0 and "batch_window_ms=0" in out
+    assert code == 0 and "batch_window_ms=0" in out and (tmp_path / "o" / "report.html").read_text() == page

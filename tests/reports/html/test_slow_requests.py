@@ -1,0 +1,93 @@
+"""The slowest requests of the arm that a page is about: causes in each row, and a link to each story."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
+from latfix.reports.html.pages import write_run_report
+from latfix.reports.html.trial_page import write_trial_report
+from latfix.results.comparison import Trial, compare_records
+from latfix.results.optimization import Optimization
+from tests.reports.conftest import Session, make_document, make_session
+from tests.reports.html.test_pages import checked
+
+DOCUMENTS = Path(__file__).parents[2] / "results" / "documents"
+
+
+def run(path: Path, session: Session) -> None:
+    write_run_report(path, *session, stories=explain_slowest(session[0], session[1].ledger))
+
+
+def comparison(path: Path, session: Session) -> None:
+    record, last = session
+    base, stories = make_session("untrusted")[0], explain_slowest(record, last.ledger)
+    write_comparison_report(path, compare_records(base, record), base, record, last=last, stories=stories)
+
+
+def optimization(path: Path, session: Session) -> None:
+    record, last = session
+    before = make_session("untrusted")
+    write_optimization_report(
+        path,
+        replace(Optimization.from_json(make_document()), rounds=3),
+        diagnosis=before[1],
+        before=before[0],
+        after=record,
+        last=last,
+        stories=explain_slowest(record, last.ledger),
+    )
+
+
+def trial(path: Path, session: Session) -> None:
+    found = Trial.from_json(json.loads((DOCUMENTS / "trial.json").read_text()))
+    write_trial_report(path, found, replay=(*session, explain_slowest(session[0], session[1].ledger)))
+
+
+@pytest.mark.parametrize("write", [run, comparison, optimization, trial])
+def test_each_slow_request_has_its_causes_and_a_link_to_its_story(
+    tmp_path: Path, ordinary: Session, write: Callable[[Path, Session], None]
+) -> None:
+    record, diagnosis = ordinary
+    path = tmp_path / "report.html"
+    write(path, ordinary)
+    page, source = checked(path), path.read_text(encoding="utf-8")
+    ids = [record.traffic.ids[int(record.requests["index"][row])] for row in record.slowest()]
+    rows = re.findall(r'<tr data-at="[\d.]+">(.*?)</tr>', source, re.DOTALL)
+    assert len(rows) == len(ids) == 20
+    known = set(diagnosis.ledger.request.tolist())
+    for k, (row, name) in enumerate(zip(rows, ids, strict=True)):
+        assert f'<code>{name}</code> <a href="#story-{k}">story</a>' in row
+        if int(name.removeprefix("request-")) in known:
+            assert any(entry.cause in row for entry in diagnosis.causes), "why it was slow"
+        story = source.partition(f'<p id="story-{k}">')
+        assert f"<summary><code>{name}</code>" in story[0].rpartition("<details")[2], "unfolds at the link"
+    assert [href for _, attribute, href in page.attributes if attribute == "href"].count("#slowest") == 1
+
+
+def test_a_change_names_what_remains_next_to_what_was_there(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    first = replace(diagnosis.causes[0], cause="memory.allocator", evidence="9 stalls of the allocator")
+    last = replace(diagnosis, causes=(first, *diagnosis.causes[1:]))
+    optimization(tmp_path / "report.html", (record, last))
+    text = checked(tmp_path / "report.html").text
+    remaining = text.rindex("Where the tail comes from, after")
+    before = text.rindex("Where the tail comes from, before")
+    assert remaining < before
+    assert "9 stalls of the allocator" in text[remaining:before]
+    assert "9 stalls of the allocator" not in text[before:]
+
+
+def test_without_a_diagnosis_the_slowest_requests_have_no_column_of_causes(tmp_path: Path, ordinary: Session) -> None:
+    record = ordinary[0]
+    path = tmp_path / "report.html"
+    write_comparison_report(path, compare_records(record, record), record, record)
+    text = checked(path).text
+    assert "Slowest requests, new" in text and "largest causes" not in text and "not in the ledger" not in text
