@@ -75,6 +75,7 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
     from latfix.profilers.recordings.detect import diagnose_recording
     from latfix.reports.html.recording_page import write_recording_report
     from latfix.reports.terminal.diagnosis import render_diagnosis
+    from latfix.runners.replay.run_origin import origin_now
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.statistics.censored import Outcomes
 
@@ -83,7 +84,8 @@ def diagnose(path: Path, options: ReadOptions, outputs: Outputs, gates: Gates, *
         subject = GateSubject.from_diagnosis(diagnosis.to_json())
         subject = subject.with_percentiles_of(gates.metrics, lambda: Outcomes.answers(diagnosis.ledger.latency_ns))
         results = [evaluate(gate, subject, gates.baseline) for gate in gates.gates]
-        gated = replace(diagnosis, gates=tuple(results))
+        source = None if diagnosis.source is None else replace(diagnosis.source, origin=origin_now())
+        gated = replace(diagnosis, gates=tuple(results), source=source)
         document = gated.to_json()
         folder = open_folder(out or default_folder(diagnosis.workload, "diagnose"))
         with writing_into(folder):

@@ -178,6 +178,7 @@ class Trial(Document):
     :param interrupted: Ctrl-C ended it; completed rounds are included.
     :param failure: why the unmodified workload could not be run any more; empty if it could.
     :param disturbed: how other processes disturbed the replays; empty if none is known.
+    :param origin: ``started``, ``host``, ``command``, ``commit`` and ``branch``, if known.
     """
 
     SCHEMA: ClassVar[str] = "latfix.trial/1"
@@ -199,6 +200,7 @@ class Trial(Document):
     failure: str = ""
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     notes: tuple[str, ...] = ()
+    origin: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
 
     @property
     def best(self) -> str:

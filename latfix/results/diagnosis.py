@@ -345,12 +345,14 @@ class Source(Document):
     :param path: the file, the folder or the address.
     :param unit: what has a latency in it: ``request``, or ``step`` of work on a device.
     :param read: what was read, by name: counts, names, versions.
+    :param origin: of the diagnosis of a recording: ``started``, ``host`` and ``command``, if known.
     """
 
     kind: str
     path: str
     unit: str = "request"
     read: Mapping[str, Any] = field(default_factory=dict, metadata=json_key(omit_empty=True))
+    origin: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

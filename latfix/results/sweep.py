@@ -248,6 +248,7 @@ class Sweep(Document):
     :param best: the setting that carries most; ``None`` if none meets the objective.
     :param models: by queueing model, its errors.
     :param disturbed: how other processes disturbed the replays; empty if none is known.
+    :param origin: ``started``, ``host``, ``command``, ``commit`` and ``branch``, if known.
     """
 
     SCHEMA: ClassVar[str] = "latfix.sweep/1"
@@ -273,6 +274,7 @@ class Sweep(Document):
     versions: Mapping[str, Any] = field(default_factory=dict)
     disturbed: str = field(default="", metadata=json_key(omit_empty=True))
     notes: tuple[str, ...] = ()
+    origin: Mapping[str, str] = field(default_factory=dict, metadata=json_key(omit_empty=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

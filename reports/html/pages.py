@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from latfix.arrays import Floats
@@ -232,8 +233,28 @@ def facts_of(device: str, record: RunRecord | None, *, rounds: int = 1) -> str:
         parts.append(record.meta.started)
         parts.append(f"{counted(sum(record.counts().values()), 'request')}{last_round(rounds)}")
         parts.append("partial run" if record.partial else "")
-        parts += [f"{name} {record.meta.origin[name]}" for name in _ORIGIN if name in record.meta.origin]
+        parts += origin_words(record.meta.origin)
     return " · ".join(filter(None, parts))
+
+
+def origin_words(origin: Mapping[str, str]) -> list[str]:
+    """When, where and by which command a result was made; folders of the machine are left out of the command."""
+    known = {**origin, "command": _by_name(origin.get("command", ""))}
+    return [origin.get("started", ""), *(f"{name} {known[name]}" for name in _ORIGIN if known.get(name))]
+
+
+def _by_name(command: str) -> str:
+    """A command in which absolute paths are only names."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a long command is recorded in part
+        words = command.split()
+    return shlex.join(_last_of(word) for word in words)
+
+
+def _last_of(word: str) -> str:
+    option, equals, path = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    return f"{option}{equals}{PurePosixPath(path).name or path}" if path.startswith("/") else word
 
 
 def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:

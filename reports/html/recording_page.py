@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from latfix.formatting import count, finite, milliseconds, significant, visible
 from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import cause_advice, closing_advice, read_words
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.pages import Card, contents_of, latency_cards, latency_rows, tail_values, window_values
+from latfix.reports.html.pages import (
+    Card,
+    contents_of,
+    latency_cards,
+    latency_rows,
+    origin_words,
+    tail_values,
+    window_values,
+)
 from latfix.reports.vocabulary import CLASS_DEFINITIONS, DEFINITIONS
-from latfix.results.diagnosis import Diagnosis, UnitLedger
+from latfix.results.diagnosis import Diagnosis, Source, UnitLedger
 
 #: Most cause columns in the table of the slowest units.
 _COLUMNS = 6
@@ -55,7 +63,7 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         "recording.html",
         kind="latfix diagnosis of a recording",
         heading=diagnosis.workload,
-        facts=" · ".join(filter(None, (diagnosis.device, "" if source is None else source.kind))),
+        facts=" · ".join(filter(None, (diagnosis.device, *_source_words(source)))),
         contents=contents_of(anchor for anchor, there in present.items() if there),
         diagnosis=diagnosis,
         answer=diagnosis_answer(diagnosis),
@@ -77,6 +85,13 @@ def write_recording_report(path: Path, diagnosis: Diagnosis) -> None:
         ],
         tail=tail_values(diagnosis),
     )
+
+
+def _source_words(source: Source | None) -> list[str]:
+    if source is None:
+        return []
+    name = source.path if "://" in source.path else PurePath(source.path).name
+    return [source.kind, name, *origin_words(source.origin)]
 
 
 def _actions(diagnosis: Diagnosis) -> dict[str, str]:

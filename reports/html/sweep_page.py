@@ -9,7 +9,7 @@ from latfix.reports import sweep_rows
 from latfix.reports.answer import sweep_answer
 from latfix.reports.charts import sweep_charts
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.pages import Card, contents_of
+from latfix.reports.html.pages import Card, contents_of, origin_words
 from latfix.reports.sweep_rows import MODEL_WORDS, SweepRows, largest_words, setting_label
 from latfix.reports.vocabulary import SWEEP_DEFINITIONS
 from latfix.results.sweep import Sweep
@@ -27,7 +27,8 @@ def write_sweep_report(path: Path, found: Sweep) -> None:
     drawn = [setting for setting in rows.settings if setting.has_theory]
     front = len(rows.settings) > 1 and bool(found.pareto)
     runs = sum(len(point.runs) for point in found.points)
-    facts = [found.device, counted(runs, "replay"), "" if found.state == "complete" else found.state]
+    state = "" if found.state == "complete" else found.state
+    facts = [found.device, counted(runs, "replay"), state, *origin_words(found.origin)]
     anchors = ("settings", "loads", *(["front"] if front else []), *(["theory"] if drawn else []), "method")
     write_page(
         path,

@@ -22,7 +22,7 @@ from latfix.reports.answer import accuracy_words, trial_answer
 from latfix.reports.charts.change_charts import ratio_forest
 from latfix.reports.comparison_rows import Ratio, idea_remarks, idea_words, ratio_of, trial_method, trial_notes
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.pages import contents_of, latency_charts, slow_requests, tail_values
+from latfix.reports.html.pages import contents_of, latency_charts, origin_words, slow_requests, tail_values
 from latfix.reports.vocabulary import DEFINITIONS
 from latfix.results.comparison import Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
@@ -52,6 +52,8 @@ def write_trial_report(
         )
         for idea, each in zip(found.ideas, ratios, strict=True)
     ]
+    facts = [found.device, counted(len(found.ideas), "idea"), counted(found.rounds, "round")]
+    facts += origin_words(found.origin)
     leader = "" if found.leader is None else visible(found.leader.name, limit=60)
     evidence = _evidence(leader, *replay) if replay is not None else {}
     shown = [anchor for anchor in ("arms", "remaining", "slowest") if evidence.get(anchor)]
@@ -63,7 +65,7 @@ def write_trial_report(
         "trial.html",
         kind="latfix try",
         heading=found.workload,
-        facts=f"{found.device} · {counted(len(found.ideas), 'idea')} · {counted(found.rounds, 'round')}",
+        facts=" · ".join(filter(None, facts)),
         contents=contents | {anchor: f"{contents[anchor]}, {leader}" for anchor in shown},
         **evidence,
         answer=trial_answer(found),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import platform
 import shlex
 import subprocess
@@ -14,13 +15,18 @@ _PATIENCE_S = 2.0
 _LONGEST = 500
 
 
-def run_origin(folder: Path) -> dict[str, str]:
+def run_origin(folder: Path | None) -> dict[str, str]:
     """``host``, ``command``, ``commit`` and ``branch``; unknown values are omitted.
 
-    :param folder: the workload's; outside of a git repository there is no commit.
+    :param folder: the workload's; outside of a git repository, and without a workload, there is no commit.
     """
-    known = {"host": platform.node(), "command": _command(), **_revision(folder)}
+    known = {"host": platform.node(), "command": _command(), **(_revision(folder) if folder is not None else {})}
     return {name: value for name, value in known.items() if value}
+
+
+def origin_now(folder: Path | None = None) -> dict[str, str]:
+    """As :func:`run_origin`, with ``started``: now, ISO 8601."""
+    return {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **run_origin(folder)}
 
 
 def _command() -> str:

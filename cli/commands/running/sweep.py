@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,6 +80,7 @@ def sweep(
     from latfix.capacity.sweep_traffic import part_of, plan_requests, point_seconds, recorded_rate
     from latfix.cli.shared.diagnose_flow import check_percentile
     from latfix.results.sweep import Options
+    from latfix.runners.replay.run_origin import origin_now
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.sweep.document import points_document, sweep_document
     from latfix.runners.sweep.sweep import Sweep
@@ -125,9 +127,9 @@ def sweep(
         keep=lambda so_far: _write(folder, points_document(spec, so_far)),
         fixes=tuple(fix.id for fix in fixes),
     )
-    outcome = runner.run()
+    origin, outcome = origin_now(spec.folder), runner.run()
     found = sweep_document(spec, outcome, seed=replayed.seed, budget_s=budget_s, at_least_rps=at_least)
-    return _conclude(folder, found, outcome, json_target)
+    return _conclude(folder, replace(found, origin=origin), outcome, json_target)
 
 
 def _conclude(folder: Path, found: Swept, outcome: Outcome, target: options.Target) -> int:

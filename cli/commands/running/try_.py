@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,7 @@ def try_ideas(
     """
     from latfix.cli.shared.replay_progress import ReplayLines
     from latfix.config.workload_toml import check_runs, load_spec
+    from latfix.runners.replay.run_origin import origin_now
     from latfix.runners.replay.run_session import default_folder, open_folder
     from latfix.runners.side_by_side.replay_in_turns import Options, SideBySide
 
@@ -79,8 +81,9 @@ def try_ideas(
     schedule = options.load_traffic(spec, replayed)
     target = options.Target.open("--json", json_file)
     folder = open_folder(out or default_folder(spec.name, "try"))
+    origin = origin_now(spec.folder)
     found = SideBySide(ideas, schedule, folder, how, watch=shown.replay, say=shown.say).run()
-    return _conclude(folder, found, target)
+    return _conclude(folder, replace(found, origin=origin), target)
 
 
 def parse_ideas(
@@ -100,8 +103,6 @@ def parse_ideas(
     :param say: called with each warning.
     :raises InputError: there is no idea, or one is repeated or invalid.
     """
-    from dataclasses import replace
-
     from latfix.cli.shared.setting_options import parse_changes
     from latfix.runners.side_by_side import ideas
 

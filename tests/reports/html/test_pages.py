@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -22,11 +23,13 @@ from latfix.reports.html.change_page import write_comparison_report, write_optim
 from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.html.recording_page import write_recording_report
+from latfix.reports.html.sweep_page import write_sweep_report
 from latfix.reports.html.trial_page import write_trial_report
 from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import Trial, compare_records, compare_rounds
 from latfix.results.diagnosis import Source
 from latfix.results.optimization import Candidate, Optimization, TriedFix
+from latfix.results.sweep import Sweep
 from latfix.run_record.run_record import RunRecord
 from tests.reports.conftest import HOSTILE, Session, make_session
 
@@ -399,3 +402,49 @@ def test_a_trial_has_each_idea_with_its_ratio_and_settings(tmp_path: Path) -> No
     empty = replace(found, ideas=(failed,), summary=None, failure="killed", rounds=0)
     write_trial_report(tmp_path / "report.html", empty)
     assert "No idea was replayed" in checked(tmp_path / "report.html").text
+
+
+COMMAND = "latfix diagnose 'my service' --out /home/someone/runs/today --plan=/tmp/plans/plan.toml http://host/a/b"
+ORIGIN = {"started": "2026-03-04T05:06:07+00:00", "host": "machine-7", "command": COMMAND, "commit": "abc123+"}
+DOCUMENTS = Path(__file__).parents[2] / "results" / "documents"
+
+
+def document(name: str) -> Any:
+    return json.loads((DOCUMENTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_every_page_names_when_where_and_how_it_was_made(tmp_path: Path, ordinary: Session) -> None:
+    """The command without the folders of the machine; what is not known is left out."""
+    record, diagnosis = ordinary
+    path, pages = tmp_path / "report.html", {}
+
+    def page(name: str) -> None:
+        found = re.search('<p class="facts">(.*?)</p>', path.read_text(encoding="utf-8"), re.DOTALL)
+        assert found is not None
+        pages[name] = html.unescape(re.sub("<[^>]*>", "", found[1]))
+
+    meta = replace(record.meta, origin={name: words for name, words in ORIGIN.items() if name != "started"})
+    write_run_report(path, replace(record, meta=replace(meta, started=ORIGIN["started"])), diagnosis)
+    page("run")
+    source = Source(kind="spans", path="/data/of/someone/trace.json", origin=ORIGIN)
+    write_recording_report(path, replace(diagnosis, source=source))
+    page("recording")
+    write_sweep_report(path, replace(Sweep.from_json(document("sweep")), origin=ORIGIN))
+    page("sweep")
+    write_trial_report(path, replace(Trial.from_json(document("trial")), origin=ORIGIN))
+    page("trial")
+    for facts in pages.values():
+        assert f"{ORIGIN['started']} ·" in facts and "host machine-7 · commit abc123+" in facts
+        typed = "command latfix diagnose 'my service' --out today --plan=plan.toml http://host/a/b"
+        assert typed in facts and "/home" not in facts and "/tmp" not in facts and "/data" not in facts
+    assert "trace.json" in pages["recording"]
+    write_trial_report(path, Trial.from_json(document("trial")))
+    page("trial")
+    assert "host" not in pages["trial"] and "command" not in pages["trial"]
+
+
+def test_a_command_that_was_recorded_in_part_has_no_folder_either(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    cut = replace(record.meta, origin={"command": "latfix diagnose x --out /home/someone/runs 'and the re"})
+    text = run_page(tmp_path, (replace(record, meta=cut), diagnosis)).text
+    assert "command latfix diagnose x --out runs" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def test_a_recording_that_was_diagnosed_is_shown_again(cli: Cli, tmp_path: Path)
     assert code == 0, err
     assert "log: " in out and "--map db_ms=db_ms" in " ".join(out.split())
     page = (folder / "report.html").read_text()
+    assert f"host {platform.node()}" in page and "log.csv" in page.partition("<main")[0]
     (folder / "report.html").unlink()
     code, again, err = cli("report", folder)
     assert code == 0 and again.splitlines()[0] == out.splitlines()[0], err

@@ -214,6 +214,7 @@ def test_a_trial_of_real_processes(tmp_path: Path, write_workload: WriteWorkload
     window, refused = document["ideas"]
     assert window["comparison"]["ratio"]["p50"]["value"] < 0.6 and window["accurate"] is True
     assert window["memory_bytes"] > 0 and window["start_s"] > 0
+    assert document["origin"]["host"] and document["origin"]["started"] > "2026"
     assert document["rounds"] == 2 and document["whole"]
     assert refused["failure"] and "comparison" in refused and refused["comparison"] is None
     assert (tmp_path / "o" / window["record"] / "run.json").is_file()
