@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
-    LATENCY_KEYS,
     LOST,
     counted,
     finite,
@@ -24,7 +22,6 @@ from latfix.formatting import (
     significant,
     speed_range,
     speed_words,
-    uncertain,
     uncertain_bounds,
 )
 from latfix.reports.comparison_rows import (
@@ -248,9 +245,8 @@ def _headline(change: Change, found: Optimization) -> str:
 def change_headline(change: Change, verdict: str) -> str:
     """``Better: p99 412 → 98 ms, 4.2 times faster``."""
     key = change.judged
-    before, after = (arm.latency_ms.get(key) for arm in (change.before, change.after))
     words = "Undecided" if verdict in ("inconclusive", "undecided") else verdict_words(verdict).capitalize()
-    moved = f"{key_label(key)} {significant(before)} → {milliseconds(after)}"
+    moved = f"{key_label(key)} {change.moved(key)}"
     ratio = change.ratio(key).value  # unknown if the figure falls among lost requests
     return f"{words}: {moved}" + (f", {speed_words(ratio)}" if ratio is not None else "")
 
@@ -398,26 +394,3 @@ def _gates(gates: Sequence[GateRow], example: str) -> Iterator[Line]:
     for gate in (*failed, *undecided):
         reason = f": {gate.reason}" if gate.reason else ""
         yield Line(label="", words=f"{gate.gate} {gate.words}{reason}", severity=gate.severity)
-
-
-def latency_words(found: Diagnosis) -> list[str]:
-    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports.
-
-    Rounding changes no order: of two percentiles that it would put in the wrong order, both keep three digits.
-    """
-    words = {}
-    for key in LATENCY_KEYS:
-        value = found.latency_ms.get(key)
-        words[key] = significant(value) if key == "max" else uncertain(value, found.latency_ci95_ms.get(key))
-    ascending = [key for key in LATENCY_KEYS if key != "mean" and finite(found.latency_ms.get(key)) is not None]
-    for _ in ascending:
-        for lower, higher in pairwise(ascending):
-            if _number(words[lower]) > _number(words[higher]):
-                words |= {key: significant(found.latency_ms[key]) for key in (lower, higher)}
-    if "max" in ascending and _number(words["mean"]) > _number(words["max"]):
-        words["mean"] = significant(found.latency_ms["mean"])
-    return list(words.values())
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", "")) if text[:1].isdigit() else 0.0

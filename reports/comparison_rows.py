@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from latfix.formatting import (
     LATENCY_KEYS,
+    LOST,
+    NONE,
     count,
     counted,
     finite,
@@ -15,6 +17,7 @@ from latfix.formatting import (
     interval_bounds,
     key_label,
     mebibytes,
+    percent,
     rate,
     ratio,
     seconds,
@@ -22,6 +25,7 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
+from latfix.reports.diagnosis_rows import latency_words
 from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, verdict_words
 from latfix.results.comparison import Comparison, Summary, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
@@ -81,6 +85,7 @@ class Arm:
 
     :param latency_ms: by key of :data:`latfix.formatting.LATENCY_KEYS`.
     :param requests: number of requests by status.
+    :param latency_ci95_ms: their 95 % intervals, if known.
     :param memory_bytes: peak resident memory.
     :param start_s: seconds to load and warm up.
     """
@@ -93,6 +98,11 @@ class Arm:
     memory_bytes: float | None = None
     device_memory_bytes: float | None = None
     start_s: float | None = None
+    latency_ci95_ms: Mapping[str, object] = field(default_factory=dict)
+
+    def latency_words(self) -> dict[str, str]:
+        """The latencies by key, with the digits that their intervals support."""
+        return latency_words(self.latency_ms, self.latency_ci95_ms)
 
     @property
     def failed(self) -> int:
@@ -154,6 +164,11 @@ class Change:
         known = finite(before) and finite(after) is not None
         return Ratio(value=finite(after / before) if known and before and after else None, ci95=None)
 
+    def moved(self, key: str) -> str:
+        """``412 → 98.0 ms``."""
+        before, after = (arm.latency_words()[key] for arm in (self.before, self.after))
+        return f"{before} → {after}" + ("" if after in (NONE, LOST) else " ms")
+
     def sentence(self, *, arrow: str = "->", sign: str = "x") -> str:
         """``p99 412 -> 98.0 ms (x0.240 [0.210, 0.280]); mean …; accuracy 0.912 -> 0.911 (limit 0.902)``."""
         parts = []
@@ -172,11 +187,12 @@ class Change:
     def rows(self) -> list[ChangeRow]:
         """Latencies, throughput, costs, requests by status and, if known, the accuracy."""
         before, after = self.before, self.after
+        was, now = before.latency_words(), after.latency_words()
         rows = [
             ChangeRow(
                 name=f"{key_label(key)}, ms",
-                before=significant(before.latency_ms.get(key)),
-                after=significant(after.latency_ms.get(key)),
+                before=was[key],
+                after=now[key],
                 ratio=self.ratio(key),
                 note=interval(self.ratio(key).ci95),
                 judged=key == self.judged,
@@ -188,11 +204,11 @@ class Change:
         )
         rows += self._cost_rows()
         for name in STATUSES:
-            was, now = before.requests.get(name, 0), after.requests.get(name, 0)
-            worse = name != "ok" and now > was
-            if not was and not now and name != "ok":
+            first, then = before.requests.get(name, 0), after.requests.get(name, 0)
+            worse = name != "ok" and then > first
+            if not first and not then and name != "ok":
                 continue
-            rows.append(ChangeRow(name=f"requests {name}", before=count(was), after=count(now), worse=worse))
+            rows.append(ChangeRow(name=f"requests {name}", before=count(first), after=count(then), worse=worse))
         if self.scored:
             rows.append(
                 ChangeRow(
@@ -306,6 +322,7 @@ def arm_of(label: str, figures: Summary | Diagnosis) -> Arm:
     return Arm(
         label=label,
         latency_ms={key: _known(figures.latency_ms.get(key)) for key in LATENCY_KEYS},
+        latency_ci95_ms=figures.latency_ci95_ms,
         throughput_rps=finite(figures.throughput_rps),
         requests={
             name: figures.requests.get(name) or 0
@@ -439,7 +456,7 @@ def prediction_words(found: Optimization) -> str:
         if error is None:
             continue
         if finite(error.median) is not None:
-            each.append(f"{key} by {100 * (error.median or 0.0):.2g} % (median of {error.steps})")
+            each.append(f"{key} by {percent(error.median)} (median of {error.steps})")
         measured = ratio_of(found.ratio.get(key)).value
         if finite(error.final) is not None and measured is not None:
             known = finite(error.at_pace)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
+    LATENCY_KEYS,
     count,
     counted,
     finite,
@@ -91,19 +93,65 @@ def main_causes(diagnosis: Diagnosis) -> list[CauseRow]:
     return [row for row in rows if row.cause and (row.share or 0.0) >= SMALL]
 
 
+def remaining_ms(diagnosis: Diagnosis) -> float:
+    """The excess that :func:`main_causes` leave out; negative if they claim more than all of it."""
+    return _number(diagnosis.excess_ms) - sum(row.tail_ms for row in main_causes(diagnosis))
+
+
 def small_causes_words(diagnosis: Diagnosis) -> str:
     """One line on the excess that :func:`main_causes` leaves out; empty if it leaves out nothing."""
-    main = main_causes(diagnosis)
-    excess, rest = _number(diagnosis.excess_ms), _number(diagnosis.excess_ms) - sum(row.tail_ms for row in main)
-    listed = {row.cause for row in main}
-    number = sum(1 for entry in diagnosis.causes if entry.cause not in listed and entry.tail_ms)
-    if not number or excess <= 0:
+    listed = {row.cause for row in main_causes(diagnosis)}
+    excess, rest = _number(diagnosis.excess_ms), remaining_ms(diagnosis)
+    left = [entry.cause for entry in diagnosis.causes if entry.cause not in listed and entry.tail_ms]
+    number = len(left) - (UNEXPLAINED in left)
+    if not left or excess <= 0:
         return ""
-    small = f"{counted(number, 'more cause')} below {100 * SMALL:.0f} %"
+    parts = [f"{counted(number, 'more cause')} below {100 * SMALL:.0f} %"] if number else []
     if rest >= 0:
-        also = "" if UNEXPLAINED in listed else ", and unexplained time"
-        return f"{small}{also}: {significant(rest)} ms in total, {percent(rest / excess)}"
-    return f"{small}; the listed causes overlap by {significant(-rest)} ms"
+        parts += ["unexplained time"] if UNEXPLAINED in left else []
+        return f"{', and '.join(parts)}: {significant(rest)} ms in total, {percent(rest / excess)}"
+    return "; ".join([*parts, f"the listed causes overlap by {significant(-rest)} ms"])
+
+
+def rest_row(rest_ms: float) -> CauseRow:
+    """The excess beyond the main causes as a row; negative for the time by which they overlap."""
+    label = "overlap of the above" if rest_ms < 0 else "all others"
+    return CauseRow(cause="", label=label, tail_ms=rest_ms, own_ms=rest_ms, propagated_ms=0.0, share=None)
+
+
+#: Shown for an unexplained remainder below zero: causes that overlap leave nothing unexplained.
+ABOUT_ZERO = "about 0"
+
+
+def unexplained_words(cause: str, value: object) -> str:
+    """Milliseconds of a cause; :data:`ABOUT_ZERO` for an unexplained remainder below zero."""
+    number = finite(value)
+    return ABOUT_ZERO if cause == UNEXPLAINED and number is not None and number < 0 else significant(value)
+
+
+def latency_words(latency_ms: Mapping[str, float | None], bounds: Mapping[str, object]) -> dict[str, str]:
+    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports.
+
+    Rounding changes no order: of two percentiles that it would put in the wrong order, both keep three digits.
+
+    :param bounds: 95 % intervals by key; a latency without one has three digits.
+    """
+    words = {}
+    for key in LATENCY_KEYS:
+        value = latency_ms.get(key)
+        words[key] = significant(value) if key == "max" else uncertain(value, bounds.get(key))
+    ascending = [key for key in LATENCY_KEYS if key != "mean" and finite(latency_ms.get(key)) is not None]
+    for _ in ascending:
+        for lower, higher in pairwise(ascending):
+            if _figure(words[lower]) > _figure(words[higher]):
+                words |= {key: significant(latency_ms[key]) for key in (lower, higher)}
+    if "max" in ascending and _figure(words["mean"]) > _figure(words["max"]):
+        words["mean"] = significant(latency_ms["mean"])
+    return words
+
+
+def _figure(text: str) -> float:
+    return float(text.replace(",", "")) if text[:1].isdigit() else 0.0
 
 
 def excess_words(diagnosis: Diagnosis) -> str:

@@ -78,6 +78,32 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
 )
 
 
+#: Definitions of columns, by title without its unit.
+_DEFINED = {
+    "tail": "Tail and excess",
+    "of the tail": "Tail and excess",
+    "excess of the tail": "Tail and excess",
+    "quiet": "Quiet request, reference",
+    "own": "Own, through the queue",
+    "queue": "Own, through the queue",
+    "through the queue": "Own, through the queue",
+    "95 % interval": "95 % interval",
+    "ratio": "Ratio",
+    "stage": "Stages",
+}
+_COLUMNS = {
+    "excess": "How much longer this work took than is typical of its kind.",
+    "typical": "How long such work usually takes in this run.",
+    "known by": "; ".join(f"{name}: {words}" for name, words in CLASS_WORDS.items()) + ".",
+}
+
+
+def term_words(title: str) -> str:
+    """What a column or figure means; empty if its title says it."""
+    name = title.partition(",")[0]
+    return _COLUMNS.get(name) or dict(DEFINITIONS).get(_DEFINED.get(name, ""), "")
+
+
 CLASS_DEFINITIONS: tuple[tuple[str, str], ...] = tuple(
     (f"Known by: {name}", f"{words}.") for name, words in CLASS_WORDS.items()
 )

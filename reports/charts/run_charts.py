@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from latfix.arrays import Floats
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import milliseconds, percentile_label, significant, visible
 from latfix.reports.charts.chart_data import Scatter, Windows
 from latfix.reports.charts.inline_svg import INK, LABEL, draw, label_right, named_rows, number_axis, whisker
@@ -199,7 +200,8 @@ def cause_waterfall(
         for y, row in zip(position[1:], rows, strict=False):
             begun, high = now, now
             for value, role in ((row.own_ms, "own"), (row.propagated_ms, "queue")):
-                axes.barh(y, value, left=now, height=0.6, color=INK[role if value >= 0 else "relief"])
+                color = INK["muted" if not row.cause else role if value >= 0 else "relief"]
+                axes.barh(y, value, left=now, height=0.6, color=color)
                 now += value
                 high = max(high, now)
             axes.plot((begun, begun), (y, y + 1), color=INK["muted"], linewidth=0.8)
@@ -207,7 +209,8 @@ def cause_waterfall(
                 within = (min(0.0, begun), max(total, begun) + (_WHISKER - 1) * longest)
                 ends = (begun + row.ci95_ms[0], begun + row.ci95_ms[1])
                 high = max(high, *whisker(axes, ends, y, within, color=INK["ink"], linewidth=1.2, cap="|"))
-            label_right(axes, significant(row.tail_ms), high, y, weight="bold" if row.named else "normal")
+            shown = significant(row.tail_ms if row.cause else abs(row.tail_ms))
+            label_right(axes, shown, high, y, weight="bold" if row.named else "normal")
             reached = max(reached, high)
         for y, value in ((position[0], reference_ms), (position[-1], total)):
             axes.barh(y, value, height=0.6, color=INK["muted"])
@@ -229,7 +232,7 @@ def cause_waterfall(
 
 def _shows_relief(rows: Sequence[CauseRow]) -> bool:
     """True if a negative part is wide enough to be visible."""
-    parts = [part for row in rows for part in (row.own_ms, row.propagated_ms)]
+    parts = [part for row in rows if row.cause for part in (row.own_ms, row.propagated_ms)]
     return min(parts, default=0.0) < -0.005 * max(map(abs, parts), default=0.0)
 
 
@@ -283,11 +286,12 @@ def causes_over_time(
 
 
 def _stack_causes(axes: Axes, windows: Sequence[Window], causes: Sequence[str]) -> None:
-    """Stack the causes; those that shorten latency go below zero."""
+    """Stack the causes; those that shorten latency go below zero, but not a remainder of causes that overlap."""
     edges = np.array([*(window.start_s for window in windows), windows[-1].end_s])
     above, below = np.zeros(len(windows)), np.zeros(len(windows))
     for k, cause in enumerate(causes):
         values = np.array([window.causes_ms.get(cause, 0.0) for window in windows])
+        values = np.maximum(values, 0.0) if cause == UNEXPLAINED else values
         base = np.where(values >= 0, above, below)
         axes.bar(
             edges[:-1],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
     LATENCY_KEYS,
     NONE,
@@ -28,6 +29,7 @@ from latfix.reports.answer import Answer
 from latfix.reports.ci.ci_summary import Summary
 from latfix.reports.comparison_rows import Change
 from latfix.reports.vocabulary import verdict_words
+from latfix.results.diagnosis import CauseSummary
 
 _LONGEST = 600
 _MOST_ROWS = 40
@@ -187,15 +189,20 @@ def _causes(summary: Summary) -> list[str]:
             _code(cause.cause),
             " ".join(_code(fix) for fix in cause.fixes[:8]) or NONE,
             "named" if cause.named else "",
-            milliseconds(cause.tail_ms),
-            interval(cause.ci95_ms),
-            share(cause.tail_share),
+            milliseconds(cause.tail_ms) if not _overlap(cause) else f"about 0 (causes overlap by {_overlap(cause)})",
+            "" if _overlap(cause) else interval(cause.ci95_ms),
+            "" if _overlap(cause) else share(cause.tail_share),
         )
         for cause in worth[:_MOST_ROWS]
     ]
     if rows and len(worth) < len(summary.causes):
         rows.append((f"{len(summary.causes) - len(worth)} smaller causes", "", "", "", "", ""))
     return _table(("cause of the tail", "fixes", " ", "mean in the tail", "95 % interval", "share"), rows, left=3)
+
+
+def _overlap(cause: CauseSummary) -> str:
+    """By how much the causes claim more than the excess, which leaves less than nothing unexplained; else empty."""
+    return milliseconds(-cause.tail_ms) if cause.cause == UNEXPLAINED and cause.tail_ms < 0 else ""
 
 
 def _steps(summary: Summary) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latfix.formatting import NONE, count, key_label, milliseconds, rate, significant
+from latfix.formatting import NONE, count, key_label, rate, significant
 from latfix.reports.answer import Answer, comparison_answer, optimization_answer
 from latfix.reports.charts import change_charts
 from latfix.reports.comparison_rows import (
@@ -260,7 +260,7 @@ def _change_cards(change: Change) -> list[Card]:
     cards = [
         (
             key_label(key),
-            f"{significant(before.latency_ms.get(key))} → {milliseconds(after.latency_ms.get(key))}",
+            change.moved(key),
             change.ratio(key).words("×"),
         )
         for key in ("p99", "p50", "max")

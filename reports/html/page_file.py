@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from latfix import __version__, formatting
 from latfix.errors import InputError
 from latfix.files.atomic_write import write_text
-from latfix.reports.vocabulary import CLASS_WORDS, cause_words
+from latfix.reports.vocabulary import CLASS_WORDS, cause_words, term_words
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,11 +25,14 @@ _FILTERS = (
     formatting.interval,
     formatting.key_label,
     formatting.milliseconds,
+    formatting.percent,
     formatting.rate,
     formatting.ratio,
     formatting.share,
     formatting.significant,
     formatting.tail_words,
+    formatting.uncertain,
+    formatting.uncertain_bounds,
     formatting.visible,
 )
 _LONGEST = 2000
@@ -107,7 +110,7 @@ def _environment() -> Environment:
     )
     environment.filters["unbroken"] = _unbroken
     environment.filters.update({function.__name__: function for function in _FILTERS})
-    environment.globals.update(cause_words=cause_words, class_words=CLASS_WORDS)
+    environment.globals.update(cause_words=cause_words, class_words=CLASS_WORDS, meaning=term_words)
     return environment
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from latfix.arrays import Floats
 from latfix.formatting import (
     LATENCY_KEYS,
+    LOST,
     NONE,
     count,
     counted,
@@ -22,6 +23,8 @@ from latfix.formatting import (
     share,
     significant,
     tail_words,
+    uncertain,
+    uncertain_bounds,
     visible,
 )
 from latfix.reports.answer import diagnosis_answer
@@ -38,6 +41,7 @@ from latfix.reports.charts.chart_data import (
 )
 from latfix.reports.charts.flame_graph import flame_graphs
 from latfix.reports.diagnosis_rows import (
+    ABOUT_ZERO,
     active_causes,
     cause_advice,
     cause_rows,
@@ -46,8 +50,14 @@ from latfix.reports.diagnosis_rows import (
     excess_words,
     focus_key,
     largest_window_causes,
+    latency_words,
     line_rows,
+    main_causes,
+    remaining_ms,
+    rest_row,
     service_words,
+    small_causes_words,
+    unexplained_words,
     weight_words,
 )
 from latfix.reports.html.page_file import write_page
@@ -266,20 +276,22 @@ def _run_notes(record: RunRecord, diagnosis: Diagnosis) -> Sequence[str]:
 def latency_cards(diagnosis: Diagnosis) -> list[Card]:
     """The median, the objective's percentile, the maximum and the excess."""
     bounds = diagnosis.latency_ci95_ms
+    words = latency_words(diagnosis.latency_ms, bounds)
     cards = [
         (
             key_label(key),
-            milliseconds(diagnosis.latency_ms.get(key)),
-            f"95 % {interval(bounds[key])}" if key in bounds else "",
+            words[key] + ("" if words[key] in (NONE, LOST) else " ms"),
+            f"95 %: {uncertain_bounds(bounds[key])}" if key in bounds and key != "max" else "",
         )
         for key in dict.fromkeys(["p50", focus_key(diagnosis), "max"])
     ]
     above = f"above {milliseconds(diagnosis.reference_ms)}"
-    return [*cards, ("excess of the tail", milliseconds(diagnosis.excess_ms), above)]
+    excess = uncertain(diagnosis.excess_ms, bounds.get(focus_key(diagnosis)))
+    return [*cards, ("excess of the tail", excess + ("" if excess == NONE else " ms"), above)]
 
 
 def _run_cards(diagnosis: Diagnosis) -> list[Card]:
-    failed = {name: number for name, number in diagnosis.requests.items() if name != "ok" and number is not None}
+    failed = {name: number for name, number in diagnosis.requests.items() if name != "ok" and number}
     counts = ", ".join(f"{count(number)} {name}" for name, number in failed.items())
     return [
         *latency_cards(diagnosis),
@@ -293,19 +305,31 @@ def tail_values(diagnosis: Diagnosis, anchor: str = "causes") -> dict[str, Any]:
 
     :param anchor: of the section.
     """
-    rows = cause_rows(diagnosis, limit=_CAUSES)
-    total, whole = cause_total(rows, diagnosis)
-    words = (
-        f"{excess_words(diagnosis)}. The causes below sum to this time; the part that no cause explains is listed "
-        "as unexplained."
-    )
+    every = cause_rows(diagnosis, limit=_CAUSES)
+    words, rest, small = excess_words(diagnosis), remaining_ms(diagnosis), small_causes_words(diagnosis)
+    rows = main_causes(diagnosis) if finite(diagnosis.excess_ms) and diagnosis.excess_ms > 0 else every
+    drawn = rows if not small else [*rows, rest_row(rest)]
     queued, single = diagnosis.unit == "request", diagnosis.is_single
     reference = 0.0 if single else finite(diagnosis.reference_ms) or 0.0
     chart = run_charts.cause_waterfall(
-        f"{anchor}-chart", rows, reference, diagnosis.unit, of=tail_words(diagnosis.percentile)
+        f"{anchor}-chart", drawn, reference, diagnosis.unit, of=tail_words(diagnosis.percentile)
     )
-    tail = {"anchor": anchor, "words": words, "chart": chart, "rows": rows, "total": total, "whole": whole}
-    return {**tail, "queued": queued, "single": single, "unit": diagnosis.unit}
+    overlap = " The causes claim more than this time, because they overlap." if small and rest < 0 else ""
+    total, whole = cause_total(every, diagnosis)
+    return {
+        "anchor": anchor,
+        "words": f"{words}.{overlap}",
+        "chart": chart,
+        "rows": rows,
+        "small": small,
+        "rest": ABOUT_ZERO if rest < 0 else significant(rest),
+        "every": every,
+        "total": total,
+        "whole": whole,
+        "queued": queued,
+        "single": single,
+        "unit": diagnosis.unit,
+    }
 
 
 def slow_requests(record: RunRecord, ledger: Ledger | None, stories: Sequence[Story]) -> dict[str, Any]:
@@ -417,7 +441,7 @@ def window_values(
                 count(window.requests),
                 rate(window.offered_rps),
                 *(significant(value) for value in (window.p50_ms, window.p95_ms, window.p99_ms)),
-                *(significant(window.causes_ms.get(cause)) for cause in causes),
+                *(unexplained_words(cause, window.causes_ms.get(cause)) for cause in causes),
             ]
             for window in windows
         ],

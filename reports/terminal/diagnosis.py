@@ -27,7 +27,7 @@ from latfix.formatting import (
     uncertain_bounds,
 )
 from latfix.lower_bound import in_order
-from latfix.reports.answer import diagnosis_answer, latency_words
+from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import (
     CauseAdvice,
     active_causes,
@@ -36,6 +36,7 @@ from latfix.reports.diagnosis_rows import (
     cause_total,
     excess_words,
     focus_key,
+    latency_words,
     line_rows,
     loss_rows,
     main_causes,
@@ -133,17 +134,14 @@ def _title(diagnosis: Diagnosis) -> Text:
 
 def _latency_table(diagnosis: Diagnosis, *, verbose: bool) -> FittedTable:
     focus = focus_key(diagnosis)
-    known = latency_words(diagnosis)
+    known = latency_words(diagnosis.latency_ms, diagnosis.latency_ci95_ms)
     given_up = {"p90": 3, "mean": 2, "p99.9": 1}
     columns = [Column("latency, ms", right=False)]
     columns += [Column(name, given_up=0 if key == focus else given_up.get(name, 0)) for name, key in _named_keys()]
     rows: list[list[Text | str]] = [
         [
             "" if verbose else "this run",
-            *(
-                Text(figure, style="bold" if key == focus else "")
-                for figure, key in zip(known, LATENCY_KEYS, strict=True)
-            ),
+            *(Text(figure, style="bold" if key == focus else "") for key, figure in known.items()),
         ]
     ]
     if verbose and any(diagnosis.latency_ci95_ms.values()):

@@ -10,13 +10,16 @@ import pytest
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import AtLeast
-from latfix.reports.answer import diagnosis_answer, latency_words
+from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import (
     cause_advice,
     cause_rows,
     cause_total,
     closing_advice,
+    latency_words,
     loss_rows,
+    main_causes,
+    remaining_ms,
     small_causes_words,
 )
 from latfix.reports.terminal.diagnosis import render_diagnosis
@@ -60,6 +63,25 @@ def test_the_rest_includes_unexplained_only_if_that_has_no_row(ordinary: Session
 
     assert "causes below 5 %, and unexplained time: " in rest_of(1.0)
     assert "causes below 5 %: " in rest_of(19.0)
+    assert "causes below 5 %; the listed causes overlap by 5.00 ms" in rest_of(25.0)
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "words"),
+    [(2.0, "unexplained time: 2.00 ms in total, 2 %"), (-3.0, "the listed causes overlap by 3.00 ms")],
+)
+def test_unexplained_time_alone_is_not_another_cause(ordinary: Session, left_ms: float, words: str) -> None:
+    first = replace(ordinary[1].causes[0], tail_ms=100.0 - left_ms, tail_share=1 - left_ms / 100)
+    left = replace(first, cause=UNEXPLAINED, tail_ms=left_ms, tail_share=left_ms / 100)
+    found = replace(ordinary[1], causes=(first, left), excess_ms=100.0)
+    assert small_causes_words(found) == words
+
+
+def test_the_main_causes_and_the_rest_sum_to_the_excess(session: Session) -> None:
+    diagnosis = session[1]
+    main = sum(row.tail_ms for row in main_causes(diagnosis))
+    expected = diagnosis.excess_ms if math.isfinite(diagnosis.excess_ms) else 0.0
+    assert math.isclose(main + remaining_ms(diagnosis), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +135,11 @@ def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:
     assert "error: 26 × HTTP 503: model \\x1b[31moverloaded" in shown
 
 
-def test_rounding_keeps_the_order_of_percentiles(ordinary: Session) -> None:
+def test_rounding_keeps_the_order_of_percentiles() -> None:
     latency = dict(zip(LATENCY_KEYS, (8.9, 7.94, 17.3, 60.0, 215.0, 224.0, 225.0), strict=True))
     bounds = {"p99": (210.0, 220.0), "p99_9": (28.8, 9000.0), "p90": (16.0, 19.0), "p95": (10.0, 120.0)}
-    words = latency_words(replace(ordinary[1], latency_ms=latency, latency_ci95_ms=bounds))
-    assert words == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]
+    words = latency_words(latency, bounds)
+    assert list(words.values()) == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]
 
 
 def test_nothing_is_promised_for_a_percentile_that_is_lost(ordinary: Session) -> None:

@@ -51,7 +51,7 @@
     [...table.tHead.rows[0].cells].forEach((title, column) => {
       title.classList.add("sorts");
       title.tabIndex = 0;
-      title.title = "sort";
+      title.title = [title.title, "click to sort"].filter(Boolean).join(" – ");
       title.addEventListener("click", () => sort(table, column, title));
       title.addEventListener("keydown", (event) => {
         if (event.key === "Enter" || event.key === " ") {

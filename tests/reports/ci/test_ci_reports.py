@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from latfix.formatting import milliseconds
 from latfix.reports.ci.ci_summary import Summary, read_summary
 from latfix.reports.ci.github_annotations import annotation_lines
 from latfix.reports.ci.junit import junit_xml
@@ -171,6 +172,15 @@ def test_markdown_of_a_diagnosis(ordinary: Session) -> None:
         assert words in html, words
     p99 = ordinary[1].latency_ci95_ms["p99"]
     assert f"[{p99[0]:.0f}, {p99[1]:.0f}]" in html
+
+
+def test_a_negative_remainder_is_an_overlap_of_causes(ordinary: Session) -> None:
+    diagnosis = ordinary[1]
+    assert diagnosis.unexplained_ms < 0
+    document = markdown(read_summary(diagnosis.to_json(), command="diagnose"))
+    line = next(line for line in document.splitlines() if "unexplained" in line)
+    assert f"about 0 (causes overlap by {milliseconds(-diagnosis.unexplained_ms)})" in line
+    assert not re.search(r"[-−]\d", document[document.index("cause of the tail") :])
 
 
 def test_markdown_of_an_optimization(improved: Optimization) -> None:

@@ -18,7 +18,9 @@ import pytest
 
 from latfix.errors import InputError
 from latfix.formatting import milliseconds, significant, visible
-from latfix.reports.comparison_rows import pairing_words
+from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.reports.comparison_rows import comparison_change, pairing_words
+from latfix.reports.diagnosis_rows import main_causes
 from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
 from latfix.reports.html.figure_files import figures_of
 from latfix.reports.html.pages import write_run_report
@@ -27,13 +29,13 @@ from latfix.reports.html.sweep_page import write_sweep_report
 from latfix.reports.html.trial_page import write_trial_report
 from latfix.reports.plan_rows import front_rows
 from latfix.results.comparison import Trial, compare_records, compare_rounds
-from latfix.results.diagnosis import Source
+from latfix.results.diagnosis import Source, Window
 from latfix.results.optimization import Candidate, Optimization, TriedFix
 from latfix.results.sweep import Sweep
 from latfix.run_record.run_record import RunRecord
 from tests.reports.conftest import HOSTILE, Session, make_session
 
-VOID = {"meta", "br", "hr", "link", "img", "input", "col"}
+VOID = {"meta", "br", "wbr", "hr", "link", "img", "input", "col"}
 KNOWN_SCHEMES = re.compile(r"(?:https?|ftp|data|javascript|file):", re.IGNORECASE)
 
 
@@ -149,7 +151,8 @@ def test_every_pair_of_sessions_makes_a_whole_comparison(tmp_path: Path, session
     write_comparison_report(path, comparison, hostile[0], session[0])
     text = checked(path).text
     assert "Base and new" in text
-    assert significant(comparison.before.latency_ms["p99"]) in text
+    for arm in (comparison_change(comparison).before, comparison_change(comparison).after):
+        assert all(words in text for words in arm.latency_words().values())
     assert pairing_words(comparison) in text
     for note in comparison.notes:
         assert visible(note, limit=2000) in text
@@ -195,7 +198,64 @@ def test_the_page_and_its_chart_of_causes_are_the_same_every_time(tmp_path: Path
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     chart = page.split("causes-chart-title", 1)[1].split("</svg>", 1)[0]
-    assert "var(--relief)" in chart and "shortens the tail" in chart, "negative milliseconds in their own color"
+    assert "overlap of the above" in chart and "−" not in chart, "no negative milliseconds"
+
+
+def test_a_negative_remainder_is_an_overlap_and_exact_only_where_folded(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    assert diagnosis.unexplained_ms < 0
+    known: dict[str, Any] = {"requests": 9, "offered_rps": 9.0, "p50_ms": 5.0, "p95_ms": None, "p99_ms": None}
+    causes = {"python.gc": 4.0, "unexplained": -1.5}
+    windows = tuple(Window(start_s=k, end_s=k + 1.0, causes_ms=causes, **known) for k in (0.0, 1.0))
+    text = run_page(tmp_path, (record, replace(diagnosis, windows=windows))).text
+    section = text[text.rindex("Where the tail comes from") : text.rindex("What to do")]
+    first, _, folded = section.partition("All causes, with exact figures")
+    exact = significant(diagnosis.unexplained_ms)
+    assert exact.startswith("-") and exact in folded and not re.search(r"[-−]\d", first)
+    overlap = significant(sum(row.tail_ms for row in main_causes(diagnosis)) - diagnosis.excess_ms)
+    assert f"the listed causes overlap by {overlap} ms" in " ".join(first.split())
+    total = significant(diagnosis.excess_ms)
+    assert re.search(rf"sum = excess\s*{re.escape(total)}\s*100 %", first) and total in folded
+    assert "about 0" in text[text.rindex("Over time") :].partition("Stages")[0]
+
+
+def test_small_causes_are_one_line_and_folded(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    large, *small = (entry for entry in diagnosis.causes if entry.cause != "unexplained")
+    causes = (
+        replace(large, tail_ms=80.0, own_ms=80.0, propagated_ms=0.0, tail_share=0.8),
+        *(replace(each, tail_ms=2.0, own_ms=2.0, propagated_ms=0.0, tail_share=0.02, named=False) for each in small),
+    )
+    found = replace(diagnosis, causes=causes, excess_ms=100.0, unexplained_ms=10.0)
+    text = run_page(tmp_path, (record, found)).text
+    section = text[text.rindex("Where the tail comes from") : text.rindex("What to do")]
+    first, _, folded = section.partition("All causes, with exact figures")
+    assert f"{len(small)} more causes below 5 %" in first
+    assert not [each.cause for each in small if each.cause in first] and large.cause in first
+    assert all(each.cause in folded for each in causes)
+
+
+def test_columns_say_what_they_mean(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    path = tmp_path / "report.html"
+    write_run_report(path, record, diagnosis, stories=explain_slowest(record, diagnosis.ledger))
+    source = path.read_text(encoding="utf-8")
+    for title in ("tail, ms", "own", "queue", "through the queue", "quiet, ms", "known by", "95 % interval"):
+        assert re.search(rf'<th[^>]* title="[^"]{{20,}}"[^>]*>{re.escape(title)}</th>', source), title
+    assert re.search('<dt title="[^"]{20,}" class="term">excess of the tail</dt>', source)
+
+
+def test_figures_have_the_digits_that_their_intervals_support(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    known = replace(
+        diagnosis,
+        latency_ms={**diagnosis.latency_ms, "p50": 21.37, "p99": 553.4},
+        latency_ci95_ms={"p50": (21.1, 21.6), "p99": (372.0, 1010.0)},
+    )
+    text = run_page(tmp_path, (record, known)).text
+    cards = text[: text.index("Where the tail comes from")]
+    assert "550 ms" in cards and "95 %: 370 to 1,010" in cards and "21.4 ms" in cards
+    assert "553" in text, "exact in the table below"
 
 
 def test_the_figures_of_the_diagnosis_appear(tmp_path: Path, ordinary: Session) -> None:

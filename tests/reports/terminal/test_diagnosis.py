@@ -241,7 +241,7 @@ def test_a_comparison_ends_with_its_verdict_and_warns(ordinary: Session, hostile
     comparison = compare_records(ordinary[0], hostile[0])
     text = shown(render_comparison(comparison))
     assert "! the traffic differs" in text
-    assert significant(comparison.after.latency_ms["p99"]) in text
+    assert comparison_change(comparison).after.latency_words()["p99"] in text
     assert "Compared by their distributions over 1 round" in in_one_line(text)
     assert change_headline(comparison_change(comparison), comparison.verdict).replace("→", "->") in in_one_line(text)
 
