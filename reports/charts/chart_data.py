@@ -24,7 +24,9 @@ _WINDOWS = 60
 _CURVE = 400
 _SPANS = 240
 _EVENTS = 300
-#: Sampled series to draw: by axis, label and factor of each. Series that end with ``_ns`` are counters.
+#: Endings of sampled counters; their slope per second is drawn.
+_COUNTERS = ("_ns", "_us", "flt")
+#: Sampled series to draw: by axis, label and factor of each.
 _MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
     "memory, MiB": {
         "process.rss_bytes": ("process", 2.0**-20),
@@ -36,10 +38,22 @@ _MACHINE: Mapping[str, Mapping[str, tuple[str, float]]] = {
         "cuda.inactive_split_bytes": ("free, inside blocks in use", 2.0**-20),
         "cuda.largest_free_block_bytes": ("largest free block", 2.0**-20),
     },
+    "heap, MiB": {
+        "malloc.used_bytes": ("in use", 2.0**-20),
+        "malloc.free_bytes": ("free, in the arenas", 2.0**-20),
+        "malloc.mmapped_bytes": ("mapped separately", 2.0**-20),
+    },
+    "page faults/s": {"process.minflt": ("minor", 1.0), "process.majflt": ("major", 1.0)},
     "cores": {
         "host.cpu_busy_ns": ("busy on the machine", 1e-9),
         "process.cpu_ns": ("used by the service", 1e-9),
         "host.steal_ns": ("taken by the hypervisor", 1e-9),
+    },
+    "waiting, %": {
+        "pressure.cpu_some_us": ("some task of the machine for a core", 1e-4),
+        "pressure.memory_some_us": ("for memory", 1e-4),
+        "pressure.io_some_us": ("for storage", 1e-4),
+        "cgroup.throttled_ns": ("the service, for its quota", 1e-7),
     },
     "GPU, %": {"nvml.gpu_util": ("busy", 1.0), "nvml.others_sm_util": ("busy for other processes", 1.0)},
     "clock, MHz": {"nvml.sm_clock_mhz": ("SM", 1.0), "nvml.mem_clock_mhz": ("memory", 1.0)},
@@ -203,6 +217,24 @@ def in_flight(record: RunRecord) -> tuple[Floats, Floats]:
     return seconds[starts], np.maximum.reduceat(inside, starts).astype(np.float64)
 
 
+def queue_depth(record: RunRecord) -> tuple[Floats, Floats]:
+    """Sampled requests in the queue over time: the maximum in each of at most 240 spans."""
+    rows = np.flatnonzero((record.samples["series"] == "runner.queue_depth") & (record.samples["t_ns"] >= 0))
+    at, depth = (np.asarray(record.samples[name][rows], dtype=np.float64) for name in ("t_ns", "value"))
+    if not len(at):
+        return at, depth
+    starts = np.unique(np.linspace(0, len(at), min(len(at), _SPANS) + 1).astype(np.int64)[:-1])
+    return at[starts] / 1e9, np.maximum.reduceat(depth, starts)
+
+
+def batch_sizes(record: RunRecord) -> tuple[Floats, Floats]:
+    """Mean number of requests of the batches closed in each of at most 240 spans of time."""
+    rows = np.flatnonzero(record.batches["warmup"] == 0)
+    at, size = record.batches["close_ns"][rows], record.batches["size"][rows].astype(np.float64)
+    last = int(at.max(initial=0))
+    return _by_span(at, size, np.linspace(0, last, _SPANS + 1), rises=False) if last else (np.zeros(0), np.zeros(0))
+
+
 def machine_series(record: RunRecord) -> dict[str, list[tuple[str, Floats, Floats]]]:
     """Samples of memory, cores and devices: by axis, lines as label, seconds and values."""
     last = int((record.requests["arrival_ns"] + record.requests["latency_ns"]).max(initial=0))
@@ -218,7 +250,7 @@ def machine_series(record: RunRecord) -> dict[str, list[tuple[str, Floats, Float
         label, factor = _MACHINE[axis][plain]
         rows = np.flatnonzero(names == name)
         at, values = (record.samples[column][rows] for column in ("t_ns", "value"))
-        seconds, drawn = _by_span(at, values * factor, edges, rises=plain.endswith("_ns"))
+        seconds, drawn = _by_span(at, values * factor, edges, rises=plain.endswith(_COUNTERS))
         if np.any(drawn):
             panels.setdefault(axis, []).append((f"{label}, {device[1]}" if device else label, seconds, drawn))
     return {axis: panels[axis] for axis in _MACHINE if axis in panels}

@@ -236,22 +236,33 @@ def _shows_relief(rows: Sequence[CauseRow]) -> bool:
     return min(parts, default=0.0) < -0.005 * max(map(abs, parts), default=0.0)
 
 
-def traffic_over_time(name: str, rate: tuple[Floats, Floats], inside: tuple[Floats, Floats]) -> Markup:
-    """Arrivals a second, and below it the number of requests inside the service."""
+def traffic_over_time(
+    name: str,
+    rate: tuple[Floats, Floats],
+    inside: tuple[Floats, Floats],
+    queue: tuple[Floats, Floats],
+    batches: tuple[Floats, Floats],
+) -> Markup:
+    """Arrivals a second; below it requests inside the service, in its queue, and in a batch, if known."""
+    known = [pair for pair in (("in the queue", queue), ("in a batch", batches)) if len(pair[1][0])]
 
     def plot(panels: list[Axes]) -> None:
-        top, bottom = panels
+        top, bottom, *others = panels
         _steps(top, *rate, color=INK["before"], label="arrivals", fill=True)
         top.set_ylabel("arrivals, 1/s")
         bottom.fill_between(*inside, step="post", color=INK["queue"], alpha=0.45, linewidth=0)
         bottom.set_ylabel("in flight")
-        bottom.set_xlabel("scheduled arrival, s")
+        for axes, (label, (seconds, values)) in zip(others, known, strict=True):
+            axes.plot(seconds, values, color=INK["own"], linewidth=1.4)
+            axes.set_ylabel(label)
+        panels[-1].set_xlabel("s")
         for axes in panels:
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-9))
             number_axis(axes.yaxis)
-        number_axis(bottom.xaxis)
+        number_axis(panels[-1].xaxis)
 
-    return draw(name, "Arrivals a second and requests in flight over time", 3.4, 2, plot)
+    height = 1.7 * (2 + len(known))
+    return draw(name, "Arrivals a second and requests in the service over time", height, 2 + len(known), plot)
 
 
 def causes_over_time(

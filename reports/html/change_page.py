@@ -28,6 +28,7 @@ from latfix.reports.html.pages import (
     last_round,
     latency_charts,
     machine_details,
+    run_over_time,
     slow_requests,
     tail_values,
     without_path,
@@ -222,17 +223,20 @@ def _write_change(
     if (shown := records[1] or records[0]) is not None:
         slowest = slow_requests(shown, None if last is None else last.ledger, stories)
     remaining = None if last is None or records[1] is None else tail_values(last, "remaining")
-    present = {"change": True, **present, "arms": arms, "remaining": remaining, "slowest": slowest, "method": True}
-    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "remaining", "slowest", "causes")
+    over_time = {} if last is None or shown is None else run_over_time(shown, last)
+    evidence = {"arms": arms, "remaining": remaining, "slowest": slowest, **over_time}
+    present = {"change": True, **present, **evidence, "method": True}
+    order = ("change", "gates", "plan", "ablation", "front", "steps", "arms", "remaining", "slowest", "windows")
     labels = f"{change.before.label.capitalize()} and {change.after.label}" if measured else "Baseline"
     of = last_round(rounds)
     titles = {"change": labels, "remaining": f"{TITLES['causes']}, {change.after.label}"}
     if remaining is not None:
         titles["causes"] = f"{TITLES['causes']}, {change.before.label}"
     if measured:
-        titles["slowest"] = f"{TITLES['slowest']}{of}, {change.after.label}"
+        for anchor in ("slowest", "windows", "machine"):
+            titles[anchor] = f"{TITLES[anchor]}{of}, {change.after.label}"
     titles["arms"] = f"Both replays{of}" if measured else "The replay"
-    contents = contents_of(anchor for anchor in (*order, "method") if present.get(anchor))
+    contents = contents_of(anchor for anchor in (*order, "machine", "causes", "method") if present.get(anchor))
     write_page(
         path,
         "change.html",
@@ -241,9 +245,7 @@ def _write_change(
         answer=answer,
         unchanged=[] if measured else [[row.name, row.before] for row in change.rows()],
         cards=_change_cards(change) if measured else [],
-        arms=arms,
-        remaining=remaining,
-        slowest=slowest,
+        **evidence,
         points=None if arms is None else arms["points"],
         machines=[
             machine_details(record, f"Machine, versions and settings: {label}")

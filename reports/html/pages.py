@@ -31,10 +31,12 @@ from latfix.reports.answer import diagnosis_answer
 from latfix.reports.charts import run_charts
 from latfix.reports.charts.chart_data import (
     arrival_rate,
+    batch_sizes,
     event_spans,
     in_flight,
     machine_series,
     percentile_curve,
+    queue_depth,
     scatter,
     stage_profile,
     windows,
@@ -126,13 +128,12 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
     :param stories: of the slowest requests.
     :raises InputError: the file cannot be written.
     """
-    advice, active = cause_advice(diagnosis), active_causes(diagnosis)
+    advice, over_time = cause_advice(diagnosis), run_over_time(record, diagnosis)
     weighed = any(map(weight_words, diagnosis.workers))
-    absent = {name for name in ("windows", "workers") if not getattr(diagnosis, name)}
+    absent = {name for name in ("windows", "machine") if not over_time[name]}
+    absent |= set() if diagnosis.workers else {"workers"}
     absent |= set() if diagnosis.lines or diagnosis.stacks else {"lines"}
     anchors = ("causes", "advice", "latency", "windows", "stages", "workers", "lines", "slowest", "traffic")
-    machine_panels = machine_series(record)
-    absent |= set() if machine_panels else {"machine"}
     fixable = any(entry.fixes for entry in advice)
     charts = latency_charts("latency", [("this run", record, "after", diagnosis.ledger)])
     workload = without_path(workload_argument(record.meta))
@@ -153,8 +154,7 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
         latency_rows=latency_rows(diagnosis),
         latency_charts=charts,
         points=None if charts is None else charts["points"],
-        active=active,
-        windows=window_values(diagnosis.windows, active, event_spans(record)) if diagnosis.windows else None,
+        **over_time,
         stage_rows=[
             [stage, *(significant(diagnosis.stages_ms.get(stage, {}).get(key)) for key in _STAGE_FIGURES)]
             for stage in (STAGES if set(diagnosis.stages_ms) <= set(STAGES) else diagnosis.stages_ms)
@@ -179,9 +179,8 @@ def write_run_report(path: Path, record: RunRecord, diagnosis: Diagnosis, *, sto
         flames=list(flame_graphs(diagnosis.stacks, record.meta.workload_folder).items()),
         slowest=slow_requests(record, diagnosis.ledger, stories),
         traffic_chart=_traffic_chart(record),
-        machine_chart=run_charts.machine_over_time("machine-chart", machine_panels) if machine_panels else None,
         method=_run_method(record, diagnosis),
-        machine=machine_details(record, "Machine, versions and settings"),
+        details=machine_details(record, "Machine, versions and settings"),
         definitions=(*DEFINITIONS, *CLASS_DEFINITIONS),
         tail=tail_values(diagnosis),
     )
@@ -413,7 +412,18 @@ def _stages_chart(name: str, records: Sequence[tuple[str, RunRecord]]) -> Markup
 def _traffic_chart(record: RunRecord) -> Markup | None:
     if not record.measured.any():
         return None
-    return run_charts.traffic_over_time("traffic-chart", arrival_rate(record), in_flight(record))
+    return run_charts.traffic_over_time(
+        "traffic-chart", arrival_rate(record), in_flight(record), queue_depth(record), batch_sizes(record)
+    )
+
+
+def run_over_time(record: RunRecord, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Variables of the sections on windows and on the machine, ``None`` without any."""
+    active, panels = active_causes(diagnosis), machine_series(record)
+    return {
+        "windows": window_values(diagnosis.windows, active, event_spans(record)) if diagnosis.windows else None,
+        "machine": run_charts.machine_over_time("machine-chart", panels) if panels else None,
+    }
 
 
 def window_values(
@@ -428,6 +438,7 @@ def window_values(
     causes = largest_window_causes(windows, _WINDOW_CAUSES)
     several = len(windows) > 1
     return {
+        "active": active,
         "chart": run_charts.causes_over_time("windows-chart", windows, causes, active, events or {})
         if several
         else None,

@@ -22,7 +22,14 @@ from latfix.reports.answer import accuracy_words, trial_answer
 from latfix.reports.charts.change_charts import ratio_forest
 from latfix.reports.comparison_rows import Ratio, idea_remarks, idea_words, ratio_of, trial_method, trial_notes
 from latfix.reports.html.page_file import write_page
-from latfix.reports.html.pages import contents_of, latency_charts, origin_words, slow_requests, tail_values
+from latfix.reports.html.pages import (
+    contents_of,
+    latency_charts,
+    origin_words,
+    run_over_time,
+    slow_requests,
+    tail_values,
+)
 from latfix.reports.vocabulary import DEFINITIONS
 from latfix.results.comparison import Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis
@@ -56,7 +63,7 @@ def write_trial_report(
     facts += origin_words(found.origin)
     leader = "" if found.leader is None else visible(found.leader.name, limit=60)
     evidence = _evidence(leader, *replay) if replay is not None else {}
-    shown = [anchor for anchor in ("arms", "remaining", "slowest") if evidence.get(anchor)]
+    shown = [anchor for anchor in ("arms", "remaining", "slowest", "windows", "machine") if evidence.get(anchor)]
     contents = contents_of(("ideas", *shown, "settings"))
     device = any(arm.device_memory_bytes for arm in (found.base, *found.ideas))
     base = {} if found.summary is None else found.summary.latency_ms
@@ -102,6 +109,7 @@ def _evidence(leader: str, record: RunRecord, diagnosis: Diagnosis, stories: Seq
         "points": None if arms is None else arms["points"],
         "remaining": tail_values(diagnosis, "remaining"),
         "slowest": slow_requests(record, diagnosis.ledger, stories),
+        **run_over_time(record, diagnosis),
     }
 
 

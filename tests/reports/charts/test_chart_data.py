@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from latfix.reports.charts import chart_data as series
+from latfix.reports.charts import run_charts
 from latfix.run_record.run_record import RunRecord
+from latfix.run_record.schema import BATCH_DTYPE
+from tests.records import zeros
 from tests.reports.conftest import Session
 
 
@@ -72,8 +75,49 @@ def test_in_flight_counts_overlapping_requests(ordinary: Session) -> None:
 
 def test_every_series_survives_every_session(session: Session) -> None:
     draws: list[Callable[[RunRecord], Any]] = [series.scatter, series.windows, series.percentile_curve]
-    for draw in (*draws, series.stage_profile, series.arrival_rate, series.in_flight):
+    for draw in (
+        *draws,
+        series.stage_profile,
+        series.arrival_rate,
+        series.in_flight,
+        series.queue_depth,
+        series.batch_sizes,
+    ):
         draw(session[0])
+
+
+def sampled_at(at: np.ndarray[Any, Any], sampled: dict[str, Any]) -> dict[str, Any]:
+    """Samples of several series at the same times."""
+    return {
+        "t_ns": np.tile(at, len(sampled)),
+        "series": np.repeat(np.array(list(sampled), dtype=object), len(at)),
+        "value": np.concatenate(list(sampled.values())),
+    }
+
+
+def test_the_queue_is_drawn_with_its_peaks_and_batches_with_their_means(ordinary: Session) -> None:
+    # GIVEN a queue that is empty but for one sample of a thousand, and batches of 1 and then of 5
+    record, at = ordinary[0], np.arange(1000) * 10**7
+    depth = np.where(at == at[500], 42.0, 0.0)
+    batches = zeros(BATCH_DTYPE, 400)
+    batches["close_ns"], batches["size"] = np.arange(400) * 10**7, np.repeat([1, 5], 200)
+    batches["warmup"][:10], batches["size"][:10] = 1, 99
+    known = replace(record, samples=sampled_at(at, {"runner.queue_depth": depth}), batches=batches)
+    # WHEN
+    seconds, queue = series.queue_depth(known)
+    when, sizes = series.batch_sizes(known)
+    # THEN the peak is drawn, and warm-up is not
+    assert len(queue) <= 240 and queue.max() == 42 and seconds[queue.argmax()] == pytest.approx(5, abs=0.05)
+    assert sizes[0] == 1 and sizes[-1] == 5 and sizes.max() == 5 and (np.diff(when) > 0).all()
+    # AND a page shows both
+    chart = run_charts.traffic_over_time(
+        "x", series.arrival_rate(known), series.in_flight(known), (seconds, queue), (when, sizes)
+    )
+    assert "in the queue" in chart and "in a batch" in chart
+    empty = series.queue_depth(record)
+    assert "in the queue" not in run_charts.traffic_over_time(
+        "x", series.arrival_rate(record), series.in_flight(record), empty, empty
+    )
 
 
 def test_samples_are_means_of_spans_and_counters_their_slope(ordinary: Session) -> None:
@@ -88,18 +132,27 @@ def test_samples_are_means_of_spans_and_counters_their_slope(ordinary: Session) 
         "gil.wait_ns": np.ones(len(at)),
         "nvml.gpu_util": np.full(len(at), np.nan),
     }
-    samples = {
-        "t_ns": np.tile(at, len(sampled)),
-        "series": np.repeat(np.array(list(sampled), dtype=object), len(at)),
-        "value": np.concatenate(list(sampled.values())),
+    # AND a heap, page faults, tasks that waited for a core in a quarter of the time, and a quota that was in force
+    sampled |= {
+        "malloc.used_bytes": np.full(len(at), 3.0 * 2**20),
+        "process.minflt": at / 1e9 * 70,
+        "pressure.cpu_some_us": at / 1e3 * 0.25,
+        "cgroup.throttled_ns": at * 0.1,
+        "pressure.memory_some_us": np.zeros(len(at)),
     }
+    samples = sampled_at(at, sampled)
     # WHEN
     panels = {
         axis: {label: values for label, _, values in lines}
         for axis, lines in series.machine_series(replace(record, samples=samples)).items()
     }
     # THEN
-    assert list(panels) == ["memory, MiB", "cores", "clock, MHz"]
+    assert list(panels) == ["memory, MiB", "heap, MiB", "page faults/s", "cores", "waiting, %", "clock, MHz"]
+    assert set(panels["heap, MiB"]["in use"]) == {3.0}
+    assert panels["page faults/s"]["minor"] == pytest.approx(70)
+    assert panels["waiting, %"]["some task of the machine for a core"] == pytest.approx(25)
+    assert panels["waiting, %"]["the service, for its quota"] == pytest.approx(10)
+    assert len(panels["waiting, %"]) == 2, "what was always zero is not drawn"
     assert panels["memory, MiB"]["process"][0] == 1 and panels["memory, MiB"]["process"][-1] == 2
     assert panels["cores"]["used by the service"] == pytest.approx(1.5)
     assert set(panels["clock, MHz"]["SM, 2"]) == {1410.0}

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from latfix.profilers.drilldown.explain import explain_slowest
@@ -15,6 +17,7 @@ from latfix.reports.html.change_page import write_comparison_report, write_optim
 from latfix.reports.html.pages import write_run_report
 from latfix.reports.html.trial_page import write_trial_report
 from latfix.results.comparison import Trial, compare_records
+from latfix.results.diagnosis import Window
 from latfix.results.optimization import Optimization
 from tests.reports.conftest import Session, make_document, make_session
 from tests.reports.html.test_pages import checked
@@ -83,6 +86,17 @@ def test_a_change_names_what_remains_next_to_what_was_there(tmp_path: Path, ordi
     assert remaining < before
     assert "9 stalls of the allocator" in text[remaining:before]
     assert "9 stalls of the allocator" not in text[before:]
+
+
+def test_a_change_shows_machine_and_causes_of_the_new_arm_over_time(tmp_path: Path, ordinary: Session) -> None:
+    record, diagnosis = ordinary
+    at = np.arange(0, 40) * 10**9
+    samples = {"t_ns": at, "series": np.full(40, "process.rss_bytes", dtype=object), "value": np.full(40, 2.0**30)}
+    known: dict[str, Any] = {"requests": 9, "offered_rps": 9.0, "p50_ms": 5.0, "p95_ms": None, "p99_ms": None}
+    windows = tuple(Window(start_s=k, end_s=k + 1.0, causes_ms={"python.gc": 4.0}, **known) for k in (0.0, 1.0))
+    comparison(tmp_path / "report.html", (replace(record, samples=samples), replace(diagnosis, windows=windows)))
+    text = checked(tmp_path / "report.html").text
+    assert "Machine, new" in text and "memory, MiB" in text and "Over time, new" in text
 
 
 def test_without_a_diagnosis_the_slowest_requests_have_no_column_of_causes(tmp_path: Path, ordinary: Session) -> None:
