@@ -1,6 +1,7 @@
 # On a fresh machine:  make demo       set up, and optimize a sample
 #                      make test       the tests that take minutes
 #                      make test-all   also tests that start, kill and replay real processes, as CI does
+#                      make screenshots  pictures of a page of every kind, for review
 #                      make results    list benchmark results older than their code, and repeat the cheap ones
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 
 # Modules are compiled when imported; compiling all 13,000 would take longer than the download.
 PIP := --quiet --no-compile
 
-.PHONY: demo test test-all test-shared test-alone lint format results setup clean
+.PHONY: demo test test-all test-shared test-alone screenshots lint format results setup clean
 
 setup: $(VENV)/.ready
 
@@ -46,6 +47,10 @@ test-shared: setup
 
 test-alone: setup
 	$(PYTEST) -m alone $(ALONE)
+
+# A page of every kind, 1280 and 400 px wide. Needs Chromium.
+screenshots: setup
+	$(BIN)/python -m tests.reports.html.screenshots screenshots
 
 lint: setup
 	$(BIN)/ruff check .

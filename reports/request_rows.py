@@ -369,9 +369,10 @@ def _places(ledger: Ledger, indexes: Ints) -> dict[int, int]:
 
 
 def _largest_entries(ledger: Ledger, place: int) -> list[tuple[str, int, int]]:
+    """What made the request slower; causes that made it faster are in its story."""
     own, propagated = ledger.own_ns[:, place], ledger.propagated_ns[:, place]
-    order = np.argsort(-np.abs(own + propagated), kind="stable")[:_MOST_CAUSES]
-    return [(ledger.causes[k], int(own[k]), int(propagated[k])) for k in order if own[k] + propagated[k]]
+    order = np.argsort(-(own + propagated), kind="stable")[:_MOST_CAUSES]
+    return [(ledger.causes[k], int(own[k]), int(propagated[k])) for k in order if own[k] + propagated[k] > 0]
 
 
 def _entry_words(cause: str, own_ns: int, propagated_ns: int) -> str:

@@ -43,6 +43,7 @@ _DRAWN = (
     f"{_PAGES}what_each_fix_gave_is_drawn",
     *(f"{_PAGES}every_pair_of_sessions_makes_a_whole_comparison[{name}]" for name in _ODD[:3]),
     f"{_PAGES}the_page_and_its_chart",
+    "tests/reports/html/test_every_page.py::",
     "tests/reports/test_sweep_reports.py::test_awkward",
     "tests/cli/test_hostile_records.py::test_any",
     "tests/e2e/test_diagnose.py",

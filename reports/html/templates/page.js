@@ -60,7 +60,7 @@
         }
       });
     });
-    if (table.tBodies[0].rows.length < 8 || table.classList.contains("narrow")) continue;
+    if (table.tBodies[0].rows.length < 8 || table.matches(".narrow, .causes")) continue;
     const field = make("input", { type: "search", placeholder: "filter rows", className: "filter" });
     field.setAttribute("aria-label", `Filter: ${table.caption ? table.caption.innerText : "table"}`);
     field.addEventListener("input", () => filter(table));
@@ -75,7 +75,7 @@
 
   // A button next to a cause selects the requests that it affects: in the table of the slowest, and in the chart.
   const requests = document.querySelector("table.slowest");
-  const marks = new Map();
+  const marks = []; // causes and their buttons
   let marked = ""; // the selected cause
   let redraw = () => {};
   const select = (cause) => {
@@ -122,7 +122,7 @@
     });
     lead.setAttribute("aria-pressed", "false");
     lead.classList.add("marks");
-    marks.set(cause, lead);
+    marks.push([cause, lead]);
     name.after(" ", lead);
   }
   if (!arms) return;

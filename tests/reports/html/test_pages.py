@@ -241,7 +241,8 @@ def test_columns_say_what_they_mean(tmp_path: Path, ordinary: Session) -> None:
     write_run_report(path, record, diagnosis, stories=explain_slowest(record, diagnosis.ledger))
     source = path.read_text(encoding="utf-8")
     for title in ("tail, ms", "own", "queue", "through the queue", "quiet, ms", "known by", "95 % interval"):
-        assert re.search(rf'<th[^>]* title="[^"]{{20,}}"[^>]*>{re.escape(title)}</th>', source), title
+        shown = re.escape(title.replace(", ", ",\u00a0"))
+        assert re.search(rf'<th[^>]* title="[^"]{{20,}}"[^>]*>{shown}</th>', source), title
     assert re.search('<dt title="[^"]{20,}" class="term">excess of the tail</dt>', source)
 
 

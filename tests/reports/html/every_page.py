@@ -1,0 +1,130 @@
+"""A page of every kind, for the tests in a browser and for screenshots."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from latfix.profilers.chunked.downsample import downsampled
+from latfix.profilers.chunked.record_chunks import WholeRecord
+from latfix.profilers.diagnose import diagnose
+from latfix.profilers.drilldown.explain import explain_slowest
+from latfix.profilers.recordings.detect import diagnose_recording
+from latfix.profilers.recordings.reader import ReadOptions
+from latfix.reports.html.change_page import write_comparison_report, write_optimization_report
+from latfix.reports.html.history_page import write_history_page
+from latfix.reports.html.pages import write_run_report
+from latfix.reports.html.recording_page import write_recording_report
+from latfix.reports.html.sweep_page import write_sweep_report
+from latfix.reports.html.trial_page import write_trial_report
+from latfix.results.comparison import Trial, compare_records
+from latfix.results.history import HistoryTrends
+from latfix.results.optimization import Optimization
+from latfix.results.sweep import Sweep
+from tests.profilers.recordings.devices.hand_made import HandMade
+from tests.reports.conftest import make_document, make_record, make_session
+from tests.reports.test_sweep_reports import document as sweep_document
+
+DOCUMENTS = Path(__file__).parents[2] / "results" / "documents"
+
+
+def _run(name: str) -> Callable[[Path], None]:
+    def write(page: Path) -> None:
+        record, diagnosis = make_session(name)
+        write_run_report(page, record, diagnosis, stories=explain_slowest(record, diagnosis.ledger))
+
+    return write
+
+
+def a_million(page: Path) -> None:
+    """As ``latfix report`` writes it: figures of all requests, rows of a sample."""
+    record = make_record(1_000_000)
+    diagnosis = diagnose(record)
+    began = time.monotonic()
+    write_run_report(page, *downsampled(WholeRecord(record), diagnosis))
+    seconds, size = time.monotonic() - began, page.stat().st_size
+    print(f"the page of 1,000,000 requests took {seconds:.2f} s and has {size:,} bytes")
+
+
+def _devices(page: Path) -> None:
+    """A training run on two devices: a trace of each rank, the second starved in each third step."""
+    folder = page.with_suffix("")
+    folder.mkdir()
+    for rank in range(2):
+        made = HandMade()
+        for k in range(30):
+            begin = k * 2000.0
+            late = 700.0 if rank and k % 3 == 0 else 0.0
+            made.step(f"ProfilerStep#{k}", begin, begin + 1000 + late)
+            made.call("launch", begin + 10, begin + 15, k)
+            made.work(k, begin + 20 + late, begin + 900 + late)
+            made.call("sync", begin + 16, begin + 950 + late)
+        made.write(folder / f"rank{rank}.json")
+    write_recording_report(page, diagnose_recording(folder, ReadOptions()))
+
+
+def _optimization(page: Path) -> None:
+    before, after = make_session("untrusted"), make_session("ordinary")
+    estimate = {key: {"value": 0.5, "ci95": [0.45, 0.55]} for key in ("mean", "p99")}
+    names = ("gc.freeze", "quantize.bf16")
+    contributions: list[dict[str, Any]] = [
+        {
+            "fixes": [name],
+            "before_ms": {"mean": 80.0 / 2**k, "p99": 400.0 / 2**k},
+            "after_ms": {"mean": 40.0 / 2**k, "p99": 200.0 / 2**k},
+            "ratio": estimate,
+            "adds": {name: estimate},
+            "predicted": {"mean": 0.55, "p99": 0.45},
+        }
+        for k, name in enumerate(names)
+    ]
+    found = Optimization.from_json({**make_document(), "ablation": contributions})
+    write_optimization_report(
+        page,
+        replace(found, rounds=5, changes={"gc": ("default", "freeze"), "precision": ("fp32", "bf16")}),
+        diagnosis=before[1],
+        before=before[0],
+        after=after[0],
+        last=after[1],
+        stories=explain_slowest(after[0], after[1].ledger),
+    )
+
+
+def _comparison(page: Path) -> None:
+    base, (new, last) = make_session("one")[0], make_session("ordinary")
+    stories = explain_slowest(new, last.ledger)
+    write_comparison_report(page, compare_records(base, new), base, new, last=last, stories=stories)
+
+
+def _trial(page: Path) -> None:
+    found = Trial.from_json(json.loads((DOCUMENTS / "trial.json").read_text(encoding="utf-8")))
+    record, last = make_session("ordinary")
+    write_trial_report(page, found, replay=(record, last, explain_slowest(record, last.ledger)))
+
+
+def _sweep(page: Path) -> None:
+    write_sweep_report(page, Sweep.from_json(sweep_document()))
+
+
+def _history(page: Path) -> None:
+    found = HistoryTrends.from_json(json.loads((DOCUMENTS / "history.json").read_text(encoding="utf-8")))
+    write_history_page(page, found, workload=None)
+
+
+#: By name, what writes the page.
+EVERY_PAGE: dict[str, Callable[[Path], None]] = {
+    **{
+        name.replace(" ", "-"): _run(name) for name in ("ordinary", "partial", "zero", "one", "all errors", "hostile")
+    },
+    "million": a_million,
+    "devices": _devices,
+    "optimization": _optimization,
+    "comparison": _comparison,
+    "trial": _trial,
+    "sweep": _sweep,
+    "history": _history,
+}
