@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from latfix.formatting import count, key_label, ratio
@@ -21,7 +21,7 @@ def write_history_page(path: Path, found: HistoryTrends, *, workload: str | None
         "history.html",
         kind="latfix history",
         heading=workload or "All workloads",
-        facts=found.file,
+        facts=PurePath(found.file).name,
         trends=[_trend(found.metric, trend) for trend in found.trends],
         overview=[
             [
