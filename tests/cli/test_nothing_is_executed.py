@@ -19,7 +19,10 @@ import pytest
 import latfix
 from latfix.config.plan import read_plan
 from latfix.errors import InputError
+from latfix.profilers.service_log.recorder import flush
 from latfix.runners.optimize.journal import Journal
+from latfix.runners.selftest.faults.fault_log import LOG_FILE
+from latfix.runners.selftest.run_case import CASE_FILE, RECORD
 from tests.cli.conftest import Cli, WriteWorkload, batches_of, refused, serve_one_by_one, write_run
 from tests.conftest import Canary
 
@@ -94,7 +97,35 @@ def _write_artifact(folder: Path, bird: Canary) -> None:
     Journal(**journal, load_s=1, accuracy_s=1).write(folder / "optimize")
     with zipfile.ZipFile(folder / "archive.pt", "w") as archive:
         archive.writestr("archive/data.pkl", bird.pickle)
+    _write_kept_case(folder / "kept" / "quiet", rows, hostile)
+    _write_kept_case(folder / "pickled" / "quiet", rows, hostile)
+    (folder / "pickled" / "quiet" / CASE_FILE).write_bytes(bird.pickle)
+    (folder / "log.csv").write_text("time,latency_ms,path\n" + f"1700000000,5,{code}\n" * 9)
+    _write_service_log(folder / "live", code)
+    shutil.copytree(folder / "live", folder / "spoiled")
+    for file in (folder / "spoiled").iterdir():
+        file.write_bytes(bird.pickle)
     np.save(folder / "objects.npy", np.array([bird], dtype=object), allow_pickle=True)
+
+
+def _write_kept_case(folder: Path, rows: Any, hostile: dict[str, Any]) -> None:
+    """A case as ``latfix selftest --out`` keeps it."""
+    write_run(folder / RECORD, rows, batches=batches_of(rows), t0_ns=1, **hostile)
+    case = {"recipes": ["quiet_low"], "group": "quiet", "intensity": "small", "seed": 1, "seconds": 1.0}
+    (folder / CASE_FILE).write_text(json.dumps({**case, "blocks": 1, "typical_ms": 5.0}))
+    (folder / LOG_FILE).touch()
+
+
+def _write_service_log(folder: Path, code: str) -> None:
+    """What ``latfix.record`` writes in a user's service."""
+
+    def answer() -> None:
+        """A request that takes no time."""
+
+    work = latfix.record(folder, route=code)(answer)
+    for _ in range(50):
+        work()
+    flush()
 
 
 #: What is called in the stranger's folder, and the code that it ends with.
@@ -105,6 +136,13 @@ CALLS: list[tuple[int, str]] = [
     (0, "export run --to csv --out ../exported.csv"),
     (0, "traffic inspect requests.jsonl"),
     (0, "traffic convert requests.jsonl ../converted.csv"),
+    (0, "traffic import log.csv ../imported.jsonl --time time --latency latency_ms"),
+    (0, "watch live --updates 1"),
+    (2, "watch spoiled --updates 1"),
+    (0, "selftest --rescore kept"),
+    (2, "traffic import memory.pickle ../imported-2.jsonl"),
+    (2, "watch memory.pickle --updates 1"),
+    (2, "selftest --rescore pickled"),
     (2, "traffic inspect memory.pickle"),
     (2, "diagnose memory.pickle"),
     (2, "diagnose archive.pt"),

@@ -198,13 +198,16 @@ def test_killed_before_the_first_answer_it_is_readable_or_has_a_reason(
         assert code == 2 and err.startswith("latfix: ") and err.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_in_order(
+    start: Callable[..., Started], cli: Cli, tmp_path: Path, number: signal.Signals
+) -> None:
     """The folder is closed, and CI's reports are written."""
     run = start("--junit", str(tmp_path / "junit.xml"))
     run.wait_for_answers(300)
     runners = run.children()
 
-    os.kill(run.parent.pid, signal.SIGINT)
+    os.kill(run.parent.pid, number)
     interrupted_at = time.time()
     out, err = run.parent.communicate(timeout=60)
 
@@ -223,7 +226,8 @@ def test_ctrl_c_ends_it_in_order(start: Callable[..., Started], cli: Cli, tmp_pa
     assert _document(cli, "report", run.folder)["requests"]["ok"] == record.counts()["ok"]
 
 
-def test_ctrl_c_while_the_model_loads(start: Callable[..., Started]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_the_model_loads(start: Callable[..., Started], number: signal.Signals) -> None:
     run = start("--impatient")
     adapter = run.workload / "adapter.py"
     adapter.write_text(ADAPTER.replace("return torch.nn.Identity()", "time.sleep(60)"))
@@ -233,7 +237,7 @@ def test_ctrl_c_while_the_model_loads(start: Callable[..., Started]) -> None:
     runners = run.children()
     time.sleep(0.2)
 
-    os.kill(run.parent.pid, signal.SIGINT)
+    os.kill(run.parent.pid, number)
     _, err = run.parent.communicate(timeout=60)
 
     assert run.parent.returncode == 130, err
@@ -242,13 +246,14 @@ def test_ctrl_c_while_the_model_loads(start: Callable[..., Started]) -> None:
     assert RunRecord.load(run.folder).counts()["ok"] == 0
 
 
-def test_ctrl_c_at_a_model_that_hangs(start: Callable[..., Started]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_at_a_model_that_hangs(start: Callable[..., Started], number: signal.Signals) -> None:
     run = start("--impatient")
     run.wait_for_answers(300)
     runners = run.children()
     os.kill(runners[0], signal.SIGSTOP)  # like a model that never releases the interpreter lock
 
-    os.kill(run.parent.pid, signal.SIGINT)
+    os.kill(run.parent.pid, number)
     _, err = run.parent.communicate(timeout=90)
 
     assert run.parent.returncode == 130, err

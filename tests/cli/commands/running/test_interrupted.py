@@ -1,7 +1,9 @@
-"""Ctrl-C in each phase of a diagnosis: one line, exit code 130, and what was recorded can be read."""
+"""Ctrl-C and SIGTERM in each phase of a diagnosis: one line, exit code 130, and what was recorded can be read."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +17,11 @@ def _ctrl_c(*_: Any, **__: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _sigterm(*_: Any, **__: Any) -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("interrupt", [_ctrl_c, _sigterm])
 @pytest.mark.parametrize(
     ("phase", "recorded"),
     [
@@ -27,13 +34,14 @@ def _ctrl_c(*_: Any, **__: Any) -> NoReturn:
 def test_in_each_phase(
     phase: str,
     recorded: bool,
+    interrupt: Callable[..., None],
     diagnose: Cli,
     cli: Cli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(phase, _ctrl_c)
+        patch.setattr(phase, interrupt)
         code, _, err = diagnose()
     assert code == 130 and err.splitlines()[-1] == "latfix: interrupted" and "Traceback" not in err
     if recorded:
