@@ -160,10 +160,16 @@ def _lost_words(one: Losses) -> str:
     cause, spent = next(iter(one.waited_for_ms.items()), ("", 0.0))
     wait = sum(one.waited_for_ms.values())
     if spent > _MOSTLY * wait > 0:
-        known = CATALOGUE.get(cause)
-        behind = _WAITED_FOR.get(cause) or f"requests that suffered {known.behind if known else cause}"
-        words += f"; {percent(min(spent / wait, 1.0))} of their wait was for {behind}"
+        words += f"; {percent(min(spent / wait, 1.0))} of their wait was {_spent_on(cause)}"
     return words
+
+
+def _spent_on(cause: str) -> str:
+    """``behind a request whose core was taken``, ``for a batch that never ended``."""
+    if cause in _WAITED_FOR:
+        return f"for {_WAITED_FOR[cause]}"
+    behind = CATALOGUE[cause].behind
+    return f"behind {'a request' + behind.removeprefix('one') if behind.startswith('one ') else behind}"
 
 
 def _of_the_tail(

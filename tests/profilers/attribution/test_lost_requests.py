@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfix.cause_catalogue import CATALOGUE
 from latfix.gates.evaluate import evaluate
 from latfix.gates.subject import GateSubject
 from latfix.gates.syntax import parse_gate
 from latfix.lower_bound import AtLeast
-from latfix.profilers.attribution.verdict import Loss
+from latfix.profilers.attribution.verdict import Loss, _spent_on
 from latfix.profilers.chunked.chunk_ledgers import Scale
 from latfix.profilers.diagnose import diagnose
 from latfix.results.diagnosis import Diagnosis, Losses
@@ -132,6 +133,32 @@ def test_waits_of_lost_requests_are_reported_as_a_share() -> None:
     )
     spread = replace(losses, waited_for_ms={"work": 9.0, "hang": 11.0 / 2, "unrecorded": 11.0 / 2})
     assert "of their wait" not in Loss(every=(spread,)).words
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("host.contention", "was behind a request whose core was taken"),
+        ("cold.compile", "was behind a request that triggered a compilation"),
+        ("batching.window", "was behind a worker held by the batch timer"),
+        ("hang", "was for a batch that never ended"),
+    ],
+)
+def test_what_lost_requests_waited_for_is_a_plain_clause(cause: str, words: str) -> None:
+    losses = Losses(
+        status="timeout",
+        requests=10,
+        share=0.1,
+        waited_ms={"p50": 10.0, "max": 40.0},
+        in_stage={"queue": 10},
+        stages_ms={"queue": 20.0},
+        waited_for_ms={cause: 7.0, "work": 3.0},
+    )
+    assert Loss(every=(losses,)).words.endswith(f"70 % of their wait {words}")
+
+
+def test_every_cause_reads_as_what_a_request_waits_behind() -> None:
+    assert not [cause for cause in CATALOGUE if "behind one " in _spent_on(cause)]
 
 
 def test_messages_that_differ_in_numbers_only_are_one(simulate: Simulate) -> None:
