@@ -158,7 +158,7 @@ def _window_ms(settings: RunnerSettings) -> tuple[float, float]:
 def _relative_error(calibration: Mapping[str, float], name: str) -> float:
     """Relative standard error of a calibrated price; 0 without a recorded interval.
 
-    The interval holds 80 % of the calibration's rounds, and a run's price is one more round.
+    A run's price is like one more round of the calibration, which the interval holds in 80 % of cases.
     """
     value, low, high = (float(calibration.get(f"{name}{end}_ns", 0.0)) for end in ("", "_low", "_high"))
     return max(high - low, 0.0) / (2 * normal_quantile(0.8) * value) if value > 0 else 0.0

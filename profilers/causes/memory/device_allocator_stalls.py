@@ -202,7 +202,7 @@ def prices_of(evidence: Evidence) -> Prices | None:
     found = {name: evidence.latest(f"cost.device_{name}_ns") for name in _PRICES}
     if not found["malloc"] and not found["malloc_mib"]:
         return _PAGES if evidence.setup.expandable else None
-    # An interval holds the central 80 % of the rounds: 2.56 standard errors of a normal one.
+    # An interval holds one more round in 80 % of cases: 2.56 standard errors of a normal one.
     low, high = (evidence.latest(f"cost.device_malloc_{end}_ns") for end in ("low", "high"))
     error = min(max(high - low, 0.0) / (2.56 * found["malloc"]), 1.0) if found["malloc"] else 0.0
     return replace(_PAGES, **found, error=error, measured=True)

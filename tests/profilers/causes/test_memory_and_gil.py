@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from latfix.profilers.calibration.microbenchmarks import UnitCost, flat
 from latfix.profilers.causes.cause import Left
 from latfix.profilers.causes.python.gil_waits import descheduled_ns, held_ns
 from latfix.profilers.diagnose import diagnose
+from latfix.profilers.evidence.run_settings import _relative_error
 from latfix.profilers.evidence.units import gather
 from latfix.results.diagnosis import CauseSummary, Diagnosis
 from latfix.run_record.run_record import RunRecord
+from latfix.statistics.distributions import normal_quantile
 from tests.profilers.samples import add_samples
 
 Simulate = Callable[..., RunRecord]
@@ -231,6 +234,28 @@ def test_the_price_of_a_fault_has_its_interval(simulate: Simulate) -> None:
     assert "calibrated here)" in found(diagnose(record), "memory.page_faults").evidence
     record = priced(record, minor_fault_low_ns=480.0, minor_fault_high_ns=620.0)
     assert "calibrated here: 480 to 620 ns)" in found(diagnose(record), "memory.page_faults").evidence
+
+
+def test_the_interval_of_a_calibrated_cost_holds_the_price_of_a_run() -> None:
+    """Rounds and the run's price are draws of one distribution; of 95 % intervals, 92 to 98 % hold it."""
+    rng = np.random.default_rng(17)
+    for draws in (rng.normal(500, 25, (2000, 10)), rng.lognormal(6.2, 0.1, (2000, 10))):
+        held = 0
+        for *rounds, price in draws.tolist():
+            cost = flat({"minor_fault": UnitCost.of(rounds)})
+            error = _relative_error(cost, "minor_fault") * cost["minor_fault_ns"]
+            held += abs(price - cost["minor_fault_ns"]) <= normal_quantile(0.95) * error
+        assert 0.92 <= held / 2000 <= 0.98
+
+
+def test_the_spread_of_a_calibration_becomes_the_interval_of_its_cause(simulate: Simulate) -> None:
+    # GIVEN page faults of one length in all slow requests, and a price whose 80 % interval is 10 % either side
+    record = simulate(noise=0.0, compute_faults=faults("faults"))
+    prices = {"minor_fault_ns": 500.0, "minor_fault_low_ns": 450.0, "minor_fault_high_ns": 550.0}
+    spread = replace(record, meta=record.meta.updated(calibration=prices))
+    exact, wide = (found(diagnose(each), "memory.page_faults") for each in (record, spread))
+    added = (np.ptp(wide.ci95_ms) ** 2 - np.ptp(exact.ci95_ms) ** 2) ** 0.5
+    assert added == pytest.approx(2 * 0.1 * wide.tail_ms * normal_quantile(0.95) / normal_quantile(0.8), rel=0.25)
 
 
 def test_a_lock_holder_without_a_core_is_an_indirect_wait_for_a_core(simulate: Simulate) -> None:
