@@ -105,7 +105,7 @@ CATALOGUE = {
         for kind, options in {"": "--work 0 --pause 0 ", "_cold": ""}.items()
     },
     "replay_fidelity.json": Result(
-        command="{python} -m benchmarks.replay.replay_fidelity --seconds 3 --rounds 1 --loadgen FOLDER",
+        command="{python} -m benchmarks.replay.replay_fidelity --seconds 4 --rounds 3 --loadgen FOLDER",
         measures=("runners/replay", *_ENGINE),
     ),
     "routing.json": Result(

@@ -2,13 +2,15 @@
 
 For each rate, in one run and in turns: the replayer with the whole engine and a null model, the same as a thread of
 the service's interpreter, the replayer alone, a loop of ``time.sleep`` until the next request is due, and MLPerf
-LoadGen with the same engine if ``mlcommons-loadgen`` is installed. Three conditions: idle, a spinning process on
-each core, and a ``prepare`` that holds the interpreter lock for 8 ms. Prints p50, p99 and max in milliseconds and
-the CPU time per request in the service and in the replayer's process, and writes
+LoadGen with the same engine if ``mlcommons-loadgen`` is installed. All but the loop send from a thread with real-time
+priority, if the system allows it. Four conditions: idle, a spinning process on each core, a ``prepare`` that holds
+the interpreter lock for 8 ms, and the last together with two processes per core that spin in bursts of 45 ms. Prints
+p50, p99 and max in milliseconds and the CPU time per request in the service and in the replayer's process, and writes
 ``benchmarks/results/replay_fidelity.json``.
 
     python -m benchmarks.replay.replay_fidelity [--seconds 4] [--rounds 3] [--loadgen FOLDER]
 
+With LoadGen and these values it takes about 21 minutes; the number of rounds and the duration are printed first.
 LoadGen's error is the time from a query's schedule to the return of its callback, from its trace, without the first
 query.
 """
@@ -25,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +44,8 @@ from latfix.runners.engine.worker import ModelInstance
 from latfix.runners.host.cpu_quota import usable_cores
 from latfix.runners.replay.open_loop import give_priority_back, replay, take_priority
 from latfix.runners.replay.replayer_process import ReplayerProcess
+from latfix.runners.selftest.faults.background import Phases
+from latfix.runners.selftest.faults.cpu_hogs import Hogs, cores
 from latfix.settings import RunnerSettings
 
 Errors = npt.NDArray[np.int64]
@@ -98,6 +103,15 @@ def hogs() -> Iterator[None]:
         for one in busy:
             one.kill()
             one.wait()
+
+
+@contextlib.contextmanager
+def bursts() -> Iterator[None]:
+    """Run two processes on each core that spin in bursts, each at its own times."""
+    phases = [Phases(on_s=0.045, period_s=0.5, seed=seed) for seed in range(2 * len(cores()))]
+    with tempfile.TemporaryDirectory() as folder, Hogs(phases, Path(folder) / "bursts.jsonl") as busy:
+        busy.start()
+        yield
 
 
 def schedule(rate: float, seconds: float, seed: int) -> Errors:
@@ -213,7 +227,9 @@ def loadgen(rate: float, seconds: float, seed: int, held: list[int]) -> Sent:
         sut, library = lg.ConstructSUT(issue, lambda: None), lg.ConstructQSL(1024, 1024, _ignored, _ignored)
         cpu = time.process_time_ns()
         engine.start()
+        take_priority()  # LoadGen sends from the calling thread
         lg.StartTestWithLogSettings(sut, library, settings, log)
+        give_priority_back()
         engine.drain()
         engine.shutdown()
         cpu = time.process_time_ns() - cpu
@@ -236,7 +252,15 @@ KINDS: dict[str, Callable[[float, float, int, list[int]], Sent]] = {
     "MLPerf LoadGen": loadgen,
 }
 #: Rates by condition. With a lock held for 8 ms, more than 100 requests per second would only queue up.
-CONDITIONS = {"idle": (50, 200, 500, 1000, 5000, 20000), "hogs": (50, 500, 5000), "lock": (20, 50, 100)}
+CONDITIONS = {
+    "idle": (50, 200, 500, 1000, 5000, 20000),
+    "hogs": (50, 500, 5000),
+    "lock": (20, 50, 100),
+    "lock+bursts": (20, 50, 100),
+}
+COMPANY: dict[str, Callable[[], AbstractContextManager[None]]] = {"hogs": hogs, "lock+bursts": bursts}
+#: Time of a round beyond its traffic: starting processes, and calibrating.
+_OVERHEAD_S = 1.5
 
 
 def main() -> None:
@@ -251,11 +275,15 @@ def main() -> None:
     if options.loadgen:
         sys.path.append(str(Path(options.loadgen).resolve()))
     kinds = {name: send for name, send in KINDS.items() if send is not loadgen or importlib.util.find_spec(_LOADGEN)}
+    planned = sum(len(CONDITIONS[each]) for each in options.conditions) * len(kinds) * options.rounds
+    print(f"{planned} rounds, about {planned * (options.seconds + _OVERHEAD_S) / 60:.0f} min", flush=True)
+    priority = take_priority()
+    give_priority_back()
     rows = []
-    print(f"{'':5}{'rate':>6}  {'':26}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'µs service':>12}{'replayer':>10}")
+    print(f"{'':11}{'rate':>6}  {'':26}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'µs service':>12}{'replayer':>10}")
     for condition in options.conditions:
-        held = held_for(_HELD_NS) if condition == "lock" else []
-        with hogs() if condition == "hogs" else contextlib.nullcontext():
+        held = held_for(_HELD_NS) if condition.startswith("lock") else []
+        with COMPANY.get(condition, contextlib.nullcontext)():
             for rate in CONDITIONS[condition]:
                 rounds: dict[str, list[Sent]] = {kind: [] for kind in kinds}
                 for seed in range(options.rounds):
@@ -264,6 +292,7 @@ def main() -> None:
                 rows += [_row(condition, rate, kind, parts) for kind, parts in rounds.items()]
     document = {
         "what": "error of each send against its scheduled time",
+        "priority": priority,
         "rounds": options.rounds,
         "seconds": options.seconds,
         "held_ms": _HELD_NS / 1e6,
@@ -278,7 +307,7 @@ def _row(condition: str, rate: float, kind: str, parts: list[Sent]) -> dict[str,
     p50, p99 = (float(value) for value in np.percentile(late, [50, 99]))
     service, replayer = (float(np.median([part[k] for part in parts])) / 1e3 for k in (1, 2))
     figures = f"{p50:>10.4f}{p99:>10.4f}{late.max():>10.3f}{service:>12.1f}{replayer:>10.1f}"
-    print(f"{condition:5}{rate:>6}  {kind:26}{figures}", flush=True)
+    print(f"{condition:11}{rate:>6}  {kind:26}{figures}", flush=True)
     return {
         "condition": condition,
         "rate": rate,
