@@ -12,6 +12,8 @@ OSDI 2022). A model that works in steps has five methods in addition to ``forwar
 
 Each request has its own row in the record's batches: a worker with room for eight counts as eight places that take
 one request at a time. ``worker`` is the place, and ``size`` the average number of requests that shared its steps.
+On a device, its compute lasts from its first step's begin to its last step's end there, whoever shared them; requests
+that join or end together share one copy.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from latfix.runners.scheduling.routed_queue import Door
 
 if TYPE_CHECKING:
     from latfix.runners.engine.engine import Engine
+    from latfix.runners.gpu.async_batches import Flight
 
 
 @runtime_checkable
@@ -68,6 +71,7 @@ class _Row:
     :param place: index among the worker's places.
     :param before: the thread's counters when the request was admitted, ``process_ns`` the process's.
     :param steps: steps that it took part in; ``shared`` the number of rows in all of these steps.
+    :param flight: its events on a device; ``issued_ns``: the worker's time in the model's calls before it joined.
     """
 
     member: Waiting
@@ -78,6 +82,8 @@ class _Row:
     process_ns: int
     steps: int = 0
     shared: int = 0
+    flight: Flight | None = None
+    issued_ns: int = 0
 
 
 class SteppingWorker(Worker):
@@ -99,6 +105,8 @@ class SteppingWorker(Worker):
         self._free = [0] * self._most
         self._rows: list[_Row] = []
         self._state: Any = None
+        #: Time in the calls that put work into the stream so far, and when the last one returned.
+        self._issue_ns = self._issued_ns = 0
         self._door = engine.door(number)
 
     def _serve(self, formed: Formed, free_ns: int) -> int:
@@ -136,13 +144,21 @@ class SteppingWorker(Worker):
             return method(*arguments), True
         return None, False
 
+    def _issue(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method that puts work into the stream."""
+        begun = time.perf_counter_ns()
+        result = method(*arguments)
+        self._issued_ns = time.perf_counter_ns()
+        self._issue_ns += self._issued_ns - begun
+        return result
+
     def _one_by_one(self) -> None:
         """After a failure: drop the model's state and serve each row alone."""
         rows, self._rows, self._state = self._rows, [], None
         self._alone(rows)
 
     def _step(self) -> None:
-        if not self._tried_call(self._model.step, self._state)[1]:
+        if not self._tried_call(self._issue, self._model.step, self._state)[1]:
             self._one_by_one()
             return
         count = len(self._rows)
@@ -170,7 +186,7 @@ class SteppingWorker(Worker):
 
     def _join(self, rows: list[_Row]) -> None:
         state = self._start(rows)
-        self._state = state if self._state is None else self._model.join(self._state, state)
+        self._state = state if self._state is None else self._issue(self._model.join, self._state, state)
 
     def _start(self, rows: list[_Row]) -> Any:
         recorder, instance = self._engine.recorder, self._instance
@@ -181,10 +197,16 @@ class SteppingWorker(Worker):
         collated = time.perf_counter_ns()
         spent = difference(self._counters.snapshot(), rows[0].before)
         process = time.process_time_ns() - rows[0].process_ns
-        if self._flights is not None or instance.dtype is not None:
+        copied = collated
+        if self._flights is not None:
+            batch, flights = self._flights.copy_in(batch, [row.batch_id for row in rows])
+            copied = time.perf_counter_ns()
+            for row, flight in zip(rows, flights, strict=True):
+                row.flight = flight
+        elif instance.dtype is not None:
             batch = move(batch, instance.device, instance.dtype)
-        copied = collated if self._flights is None else self._settled_ns()
         for row in rows:
+            row.issued_ns = self._issue_ns
             recorder.batch_values(
                 row.batch_id,
                 {
@@ -197,7 +219,7 @@ class SteppingWorker(Worker):
             )
             recorder.batch_account("collate", row.batch_id, (*spent, process, *NO_GROWTH))
             row.before, row.process_ns = self._counters.snapshot(), time.process_time_ns()
-        return call_model(self._model.start, batch)
+        return self._issue(call_model, self._model.start, batch)
 
     def _let_go(self) -> None:
         """End the requests whose answers are complete."""
@@ -208,6 +230,8 @@ class SteppingWorker(Worker):
             self._one_by_one()
         if not succeeded or not complete:
             return
+        if self._flights is not None:
+            self._flights.computed(self._in_flight(complete), self._issued_ns)
         computed = self._settled_ns()
         answer, succeeded = self._tried_call(self._outputs, complete)
         if not succeeded:
@@ -233,7 +257,13 @@ class SteppingWorker(Worker):
         outputs, remaining = self._model.leave(self._state, rows)
         if len(outputs) != len(rows):
             raise ValueError(f"leave() returned {len(outputs)} outputs; expected {len(rows)}")
-        return [output if self._flights is None else move(output, "cpu") for output in outputs], remaining
+        if self._flights is not None:
+            outputs = self._flights.copy_out(outputs, self._in_flight(rows))
+        return list(outputs), remaining
+
+    def _in_flight(self, rows: Sequence[int]) -> list[Flight]:
+        """The flights of some rows, on a device."""
+        return [flight for k in rows if (flight := self._rows[k].flight) is not None]
 
     def _end_row(
         self, row: _Row, output: Any, computed_ns: int, ended_ns: int, after: Account, process_ns: int
@@ -249,6 +279,9 @@ class SteppingWorker(Worker):
         )
         spent = (*difference(after, row.before), process_ns - row.process_ns)
         recorder.batch_account("compute", batch_id, (*spent, *NO_GROWTH))
+        if self._flights is not None and row.flight is not None:
+            recorder.batch_values(batch_id, {"issue_ns": self._issue_ns - row.issued_ns})
+            self._flights.landed(row.flight, ended_ns)
         ran = Ran([output], time.perf_counter_ns(), time.process_time_ns(), self._counters.snapshot())
         end = self._finish(batch_id, [row.member], ran)
         steering = self._engine.steering
@@ -265,6 +298,8 @@ class SteppingWorker(Worker):
         """Serve the rows of a failed step one by one, so that only the row at fault fails."""
         recorder = self._engine.recorder
         for row in rows:
+            if self._flights is not None and row.flight is not None:
+                self._flights.abandon(row.flight)
             now = time.perf_counter_ns()
             stamps = ("collated_ns", "h2d_end_ns", "compute_end_ns", "d2h_end_ns")
             missing = {name: now for name in stamps if not recorder.batch[name][row.batch_id]}

@@ -2,7 +2,7 @@
 
 Events mark begin and end of a flight's copy in, compute and copy out: six, or four if all share one stream. They are
 read after the batch has landed and its requests are answered, never by waiting for them, and give the boundaries of
-the stages.
+the stages. A request that is served in steps, together with others, is a flight of its own, in one stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfix.profilers.probes.thread_counters import Account
 from latfix.runners.calls.model_call import call_model
-from latfix.runners.calls.tensor_tree import map_tensors
+from latfix.runners.calls.tensor_tree import map_tensors, tensors_of
 from latfix.runners.gpu.accelerator import Accelerator, Event
 from latfix.runners.gpu.device_clock import DeviceClock
 
@@ -57,6 +57,7 @@ class Flight:
     :param end_ns: time at which the host learned that it had landed; ``compute_end_ns``: end of its compute.
     :param slots: the slots of its members.
     :param behind: the flight that was in progress when this one was enqueued.
+    :param stepwise: a request that is served in steps: everything is in the stream that computes.
     """
 
     batch_id: int
@@ -72,6 +73,7 @@ class Flight:
     compute_end_ns: int = 0
     slots: Sequence[int] = ()
     behind: Flight | None = None
+    stepwise: bool = False
 
 
 class Flights:
@@ -125,7 +127,7 @@ class Flights:
         try:
             self._enqueue(flight, collated.batch)
         except BaseException:
-            self._abandon(flight)
+            self.abandon(flight)
             raise
         return flight
 
@@ -164,8 +166,71 @@ class Flights:
             events[_OUT_END].record(self._copy_out)
             stamp["copy_out_issue_ns"][k] = time.perf_counter_ns() - begun
 
-    def _abandon(self, flight: Flight) -> None:
-        """Clean up after a failed launch: the memory it holds may be reused only when the device is done."""
+    def copy_in(self, batch: Any, batch_ids: Sequence[int]) -> tuple[Any, list[Flight]]:
+        """Copy the inputs of requests that are served in steps; returns when they are on the device.
+
+        :returns: the inputs, and a flight for each request.
+        """
+        now, stamp = time.perf_counter_ns(), self._recorder.batch
+        flights = [Flight(k, self._events.take(), now, (), stepwise=True) for k in batch_ids]
+        try:
+            for flight in flights:
+                flight.events[_IN].record(self.compute)
+            size, inputs = self._bytes(batch, here=False), self._uploaded(batch)
+            issued = time.perf_counter_ns() - now
+            for flight in flights:
+                flight.events[_IN_END].record(self.compute)
+                k = flight.batch_id
+                stamp["copy_in_bytes"][k] = stamp["pageable_bytes"][k] = size
+                stamp["copy_in_issue_ns"][k] = issued
+            self.compute.synchronize()
+        except BaseException:
+            for flight in flights:
+                self.abandon(flight)
+            raise
+        return inputs, flights
+
+    def computed(self, flights: Sequence[Flight], issued_ns: int) -> None:
+        """Mark the end of the compute of requests that are served in steps; the last was issued at ``issued_ns``."""
+        for flight in flights:
+            flight.issued_ns = issued_ns
+            flight.events[_COMPUTE_END].record(self.compute)
+
+    def copy_out(self, outputs: Sequence[Any], flights: Sequence[Flight]) -> list[Any]:
+        """The outputs of requests that are served in steps, on the host."""
+        begun, stamp = time.perf_counter_ns(), self._recorder.batch
+        size = sum(self._bytes(output, here=True) for output in outputs)
+        copied = [
+            map_tensors(
+                output,
+                lambda tensor, _: (
+                    self._accelerator.download(tensor, None) if self._accelerator.is_here(tensor) else tensor
+                ),
+            )
+            for output in outputs
+        ]
+        issued = time.perf_counter_ns() - begun
+        for flight in flights:
+            flight.events[_OUT_END].record(self.compute)
+            k = flight.batch_id
+            stamp["copy_out_bytes"][k] = size
+            stamp["pageable_bytes"][k] += size
+            stamp["copy_out_issue_ns"][k] = issued
+        self.compute.synchronize()
+        return copied
+
+    def landed(self, flight: Flight, end_ns: int) -> None:
+        """Have the events of a request that was served in steps read; its own stamps are written."""
+        flight.end_ns = end_ns
+        self._read_later(flight)
+
+    def _bytes(self, batch: Any, *, here: bool) -> int:
+        """Bytes of the tensors on the device, or of those that are not."""
+        found = [each for each in tensors_of(batch) if self._accelerator.is_here(each) == here]
+        return sum(each.numel() * each.element_size() for each in found)
+
+    def abandon(self, flight: Flight) -> None:
+        """Clean up after a failure: the memory it holds may be reused only when the device is done."""
         for stream in (self._copy_in, self.compute, self._copy_out):
             # A failed device raises again here; the first error is already being raised.
             with contextlib.suppress(RuntimeError):
@@ -182,6 +247,11 @@ class Flights:
         stamp["h2d_end_ns"][batch_id] = flight.enqueued_ns
         stamp["compute_end_ns"][batch_id] = stamp["d2h_end_ns"][batch_id] = flight.end_ns
         flight.held.clear()
+        self._read_later(flight)
+        output, flight.host = flight.host, None
+        return output
+
+    def _read_later(self, flight: Flight) -> None:
         self._landed.append(flight)
         # Not while the record is being written: a request would wait for all flights read there.
         if len(self._landed) > _MOST_UNREAD and self._resolving.acquire(blocking=False):
@@ -189,8 +259,6 @@ class Flights:
                 self._read(_READ_AT_ONCE)
             finally:
                 self._resolving.release()
-        output, flight.host = flight.host, None
-        return output
 
     def resolve(self) -> None:
         """Read the events of all landed flights, in order of landing, and write their times into the record.
@@ -206,7 +274,8 @@ class Flights:
         for flight in [self._landed.popleft() for _ in range(count)]:
             events, started = flight.events, time.perf_counter_ns()
             # In one stream each part begins where the previous one ends.
-            marked = events if self._overlap else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
+            apart = self._overlap and not flight.stepwise
+            marked = events if apart else [events[k] for k in (_IN, _IN_END, _COMPUTE_END, _OUT_END)]
             try:
                 marks, kept = self._clock.observe(marked, flight.enqueued_ns, flight.end_ns)
             except RuntimeError:  # a failed device is reported by the worker; the record must still be written
@@ -219,7 +288,8 @@ class Flights:
                 time.sleep(0)  # reading holds the interpreter's lock: let serving threads run first
         for flight, marks in found:
             times, slack = self._clock.place(marks)
-            self._stamp(flight, times if self._overlap else [times[k] for k in (0, 1, 1, 2, 2, 3)], slack)
+            apart = self._overlap and not flight.stepwise
+            self._stamp(flight, times if apart else [times[k] for k in (0, 1, 1, 2, 2, 3)], slack)
 
     def _stamp(self, flight: Flight, times: Sequence[int], slack: int) -> None:
         stamp, k = self._recorder.batch, flight.batch_id
