@@ -82,10 +82,10 @@ def _burst(draft: Draft) -> None:
 
 
 def _overload(draft: Draft) -> None:
-    """After a third of the run, requests arrive faster than the worker can serve them."""
+    """After a third of the run, requests arrive faster than the worker can serve them; less is no overload."""
     start = len(draft) // 3
     service_s = draft.typical_ms / 1e3
-    load = (1.1, 1.25, 1.6, 2.2)[level(draft)]
+    load = (1.25, 1.25, 1.6, 2.2)[level(draft)]
     draft.gaps[start:] = steady_gaps(draft.rng, len(draft) - start, service_s / load)
 
 
@@ -111,8 +111,12 @@ def _groups(draft: Draft) -> None:
 
 
 def _padding(draft: Draft) -> None:
-    """Occasionally a long input arrives with five short ones, which are padded to its length."""
-    factor = (1.5, 2.0, 4.0, 7.0)[level(draft)]
+    """Occasionally a long input arrives with five short ones, which are padded to its length.
+
+    In units of a short input, padding adds ``5 f - 5`` to such a batch, and sharing it ``4 + f`` for a short one:
+    padding is the larger part only above a factor of 2.25.
+    """
+    factor = (3.0, 3.5, 5.0, 7.0)[level(draft)]
     draft.overrides |= {"max_batch_size": 8, "batch_window_ms": 1.0}
     for first in draft.choose(0.04 / factor, apart=8).tolist():
         draft.gaps[first + 1 : first + 6] = 2e-5

@@ -162,6 +162,17 @@ def test_bursts_come_together_and_overload_outruns_the_worker() -> None:
     assert late.mean() * 1e3 < TYPICAL_MS < over.gaps[: len(over) // 3].mean() * 1e3
 
 
+@pytest.mark.parametrize("intensity", INTENSITIES)
+def test_padding_adds_more_to_a_batch_than_sharing_it(intensity: Intensity) -> None:
+    draft = draft_case(make_case(("padding",), intensity, 5, 20.0), TYPICAL_MS)
+    longest = np.flatnonzero(draft.items > 2 * np.median(draft.items))
+    assert len(longest) >= 3
+    for first in longest.tolist():
+        group = draft.items[first : first + 6]
+        padding, sharing = len(group) * group.max() - group.sum(), group.sum() - group.min()
+        assert padding > 1.1 * sharing
+
+
 def test_groups_and_padding_batch_unlike_inputs() -> None:
     groups = draft_case(make_case(("groups",), "medium", 5, 20.0), TYPICAL_MS)
     padding = draft_case(make_case(("padding",), "medium", 5, 20.0), TYPICAL_MS)
