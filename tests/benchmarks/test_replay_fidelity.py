@@ -1,4 +1,4 @@
-"""``benchmarks/replay/replay_fidelity.py``: what runs beside the replayer in each condition, and the rounds at each rate."""
+"""``benchmarks/replay/replay_fidelity.py``: what runs beside the replayer in each condition; rounds at each rate."""
 
 from __future__ import annotations
 
