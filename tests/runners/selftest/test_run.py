@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from latfix.errors import InputError, RunnerError
@@ -19,8 +20,9 @@ from latfix.runners.selftest import run as module
 from latfix.runners.selftest.case import Case
 from latfix.runners.selftest.faults.fault_log import read_faults
 from latfix.runners.selftest.plan import make_case
+from latfix.runners.selftest.recipes import RECIPES
 from latfix.runners.selftest.run import rescore, run_selftest, score_kept
-from latfix.runners.selftest.run_case import Kept, Pace, load_kept
+from latfix.runners.selftest.run_case import Kept, Pace, load_kept, run_case
 from latfix.runners.selftest.run_case import main as collect
 from tests.runners.selftest.conftest import case_score
 
@@ -71,6 +73,32 @@ def test_a_kept_case_scores_the_same_again(kept: Kept) -> None:
     assert counted or first.dropped
     board = rescore(kept.folder.parent, on_case=lambda *_: None)
     assert board.cases == (first,) and not board.interrupted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "kinds", "series"),
+    [
+        ("neighbor_prepare", {"neighbor"}, "neighbor.throttled_ns."),
+        ("giant", {"sleep"}, ""),
+        ("uncompiled", {"compile", "uncompiled"}, "compile.limit_hits"),
+        ("lazy_threads", {"first use"}, ""),
+    ],
+)
+def test_a_fault_reaches_the_log_and_its_evidence_the_record(
+    recipe: str, kinds: set[str], series: str, tmp_path: Path
+) -> None:
+    if reason := RECIPES[recipe].obstacle():
+        pytest.skip(reason)
+    kept = run_case(make_case((recipe,), "large", 12, 5.0), tmp_path, PACE)
+    faults = read_faults(kept.log)
+    assert {fault.kind for fault in faults} == kinds
+    assert {fault.cause for fault in faults} == {RECIPES[recipe].cause}
+    assert all(fault.request for fault in faults)
+    record = RunRecord.load(kept.record)
+    seen = record.samples["value"][np.char.startswith(record.samples["series"].astype(str), series)]
+    assert not series or seen.max() > 0
+    assert score_kept(kept).faults > 0
 
 
 def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
