@@ -262,14 +262,17 @@ def _pause(cause: str, where: str, kind: str) -> Recipe:
     return Recipe(cause=cause, build=_on_path(where, kind), exact=True, logged=True, obstacle=lambda: supported(kind))
 
 
+_NEIGHBOR = replace(_pause("external.dependency", "prepare", "neighbor"), build=_neighbor, obstacle=no_quota)
+_GIANT = Recipe(cause="external.dependency", build=_giant, logged=True, exact=True, rare=True)
+
 RECIPES: Mapping[str, Recipe] = {
     "sleep_prepare": _pause("external.dependency", "prepare", "sleep"),
     "sleep_finish": _pause("external.dependency", "finish", "sleep"),
     "retry_prepare": _pause("external.dependency", "prepare", "retry"),
-    "neighbor_prepare": replace(
-        _pause("external.dependency", "prepare", "neighbor"), build=_neighbor, obstacle=no_quota
-    ),
-    "giant": Recipe(cause="external.dependency", build=_giant, logged=True, exact=True, rare=True),
+    "neighbor_prepare": _NEIGHBOR,
+    "neighbor_threads": _among_threads(_NEIGHBOR),
+    "giant": _GIANT,
+    "giant_threads": _among_threads(_GIANT),
     "span_prepare": _pause("external.dependency", "prepare", "span"),
     "gc_prepare": _pause("python.gc", "prepare", "gc"),
     "gc_model": _pause("python.gc", "model", "gc"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ class Neighbor:
     def __init__(self, group: Path) -> None:
         command = [sys.executable, "-P", "-m", "latfix.runners.selftest.faults.neighbor", str(group)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._one_call = threading.Lock()
         self._answered()  # it is in its group
 
     @classmethod
@@ -36,8 +38,9 @@ class Neighbor:
     def __call__(self, ms: float) -> Done:
         """Ask for work that takes about ``ms`` with its quota."""
         watch = Stopwatch()
-        self._call(f"{ms * QUOTA_CORES:.6f}\n")
-        self._answered()
+        with self._one_call:
+            self._call(f"{ms * QUOTA_CORES:.6f}\n")
+            self._answered()
         return watch.stop()
 
     def _call(self, line: str) -> None:
