@@ -114,7 +114,7 @@ CATALOGUE = {
     ),
     "selftest.json": Result(command=f"{_LATFIX} selftest --out DIR", measures=_DIAGNOSIS),
     "selftest-quiet.json": Result(
-        command=f"{_LATFIX} selftest --cause quiet --seed 2000 --repeat 5", measures=_DIAGNOSIS
+        command=f"{_LATFIX} selftest --cause quiet --seed 2000 --repeat 2", measures=_DIAGNOSIS
     ),
     "selftest-fresh.json": Result(
         command=f"{_LATFIX} selftest --seed 3000 --cause traffic.overload --cause traffic.priority"
