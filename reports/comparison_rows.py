@@ -16,6 +16,7 @@ from latfix.formatting import (
     interval,
     interval_bounds,
     key_label,
+    latency_words,
     mebibytes,
     percent,
     rate,
@@ -25,7 +26,6 @@ from latfix.formatting import (
 )
 from latfix.gates.evaluate import GateResult
 from latfix.lower_bound import AtLeast
-from latfix.reports.diagnosis_rows import latency_words
 from latfix.reports.vocabulary import STEP_STATUS, Severity, change_severity, verdict_words
 from latfix.results.comparison import Comparison, Summary, Trial, TriedIdea
 from latfix.results.diagnosis import Diagnosis

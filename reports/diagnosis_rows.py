@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from latfix.cause_catalogue import UNEXPLAINED
 from latfix.formatting import (
-    LATENCY_KEYS,
     count,
     counted,
     finite,
@@ -127,31 +125,6 @@ def unexplained_words(cause: str, value: object) -> str:
     """Milliseconds of a cause; :data:`ABOUT_ZERO` for an unexplained remainder below zero."""
     number = finite(value)
     return ABOUT_ZERO if cause == UNEXPLAINED and number is not None and number < 0 else significant(value)
-
-
-def latency_words(latency_ms: Mapping[str, float | None], bounds: Mapping[str, object]) -> dict[str, str]:
-    """Each latency of ``LATENCY_KEYS``, rounded to the digits that its interval supports.
-
-    Rounding changes no order: of two percentiles that it would put in the wrong order, both keep three digits.
-
-    :param bounds: 95 % intervals by key; a latency without one has three digits.
-    """
-    words = {}
-    for key in LATENCY_KEYS:
-        value = latency_ms.get(key)
-        words[key] = significant(value) if key == "max" else uncertain(value, bounds.get(key))
-    ascending = [key for key in LATENCY_KEYS if key != "mean" and finite(latency_ms.get(key)) is not None]
-    for _ in ascending:
-        for lower, higher in pairwise(ascending):
-            if _figure(words[lower]) > _figure(words[higher]):
-                words |= {key: significant(latency_ms[key]) for key in (lower, higher)}
-    if "max" in ascending and _figure(words["mean"]) > _figure(words["max"]):
-        words["mean"] = significant(latency_ms["mean"])
-    return words
-
-
-def _figure(text: str) -> float:
-    return float(text.replace(",", "")) if text[:1].isdigit() else 0.0
 
 
 def excess_words(diagnosis: Diagnosis) -> str:

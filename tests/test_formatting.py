@@ -87,3 +87,10 @@ def test_labels() -> None:
     assert figures.sentence("most paused") == "Most paused."
     assert figures.sentence("31 pauses.") == "31 pauses."
     assert figures.sentence("") == ""
+
+
+def test_rounding_keeps_the_order_of_percentiles() -> None:
+    latency = dict(zip(figures.LATENCY_KEYS, (8.9, 7.94, 17.3, 60.0, 215.0, 224.0, 225.0), strict=True))
+    bounds = {"p99": (210.0, 220.0), "p99_9": (28.8, 9000.0), "p90": (16.0, 19.0), "p95": (10.0, 120.0)}
+    words = figures.latency_words(latency, bounds)
+    assert list(words.values()) == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]

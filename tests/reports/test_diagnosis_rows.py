@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from latfix.cause_catalogue import UNEXPLAINED
-from latfix.formatting import LATENCY_KEYS
 from latfix.lower_bound import AtLeast
 from latfix.reports.answer import diagnosis_answer
 from latfix.reports.diagnosis_rows import (
@@ -16,7 +15,6 @@ from latfix.reports.diagnosis_rows import (
     cause_rows,
     cause_total,
     closing_advice,
-    latency_words,
     loss_rows,
     main_causes,
     remaining_ms,
@@ -133,13 +131,6 @@ def test_the_commonest_error_is_on_the_terminal(ordinary: Session) -> None:
     failed = _failed({"HTTP 503: model \x1b[31moverloaded": 26})
     shown = printed(render_diagnosis(replace(ordinary[1], lost=(failed,)), folder=None), width=100)
     assert "error: 26 × HTTP 503: model \\x1b[31moverloaded" in shown
-
-
-def test_rounding_keeps_the_order_of_percentiles() -> None:
-    latency = dict(zip(LATENCY_KEYS, (8.9, 7.94, 17.3, 60.0, 215.0, 224.0, 225.0), strict=True))
-    bounds = {"p99": (210.0, 220.0), "p99_9": (28.8, 9000.0), "p90": (16.0, 19.0), "p95": (10.0, 120.0)}
-    words = latency_words(latency, bounds)
-    assert list(words.values()) == ["8.90", "7.94", "17.3", "60", "215", "224", "225"]
 
 
 def test_nothing_is_promised_for_a_percentile_that_is_lost(ordinary: Session) -> None:
