@@ -1,154 +1,172 @@
-"""How often ``latfix gate`` decides correctly about an unchanged or slower service within its budget.
+"""How often ``latfix gate`` decides correctly about an unchanged or slower service within a budget of five minutes.
 
-    python -m benchmarks.gates.gate_power --simulated 400
-        short rounds of queues on simulated machines (gate_worlds.py), with the command's repeated looks
+    python benchmarks/gate_power.py [--comparisons 200] [--worlds steady drift] [--statistics mean p99]
+        short rounds of queues on simulated machines (gate_worlds.py), decided by the code of the command
 
-Each round replays one of four parts of the traffic, with the machine's pace from compute in turns. The results are
-merged into the results file.
+Every line is one world, statistic, change and limit: shares of comparisons that were decided right, wrong, or not,
+and the median of the minutes until the end, merged into the results file. ``--seed 1000000`` gives other comparisons
+than those in the file, for development.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import math
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gate_worlds import WORLDS, Bench, Floats, World, bisect
+from gates import machine, text_of
 
-from benchmarks.gates.gate_worlds import WORLDS, Bench, Floats, World, bisect
-from benchmarks.result_file import RESULTS, earlier_result, write_result
 from latfix.runners.replay.run_session import versions
-from latfix.statistics.control_variate import Control, fit_control
-from latfix.statistics.distributions import normal_quantile, wilson_interval
+from latfix.statistics.bootstrap_ratio import ROUNDS_ALONE, arm_ratios
+from latfix.statistics.control_variate import fit_control
+from latfix.statistics.decision import Rule
+from latfix.statistics.distributions import wilson_interval
 from latfix.statistics.group_sequential import FIRST_LOOK, look_level
-from latfix.statistics.score_bounds import Rounds, log_ratios
+from latfix.statistics.score_bounds import between, log_ratios
 
+#: Parts of the traffic, replayed in turn.
 PARTS = 4
-#: Rounds that fit into budgets of three and five minutes.
-ROUNDS = {"3m": 16, "5m": 28}
-QUANTILES: dict[str, float | None] = {"mean": None, "p50": 0.5, "p99": 0.99}
-REQUESTS = (100,)
-SIMULATED = ("steady", "drift", "neighbors", "restarts 4 %", "rare pauses")
+#: Rounds and requests of a replay in five minutes, of a service that starts in 3 s and gets 42 requests per second
+#: (latfix.runners.gate.traffic_parts).
+MINUTES, ROUNDS, REQUESTS = 5.0, 28, 100
+#: Resamples of the interval of fewer than eight rounds; the command draws 400.
+REPLICATES = 100
+QUANTILES: dict[str, float | None] = {"mean": None, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+SIMULATED = ("steady", "drift", "neighbors", "restarts 4 %", "frequent pauses")
 
 
 @dataclass(frozen=True, slots=True)
 class GateCase:
-    """A gate ``metric<=baseline*limit`` on a service whose metric is truly ``factor`` times the baseline's."""
+    """A gate ``statistic<=baseline*limit`` on a service whose statistic is truly ``change`` times the baseline's."""
 
-    metric: str
+    change: float
     limit: float
-    rounds: int
-    factor: float = 1.0
-    of: str = "mean"
 
     @property
     def name(self) -> str:
         """The name of its line in the results."""
-        change = "unchanged" if self.factor == 1 else f"{self.of} x{self.factor:g}"
-        return f"{change}: {self.metric}<=baseline*{self.limit:g}, {self.rounds} rounds"
+        return f"x{self.change:g}, limit x{self.limit:g}"
+
+    @property
+    def right(self) -> tuple[str, ...]:
+        """The outcomes that are no error; a service at the limit passes."""
+        return ("failed",) if self.change > self.limit else ("passed",)
 
 
-GATE_CASES = (
-    GateCase("mean", 1.1, ROUNDS["3m"]),
-    GateCase("p50", 1.1, ROUNDS["3m"]),
-    GateCase("mean", 1.0, ROUNDS["3m"]),
-    GateCase("p99", 1.0, ROUNDS["5m"]),
-    GateCase("mean", 1.0, ROUNDS["3m"], 1.1, "mean"),
-    GateCase("p99", 1.0, ROUNDS["5m"], 1.3, "p99"),
-)
+CASES = (GateCase(1.0, 1.1), GateCase(1.0, 1.0), GateCase(1.1, 1.0), GateCase(1.3, 1.0), GateCase(1.3, 1.1))
 
 
-def decided(base: list[Floats], new: list[Floats], drift: Floats | None, case: GateCase) -> tuple[str, int]:
-    """``passed``, ``failed`` or ``undecided``, and after how many rounds, from the decision bounds and the limit.
+def decided(base: list[Floats], new: list[Floats], drift: Floats, key: str, limit: float) -> tuple[str, int]:
+    """``passed``, ``failed`` or ``undecided``, and after how many rounds.
 
-    A bound is beyond the limit if both tests reject the limit itself.
+    The bounds, which take long, are computed only where the rounds alone, a part of them, would decide.
     """
-    q, shift = QUANTILES[case.metric], math.log(case.limit)
-    whole, medians = Rounds.of(base, new, paired=True), log_ratios(base, new, 0.5)
-    for count in range(FIRST_LOOK, case.rounds + 1):
-        level = look_level(count, case.rounds, last=count == case.rounds)
-        rounds = first(whole, new, count, None if drift is None else fit_control(medians[:count], drift[:count]))
-        mean, half = rounds.between(q, level)
-        if abs(mean - shift) <= half:
+    each = log_ratios(base, new, QUANTILES[key])
+    for count in range(FIRST_LOOK, ROUNDS + 1):
+        level = look_level(count, ROUNDS, last=count == ROUNDS)
+        some, control = each[:count], drift[:count]
+        alone = between(some, level) if count < ROUNDS_ALONE else fit_control(some, control).between(some, level)
+        if abs(alone[0] - math.log(limit)) <= alone[1]:
             continue
-        side = math.copysign(1, mean - shift)
-        if side * rounds.score(q, shift) > normal_quantile(1 - level):
-            return "failed" if side > 0 else "passed", count
-    return "undecided", case.rounds
+        low, high = arm_ratios(
+            base[:count],
+            new[:count],
+            seed=0,
+            replicates=REPLICATES,
+            keys=[key],
+            rule=Rule(level=level),
+            control=control,
+        )[key].bounds
+        if high <= limit or low > limit:
+            return "passed" if high <= limit else "failed", count
+    return "undecided", ROUNDS
 
 
-def first(whole: Rounds, new: list[Floats], count: int, control: Control | None) -> Rounds:
-    """The first rounds only. The correction of a round does not move its blocks."""
-    end = sum(len(each) for each in new[:count])
-    shifts = np.zeros(count) if control is None else control.shifts
-    return replace(
-        whole,
-        base=whole.base[:end],
-        new=np.concatenate([each * math.exp(-by) for each, by in zip(new[:count], shifts, strict=True)]),
-        base_rounds=whole.base_rounds[:count],
-        new_rounds=whole.new_rounds[:count],
-        blocks=whole.blocks[whole.blocks < end],
-        control=control,
-    )
-
-
-def service_factor(world: World, requests: int, case: GateCase) -> float:
-    """The factor on service times that makes the metric ``case.factor`` times as high."""
-    if case.factor == 1:
+def service_factor(world: World, key: str, change: float) -> float:
+    """The factor on service times that makes the statistic ``change`` times as high."""
+    if change == 1:
         return 1.0
-    quiet, q = replace(world, restart=0.0, lottery=0.0, neighbor=0.0, drift=0.0), QUANTILES[case.of]
+    quiet, q = replace(world, restart=0.0, lottery=0.0, neighbor=0.0, drift=0.0), QUANTILES[key]
 
     def figure(factor: float) -> float:
-        parts = [Bench(quiet, requests, np.random.default_rng(k), factor).rounds(1)[1][0] for k in range(200)]
+        parts = [Bench(quiet, REQUESTS, np.random.default_rng(k), factor).rounds(1)[1][0] for k in range(200)]
         every = np.concatenate(parts)
         return float(every.mean() if q is None else np.quantile(every, q))
 
     usual = figure(1.0)
-    return bisect(lambda factor: figure(factor) / usual - case.factor, 1.0, 1.6)
+    return bisect(lambda factor: figure(factor) / usual - change, 1.0, 1.6)
 
 
-def simulate(world: World, requests: int, case: GateCase, many: int, *, controlled: bool) -> dict[str, Any]:
-    """Shares of comparisons by outcome."""
-    factor, took = service_factor(world, requests, case), 0
-    counts = dict.fromkeys(("passed", "failed", "undecided"), 0)
-    for seed in range(many):
-        bench = Bench(world, requests, np.random.default_rng([seed, requests]), factor)
-        base, new, drift = bench.controlled_rounds(case.rounds, parts=PARTS)
-        found, rounds = decided(base, new, drift if controlled else None, case)
-        counts[found] += 1
-        took += rounds
+def simulate(world: World, key: str, many: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of one statistic."""
+    for change in dict.fromkeys(case.change for case in CASES):
+        factor = service_factor(world, key, change)
+        found: dict[GateCase, list[tuple[str, int]]] = {case: [] for case in CASES if case.change == change}
+        for number in range(many):
+            bench = Bench(world, REQUESTS, np.random.default_rng([seed + number, REQUESTS]), factor)
+            base, new, drift = bench.controlled_rounds(ROUNDS, parts=PARTS)
+            for case, outcomes in found.items():
+                outcomes.append(decided(base, new, drift, key, case.limit))
+        for case, outcomes in found.items():
+            yield case.name, line(case, outcomes)
+
+
+def line(case: GateCase, outcomes: list[tuple[str, int]]) -> dict[str, Any]:
+    """Shares and minutes of the comparisons of one case."""
+    many, names = len(outcomes), [name for name, _ in outcomes]
+    right = sum(name in case.right for name in names)
+    wrong = many - right - names.count("undecided")
+    rounds = float(np.median([count for _, count in outcomes]))
     return {
-        **counts,
+        "right": right / many,
+        "wrong": wrong / many,
+        "undecided": names.count("undecided") / many,
+        "minutes": round(rounds * MINUTES / ROUNDS, 1),
         "comparisons": many,
-        "mean_rounds": round(took / many, 1),
-        "failed_ci95": [round(end, 4) for end in wilson_interval(counts["failed"], many)],
+        "wrong_ci95": [round(end, 4) for end in wilson_interval(wrong, many)],
     }
 
 
 def main() -> int:
-    """Run the requested part."""
+    """Simulate the requested worlds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--simulated", type=int, default=0, help="comparisons of each line")
-    parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS), help="of one replay")
+    parser.add_argument("--comparisons", type=int, default=200, help="of each line")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(SIMULATED))
-    parser.add_argument("--out", type=Path, default=RESULTS / "gate_power.json")
+    parser.add_argument("--statistics", nargs="+", choices=list(QUANTILES), default=list(QUANTILES))
+    parser.add_argument("--seed", type=int, default=0, help="of the first comparison")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gate_power.json")
     options = parser.parse_args()
-    document = earlier_result(options.out)
-    for name in options.worlds if options.simulated else ():
-        for requests in options.requests:
-            for case in GATE_CASES:
-                for controlled in (True, False):
-                    found = simulate(WORLDS[name], requests, case, options.simulated, controlled=controlled)
-                    how = "controlled" if controlled else "plain"
-                    by = document.setdefault("simulated", {}).setdefault(name, {}).setdefault(str(requests), {})
-                    by.setdefault(case.name, {})[how] = found
-                    shown = ", ".join(f"{key} {found[key]}" for key in ("passed", "failed", "undecided"))
-                    print(f"{name:<14}{requests:>4}  {case.name:<48}{how:<11}{shown}", flush=True)
-        write_result(options.out, document | {"versions": versions()}, levels=5)
+    print(f"{'':<28}{'gate':<24}right  wrong  undecided  minutes")
+    for world in options.worlds:
+        for key in options.statistics:
+            lines = {}
+            for name, found in simulate(WORLDS[world], key, options.comparisons, options.seed):
+                shares = "".join(f"{100 * found[share]:>7.1f}" for share in ("right", "wrong", "undecided"))
+                print(f"{world:<18}{key:<10}{name:<24}{shares}{found['minutes']:>11}", flush=True)
+                lines[name] = found
+            save(options.out, {f"{world}, {key}": lines})
     return 0
+
+
+def save(out: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Replace entries of a results file; each gets its commit and date."""
+    how = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(how, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    measured = {"commit": commit, "date": datetime.date.today().isoformat()}
+    document |= {name: {**measured, **entry} for name, entry in entries.items()}
+    document.update(machine=machine(), versions=versions())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text_of(document, levels=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

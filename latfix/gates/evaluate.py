@@ -125,7 +125,11 @@ def _against(held: Held, baseline: GateSubject) -> Held:
         baseline = replace(baseline, latency_ms={**baseline.latency_ms, metric: bound}, latency_ci95_ms=known)
         subject = replace(held.subject, ratio={})  # its paired ratio has an unknown denominator
         return replace(held, subject=subject, baseline=baseline, reference=bound, reference_lost=True)
-    return replace(held, baseline=baseline, reference=reference)
+    held = replace(held, baseline=baseline, reference=reference)
+    if held.estimate is None or isinstance(held.figure, AtLeast) or not math.isfinite(held.estimate.value):
+        return held
+    # The ratio of many short rounds is theirs, not that of all requests together.
+    return replace(held, figure=held.estimate.value * reference)
 
 
 def _lost(held: Held) -> tuple[bool | None, str] | None:

@@ -403,7 +403,8 @@ def _ratios(
     if before.success == after.success == 1.0:
         return found
     arms = beyond_any([pair.base.series for pair in pairs], [pair.new.series for pair in pairs])
-    every = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired, control=control)
+    # A lost request has no latency that could be averaged over rounds: blocks count it.
+    every = arm_ratios(*arms, seed=seed, keys=RATIO_KEYS, rule=rule, paired=paired)
     lost = {key for arm in (before, after) for key, value in arm.latency_ms.items() if isinstance(value, AtLeast)}
     return {key: found[key] if key == "mean" else replace(every[key], lost=key in lost) for key in found}
 

@@ -1,14 +1,14 @@
 """The ratio of two replays of the same traffic, with a 95 % interval for display and bounds for decisions.
 
 The interval is a paired moving-block bootstrap (:mod:`block_bootstrap`) with Student's t; the bounds are in
-:mod:`latfix.statistics.score_bounds`.
+:mod:`latfix.statistics.score_bounds`. Of many short rounds (``latfix gate``), each round is one observation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from latfix.statistics.score_bounds import Lean, Rounds, between, decision_bound
 
 #: Statistics that have a ratio with an interval. A maximum is a single request, which never becomes certain.
 RATIO_KEYS: tuple[str, ...] = ("mean", *QUANTILES)
+#: From this many paired rounds on, they decide without their blocks: each round is an event, and eight events on one
+#: side are the least that decides at half a per cent.
+ROUNDS_ALONE = 8
 #: Ratio of the half-widths of a 99.7 % and a 95 % interval (normal errors).
 _SURER = 1.5
 _FRACTIONS: tuple[float, ...] = tuple(QUANTILES.values())
@@ -61,22 +64,25 @@ def arm_ratios(
     :param new_blocks: the same for the other arm; as many rounds.
     :param rule: the confidence that a decision needs.
     :param paired: the same traffic in both arms; otherwise each arm's blocks are drawn independently.
-    :param control: for each round the logarithm of how much more the machine slowed the new arm down, NaN if
-        unknown (:mod:`latfix.statistics.control_variate`); the part that shows in the medians is removed.
+    :param control: each round ran on two fresh processes and is one observation: from :data:`ROUNDS_ALONE` rounds
+        on, the ratio is the geometric mean of the rounds' ratios, with Student's t. The values, NaN if unknown, are
+        the logarithms of how much more the machine slowed the new arm down; the part of them that shows in the
+        ratios is removed (:mod:`latfix.statistics.control_variate`).
     :raises ValueError: no rounds, or not equally many.
     """
     rounds = _rounds(base_blocks, new_blocks)
-    taken = None
-    if control is not None:
-        medians = log_ratios([r.base for r in rounds], [r.new for r in rounds], 0.5)
-        taken = fit_control(medians, np.asarray(control, dtype=np.float64))
-        rounds = [replace(r, new=r.new * math.exp(-by)) for r, by in zip(rounds, taken.shifts, strict=True)]
-    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired, control=taken)
     value = _log_ratio(rounds)
+    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
+    if control is not None and len(rounds) >= ROUNDS_ALONE:
+        each = {
+            key: log_ratios([r.base for r in rounds], [r.new for r in rounds], QUANTILES.get(key)) for key in keys
+        }
+        if all(np.isfinite(ratios).all() for ratios in each.values()):
+            return _by_rounds(each, np.asarray(control, dtype=np.float64), value, left_out, rule)
+    scored = Rounds.of([r.base for r in rounds], [r.new for r in rounds], paired=paired)
     rng = np.random.default_rng(seed)
     drawn = np.array(list(_resampled(rounds, rng, replicates, paired))).reshape(replicates, len(_ORDER))
     fewest = min(int((~np.isnan(np.concatenate(blocks))).sum()) for blocks in (base_blocks, new_blocks))
-    left_out = np.array([_log_ratio(rounds[:k] + rounds[k + 1 :]) for k in range(len(rounds))])
     estimates: dict[str, RatioEstimate] = {}
     upper = _decided(decision_bounds(scored, None, rule))
     for key in keys:
@@ -128,8 +134,39 @@ def _estimate(
         level=rule.level,
         rounds=scored.count,
         spread=_spread(half, scored, q, rule),
-        corrected=scored.control is not None and scored.control.fitted > 0,
     )
+
+
+def _by_rounds(
+    each: Mapping[str, Floats], control: Floats, value: Floats, left_out: Floats, rule: Rule
+) -> dict[str, RatioEstimate]:
+    """The geometric mean of the rounds' ratios.
+
+    Bounds reach at least to the 95 % interval of the ratio of all requests together, so that rounds that agree in
+    a difference do not decide against a part of the traffic in which the arms differ otherwise.
+
+    :param each: the rounds' log ratios by key.
+    :param value: ``(statistics,)`` log ratios of all requests; ``left_out`` without each round.
+    """
+    count = len(control)
+    apart = np.sqrt((count - 1) / count * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
+    estimates = {}
+    for key, ratios in each.items():
+        taken = fit_control(ratios, control)
+        mean, half = taken.between(ratios, 0.05)
+        wide = taken.between(ratios, rule.level)[1]
+        together, around = (float(of[_ORDER.index(key)]) for of in (value, student_t(0.95, count - 1) * apart))
+        estimates[key] = RatioEstimate(
+            value=math.exp(mean),
+            lo=math.exp(mean - half),
+            hi=math.exp(mean + half),
+            decision=(math.exp(min(mean - wide, together + around)), math.exp(max(mean + wide, together - around))),
+            level=rule.level,
+            rounds=count,
+            spread=half / student_t(0.95, count - 1) * math.sqrt(count),
+            corrected=taken.fitted > 0,
+        )
+    return estimates
 
 
 def _spread(half: float, scored: Rounds, q: float | None, rule: Rule) -> float:

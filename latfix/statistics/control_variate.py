@@ -23,6 +23,7 @@ import numpy as np
 
 from latfix.arrays import Floats
 from latfix.statistics.distributions import student_t
+from latfix.statistics.score_bounds import between
 
 #: Fewer rounds do not show how ratio and control are related.
 _FEWEST = 6
@@ -34,9 +35,9 @@ _STRICTER = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The divisors of the new arm's latencies, by round.
+    """What is removed from the rounds' log ratios.
 
-    :param shifts: ``(rounds,)`` logarithms of the divisors.
+    :param shifts: ``(rounds,)``, subtracted.
     :param slope: the share of the control that shows in the ratio; 0: nothing is removed.
     :param wider: factor by which the fit widens an interval of the mean ratio.
     :param level: factor on the error rate of a test of the ratio.
@@ -51,6 +52,11 @@ class Control:
     def fitted(self) -> int:
         """Degrees of freedom used by the fit."""
         return int(self.slope != 0)
+
+    def between(self, each: Floats, level: float) -> tuple[float, float]:
+        """:func:`score_bounds.between` of corrected log ratios, including the cost of the fit."""
+        mean, half = between(each - self.shifts, level * self.level, fitted=self.fitted)
+        return mean, half * self.wider
 
 
 def fit_control(each: Floats, control: Floats) -> Control:

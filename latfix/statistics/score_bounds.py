@@ -30,7 +30,6 @@ import numpy.typing as npt
 
 from latfix.arrays import Floats
 from latfix.statistics.block_bootstrap import block_length
-from latfix.statistics.control_variate import Control
 from latfix.statistics.decision import Rule
 from latfix.statistics.distributions import normal_quantile, student_t
 
@@ -66,7 +65,6 @@ class Rounds:
     :param blocks: where blocks start: in the paired series, or in ``base``; ``new_blocks`` in ``new``.
     :param backlog: in some replay latencies depend on one another over an eighth of it or more, as with piled-up
         work: it is hardly more than one event.
-    :param control: what was removed from the new arm's latencies; ``None``: nothing.
     """
 
     base: Floats
@@ -77,17 +75,9 @@ class Rounds:
     blocks: npt.NDArray[np.intp]
     new_blocks: npt.NDArray[np.intp]
     backlog: bool = False
-    control: Control | None = None
 
     @classmethod
-    def of(
-        cls,
-        base: Sequence[Floats],
-        new: Sequence[Floats],
-        *,
-        paired: bool,
-        control: Control | None = None,
-    ) -> Rounds:
+    def of(cls, base: Sequence[Floats], new: Sequence[Floats], *, paired: bool) -> Rounds:
         """Lay rounds out; blocks end with a round.
 
         The block length fits the dependence of what is scored: the arms' difference if they are paired (a burst that
@@ -104,7 +94,6 @@ class Rounds:
             _block_starts([len(part) for part in base], lengths),
             _block_starts([len(part) for part in new], lengths),
             any(_piled_up(series) for series in (*base, *new)),
-            control,
         )
 
     @property
@@ -138,13 +127,6 @@ class Rounds:
             total, square = float(second.sum() - first.sum()), float(first @ first + second @ second)
         return total / math.sqrt(square) if square > 0 else 0.0
 
-    def between(self, q: float | None, level: float) -> tuple[float, float]:
-        """:func:`between` of the rounds' log ratios, including the cost of fitting the control."""
-        if self.control is None:
-            return between(self.log_ratios(q), level)
-        mean, half = between(self.log_ratios(q), level * self.control.level, fitted=self.control.fitted)
-        return mean, half * self.control.wider
-
 
 @dataclass(frozen=True, slots=True)
 class Lean:
@@ -176,7 +158,7 @@ def decision_bounds(rounds: Rounds, q: float | None, rule: Rule, lean: Lean | No
         return (math.nan, math.nan)
     below, above = (_reach(rounds, q, center, side, rule.level) for side in (-1, 1))
     if rounds.count >= FREE_OF_ALLOWANCE:
-        mean, half = rounds.between(q, rule.level)
+        mean, half = between(each, rule.level)
         # If the difference lies in one stretch of each replay (a backlog that grew), scores never bound it; the
         # rounds are independent events.
         lo = mean - half if math.isinf(below) else min(center - below, mean - half)

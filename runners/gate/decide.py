@@ -157,5 +157,7 @@ def _notes(decision: Decision, comparison: Comparison, most: int) -> Iterator[st
     if len(known) > 1:
         size = significant(100 * float(np.std(known)), 2)
         slowed = f"the machine slowed one replay of a round more than the other by {size} %"
-        corrected = "; the ratios are corrected for that" if comparison.ratio["p50"].corrected else ""
+        gated = [comparison.ratio.get(result.gate.metric) for result in comparison.gates]
+        some = any(ratio is not None and ratio.corrected for ratio in gated)
+        corrected = "; the ratios are corrected for that" if some else ""
         yield f"{slowed} (compute of the same batches in turns){corrected}"

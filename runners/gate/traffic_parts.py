@@ -12,8 +12,8 @@ from itertools import pairwise
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import slice_time
 
-#: Rounds that a budget should hold; more improve the result only a little.
-WANTED_ROUNDS = 16
+#: Rounds that a budget should hold. More, each of fewer requests, would be mostly starts of services.
+WANTED_ROUNDS = 28
 #: Minimum length of a replay; a shorter one is mostly its start and end.
 _SHORTEST_S = 2.0
 #: Minimum number of requests in a part.

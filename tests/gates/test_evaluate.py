@@ -98,6 +98,15 @@ def test_a_paired_ratio_decides_against_the_baseline(
     assert result.limit == pytest.approx(evaluate(parse_gate(text), _subject(), _subject()).limit)
 
 
+def test_the_figure_of_paired_rounds_is_their_ratio_times_the_baseline() -> None:
+    """All requests together may have another ratio, beyond the bounds of the rounds'."""
+    ratio = RatioEstimate(value=1.02, lo=1.0, hi=1.03, decision=(0.99, 1.04), rounds=20)
+    base = _subject()
+    new = replace(_subject(ratio={"p99": ratio}), latency_ms={**base.latency_ms, "p99": 1.2 * base.latency_ms["p99"]})
+    result = evaluate(parse_gate("p99<=baseline*1.05"), new, base)
+    assert result.passed and result.value == pytest.approx(1.02 * base.latency_ms["p99"])
+
+
 def test_without_a_ratio_both_intervals_count() -> None:
     base = _subject(latency_ci95_ms=dict.fromkeys(LATENCY_KEYS, (60.0, 160.0)))
     new = _subject(latency_ms=dict.fromkeys(LATENCY_KEYS, 150.0), latency_ci95_ms={"p99": (145.0, 155.0)})

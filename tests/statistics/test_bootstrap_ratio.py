@@ -283,6 +283,43 @@ def test_a_tail_in_few_stretches_is_decided_where_the_mean_is_and_both_agree() -
     assert judge(arm_ratios(base, only_tail, seed=0)["p99"]) == "undecided"
 
 
+# --- many short rounds, each one observation ---------------------------------------------------------------
+
+
+def test_many_short_rounds_decide_a_tail_of_few_requests() -> None:
+    """20 rounds of 100 requests, a restart each: one request of each lies beyond p99, too few for blocks."""
+    unknown = np.full(20, math.nan)
+    passed = [0, 0]
+    for seed in range(20):
+        arms = _arms(np.random.default_rng(seed), 100, 20, restart=0.01, pauses=0.0)
+        by_blocks, by_rounds = (ratio_of(*arms, "p99", seed=0, control=each) for each in (None, unknown))
+        passed = [passed[0] + (by_blocks.bounds[1] < 1.1), passed[1] + (by_rounds.bounds[1] < 1.1)]
+        assert by_rounds.bounds[0] <= by_rounds.lo <= by_rounds.value <= by_rounds.hi <= by_rounds.bounds[1]
+    assert passed[0] < passed[1] and passed[1] >= 16, passed
+
+
+def test_fewer_rounds_than_eight_are_not_enough_observations() -> None:
+    arms = _arms(np.random.default_rng(3), 100, 7)
+    assert ratio_of(*arms, "p99", seed=0, control=np.full(7, math.nan)) == ratio_of(*arms, "p99", seed=0)
+
+
+def test_rounds_that_agree_do_not_pass_a_part_of_the_traffic_that_is_slower() -> None:
+    """One part in four has all slow requests, and they take twice as long; the other parts are as they were."""
+    rng = np.random.default_rng(4)
+    base = [rng.lognormal(0, 0.1, 100) * (10 if k % 4 == 0 else 1) for k in range(24)]
+    new = [each * rng.lognormal(0, 0.01) * (2 if k % 4 == 0 else 1) for k, each in enumerate(base)]
+    found = ratio_of(base, new, "p99", seed=0, control=np.full(24, math.nan))
+    assert found.value == pytest.approx(2**0.25, rel=0.05)
+    assert found.bounds[1] > 1.8, "the ratio of all requests together is 2"
+
+
+def test_a_round_without_latencies_is_no_observation() -> None:
+    base, new = _arms(np.random.default_rng(5), 100, 9)
+    new[3] = np.full(100, math.nan)
+    found = ratio_of(base, new, "p50", seed=0, control=np.zeros(9))
+    assert all(map(math.isnan, found.bounds))
+
+
 # --- rates of error and of success -------------------------------------------------------------------------
 
 
