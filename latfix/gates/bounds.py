@@ -218,6 +218,9 @@ def _in_rounds(estimate: RatioEstimate, subject: GateSubject, limit: float) -> M
     if need is None:
         return More("too close to the limit to decide by any sensible number of replays")
     rounds, each = f"about {counted(need.rounds, 'more round')} of both", f"{counted(need.requests, 'request')} each"
+    if subject.round_s is not None:
+        seconds = need.rounds * subject.round_s
+        return More(f"{rounds} ({_duration(seconds)} with starts) would decide it", need.requests, seconds / 60)
     if subject.rate_rps is None:
         return More(f"{rounds} ({each}) would decide it", need.requests)
     minutes = 2 * need.requests / subject.rate_rps / 60

@@ -224,9 +224,9 @@ def _interval_name(held: Held) -> str:
     """Bounds of a paired ratio are wider than its 95 % interval and are labeled with their level."""
     if held.baseline is not None:
         if held.estimate is not None and held.estimate.decision is not None:
-            return f"decided at {100 * held.estimate.level:.3g} % by"
+            return f"{100 * (1 - held.estimate.level):.6g} % bounds"
         if held.estimate is None and held.gate.is_latency:
-            return f"decided at {100 * FINAL.level:.3g} % by"
+            return f"{100 * (1 - FINAL.level):.6g} % bounds"
     return "95 % interval"
 
 

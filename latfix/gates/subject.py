@@ -49,6 +49,7 @@ class GateSubject:
     :param trustworthy: False if the replay itself was too late for latencies to mean anything.
     :param partial: the run did not reach its end.
     :param losses_known: False if a recording does not say how requests ended.
+    :param round_s: seconds that a further round of a comparison would take; ``None`` if unknown.
     """
 
     latency_ms: Mapping[str, float]
@@ -63,6 +64,7 @@ class GateSubject:
     trustworthy: bool = True
     partial: bool = False
     losses_known: bool = True
+    round_s: float | None = None
 
     @property
     def total(self) -> int:

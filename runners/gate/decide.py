@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from latfix.errors import InputError
-from latfix.formatting import counted, significant
+from latfix.formatting import counted, key_label, significant
 from latfix.gates.evaluate import GateResult, check_gates, evaluate
 from latfix.gates.syntax import Gate
 from latfix.profilers.causes.host.core_takers import disturbance, disturbed_replays
@@ -32,6 +32,7 @@ class Decision:
     """Result of the rounds.
 
     :param comparison: of all rounds that count, with the gates; ``None`` if none does.
+    :param round_s: seconds that a round took, with the starts of its processes; ``None`` before the first.
     :param late: number of rounds that do not count because something else on the machine delayed the replayer.
     :param interrupted: Ctrl-C ended it; only complete rounds count.
     """
@@ -39,6 +40,7 @@ class Decision:
     comparison: Comparison | None = None
     rounds: list[Round] = field(default_factory=list)
     late: int = 0
+    round_s: float | None = None
     interrupted: bool = False
 
     @property
@@ -58,7 +60,7 @@ def check(gates: Sequence[Gate]) -> None:
     for gate in gates:
         if gate.is_latency and gate.metric not in RATIO_KEYS:
             raise InputError(
-                f"--gate {gate.text}: found {gate.metric}, which short rounds cannot measure; "
+                f"--gate {gate.text}: found {key_label(gate.metric)}, which short rounds cannot measure; "
                 f"expected one of {', '.join(RATIO_KEYS)}"
             )
 
@@ -94,6 +96,7 @@ def decide(
                 decision.late += 1
             if number == 1:
                 most = 1 + int(max(left_s, 0.0) / took)
+            decision.round_s = (clock() - until + budget_s) / number
             on_round(found, number, most)
             last = number >= most or left_s < took
             enough = len(decision.rounds) >= FIRST_LOOK
@@ -143,6 +146,7 @@ def _look(decision: Decision, gates: Sequence[Gate], most: int, seed: int, *, la
     drift = np.array([found.drift for found in decision.rounds])
     comparison = compare_rounds(before, after, seed=seed, rule=rule, control=drift)
     new, base = comparison.gate_subjects()
+    new = replace(new, round_s=decision.round_s)
     results: tuple[GateResult, ...] = tuple(evaluate(gate, new, base) for gate in gates)
     return comparison.gated(results)
 

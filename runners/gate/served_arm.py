@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -22,6 +24,9 @@ from latfix.traffic.schedule import Traffic
 #: Time limit from the start of a service to its first answers.
 _START_LIMIT_S = 180.0
 _RETRY_S = 0.05
+#: How long a service may answer with errors; one that is loading (HTTP 503) may do so until the limit of its start.
+_ERRORS_LIMIT_S = 20.0
+_LOADING = "HTTP 503"
 #: Time limit for a service to end after a signal.
 _END_LIMIT_S = 10.0
 
@@ -73,7 +78,8 @@ class ServedArm:
     def _started(self) -> int:
         """Start the service and send requests until it answers; returns its process id.
 
-        :raises LatfixError: it does not answer in time, or has ended.
+        :raises InputError: it keeps answering that the requests are wrong (HTTP 4xx).
+        :raises RunnerError: it does not answer in time, keeps failing, or has ended.
         """
         if self._answers():
             raise RunnerError(
@@ -84,26 +90,33 @@ class ServedArm:
             self._process = process = subprocess.Popen(
                 self.command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        attempt, why = 0, ""
+        attempt, why, erring = 0, "nothing listens there", math.inf
         while time.monotonic() - begun < _START_LIMIT_S:
             if (code := process.poll()) is not None:
                 raise RunnerError(f"{self.label}: {self.command!r} ended with {code}{self._last_line()}")
+            if not self._answers():
+                time.sleep(_RETRY_S)
+                continue
+            attempt += 1
+            folder = self.log.with_name(f"{self.label}-warm")
+            shutil.rmtree(folder, ignore_errors=True)
             try:
-                self.reach()
-                attempt += 1
-                folder = new_folder(self.log.with_name(f"{self.label}-warm"))
-                http_session.run(folder, self.make(self.warm, process.pid))
+                http_session.run(new_folder(folder), self.make(self.warm, process.pid))
             except LatfixError as error:
-                why = error.message
+                why, erring = error.message, min(erring, time.monotonic())
+                if _LOADING not in why and time.monotonic() - erring > _ERRORS_LIMIT_S:
+                    raise type(error)(f"{self.label}: {self.command!r} answers with errors only: {why}") from error
                 time.sleep(_RETRY_S * 2 ** min(attempt, 6))
             else:
                 self.start_s = time.monotonic() - begun
                 return process.pid
-        raise RunnerError(f"{self.label}: {self.command!r} did not answer within {_START_LIMIT_S:.0f} s: {why}")
+        raise RunnerError(
+            f"{self.label}: {self.command!r} did not answer within {_START_LIMIT_S:.0f} s: {why}{self._last_line()}"
+        )
 
     def _last_line(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f": {lines[-1][:200]} (all output: {self.log})" if lines else ""
+        return f": {lines[-1][:200]} (with --out, all of its output is in {self.log.name})" if lines else ""
 
     def restart(self) -> None:
         """Do nothing: the service ends after each replay."""

@@ -326,17 +326,22 @@ def test_rounds_of_both_arms_decide_a_ratio() -> None:
     new = _subject(ratio={"p99": ratio})
     result = evaluate(parse_gate("p99<=baseline*1.05"), new, _subject())
     assert result.passed is None
-    assert "more rounds of both" in result.reason and "decided at 0.5 % by 85 ms to 112 ms" in result.reason
+    assert "more rounds of both" in result.reason and "99.5 % bounds 85 ms to 112 ms" in result.reason
     assert result.more_requests is not None and result.more_minutes is not None
     # Both arms are replayed: a request of each takes twice the time of one.
     assert result.more_minutes == pytest.approx(2 * result.more_requests / 50 / 60)
+    # Starts of processes count, where they are known.
+    timed = evaluate(parse_gate("p99<=baseline*1.05"), replace(new, round_s=60.0), _subject())
+    assert timed.more_requests == result.more_requests and timed.more_minutes == float(
+        timed.reason.split("about ")[1][0]
+    )
 
 
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        ((0.3, float("inf")), "by 30 ms to no bound"),
-        ((0.3, 1e8), "by 30 ms to no bound"),
+        ((0.3, float("inf")), "bounds 30 ms to no bound"),
+        ((0.3, 1e8), "bounds 30 ms to no bound"),
         ((1e-8, 1e8), ", and so few replays cannot tell:"),
         ((float("nan"), float("nan")), ""),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,11 +153,15 @@ def _side(text: str, workload: str, traffic: Path | None, profile: str) -> tuple
         )
     path = Path(text)
     holds = {name: path.is_dir() and (path / name).is_file() for name in (PLAN_FILE, SPEC_FILE)}
+    if not path.exists() and " " in text:
+        raise InputError(f"{text}: found no such file; a command that starts a service needs --address URL")
     if holds[SPEC_FILE] or not (path.suffix == ".toml" or path.is_dir()) or path.name == SPEC_FILE:
         spec = load_spec(text, traffic=traffic, profile=profile)
         return spec, spec.settings
     if not workload:
-        raise InputError(f"{text}: found no workload there; a plan or another folder needs --workload")
+        raise InputError(
+            f"{text}: found no workload there; a plan or another folder needs --workload, a command --address"
+        )
     if path.suffix == ".toml" or holds[PLAN_FILE]:
         from latfix.runners.host.apply_plan import with_plan
 
@@ -174,13 +179,17 @@ def _records(out: Path | None, *, force: bool) -> Iterator[Path]:
     """The folder of the records: ``--out``, or a temporary one."""
     from latfix.cli.shared.diagnose_flow import kept_or_temporary
 
-    if out is not None and force and out.is_dir() and any(out.iterdir()):
+    if out is not None and out.is_dir() and any(out.iterdir()):
         # A failed gate leaves only the logs of its services.
-        if not any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log")):
+        earlier = any((out / name).is_file() for name in ("comparison.json", f"{_LABELS[0]}.log"))
+        if earlier and not force:
+            raise InputError(f"{out}: found the folder of an earlier gate; --force replaces it")
+        if force and not earlier:
             raise InputError(
                 f"{out}: found a folder that latfix gate did not write; --force only replaces such a folder"
             )
-        shutil.rmtree(out)
+        if force:
+            shutil.rmtree(out)
     with kept_or_temporary(out, "latfix-gate-") as folder:
         yield folder
 
@@ -193,17 +202,22 @@ def _rounds(
     from latfix.runners.gate.decide import decide, with_causes
     from latfix.runners.gate.paired_rounds import replay_rounds
     from latfix.runners.gate.traffic_parts import cut, part_seconds
+    from latfix.statistics.group_sequential import FIRST_LOOK
 
     lines, until = ReplayLines(), time.monotonic() + budget_s
     try:
+        lines.say(f"starting {_LABELS[0]} once, to see how long that takes")
         arms[0].running()
         parts = cut(schedule, part_seconds(schedule, budget_s, arms[0].start_s))
         lines.say(_parts_words(parts))
 
         def show(found: Round, number: int, most: int) -> None:
-            lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {until - time.monotonic():.0f} s left")
+            left = max(until - time.monotonic(), 0.0)
+            lines.say(f"round {number} of at most {most}: {_median_ms(found)}, {left:.0f} s left")
+            if number == 1 and most < FIRST_LOOK:
+                lines.say(_too_few_words(most, time.monotonic() - begun, arms[0].start_s))
 
-        rounds = replay_rounds(*arms, parts, folder, lines.hidden, seed=seed)
+        rounds, begun = replay_rounds(*arms, parts, folder, lines.hidden, seed=seed), time.monotonic()
         decision = decide(gates, rounds, budget_s=until - time.monotonic(), seed=seed, on_round=show)
         decision.comparison = with_causes(decision, seed)
         return decision
@@ -220,6 +234,18 @@ def _parts_words(parts: Sequence[Traffic]) -> str:
     many = f"{count(min(sizes))} to " if min(sizes) < max(sizes) else ""
     each = f"{many}{counted(max(sizes), 'request')}, {seconds(parts[0].duration_s)} each"
     return f"rounds of {each}; {counted(len(parts), 'part')} of the traffic"
+
+
+def _too_few_words(most: int, round_s: float, start_s: float) -> str:
+    """Fewer rounds than five decide only large differences."""
+    from latfix.formatting import counted
+    from latfix.statistics.bootstrap_ratio import ROUNDS_ALONE
+
+    wanted = math.ceil(ROUNDS_ALONE * round_s / 60)
+    return (
+        f"warning: the budget holds {counted(most, 'round')} of {round_s:.0f} s (a start takes {start_s:.0f} s), "
+        f"which decide only large differences; expected {ROUNDS_ALONE} or more: --budget {wanted}m"
+    )
 
 
 def _median_ms(found: Round) -> str:

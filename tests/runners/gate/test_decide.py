@@ -144,7 +144,7 @@ def test_a_gate_without_a_baseline_is_judged_at_the_end() -> None:
     ("gate", "found"),
     [
         ("", "found none"),
-        ("p99.9<=baseline*1.1", "found p99_9, which short rounds cannot measure"),
+        ("p99.9<=baseline*1.1", "found p99.9, which short rounds cannot measure"),
         ("max<1s", "found max, which short rounds cannot measure"),
         ("p99<history*1.1", "found no history"),
         ("accuracy>=0.9", "found no accuracy"),

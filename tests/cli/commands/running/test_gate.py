@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfix.cli.commands.running.gate import _parts_words, _records, _side
+from latfix.cli.commands.running.gate import _parts_words, _records, _side, _too_few_words
 from latfix.config.plan import Plan, PlannedFix, write_plan
 from latfix.errors import InputError
 from latfix.traffic.schedule import Traffic
@@ -35,8 +35,10 @@ def starter(cli: Cli, tmp_path: Path) -> Path:
         (("recommender", "http://localhost:1", *GATE), "found an address"),
         (
             ("recommender", "nowhere.toml", *GATE),
-            "found no workload there; a plan or another folder needs --workload",
+            "found no workload there; a plan or another folder needs --workload, a command --address",
         ),
+        (("recommender", "uvicorn app:app", *GATE), "a command that starts a service needs --address URL"),
+        (("recommender", "recommender", "--gate", "p99.9<=baseline*1.1"), "found p99.9, which short rounds"),
         (("recommender", "recommender", *GATE, "--undecided", "maybe"), "expected fail or pass"),
         (("recommender", "recommender", *GATE, "--budget", "soon"), "--budget: found 'soon'"),
     ],
@@ -64,6 +66,8 @@ def test_a_folder_is_replaced_only_when_forced_and_only_an_earlier_gate_s(tmp_pa
         with pytest.raises(InputError, match=r"not empty|did not write"), _records(old, force=force):
             pass
     (old / "comparison.json").write_text("{}")
+    with pytest.raises(InputError, match="--force replaces it"), _records(old, force=False):
+        pass
     with _records(old, force=True) as folder:
         assert not any(path for path in folder.iterdir() if path.name == "mine.txt")
     with _records(None, force=False) as folder:
@@ -141,6 +145,27 @@ def test_a_command_that_does_not_serve(cli: Cli, served: Any) -> None:
     assert code == 4 and "base: 'echo no module app; exit 3' ended with 3: no module app" in err
     code, _, err = cli("gate", "true", "true", *place, "--gate", "p50<=baseline*2", "--workload", "w")
     assert code == 2 and "--workload: found http://127.0.0.1" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("status", "exit_code"), [(500, 4), (422, 2)])
+def test_a_command_that_answers_with_errors(
+    cli: Cli, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, exit_code: int
+) -> None:
+    monkeypatch.setattr("latfix.runners.gate.served_arm._ERRORS_LIMIT_S", 0.0)
+    command, place = served
+    server = tmp_path / "server.py"
+    server.write_text(server.read_text().replace("send_response(200)", f"send_response({status})"))
+    code, _, err = cli("gate", command(0.0), command(0.0), *place, "--gate", "p50<=baseline*1.5", "--budget", "10s")
+    assert code == exit_code and "answers with errors only" in err and f"HTTP {status}" in err
+
+
+def test_a_budget_of_few_rounds_is_noted() -> None:
+    words = _too_few_words(2, 100.0, 40.0)
+    assert words == (
+        "warning: the budget holds 2 rounds of 100 s (a start takes 40 s), which decide only large differences; "
+        "expected 8 or more: --budget 14m"
+    )
 
 
 def test_rounds_are_announced_with_the_sizes_of_all_parts() -> None:
