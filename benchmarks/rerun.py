@@ -58,7 +58,7 @@ CATALOGUE = {
         command="{python} -m benchmarks.optimize.typical_run --runs 9 --out {file}", measures=_OPTIMIZER
     ),
     "gate_power.json": Result(
-        command="{python} -m benchmarks.gates.gate_power --simulated 100",
+        command="{python} -m benchmarks.gates.gate_power; {python} -m benchmarks.gates.gate_services",
         measures=("latfix/statistics", "runners/gate"),
     ),
     "gates.json": Result(

@@ -1,6 +1,6 @@
 """How often ``latfix gate`` decides correctly about an unchanged or slower service within a budget of five minutes.
 
-    python benchmarks/gate_power.py [--comparisons 200] [--worlds steady drift] [--statistics mean p99]
+    python benchmarks/gate_power.py [--comparisons 100] [--worlds steady drift] [--statistics mean p99]
         short rounds of queues on simulated machines (gate_worlds.py), decided by the code of the command
 
 Every line is one world, statistic, change and limit: shares of comparisons that were decided right, wrong, or not,
@@ -41,7 +41,7 @@ MINUTES, ROUNDS, REQUESTS = 5.0, 28, 100
 #: Resamples of the interval of fewer than eight rounds; the command draws 400.
 REPLICATES = 100
 QUANTILES: dict[str, float | None] = {"mean": None, "p50": 0.5, "p95": 0.95, "p99": 0.99}
-SIMULATED = ("steady", "drift", "neighbors", "restarts 4 %", "frequent pauses")
+SIMULATED = ("steady", "drift", "neighbors", "restarts 4 %", "frequent pauses", "rare pauses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +66,25 @@ CASES = (GateCase(1.0, 1.1), GateCase(1.0, 1.0), GateCase(1.1, 1.0), GateCase(1.
 
 
 def decided(base: list[Floats], new: list[Floats], drift: Floats, key: str, limit: float) -> tuple[str, int]:
-    """``passed``, ``failed`` or ``undecided``, and after how many rounds.
+    """``passed``, ``failed`` or ``undecided``, and after how many of the rounds, which are all that the budget holds.
 
     The bounds, which take long, are computed only where the rounds alone, a part of them, would decide.
     """
-    each = log_ratios(base, new, QUANTILES[key])
-    for count in range(FIRST_LOOK, ROUNDS + 1):
-        level = look_level(count, ROUNDS, last=count == ROUNDS)
+    each, most = log_ratios(base, new, QUANTILES[key]), len(base)
+    for count in range(min(FIRST_LOOK, most), most + 1):
+        level = look_level(count, most, last=count == most)
         some, control = each[:count], drift[:count]
-        alone = between(some, level) if count < ROUNDS_ALONE else fit_control(some, control).between(some, level)
-        if abs(alone[0] - math.log(limit)) <= alone[1]:
-            continue
-        low, high = arm_ratios(
-            base[:count],
-            new[:count],
-            seed=0,
-            replicates=REPLICATES,
-            keys=[key],
-            rule=Rule(level=level),
-            control=control,
-        )[key].bounds
+        if count >= FIRST_LOOK:
+            plain = count < ROUNDS_ALONE
+            alone = between(some, level) if plain else fit_control(some, control).between(some, level)
+            if abs(alone[0] - math.log(limit)) <= alone[1]:
+                continue
+        rule, arms = Rule(level=level), (base[:count], new[:count])
+        found = arm_ratios(*arms, seed=0, replicates=REPLICATES, keys=[key], rule=rule, control=control)
+        low, high = found[key].bounds
         if high <= limit or low > limit:
             return "passed" if high <= limit else "failed", count
-    return "undecided", ROUNDS
+    return "undecided", most
 
 
 def service_factor(world: World, key: str, change: float) -> float:
@@ -139,7 +135,7 @@ def line(case: GateCase, outcomes: list[tuple[str, int]]) -> dict[str, Any]:
 def main() -> int:
     """Simulate the requested worlds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--comparisons", type=int, default=200, help="of each line")
+    parser.add_argument("--comparisons", type=int, default=100, help="of each line")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(SIMULATED))
     parser.add_argument("--statistics", nargs="+", choices=list(QUANTILES), default=list(QUANTILES))
     parser.add_argument("--seed", type=int, default=0, help="of the first comparison")
