@@ -1,6 +1,6 @@
 """How often ``latfix gate`` decides correctly about an unchanged or slower service within a budget of five minutes.
 
-    python benchmarks/gate_power.py [--comparisons 100] [--worlds steady drift] [--statistics mean p99]
+    python -m benchmarks.gates.gate_power [--comparisons 100] [--worlds steady drift] [--statistics mean p99]
         short rounds of queues on simulated machines (gate_worlds.py), decided by the code of the command
 
 Every line is one world, statistic, change and limit: shares of comparisons that were decided right, wrong, or not,
@@ -11,10 +11,7 @@ than those in the file, for development.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gate_worlds import WORLDS, Bench, Floats, World, bisect
-from gates import machine, text_of
 
+from benchmarks.gates.gate_worlds import WORLDS, Bench, Floats, World, bisect
+from benchmarks.result_file import RESULTS, earlier_result, write_result
 from latfix.runners.replay.run_session import versions
 from latfix.statistics.bootstrap_ratio import ROUNDS_ALONE, arm_ratios
 from latfix.statistics.control_variate import fit_control
@@ -139,9 +136,10 @@ def main() -> int:
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(SIMULATED))
     parser.add_argument("--statistics", nargs="+", choices=list(QUANTILES), default=list(QUANTILES))
     parser.add_argument("--seed", type=int, default=0, help="of the first comparison")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gate_power.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gate_power.json")
     options = parser.parse_args()
     print(f"{'':<28}{'gate':<24}right  wrong  undecided  minutes")
+    document = earlier_result(options.out)
     for world in options.worlds:
         for key in options.statistics:
             lines = {}
@@ -149,20 +147,9 @@ def main() -> int:
                 shares = "".join(f"{100 * found[share]:>7.1f}" for share in ("right", "wrong", "undecided"))
                 print(f"{world:<18}{key:<10}{name:<24}{shares}{found['minutes']:>11}", flush=True)
                 lines[name] = found
-            save(options.out, {f"{world}, {key}": lines})
+            document[f"{world}, {key}"] = lines
+        write_result(options.out, document | {"versions": versions()}, levels=2)
     return 0
-
-
-def save(out: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Replace entries of a results file; each gets its commit and date."""
-    how = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(how, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
-    document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    measured = {"commit": commit, "date": datetime.date.today().isoformat()}
-    document |= {name: {**measured, **entry} for name, entry in entries.items()}
-    document.update(machine=machine(), versions=versions())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text_of(document, levels=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

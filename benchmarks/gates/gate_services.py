@@ -1,7 +1,7 @@
 """Minutes that ``latfix gate`` needs on real services, unchanged and slower.
 
-    python benchmarks/gate_services.py                                     all nine cells, five minutes each
-    python benchmarks/gate_services.py --services example --changes 1.3 --budget 2m
+    python -m benchmarks.gates.gate_services                                     all nine cells, five minutes each
+    python -m benchmarks.gates.gate_services --services example --changes 1.3 --budget 2m
 
 The services: ``service``, examples/plain_service.py with uvicorn, started by commands; ``recommender``; and
 ``example`` of ``latfix init``. A slower copy computes 1.1 or 1.3 times as long. A cell replays rounds until the
@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gate_power import CASES, QUANTILES, decided, save
-from gate_worlds import Floats
 
+from benchmarks.gates.gate_power import CASES, QUANTILES, decided
+from benchmarks.gates.gate_worlds import Floats
+from benchmarks.result_file import RESULTS, ROOT, earlier_result, write_result
 from latfix.cli.shared.address_flow import AddressOptions, served_arm, spec_of
 from latfix.cli.shared.options import parse_budget
-from latfix.cli.shared.replay_progress import unwatched
+from latfix.cli.shared.replay_progress import ReplayLines
 from latfix.cli.shared.starter_workload import write_starter
 from latfix.config.workload_toml import WorkloadSpec, load_spec, read_spec
 from latfix.run_record.run_record import RunRecord
@@ -44,7 +45,7 @@ from latfix.traffic.io.reader import read_traffic
 from latfix.traffic.schedule import Traffic
 from latfix.traffic.transforms import limit
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 CHANGES = tuple(dict.fromkeys(case.change for case in CASES))
 DRAWS = 100
 _WARM = 10
@@ -136,7 +137,7 @@ def record(arms: Sides, traffic: Traffic, folder: Path, budget_s: float, decide_
     until, found = time.monotonic() + budget_s, []
     arms[0].running()
     parts = cut(traffic, part_seconds(traffic, decide_s, arms[0].start_s))
-    with contextlib.closing(replay_rounds(*arms, parts, folder, unwatched, seed=0)) as rounds:
+    with contextlib.closing(replay_rounds(*arms, parts, folder, ReplayLines().hidden, seed=0)) as rounds:
         while True:
             begun = time.monotonic()
             one = next(rounds)
@@ -188,9 +189,10 @@ def main() -> int:
     parser.add_argument("--changes", nargs="+", type=float, choices=CHANGES, default=list(CHANGES))
     parser.add_argument("--budget", default="5m", help="of each cell's replays")
     parser.add_argument("--decide", default="5m", help="of one decision")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gate_power.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gate_power.json")
     options = parser.parse_args()
     budget_s, decide_s = parse_budget(options.budget), parse_budget(options.decide)
+    document = earlier_result(options.out)
     for service in options.services:
         for change in options.changes:
             begun = time.monotonic()
@@ -204,7 +206,8 @@ def main() -> int:
                 found = cell(rounds, change, min(budget_s, decide_s))
             took = time.monotonic() - begun
             print(f"{service}, x{change:g}: {json.dumps(found, indent=1)}\n{took:.0f} s", flush=True)
-            save(options.out, {f"{service}, x{change:g}": {**found, "minutes_taken": round(took / 60, 1)}})
+            document[f"{service}, x{change:g}"] = {**found, "minutes_taken": round(took / 60, 1)}
+            write_result(options.out, document, levels=3)
     return 0
 
 

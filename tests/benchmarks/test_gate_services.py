@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.gates import gate_services
 from latfix.runners.gate.paired_rounds import Round
 from tests.runners.gate.test_decide import record
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-gate_services: Any = import_module("gate_services")  # scripts import each other without a package
 
 
 @pytest.mark.parametrize("service", ["service", "recommender", "example"])
