@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from tests.runners.gate.test_decide import record
 
 @pytest.mark.parametrize("service", ["service", "recommender", "example"])
 def test_both_sides_differ_in_their_computation_alone(service: str, tmp_path: Path) -> None:
-    (base, head), traffic = gate_services.sides(service, 1.3, tmp_path)
+    arms, traffic = gate_services.sides(service, 1.3, tmp_path)
+    base, head = cast(tuple[Any, Any], arms)
     assert len(traffic) > 100
     if service == "service":
         commands = [arm.command.partition(" exec ") for arm in (base, head)]
