@@ -204,7 +204,8 @@ SAMPLE_FIELDS: tuple[str, ...] = ("t_ns", "series", "value")
 #: is estimated to take; runner.left_to_faster: how often a free worker left waiting requests to others;
 #: runner.probes: how often a slow one was tried
 #: of a process that serves over HTTP, all of its threads and children together: server.cpu_ns, server.runq_ns,
-#: server.threads, server.minflt, server.majflt, server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
+#: server.threads, server.cores (on which it may run), server.minflt, server.majflt, server.disk_ns (waits for disks),
+#: server.vcsw, server.icsw, server.rss_bytes, server.throttled_ns,
 #: server.processes, server.futex.<place>, server.futex_one, server.futex_python, server.epoll (threads that wait);
 #: metrics.<name>: its figures under /metrics
 #: poll.<probe>_ns: duration of the probe's own poll

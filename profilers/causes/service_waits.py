@@ -83,7 +83,8 @@ def _loop_sentence(evidence: Evidence, figures: TailFigures) -> str:
         return f"{own_and_propagated(figures)}."
     return (
         f"{counted(len(held), 'time')} the service answered no request, for up to {from_ns(held.longest_ns)}, "
-        f"because its event loop did not return to waiting for events; {evidence.locks.caller}; {own_and_propagated(figures)}."
+        f"because its event loop did not return to waiting for events; {evidence.locks.caller}; "
+        f"{own_and_propagated(figures)}."
     )
 
 

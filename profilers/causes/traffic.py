@@ -64,9 +64,9 @@ def _sharing(evidence: Evidence, figures: TailFigures, *, growing: bool) -> str:
     backlog = "kept growing" if growing else "did not keep growing"
     return (
         f"the service's process used up to {shared.cores:.1f} cores at once, and "
-        f"{milliseconds(shared.work_ns / 1e6)} of them for a typical request; with these, {figures.requests} requests "
-        f"waited for the work of others that came at the same time, up to {milliseconds(figures.largest_ms)}; the "
-        f"backlog {backlog}."
+        f"{milliseconds(shared.work_ns / 1e6)} of them for a typical request; with these, {figures.requests} "
+        f"requests waited for the work of others that came at the same time, up to "
+        f"{milliseconds(figures.largest_ms)}; the backlog {backlog}."
     )
 
 

@@ -22,6 +22,10 @@ from latfix.profilers.evidence.intervals import Intervals
 from latfix.profilers.evidence.known_pauses import Pauses, collect_pauses
 from latfix.profilers.evidence.outside.lock_waits import LockWaits, find_lock_waits, servers_of
 from latfix.profilers.evidence.outside.outside_view import (
+    DISK,
+    MAJOR_FAULTS,
+    Counter,
+    apportioned,
     as_served,
     divided,
     least_idle,
@@ -210,6 +214,18 @@ class Evidence:
         figures = np.zeros(len(self.batches["batch_id"]), np.int64)
         figures[self.batch_of[served]] = per_request[served]
         return figures
+
+    def paged_in(self, name: str) -> Ints:
+        """Nanoseconds of each unit in which a service behind an address waited for a disk because of page faults.
+
+        The kernel's count of waits for disks, where memory was read from one; at most the unit's unusual idle time.
+        """
+        unit, idle = self.units[name], self.process_idle(name)
+        usual = self.norms.of(f"idle.{name}", partial(whole_median, idle))
+        disk = Counter.of(self.samples, DISK)
+        faults = Counter.of(self.samples, MAJOR_FAULTS).grown_around(unit.start, unit.end)
+        waited = np.where(faults > 0, disk.grown_around(unit.start, unit.end), 0.0)
+        return apportioned(disk, unit.end, np.maximum(idle - usual, 0), waited)
 
     def waits_for_others(self, name: str) -> Waits:
         """Waits in each unit for other requests in the process of a service behind an address."""

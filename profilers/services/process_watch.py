@@ -14,6 +14,9 @@ from latfix.profilers.services.thread_waits import ThreadWaits
 
 Reading = dict[str, float]
 
+#: Nanoseconds of the kernel's clock tick; place in ``stat`` of the ticks in which a thread waited for a disk, which
+#: are counted with ``kernel.task_delayacct``.
+_TICK_NS, _DISK_TICKS = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), 39
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Most threads to read at every poll.
 _MOST_THREADS = 512
@@ -39,8 +42,10 @@ class ProcessWatch:
         self._times: dict[str, tuple[int, int]] = {}
         self._faults: dict[int, tuple[int, int]] = {}
         self._switches: dict[str, tuple[int, int]] = {}
-        #: Totals of ended threads: on-CPU time and run-queue delay; voluntary and involuntary switches.
+        self._disk: dict[str, int] = {}
+        #: Totals of ended threads: on-CPU time and run-queue delay; voluntary and involuntary switches; disk ticks.
         self._ended_times = self._ended_switches = (0, 0)
+        self._ended_disk = 0
         self.processes: tuple[int, ...] = ()
         self._counted = 0
         self.look_around()
@@ -100,13 +105,16 @@ class ProcessWatch:
         return reading | self._waits.read()
 
     def read_slow(self) -> Reading:
-        """Page faults, context switches, resident memory, processes, usable cores; and :meth:`look_around`."""
+        """Page faults, waits for disks, context switches, resident memory, processes and usable cores.
+
+        Also does :meth:`look_around`.
+        """
         self.look_around()
         cores: set[int] = set()
         resident = 0
         for pid in self.processes:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = (self._proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                fields = _fields(self._proc / str(pid) / "stat")
                 self._faults[pid] = (int(fields[7]), int(fields[9]))
                 resident += int((self._proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
         for thread in self._threads:
@@ -114,11 +122,14 @@ class ProcessWatch:
                 status = (self._proc / thread / "status").read_text(errors="replace")
                 self._switches[thread] = _switches(status)
                 cores |= _cores(status)
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                self._disk[thread] = int(_fields(self._proc / thread / "stat")[_DISK_TICKS])
         minor, major = _sum((0, 0), *self._faults.values())
         voluntary, involuntary = _sum(self._ended_switches, *self._switches.values())
         return {
             "server.minflt": minor,
             "server.majflt": major,
+            "server.disk_ns": (self._ended_disk + sum(self._disk.values())) * _TICK_NS,
             "server.vcsw": voluntary,
             "server.icsw": involuntary,
             "server.rss_bytes": resident,
@@ -144,6 +155,7 @@ class ProcessWatch:
         self._threads.pop(thread).close()
         self._ended_times = _sum(self._ended_times, self._times.pop(thread, (0, 0)))
         self._ended_switches = _sum(self._ended_switches, self._switches.pop(thread, (0, 0)))
+        self._ended_disk += self._disk.pop(thread, 0)
 
     def _tree(self, pid: int) -> list[int]:
         """The process and its descendants."""
@@ -162,6 +174,11 @@ class ProcessWatch:
 
 def _sum(*pairs: tuple[int, int]) -> tuple[int, int]:
     return sum(first for first, _ in pairs), sum(second for _, second in pairs)
+
+
+def _fields(stat: Path) -> list[str]:
+    """The fields of ``stat`` from the third on; the second, a name, may contain spaces."""
+    return stat.read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _cores(status: str) -> set[int]:

@@ -103,11 +103,16 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     return Claim(units=units)
 
 
+def _preempted(evidence: Evidence) -> str:
+    _, switches = evidence.series("server.icsw")
+    return f", and were taken off one {np.ptp(switches):,.0f} times" if len(switches) else ""
+
+
 def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
     delay = (evidence.units["finish"].runq + evidence.of_batch(evidence.units["compute"].runq))[evidence.ok]
     return (
         "while a request was at the service, the service's threads were runnable without a core for "
-        f"{median_and_p99(delay)}{_takers_clause(evidence)}; {own_and_propagated(figures)}."
+        f"{median_and_p99(delay)}{_preempted(evidence)}{_takers_clause(evidence)}; {own_and_propagated(figures)}."
     )
 
 

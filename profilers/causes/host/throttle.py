@@ -60,7 +60,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
         unit = evidence.units[name]
         grown = np.rint(np.minimum(throttled.grown(unit.start, unit.end), unit.end - unit.start)).astype(np.int64)
         delayed = np.minimum(grown, left.runq(name))
-        stopped = np.minimum(np.minimum(grown - delayed, evidence.process_idle(name)), left.cpu_excess(name))
+        stopped = np.minimum(grown - delayed, left.cpu_excess(name))
         units[name] = Parts(runq=delayed, cpu=stopped)
     return Claim(units=units)
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from latfix.arrays import Floats, Ints
+from latfix.formatting import from_ns
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, own_and_propagated
 from latfix.profilers.causes.memory.heap_growth import heap_faults
+from latfix.profilers.evidence.outside.outside_view import DISK, MAJOR_FAULTS, MINOR_FAULTS, Counter, apportioned
 from latfix.profilers.evidence.units import REQUEST_UNITS, Evidence
 
 #: The run corrects the calibrated price within these factors if enough units faulted heavily.
@@ -82,6 +84,39 @@ def _interval(evidence: Evidence) -> str:
     return f": {ends[0][-1]:.0f} to {ends[1][-1]:.0f} ns" if all(map(len, ends)) else ""
 
 
+def _outside(evidence: Evidence, left: Left) -> Claim:
+    """Faults of the process of a service behind an address, counted four times a second.
+
+    Minor ones have a usual price, since those of another process cannot be calibrated.
+    """
+    minor, units = Counter.of(evidence.samples, MINOR_FAULTS), {}
+    for name in ("compute", "finish"):
+        unit = evidence.units[name]
+        price = evidence.setup.minor_fault_ns * minor.grown_around(unit.start, unit.end)
+        waited = np.minimum(evidence.paged_in(name), left.cpu_excess(name))
+        faulted = apportioned(minor, unit.end, left.cpu_excess(name) - waited, price)
+        units[name] = Parts(cpu=waited + faulted)
+    return Claim(units=units)
+
+
+def _outside_sentence(evidence: Evidence, figures: TailFigures) -> str:
+    major, minor, disk = (_grown(evidence, name) for name in (MAJOR_FAULTS, MINOR_FAULTS, DISK))
+    waited = (
+        f"its threads waited {from_ns(disk)} for disks"
+        if disk
+        else "the kernel does not tell how long its threads waited for disks (kernel.task_delayacct)"
+    )
+    return (
+        f"the service's process had {minor:,.0f} minor page faults, and {major:,.0f} major ones, for which memory is "
+        f"read from a disk; {waited}; {own_and_propagated(figures)}."
+    )
+
+
+def _grown(evidence: Evidence, name: str) -> float:
+    readings = Counter.of(evidence.samples, name).value
+    return float(np.ptp(readings)) if len(readings) else 0.0
+
+
 CAUSE = Cause(
     id="memory.page_faults",
     fixes=(
@@ -94,4 +129,6 @@ CAUSE = Cause(
     ),
     claim=_claim,
     sentence=_sentence,
+    outside=_outside,
+    outside_sentence=_outside_sentence,
 )

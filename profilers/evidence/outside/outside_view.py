@@ -36,6 +36,8 @@ _BUSY, _READINGS = 0.8, 5
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 THREADS = "server.threads"
+#: Page faults, and waits of its threads for disks.
+MINOR_FAULTS, MAJOR_FAULTS, DISK = "server.minflt", "server.majflt", "server.disk_ns"
 #: Full collections of CPython and collections of another runtime, as prometheus' client libraries count them.
 COLLECTIONS = ('metrics.python_gc_collections_total{generation="2"}', "metrics.python_gc_collections_total")
 #: Cores on which the process may run.
@@ -220,6 +222,24 @@ def most_at_once(samples: Columns, at: Ints, end: Ints) -> float:
         return float("inf")
     crowded = there >= np.median(there[several])
     return max(float(wanted[crowded].sum() / step[crowded].sum()), 1.0)
+
+
+def apportioned(counter: Counter, end: Ints, wanted: Ints, most: Floats) -> Ints:
+    """What a counter that is read rarely explains of each request's time.
+
+    The growth between two readings is divided among the requests that ended then, as far as they ask for it.
+
+    :param wanted: ``(n,)`` nanoseconds that each has to explain; ``most`` the growth around it.
+    """
+    asked = np.minimum(wanted, most)
+    if not counter.known:
+        return np.zeros(len(end), np.int64)
+    step = np.searchsorted(counter.at_ns, end)
+    total = np.bincount(step, weights=asked, minlength=len(counter.at_ns) + 1)
+    there = np.zeros(len(total))
+    np.maximum.at(there, step, most)
+    share = np.divide(there, total, out=np.ones(len(total)), where=total > there)
+    return np.rint(asked * share[step]).astype(np.int64)
 
 
 def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SERVICE = Path(__file__).with_name("planted_service.py")
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class Planted:
 
 @pytest.fixture
 def planted() -> Iterator[Callable[..., Planted]]:
-    """Start a service with a fault; it ends after the test."""
+    """Start a service with a fault, by default ``planted_service.py``; it ends after the test."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(fault: str, *words: str) -> Planted:
-        process = subprocess.Popen([sys.executable, str(SERVICE), fault, *words], stdout=subprocess.PIPE, text=True)
+    def start(fault: str, *words: str, script: str = "planted_service.py") -> Planted:
+        command = [sys.executable, str(HERE / script), fault, *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
         port, pid = process.stdout.readline().split()

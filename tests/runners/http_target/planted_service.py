@@ -80,14 +80,6 @@ async def dependency(_body: Any, write: Write) -> None:
     await answer(write, {"ok": 1})
 
 
-async def blocking_dependency(_body: Any, write: Write) -> None:
-    """One at a time; some wait for a slow dependency and delay all others."""
-    busy(0.003)
-    if RANDOM.random() < 0.02:
-        time.sleep(0.1)
-    await answer(write, {"ok": 1})
-
-
 async def computing(_body: Any, write: Write) -> None:
     """One at a time, on the core."""
     busy(0.004)
@@ -238,7 +230,6 @@ async def event(write: Write, document: Any) -> None:
 FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "steady": steady,
     "dependency": dependency,
-    "blocking_dependency": blocking_dependency,
     "computing": computing,
     "sleeping": sleeping,
     "sized": sized,
@@ -252,16 +243,15 @@ FAULTS: dict[str, Callable[[Any, Write], Awaitable[None]]] = {
     "lock": in_a_thread(behind_a_lock),
     "interpreter": in_a_thread(computing_python),
     "stream": stream,
-    "stream_stalls": stream,
     "stalls": steady,
 }
 
 
 async def stand_still() -> None:
-    """Simulates a garbage collection in the event loop's thread."""
+    """A call in the event loop that computes now and then."""
     while True:
         await asyncio.sleep(0.6 + 0.5 * RANDOM.random())
-        time.sleep(0.15)
+        busy(0.15)
 
 
 async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -300,7 +290,7 @@ async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 async def main() -> None:
     server = await asyncio.start_server(connection, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], os.getpid(), flush=True)
-    extra = [stand_still()] if "stalls" in sys.argv[1] else []
+    extra = [stand_still()] if sys.argv[1] == "stalls" else []
     async with server:
         await asyncio.gather(server.serve_forever(), *extra)
 

@@ -1,0 +1,141 @@
+"""Counters of another process, from a fake ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from latfix.errors import InputError
+from latfix.profilers.services.process_watch import ProcessWatch
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class FakeMachine:
+    """Writes the files that the watch reads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def process(self, pid: int, *, minor: int = 0, major: int = 0, pages: int = 0, group: str = "/service") -> None:
+        folder = self.root / "proc" / str(pid)
+        (folder / "task").mkdir(parents=True, exist_ok=True)
+        (folder / "comm").write_text("a service\n")
+        (folder / "cgroup").write_text(f"0::{group}\n")
+        (folder / "stat").write_text(stat(pid, minor, major, 0))
+        (folder / "statm").write_text(f"{10 * pages} {pages} 0 0 0 0 0\n")
+
+    def thread(
+        self,
+        pid: int,
+        tid: int,
+        *,
+        ran: int = 0,
+        waited: int = 0,
+        switches: tuple[int, int] = (0, 0),
+        disk: int = 0,
+        cores: str = "f",
+        children: str = "",
+    ) -> Path:
+        folder = self.root / "proc" / str(pid) / "task" / str(tid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"{ran} {waited} 17\n")
+        (folder / "children").write_text(children)
+        (folder / "stat").write_text(stat(tid, 0, 0, disk))
+        (folder / "status").write_text(
+            f"Name:\tx\nCpus_allowed:\t{cores}\nvoluntary_ctxt_switches:\t{switches[0]}\n"
+            f"nonvoluntary_ctxt_switches:\t{switches[1]}\n"
+        )
+        return folder
+
+    def throttled(self, group: str, usec: int) -> None:
+        folder = self.root / "sys/fs/cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.stat").write_text(f"usage_usec 5\nnr_periods 3\nnr_throttled 1\nthrottled_usec {usec}\n")
+
+
+def stat(pid: int, minor: int, major: int, disk: int) -> str:
+    """A line of ``stat``; the name has a parenthesis and spaces."""
+    fields = [
+        "S",
+        "1",
+        "1",
+        "1",
+        "0",
+        "-1",
+        "0",
+        str(minor),
+        "0",
+        str(major),
+        *("0" for _ in range(29)),
+        str(disk),
+        "0",
+    ]
+    return f"{pid} (a (b) c) {' '.join(fields)}\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    fake = FakeMachine(tmp_path)
+    fake.process(7, minor=100, major=3, pages=20)
+    fake.thread(7, 7, ran=1_000, waited=10, switches=(5, 1), disk=4)
+    fake.thread(7, 8, ran=500, waited=20, switches=(7, 2), children="9 ")
+    fake.process(9, minor=50, major=1, pages=5)
+    fake.thread(9, 9, ran=30, waited=40, switches=(1, 1), disk=1)
+    fake.throttled("service", 250)
+    return fake
+
+
+def test_counters_are_sums_over_threads_and_children(machine: FakeMachine) -> None:
+    watch = ProcessWatch(7, machine.root)
+    assert watch.processes == (7, 9) and watch.throttling and watch.command == "a service"
+    fast = watch.read_fast()
+    assert (fast["server.cpu_ns"], fast["server.runq_ns"], fast["server.threads"]) == (1_530, 70, 3)
+    assert fast["server.throttled_ns"] == 250_000
+    slow = watch.read_slow()
+    assert (slow["server.minflt"], slow["server.majflt"]) == (150, 4)
+    assert (slow["server.vcsw"], slow["server.icsw"]) == (13, 4)
+    assert slow["server.disk_ns"] == 5 * TICK_NS
+    assert slow["server.rss_bytes"] == 25 * os.sysconf("SC_PAGE_SIZE")
+    assert slow["server.processes"] == 2
+    watch.close()
+
+
+def test_threads_that_end_stay_in_the_sums_and_new_ones_are_found(machine: FakeMachine) -> None:
+    watch = ProcessWatch(7, machine.root)
+    watch.read_fast()
+    before = watch.read_slow()
+    shutil.rmtree(machine.root / "proc/7/task/8")
+    machine.thread(7, 10, ran=2_000, waited=5, switches=(3, 0), disk=2, children="9 ")
+    slow, fast = watch.read_slow(), watch.read_fast()
+    assert (fast["server.cpu_ns"], fast["server.runq_ns"], fast["server.threads"]) == (3_530, 75, 3)
+    assert slow["server.vcsw"] == before["server.vcsw"] + 3
+    assert slow["server.disk_ns"] == before["server.disk_ns"] + 2 * TICK_NS
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("mask", "cores"), [("1", 1), ("00000000,00000001", 1), ("ffffffff,ffffffff", os.cpu_count())]
+)
+def test_the_cores_on_which_it_may_run_are_no_more_than_the_machine_has(
+    machine: FakeMachine, mask: str, cores: int
+) -> None:
+    for pid, tid in ((7, 7), (7, 8), (9, 9)):
+        machine.thread(pid, tid, cores=mask)
+    assert ProcessWatch(7, machine.root).read_slow()["server.cores"] == cores
+
+
+def test_without_a_quota_throttling_is_unknown(machine: FakeMachine) -> None:
+    shutil.rmtree(machine.root / "sys")
+    watch = ProcessWatch(7, machine.root)
+    assert not watch.throttling and "server.throttled_ns" not in watch.read_fast()
+
+
+@pytest.mark.parametrize(("pid", "found"), [(5, "no process 5"), (6, "no schedstat")])
+def test_a_process_that_cannot_be_watched_is_an_input_error(machine: FakeMachine, pid: int, found: str) -> None:
+    (machine.root / "proc/6/task/6").mkdir(parents=True)
+    with pytest.raises(InputError, match=found):
+        ProcessWatch(pid, machine.root)

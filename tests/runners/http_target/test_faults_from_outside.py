@@ -1,0 +1,171 @@
+"""Planted faults of real services, diagnosed by address: named right with ``--pid``; without, right or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runners.http_target.conftest import Planted
+from tests.runners.http_target.test_http_diagnose import diagnose
+
+Plant = Callable[..., Planted]
+
+#: A busy machine adds these to any fault.
+_OF_THE_MACHINE = {"host.contention", "observer", "network.connect"}
+_CHAT = "/v1/chat/completions"
+
+
+def evenly(rng: np.random.Generator, rate: float, seconds: float) -> np.ndarray:
+    return np.cumsum(rng.exponential(1 / rate, int(rate * seconds)))
+
+
+def write(path: Path, at: np.ndarray, **fields: Any) -> Path:
+    lines = [
+        {"arrival_s": round(float(t), 6), **{n: f(k) for n, f in fields.items()}} for k, t in enumerate(sorted(at))
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def steady(folder: Path) -> Path:
+    return write(folder / "t.jsonl", evenly(np.random.default_rng(4), 40, 10), payload=lambda _: {"x": 1})
+
+
+def busy(folder: Path) -> Path:
+    return write(folder / "t.jsonl", evenly(np.random.default_rng(4), 150, 8), payload=lambda _: {"x": 1})
+
+
+def bursts(folder: Path) -> Path:
+    at = [evenly(np.random.default_rng(4), 25, 12), *(second + np.arange(25) / 1000 for second in range(2, 12, 2))]
+    return write(folder / "t.jsonl", np.concatenate(at), payload=lambda _: {"x": 1})
+
+
+def sizes(folder: Path) -> Path:
+    rng = np.random.default_rng(4)
+    tokens = rng.integers(1, 400, 400)
+    return write(
+        folder / "t.jsonl",
+        evenly(rng, 40, 10),
+        payload=lambda k: {"tokens": int(tokens[k])},
+        tokens=lambda k: int(tokens[k]),
+    )
+
+
+def prompts(folder: Path) -> Path:
+    return write(
+        folder / "t.jsonl",
+        evenly(np.random.default_rng(4), 12, 25),
+        input_tokens=lambda k: 600 if k % 12 == 5 else 10,
+        output_tokens=lambda _: 25,
+    )
+
+
+def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
+    """With ``--pid`` the fault is the largest cause; without, nothing else may be."""
+    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"] if each["cause"] not in _OF_THE_MACHINE}
+    largest = max(by_cause, key=lambda name: by_cause[name])
+    assert sum(each["tail_ms"] for each in found["causes"]) == pytest.approx(found["tail"]["excess_ms"])
+    assert largest in (causes if watched else causes | {"unexplained"}), by_cause
+    named = {each["cause"] for each in found["causes"] if each["named"]} - _OF_THE_MACHINE
+    assert named <= (causes if not watched else causes | set(by_cause)), by_cause
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("watched", [True, False], ids=["pid", "no-pid"])
+@pytest.mark.parametrize(
+    ("script", "fault", "path", "traffic", "causes"),
+    [
+        ("planted_service.py", "dependency", "/predict", steady, {"external.dependency"}),
+        ("planted_service.py", "computing", "/predict", bursts, {"traffic.burst"}),
+        (
+            "planted_service.py",
+            "sleeping",
+            "/predict",
+            bursts,
+            {"traffic.burst"},
+        ),  # one at a time is seen without --pid
+        ("planted_service.py", "sized", "/predict", sizes, {"input.size"}),
+        ("planted_service.py", "stream", _CHAT, prompts, {"batching.size", "input.size"}),
+        ("planted_service.py", "stalls", "/predict", busy, {"service.loop"}),
+        ("torch_service.py", "burst", "/loop", bursts, {"traffic.burst"}),
+        ("torch_service.py", "burst", "/pool", bursts, {"traffic.burst"}),
+        ("torch_service.py", "collection", "/pool", steady, {"python.gc"}),
+    ],
+)
+def test_a_planted_fault_is_named_right_or_left_unexplained(
+    tmp_path: Path,
+    planted: Plant,
+    script: str,
+    fault: str,
+    path: str,
+    traffic: Callable[[Path], Path],
+    causes: set[str],
+    watched: bool,
+) -> None:
+    service = planted(fault, script)
+    words = ["--traffic", str(traffic(tmp_path)), "--percentile", "95"]
+    words += ["--pid", str(service.pid)] if watched else []
+    _, found, _ = diagnose(tmp_path, service.at(path), *words)
+    check(found, causes, watched=watched)
+
+
+@pytest.mark.slow
+def test_a_collection_without_metrics_is_the_interpreter_s_lock(tmp_path: Path, planted: Plant) -> None:
+    service = planted("collection", "torch_service.py")
+    words = ("--traffic", str(steady(tmp_path)), "--pid", str(service.pid), "--metrics", "off", "--percentile", "95")
+    _, found, _ = diagnose(tmp_path, service.at("/pool"), *words)
+    check(found, {"python.gil", "unexplained"}, watched=True)
+
+
+@pytest.fixture
+def neighbor() -> Iterator[Callable[[int], None]]:
+    """Start a process that is busy on a core for half of each second; it ends after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    code = "import time\nwhile True:\n if time.time() % 1 > 0.5: time.sleep(0.01)"
+
+    def start(core: int) -> None:
+        process = subprocess.Popen([sys.executable, "-c", code])
+        processes.append(process)
+        os.sched_setaffinity(process.pid, {core})
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("watched", [True, False], ids=["pid", "no-pid"])
+def test_a_neighbor_on_the_core_is_named_right_or_left_unexplained(
+    tmp_path: Path, planted: Plant, neighbor: Callable[[int], None], watched: bool
+) -> None:
+    service, core = planted("computing"), min(os.sched_getaffinity(0))
+    os.sched_setaffinity(service.pid, {core})
+    neighbor(core)
+    words = ["--traffic", str(steady(tmp_path)), "--percentile", "95"]
+    words += ["--pid", str(service.pid)] if watched else []
+    _, found, _ = diagnose(tmp_path, service.at(), *words)
+    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
+    largest = max(by_cause, key=lambda name: by_cause[name])
+    assert largest == "host.contention" if watched else largest in ("unexplained", "traffic.burst")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("watched", [True, False], ids=["pid", "no-pid"])
+def test_a_slow_dependency_of_litserve(tmp_path: Path, planted: Plant, watched: bool) -> None:
+    if importlib.util.find_spec("litserve") is None:
+        pytest.skip("litserve is not installed (pip install litserve): no server of this kind was diagnosed")
+    service = planted("dependency", "litserve_service.py")
+    words = ["--traffic", str(steady(tmp_path)), "--percentile", "95"]
+    words += ["--pid", str(service.pid)] if watched else []
+    _, found, _ = diagnose(tmp_path, service.at("/predict"), *words)
+    check(found, {"external.dependency"}, watched=watched)
