@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: How long after a replay the service may still write its recording: OpenTelemetry's exporters do so every 5 s.
 _WRITTEN_LATE_S, _AGAIN_S = 6.0, 1.0
-_SLO = re.compile(r"\s*(latency|ttft|gap)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
+_SLO = re.compile(r"\s*(latency|ttft|gap|tpot)\s*<=?\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,8 @@ class AddressOptions:
         typer.Option(
             "--slo",
             metavar="EXPR",
-            help='Limit of a good request: "latency<2000ms", "ttft<500ms", "gap<50ms"; goodput must meet all.',
+            help='Limit of a good request: "latency<2000ms", "ttft<500ms", "gap<50ms" (the longest), "tpot<30ms" '
+            "(mean per output token); goodput must meet all.",
         ),
     ] = None
     keep_alive: Annotated[
@@ -164,7 +165,7 @@ def check_slo(expressions: Sequence[str] | None) -> dict[str, float]:
     for text in expressions or ():
         match = _SLO.fullmatch(text)
         if match is None:
-            raise InputError(f'--slo: found {text!r}; expected latency, ttft or gap, as in "ttft<500ms"')
+            raise InputError(f'--slo: found {text!r}; expected latency, ttft, gap or tpot, as in "ttft<500ms"')
         limits[match.group(1)] = float(match.group(2)) * (1000.0 if match.group(3) == "s" else 1.0)
     return limits
 

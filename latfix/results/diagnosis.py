@@ -409,7 +409,8 @@ class Advice(Document):
 class Goodput(Document):
     """Requests that ended ``ok`` within every limit.
 
-    :param limits_ms: on ``latency``, ``ttft`` and ``gap``, the mean wait between parts of an answer.
+    :param limits_ms: on ``latency``, ``ttft``, ``gap`` (the longest between parts of an answer) and ``tpot`` (mean
+        time per output token after the first).
     :param rps: per second; ``share`` of all that arrived.
     """
 

@@ -18,6 +18,10 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "vLLM": (("vllm:",), (), ("vllm", "vLLM")),
     "Triton": (("nv_inference_",), ("triton",), ("Triton",)),
     "TGI": (("tgi_",), (), ()),
+    "SGLang": (("sglang:", "sglang_"), (), ()),
+    "Ray Serve": (("ray_serve_", "serve_deployment_"), (), ()),
+    "LitServe": ((), ("litserve",), ()),  # by its page /info
+    "mosec": (("mosec_service_",), (), ()),
     "uvicorn": ((), ("uvicorn",), ()),
     "gunicorn": ((), ("gunicorn",), ()),
     "Python": ((), ("basehttp", "werkzeug", "waitress", "cherrypy"), ("what latfix.record",)),
@@ -35,7 +39,15 @@ _OUTSIDE = "a deadline and a pool of kept connections for the dependency; latfix
 _SPLIT_PROMPTS = (
     "--max-num-batched-tokens lower, with --enable-chunked-prefill: a prompt then shares steps with streams"
 )
+_CHUNKS = "--chunked-prefill-size lower, with --enable-mixed-chunk: a prompt then shares steps with streams"
+_REPLICAS = "num_replicas higher (or autoscaling_config with a lower target_ongoing_requests)"
+_WORKERS = "workers_per_device of LitServer higher, while cores or device memory last"
+_NUM = "num in append_worker higher for the stage that takes longest"
 _MORE_AT_ONCE: Mapping[str, str] = {
+    "SGLang": "--max-running-requests higher while --mem-fraction-static leaves room, else --dp-size",
+    "Ray Serve": f"{_REPLICAS}; @serve.batch where the model computes several at once",
+    "LitServe": f"{_WORKERS}; max_batch_size of LitAPI where the model computes several at once",
+    "mosec": f"{_NUM}; max_batch_size where the model computes several at once",
     "vLLM": "--max-num-seqs higher while its cache has room, else --data-parallel-size",
     "Triton": "instance_group count higher; a timeout in default_queue_policy, so that late requests do not wait",
     "TGI": "--max-batch-total-tokens higher while memory has room, else another replica",
@@ -48,6 +60,10 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "traffic.burst": _MORE_AT_ONCE,
     "service.queue": _MORE_AT_ONCE,
     "traffic.overload": {
+        "SGLang": "--max-queued-requests to shed; another replica (--dp-size)",
+        "Ray Serve": "max_queued_requests to shed; num_replicas higher",
+        "LitServe": f"timeout of LitServer lower to shed; {_WORKERS}",
+        "mosec": f"--capacity lower to shed; {_NUM}",
         "vLLM": "another replica (--data-parallel-size): the load exceeds the capacity of one",
         "Triton": "max_queue_size in default_queue_policy to shed; instance_group count, or another server",
         "TGI": "--max-concurrent-requests lower to shed; another replica",
@@ -55,23 +71,50 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "gunicorn": "--workers, or another machine; --backlog lower to shed",
     },
     "batching.prefill": {
+        "SGLang": _CHUNKS,
         "vLLM": _SPLIT_PROMPTS,
         "TGI": "--max-batch-prefill-tokens lower; --waiting-served-ratio higher",
     },
     "batching.size": {
+        "SGLang": f"--max-running-requests lower; {_CHUNKS}",
+        "Ray Serve": "max_batch_size of @serve.batch lower",
+        "LitServe": "max_batch_size of LitAPI lower",
+        "mosec": "max_batch_size in append_worker lower",
         "vLLM": f"--max-num-seqs lower; {_SPLIT_PROMPTS}",
         "Triton": "max_batch_size or preferred_batch_size lower",
         "TGI": "--max-batch-size lower",
     },
-    "batching.window": {"Triton": "dynamic_batching max_queue_delay_microseconds lower"},
+    "batching.window": {
+        "Ray Serve": "batch_wait_timeout_s of @serve.batch lower",
+        "LitServe": "batch_timeout of LitAPI lower",
+        "mosec": "max_wait_time in append_worker lower",
+        "Triton": "dynamic_batching max_queue_delay_microseconds lower",
+    },
     "input.size": {
+        "SGLang": "long prompts to a replica of their own; --schedule-policy lpm where prompts begin alike",
         "vLLM": "--enable-prefix-caching where prompts begin alike; long prompts to a replica of their own",
         "Triton": "long inputs to a model of their own, or ragged batches (allow_ragged_batch)",
     },
-    "stall.shared": {"vLLM": _SPLIT_PROMPTS, "uvicorn": _STOOD_STILL, "Python": _STOOD_STILL},
-    "service.loop": {"uvicorn": _ASYNC, "gunicorn": _ASYNC, "Python": _ASYNC},
+    "stall.shared": {
+        "SGLang": _CHUNKS,
+        "Ray Serve": _STOOD_STILL,
+        "LitServe": _STOOD_STILL,
+        "vLLM": _SPLIT_PROMPTS,
+        "uvicorn": _STOOD_STILL,
+        "Python": _STOOD_STILL,
+    },
+    "service.loop": {
+        "Ray Serve": _ASYNC,
+        "LitServe": _ASYNC,
+        "uvicorn": _ASYNC,
+        "gunicorn": _ASYNC,
+        "Python": _ASYNC,
+    },
     "service.lock": {"": _LOCK},
     "python.gil": {
+        "Ray Serve": f"num_replicas higher: {_PROCESSES}",
+        "LitServe": f"workers_per_device higher: {_PROCESSES}",
+        "mosec": f"num in append_worker higher: {_PROCESSES}",
         "uvicorn": f"--workers higher: {_PROCESSES}",
         "gunicorn": f"--workers higher: {_PROCESSES}",
         "Python": _PROCESSES,
@@ -86,6 +129,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
     },
     "python.gc": {"": _COLLECTOR},
     "host.contention": {
+        "Ray Serve": "num_cpus in ray_actor_options as many as each replica uses; OMP_NUM_THREADS the same",
         "vLLM": "cores of its own for the engine and the API server; OMP_NUM_THREADS lower",
         "": _THREADS,
     },
@@ -97,11 +141,12 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
     },
     "external.dependency": {"": _OUTSIDE},
 }
-#: A metric of vLLM that grows only if its cache is too small, and the advice for that.
-_PREEMPTIONS = "vllm:num_preemptions"
-_MORE_CACHE = (
-    "--gpu-memory-utilization higher or --max-num-seqs lower: the cache is too small, requests are recomputed"
-)
+#: Metrics that grow only if a cache is too small, and the advice for that.
+_PREEMPTIONS: Mapping[str, str] = {
+    "vllm:num_preemptions": "--gpu-memory-utilization higher or --max-num-seqs lower",
+    "sglang:num_retracted_requests_total": "--mem-fraction-static higher or --max-running-requests lower",
+}
+_TOO_SMALL = "the cache is too small, requests are recomputed"
 
 
 def with_advice(result: Diagnosis, header: str = "") -> Diagnosis:
@@ -122,11 +167,10 @@ def with_advice(result: Diagnosis, header: str = "") -> Diagnosis:
     ]
     for name, values in metrics.items():
         grown = values["after"] - values["before"]
-        if name.startswith(_PREEMPTIONS) and grown > 0:
-            evidence = f"{name} grew by {grown:g}."
-            advice.append(
-                Advice(server=server, told_by=told_by, cause=_PREEMPTIONS, change=_MORE_CACHE, evidence=evidence)
-            )
+        known = next((each for each in _PREEMPTIONS if name.startswith(each)), "")
+        if known and grown > 0:
+            change, evidence = f"{_PREEMPTIONS[known]}: {_TOO_SMALL}", f"{name} grew by {grown:g}."
+            advice.append(Advice(server=server, told_by=told_by, cause=known, change=change, evidence=evidence))
     return replace(result, advice=tuple(advice))
 
 

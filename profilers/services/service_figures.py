@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from latfix.arrays import Ints
 from latfix.profilers.evidence.outside.outside_view import CPU, RUN_QUEUE, THROTTLED, Counter
 from latfix.profilers.evidence.outside.server_account import PARTS, ServerAccount, server_account
 from latfix.profilers.services.stage_metrics import upper_bound_s
@@ -76,8 +77,7 @@ def _streams(record: RunRecord) -> StreamFigures | None:
     ok = record.measured & (rows["status"] == Status.OK) & (rows["chunks"] > 0)
     if not ok.any():
         return None
-    gaps = [detail.get("gaps_us", []) for detail in record.events["detail"][record.events["kind"] == "stream"]]
-    flat = np.array([gap for each in gaps for gap in each], dtype=np.int64) * 1000
+    flat = np.concatenate([np.zeros(0, np.int64), *(gaps for _, gaps in _gaps_ns(record))])
     tokens = int(rows["output_tokens"][ok].sum())
     return StreamFigures(
         requests=int(np.count_nonzero(ok)),
@@ -88,19 +88,30 @@ def _streams(record: RunRecord) -> StreamFigures | None:
     )
 
 
+def _gaps_ns(record: RunRecord) -> list[tuple[int, Ints]]:
+    """Of each streamed answer, its request and the gaps between its parts."""
+    events = record.events
+    return [
+        (int(events["request"][k]), np.asarray(events["detail"][k].get("gaps_us", []), dtype=np.int64) * 1000)
+        for k in np.flatnonzero(events["kind"] == "stream").tolist()
+    ]
+
+
 def _goodput(record: RunRecord) -> Goodput | None:
     limits = {name: float(value) for name, value in record.meta.http.get("slo", {}).items()}
     if not limits:
         return None
     rows = record.requests
     good = record.measured & (rows["status"] == Status.OK)
-    parts = np.maximum(rows["chunks"] - 1, 1)
-    since_first = rows["arrival_ns"] + rows["latency_ns"] - (rows["arrival_ns"] + rows["first_token_ns"])
     streamed = rows["chunks"] > 0
+    tokens = np.maximum(np.maximum(rows["output_tokens"], rows["chunks"]) - 1, 1)
+    longest_of = {request: int(gaps.max(initial=0)) for request, gaps in _gaps_ns(record)}
+    longest = np.array([longest_of.get(request, 0) for request in rows["index"].tolist()], dtype=np.int64)
     values = {
         "latency": rows["latency_ns"] / 1e6,
         "ttft": np.where(streamed, rows["first_token_ns"], rows["latency_ns"] - rows["finish_ns"]) / 1e6,
-        "gap": np.where(streamed, since_first / parts, 0.0) / 1e6,
+        "gap": longest / 1e6,
+        "tpot": np.where(streamed, (rows["latency_ns"] - rows["first_token_ns"]) / tokens, 0.0) / 1e6,
     }
     for name, limit in limits.items():
         good &= values[name] < limit

@@ -191,7 +191,10 @@ def find_metrics(address: Address, headers: Mapping[str, str], option: str | Non
 
 
 def server_name(address: Address, endpoint: Endpoint, headers: Mapping[str, str], trust: Trust) -> str:
-    """The server's name: the ``Server`` header, or over gRPC its metadata; empty if it has none."""
+    """The server's name: the ``Server`` header, or over gRPC its metadata; empty if it has none.
+
+    LitServe is behind uvicorn's header, and recognized by its page of settings.
+    """
     if address.is_grpc:
         return read_name(_call(address, endpoint, headers, "ServerMetadata", b""))[:_LONGEST_NAME]
     request = urllib.request.Request(address.at("/metrics").url, headers=dict(headers), method="HEAD")
@@ -202,7 +205,9 @@ def server_name(address: Address, endpoint: Endpoint, headers: Mapping[str, str]
         answer_headers = error.headers
     except (OSError, http.client.HTTPException, ValueError):
         return ""
-    return str(answer_headers.get("Server", ""))[:_LONGEST_NAME]
+    name = str(answer_headers.get("Server", ""))[:_LONGEST_NAME]
+    settings = _page_text(address.at("/info"), headers, trust) if name.startswith("uvicorn") else None
+    return "LitServe" if settings is not None and '"workers_per_device"' in settings else name
 
 
 def _call(address: Address, endpoint: Endpoint, headers: Mapping[str, str], method: str, message: bytes) -> bytes:

@@ -49,6 +49,8 @@ _AWAY, _MOSTLY = 0.8, 0.5
 _RAN, _ONE_THREAD = 0.4, (0.6, 1.3)
 #: The system's own gap between two answers.
 _BETWEEN_ANSWERS_NS = 50_000
+#: A standstill in which the process had no core for this share of it is due to that.
+_STARVED = 0.5
 #: With threads at the interpreter's lock for this share of it, the loop itself waits for that lock; while one thread
 #: computes, such a number of readings is enough: each wait times out after 5 ms, and the thread wants a core again.
 _AT_PYTHON, _SEEN_AT_PYTHON = 0.3, 2
@@ -125,7 +127,9 @@ def find_lock_waits(samples: Columns, at: Ints, end: Ints, standstills: Interval
     away = _loop_away(Counter.of(samples, EPOLL), there, standstills)
     single = np.isin(standstills.start, alone.start)
     for_python = (away & (at_python >= _AT_PYTHON)) | (single & (seen >= _SEEN_AT_PYTHON))
-    held, locked = _chosen(standstills, away & ~for_python), _chosen(standstills, for_python)
+    starved = _without_core(samples, standstills, at, end) > _STARVED * (standstills.end - standstills.start)
+    for_python &= ~starved
+    held, locked = _chosen(standstills, away & ~for_python & ~starved), _chosen(standstills, for_python)
     kept = _chosen(standstills, for_python & single)
     # Without the loop, a request that arrives meanwhile waits until the end. Others may hold the lock themselves,
     # unless one thread keeps it.
@@ -147,10 +151,15 @@ def _on_one_thread(samples: Columns, standstills: Intervals, at: Ints, end: Ints
     """True for standstills in which one thread computed all the time that it had a core."""
     length = (standstills.end - standstills.start).astype(np.float64)
     ran = Counter.of(samples, CPU).grown(standstills.start, standstills.end)
-    waited = delay_of_each(samples, at, end).grown(standstills.start, standstills.end)
-    had = np.maximum(length - np.minimum(waited, length - ran), 0.0)
-    cores = ran / np.maximum(had, 1.0)
+    cores = ran / np.maximum(length - _without_core(samples, standstills, at, end), 1.0)
     return np.asarray((ran >= _RAN * length) & (cores >= _ONE_THREAD[0]) & (cores <= _ONE_THREAD[1]))
+
+
+def _without_core(samples: Columns, standstills: Intervals, at: Ints, end: Ints) -> Floats:
+    """Nanoseconds of each standstill in which threads wanted a core and had none."""
+    start, stop = standstills.start, standstills.end
+    waited = delay_of_each(samples, at, end).grown(start, stop)
+    return np.minimum(waited, np.maximum((stop - start) - Counter.of(samples, CPU).grown(start, stop), 0.0))
 
 
 def _collections(samples: Columns, alone: Intervals) -> Intervals:

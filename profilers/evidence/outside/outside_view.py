@@ -29,10 +29,15 @@ _LEAST, _MOST_ANSWERS, _SHARP, _IDLE = 20, 0.3, 0.1, 0.8
 _MUCH_IDLE_NS = 20_000_000
 #: Threads come and go with requests if readings in which their number fell are more than this share of requests.
 _COME_AND_GO = 0.1
-#: Requests, and readings with so many, that show how much of a process runs at once.
-_SEVERAL, _LEAST_READINGS = 2, 10
-#: Least share of the time with several requests in which such a process is busy, over so many readings each.
-_BUSY, _READINGS = 0.8, 5
+#: Requests, readings with so many, and the quantile of these that shows how much of a process runs at once.
+_SEVERAL, _LEAST_READINGS, _CROWDED = 2, 10, 0.9
+#: Threads that a process with a single one runs or wants to run at nearly all times, with the kernel's late counts.
+_SINGLE, _NEARLY = 1.2, 0.95
+#: Another limited process has no more threads that run or want a core than
+#: this share of the requests with unfinished work.
+_LIMITED = 0.7
+#: Least share of that time in which such a process is busy, over so many readings each.
+_BUSY, _READINGS = 0.9, 9
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 THREADS = "server.threads"
@@ -205,23 +210,58 @@ def present(times: Floats, at: Ints, end: Ints) -> Floats:
 
 
 def most_at_once(samples: Columns, at: Ints, end: Ints) -> float:
-    """The most threads of the process that ran or wanted a core at once, at least 1; infinite if it is not known.
+    """The most threads of the process that ran or wanted a core at once, at least 1; infinite if no limit shows.
 
-    The mean over those readings with several requests in which most were there. It shows no limit if the process was
-    often idle meanwhile: then the requests waited for something else.
+    It shows if the process never runs more than one thread, as an event loop does, or while far more requests have
+    unfinished work than threads run or want a core. If the process is idle meanwhile, the requests wait for something
+    else.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
-    there = present(cpu.at_ns, at, end)
-    several = there >= _SEVERAL
-    if np.count_nonzero(several) < _LEAST_READINGS:
-        return float("inf")
-    step, wanted = np.diff(cpu.at_ns), np.diff(cpu.value + delay.at(cpu.at_ns))
+    times = cpu.at_ns
+    there, ran, step = present(times, at, end), np.diff(cpu.value), np.diff(times)
+    wanted = ran + np.diff(delay.at(times))
     around = np.ones(_READINGS)  # a wait is counted when it ends
-    busy = np.minimum(np.convolve(wanted, around, "same") / np.convolve(step, around, "same"), 1.0)
-    if float((busy * step)[several].sum()) < _BUSY * float(step[several].sum()):
-        return float("inf")
-    crowded = there >= np.median(there[several])
-    return max(float(wanted[crowded].sum() / step[crowded].sum()), 1.0)
+    level = np.convolve(wanted, around, "same") / np.convolve(step, around, "same")
+    unfinished = _unfinished(ran, there, times, at)
+    for requests in (there, unfinished):
+        several = requests >= _SEVERAL
+        if np.count_nonzero(several) < _LEAST_READINGS:
+            return float("inf")
+        crowded = requests >= np.quantile(requests[several], _CROWDED)
+        if float((np.minimum(level, 1.0) * step)[crowded].sum()) < _BUSY * float(step[crowded].sum()):
+            return float("inf")
+        if requests is there and float(np.quantile(level[several], _NEARLY)) <= _SINGLE:
+            return 1.0
+    most = max(float(wanted[crowded].sum() / step[crowded].sum()), 1.0)
+    return float("inf") if most > _LIMITED * float(unfinished[crowded].mean()) else most
+
+
+def _unfinished(ran: Floats, there: Floats, times: Floats, at: Ints) -> Floats:
+    """Number of requests at each reading whose work is not finished, if all need the same; at most those there."""
+    work = typical_work(ran, there, times, at)
+    came = np.searchsorted(np.sort(at), times[1:]).astype(np.float64)
+    left = came - np.cumsum(ran) / max(work, 1.0)
+    begun = np.maximum.accumulate(np.where(there == 0, np.arange(len(there)), 0))
+    return np.clip(left - left[begun], 0.0, np.maximum(there, 0.0)) if work else np.zeros(len(there))
+
+
+def typical_work(ran: Floats, there: Floats, times: Floats, at: Ints) -> float:
+    """On-CPU time of a typical request: the median over stretches in which some request was there.
+
+    :param ran: what the process ran between each two ``times``; ``there`` the mean number of requests.
+    """
+    busy = there > 0
+    busy[1:] |= busy[:-1]  # work is counted at the kernel's next tick
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], busy, [False]]).astype(np.int8)))
+    first, last = edges[::2], edges[1::2]
+    came = np.diff(np.searchsorted(np.sort(at), np.stack([times[first], times[last]])), axis=0)[0]
+    spent = np.concatenate([[0.0], np.cumsum(ran)])
+    each = (spent[last] - spent[first])[came > 0] / came[came > 0]
+    if not len(each):
+        return 0.0
+    order = np.argsort(each)
+    below = np.cumsum(came[came > 0][order])
+    return float(each[order][np.searchsorted(below, below[-1] / 2)])
 
 
 def apportioned(counter: Counter, end: Ints, wanted: Ints, most: Floats) -> Ints:

@@ -25,6 +25,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     delay_of_each,
     most_at_once,
     present,
+    typical_work,
 )
 from latfix.run_record.schema import Columns
 
@@ -105,7 +106,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     others = ran * np.maximum(1 / used - 1 / np.maximum(there * alone, 1e-9), 0.0)
     each = np.diff(delay_of_each(samples, at, end).value)
     lost = np.minimum(each, np.maximum(step - ran / np.maximum(used, 1.0), 0.0))
-    work = _work(ran, there, times, at)
+    work = typical_work(ran, there, times, at)
     shared, taken = cumulative(times, others), cumulative(times, lost)
     met = np.maximum(shared.grown(at, end), 1.0)
     burst = np.minimum(_waits(at.astype(np.float64), work, alone, cores) / met, 1.0)
@@ -129,22 +130,6 @@ def _used_alone(wanted: Floats, step: Floats, there: Floats, cores: float) -> fl
     if np.count_nonzero(single) < _LEAST:
         return 1.0
     return float(np.clip(wanted[single].sum() / step[single].sum(), 1.0, cores))
-
-
-def _work(ran: Floats, there: Floats, times: Floats, at: Ints) -> float:
-    """On-CPU time of a typical request: the median over stretches in which some request was there."""
-    busy = there > 0
-    busy[1:] |= busy[:-1]  # work is counted at the kernel's next tick
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], busy, [False]]).astype(np.int8)))
-    first, last = edges[::2], edges[1::2]
-    came = np.diff(np.searchsorted(np.sort(at), np.stack([times[first], times[last]])), axis=0)[0]
-    spent = np.concatenate([[0.0], np.cumsum(ran)])
-    each = (spent[last] - spent[first])[came > 0] / came[came > 0]
-    if not len(each):
-        return 0.0
-    order = np.argsort(each)
-    below = np.cumsum(came[came > 0][order])
-    return float(each[order][np.searchsorted(below, below[-1] / 2)])
 
 
 def _waits(at: Floats, work: float, alone: float, cores: float) -> Floats:

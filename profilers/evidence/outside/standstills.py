@@ -26,8 +26,8 @@ _HELD_UP, _LEAST_HELD = 0.3, 0.4
 _BEGIN, _END = 0.05, 0.15
 #: Newcomers have larger inputs if this share of them exceeds this quantile of the others.
 _LARGER, _OTHERS = 0.8, 0.9
-#: Prefill counts as the reason if it fits at least this number and share of standstills.
-_FITTING, _FITTING_SHARE = 3, 0.6
+#: Prefill counts as the reason if it fits at least this number of standstills, and this share of their time.
+_FITTING, _FITTING_SHARE = 3, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,9 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
     # Each request's own responses: it goes on if one of them follows the gap.
     moments = {int(index[k]): np.concatenate([[at[k]], parts.get(int(index[k]), answered[k : k + 1]), [end[k]]])
                for k in range(len(at))}  # fmt: skip
-    begin, length, fits, fresh = [], [], [], np.zeros(len(at), dtype=bool)
+    begin, length, fits, chances, fresh = [], [], [], [], np.zeros(len(at), dtype=bool)
     waits = np.concatenate([np.diff(times) for times in parts.values()] or [gaps])
-    usual, rate, chance = float(np.median(waits)), (len(at) - 1) / max(float(np.ptp(at)), 1.0), 0.0
+    usual, rate = float(np.median(waits)), (len(at) - 1) / max(float(np.ptp(at)), 1.0)
     silent = usual if parts else float(np.median(answered - at))
     order = np.argsort(at, kind="stable")
     longest = int((end - at).max(initial=0))
@@ -109,7 +109,7 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
             continue
         early, late = usual, _BEGIN * gap  # it waits for the current step, then its prefill starts the standstill
         began = (at[waiting] >= start - early) & (at[waiting] <= start + late)
-        chance += 1 - math.exp(-rate * (early + late))
+        chances.append(1 - math.exp(-rate * (early + late)))
         newcomers = waiting[began & (np.abs(answered[waiting] - stop) <= _END * gap)]
         begin.append(start)
         length.append(gap)
@@ -117,9 +117,11 @@ def find_standstills(at: Ints, answered: Ints, end: Ints, index: Ints, events: C
         fits.append(bool(len(newcomers) and streams))
         fresh[newcomers] |= fits[-1]
     starts, lengths, fit = np.array(begin, np.int64), np.array(length, np.int64), np.array(fits, dtype=bool)
-    # New requests must fit more often than by chance.
-    by_chance = chance + 2 * math.sqrt(max(chance * (1 - chance / max(len(fit), 1)), 0.0))
-    if np.count_nonzero(fit) < max(_FITTING, _FITTING_SHARE * len(fit), by_chance):
+    # New requests must fit longer than by chance.
+    chance, still = np.array(chances), lengths.astype(np.float64)
+    by_chance = float(chance @ still) + 2 * math.sqrt(float((chance * (1 - chance)) @ still**2))
+    fitting = float(still[fit].sum())
+    if np.count_nonzero(fit) < _FITTING or fitting < max(_FITTING_SHARE * float(still.sum()), by_chance):
         fit[:], fresh[:] = False, False
     return Standstills(
         everyone=Intervals.merged(starts, lengths),

@@ -46,6 +46,9 @@ def _found(*causes: CauseSummary, format_: str = "", metrics: Any = None) -> Dia
     [
         ({"metrics": {"vllm:num_requests_running": {"before": 0, "after": 1, "most": 1}}}, "vLLM"),
         ({"metrics": {"nv_inference_count": {"before": 0, "after": 1, "most": 1}}}, "Triton"),
+        ({"metrics": {"sglang:num_running_reqs": {"before": 0, "after": 1, "most": 1}}}, "SGLang"),
+        ({"metrics": {"ray_serve_deployment_queued_queries": {"before": 0, "after": 1, "most": 1}}}, "Ray Serve"),
+        ({"metrics": {"mosec_service_remaining_task": {"before": 0, "after": 1, "most": 1}}}, "mosec"),
         ({"format_": "Triton trace.json"}, "Triton"),
         ({"format_": "vllm bench serve --save-detailed"}, "vLLM"),
     ],
@@ -59,6 +62,7 @@ def test_the_server_is_recognized_by_metrics_and_format(signs: dict[str, Any], s
 def test_the_server_is_recognized_by_its_header() -> None:
     result = _found(_cause("python.gc"))
     assert with_advice(result, "uvicorn").advice[0].server == "uvicorn"
+    assert with_advice(result, "LitServe").advice[0].server == "LitServe"
     assert not with_advice(result, "nginx").advice
     assert not with_advice(result).advice
 
@@ -68,10 +72,17 @@ def test_only_named_causes_get_advice() -> None:
     assert not with_advice(result).advice
 
 
-def test_preemptions_get_advice() -> None:
-    metrics = {"vllm:num_preemptions_total": {"before": 2.0, "after": 7.0, "most": 7.0}}
+@pytest.mark.parametrize(
+    ("metric", "setting"),
+    [
+        ("vllm:num_preemptions_total", "--gpu-memory-utilization"),
+        ("sglang:num_retracted_requests_total", "--mem-fraction-static"),
+    ],
+)
+def test_preemptions_get_advice(metric: str, setting: str) -> None:
+    metrics = {metric: {"before": 2.0, "after": 7.0, "most": 7.0}}
     (advice,) = with_advice(_found(metrics=metrics)).advice
-    assert "grew by 5" in advice.evidence
+    assert "grew by 5" in advice.evidence and setting in advice.change
 
 
 def test_the_table_has_existing_causes_and_servers() -> None:

@@ -48,7 +48,7 @@ def metrics() -> Response:
 if __name__ == "__main__":
     if HELD:
         gc.disable()
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # else asyncio leaves TCP_NODELAY off
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         print(listener.getsockname()[1], os.getpid(), flush=True)
