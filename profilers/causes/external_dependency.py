@@ -9,7 +9,7 @@ import numpy as np
 from latfix.profilers.causes.cause import Cause, Claim, Left, Parts, TailFigures, median_and_p99, own_and_propagated
 from latfix.profilers.causes.repeated_sleeps import sleeps_in
 from latfix.profilers.causes.service_waits import beyond_usual
-from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter, piles_up
+from latfix.profilers.evidence.outside.outside_view import THROTTLED, Counter, piles_up, presence
 from latfix.profilers.evidence.run_baselines import whole_median
 from latfix.profilers.evidence.units import Evidence, span_cpu
 from latfix.profilers.probes.control_groups import NEIGHBOR_SERIES
@@ -66,7 +66,7 @@ def _outside(evidence: Evidence, left: Left) -> Claim:
     units: dict[str, Parts] = {}
     if "dependency" in evidence.told.parts:
         return beyond_usual(evidence, left, evidence.told.parts["dependency"], "told.dependency")
-    if evidence.setup.servers == 0 and piles_up(evidence.rows):
+    if evidence.setup.servers == 0 and piles_up(*presence(evidence.rows)):
         return Claim(units=units)
     for name in ("compute", "finish"):
         unit, idle, least = evidence.units[name], evidence.process_idle(name), evidence.least_idle(name)

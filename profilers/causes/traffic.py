@@ -12,7 +12,6 @@ import numpy as np
 
 from latfix.formatting import milliseconds
 from latfix.profilers.causes.cause import FASTER_MODEL, Cause, Claim, Left, Parts, TailFigures
-from latfix.profilers.evidence.outside.outside_view import piles_up
 from latfix.profilers.evidence.units import Evidence
 
 
@@ -48,7 +47,7 @@ def _outside(evidence: Evidence, left: Left, *, growing: bool) -> Claim:
     :param growing: of a backlog that grew for the whole run.
     """
     units: dict[str, Parts] = {}
-    if piles_up(evidence.rows) != growing:
+    if evidence.shared.growing != growing:
         return Claim(units=units)
     for name in ("compute", "finish"):
         waits = evidence.waits_for_others(name)

@@ -31,13 +31,11 @@ _MUCH_IDLE_NS = 20_000_000
 _COME_AND_GO = 0.1
 #: Requests, readings with so many, and the quantile of these that shows how much of a process runs at once.
 _SEVERAL, _LEAST_READINGS, _CROWDED = 2, 10, 0.9
-#: Threads that a process with a single one runs or wants to run at nearly all times, with the kernel's late counts.
-_SINGLE, _NEARLY = 1.2, 0.95
-#: Another limited process has no more threads that run or want a core than
-#: this share of the requests with unfinished work.
-_LIMITED = 0.7
-#: Least share of that time in which such a process is busy, over so many readings each.
-_BUSY, _READINGS = 0.9, 9
+#: Threads that a process with a single one runs or wants to run, with the kernel's late counts. Another limited one
+#: has no more of them than this share of the requests with unfinished work.
+_SINGLE, _LIMITED = 1.2, 0.7
+#: Least share of that time in which such a process is busy.
+_BUSY = 0.9
 
 CPU, RUN_QUEUE, THROTTLED = "server.cpu_ns", "server.runq_ns", "server.throttled_ns"
 THREADS = "server.threads"
@@ -94,12 +92,14 @@ def presence(rows: Columns) -> tuple[Ints, Ints]:
     return rows["arrival_ns"] + rows["dispatch_ns"] + rows["prepare_ns"], rows["arrival_ns"] + rows["latency_ns"]
 
 
-def piles_up(rows: Columns) -> bool:
+def piles_up(at: Ints, end: Ints | Floats) -> bool:
     """True if fewer requests end than arrive until the last one has come: a backlog that grows all the time.
 
     A dependency that becomes slow adds requests in flight once, then as many end as arrive.
+
+    :param at: ``(n,)`` as from :func:`presence`, as ``end``.
     """
-    begin, end = (np.sort(times) for times in presence(rows))
+    begin, end = np.sort(at), np.sort(end)
     if len(begin) < _LEAST_PILED:
         return False
     parts = np.linspace(begin[0], begin[-1], _STRETCHES + 1)
@@ -176,21 +176,25 @@ def delay_of_each(samples: Columns, at: Ints, end: Ints) -> Counter:
     """The process's run-queue delay, of each reading in equal parts for the requests that were there.
 
     Threads that each serve one request wait for a core apart; a thread that serves several, such as an event loop's,
-    delays all of them (:func:`most_at_once`). The kernel counts a wait when it ends, so what exceeds the time
-    between two readings began before.
+    delays all of them (:func:`most_at_once`). The kernel counts a wait when it ends.
     """
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     begun, ended = np.sort(at), np.sort(end)
     times = cpu.at_ns
     there = np.searchsorted(begun, times[1:]) - np.searchsorted(ended, times[:-1])
     threads = np.clip(there, 1.0, most_at_once(samples, at, end))
-    room = np.maximum(threads * np.diff(times) - np.diff(cpu.value), 0.0).tolist()
-    waited, earlier = np.diff(delay.at(times)), 0.0
+    room = threads * np.diff(times) - np.diff(cpu.value)
+    return cumulative(times, _when_waited(np.diff(delay.at(times)), room, there) / threads)
+
+
+def _when_waited(counted: Floats, room: Floats, there: Ints | Floats) -> Floats:
+    """Run-queue delay by reading; what exceeds the ``room`` for it began before, with requests there."""
+    waited, earlier = counted.copy(), 0.0
     for k in range(len(room) - 1, -1, -1):
-        pending = earlier + waited[k] if there[k] else 0.0
-        waited[k] = min(pending, room[k])
+        pending = earlier + float(counted[k]) if there[k] > 0 else 0.0
+        waited[k] = min(pending, max(float(room[k]), 0.0))
         earlier = pending - waited[k]
-    return cumulative(times, waited / threads)
+    return waited
 
 
 def cumulative(at_ns: Floats, grown: Floats) -> Counter:
@@ -219,20 +223,19 @@ def most_at_once(samples: Columns, at: Ints, end: Ints) -> float:
     cpu, delay = Counter.of(samples, CPU), Counter.of(samples, RUN_QUEUE)
     times = cpu.at_ns
     there, ran, step = present(times, at, end), np.diff(cpu.value), np.diff(times)
-    wanted = ran + np.diff(delay.at(times))
-    around = np.ones(_READINGS)  # a wait is counted when it ends
-    level = np.convolve(wanted, around, "same") / np.convolve(step, around, "same")
+    waited = np.diff(delay.at(times))
+    busy = np.minimum(ran + _when_waited(waited, step - ran, there), step)
     unfinished = _unfinished(ran, there, times, at)
     for requests in (there, unfinished):
         several = requests >= _SEVERAL
         if np.count_nonzero(several) < _LEAST_READINGS:
             return float("inf")
         crowded = requests >= np.quantile(requests[several], _CROWDED)
-        if float((np.minimum(level, 1.0) * step)[crowded].sum()) < _BUSY * float(step[crowded].sum()):
+        if float(busy[crowded].sum()) < _BUSY * float(step[crowded].sum()):
             return float("inf")
-        if requests is there and float(np.quantile(level[several], _NEARLY)) <= _SINGLE:
+        most = max(float((ran + waited)[crowded].sum() / step[crowded].sum()), 1.0)
+        if requests is there and most <= _SINGLE:
             return 1.0
-    most = max(float(wanted[crowded].sum() / step[crowded].sum()), 1.0)
     return float("inf") if most > _LIMITED * float(unfinished[crowded].mean()) else most
 
 
@@ -279,7 +282,7 @@ def apportioned(counter: Counter, end: Ints, wanted: Ints, most: Floats) -> Ints
     there = np.zeros(len(total))
     np.maximum.at(there, step, most)
     share = np.divide(there, total, out=np.ones(len(total)), where=total > there)
-    return np.rint(asked * share[step]).astype(np.int64)
+    return np.asarray(np.rint(asked * share[step]), dtype=np.int64)
 
 
 def delayed_acknowledgments(rows: Columns, samples: Columns, ok: Bools) -> str:

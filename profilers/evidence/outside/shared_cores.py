@@ -24,6 +24,7 @@ from latfix.profilers.evidence.outside.outside_view import (
     cumulative,
     delay_of_each,
     most_at_once,
+    piles_up,
     present,
     typical_work,
 )
@@ -44,6 +45,7 @@ class SharedCores:
     :param known_ns: ``(n,)`` nanoseconds of these waits, and those without a core.
     :param cores: the most that the process uses at once; 0 if it is not known.
     :param work_ns: on-CPU time of a typical request.
+    :param growing: the backlog that arrivals alone cause grows all the time.
     """
 
     others: Counter
@@ -53,6 +55,7 @@ class SharedCores:
     known_ns: Ints
     cores: float = 0.0
     work_ns: float = 0.0
+    growing: bool = False
 
     def waits(self, request: Ints, start: Ints, end: Ints, runq: Ints) -> Waits:
         """Waits within intervals.
@@ -109,7 +112,8 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
     work = typical_work(ran, there, times, at)
     shared, taken = cumulative(times, others), cumulative(times, lost)
     met = np.maximum(shared.grown(at, end), 1.0)
-    burst = np.minimum(_waits(at.astype(np.float64), work, alone, cores) / met, 1.0)
+    waits = _waits(at.astype(np.float64), work, alone, cores)
+    burst = np.minimum(waits / met, 1.0)
     # While cores are taken, the service stands still, and arrivals come closer together.
     slowed = np.minimum(_waits(at - taken.at(at), work, alone, cores) / met, 1.0)
     slowed = np.maximum(slowed - burst, 0.0)
@@ -121,6 +125,7 @@ def find_shared_cores(samples: Columns, at: Ints, end: Ints) -> SharedCores:
         known_ns=np.rint((burst + slowed) * met + taken.grown(at, end)).astype(np.int64),
         cores=cores,
         work_ns=work,
+        growing=piles_up(at, at + waits + work / alone),
     )
 
 

@@ -14,7 +14,7 @@ MS = 1_000_000
 
 
 def streamed(slo: dict[str, float]) -> RunRecord:
-    """Three answers of three parts and five tokens, in 60 ms after the first: evenly, with one long gap; one plain."""
+    """Two answers of five tokens in three parts, 60 ms after the first: evenly, and with a long gap; one plain."""
     rows = zeros(REQUEST_DTYPE, 3)
     rows["index"], rows["arrival_ns"] = np.arange(3), np.arange(3) * 1_000 * MS
     rows["chunks"], rows["output_tokens"] = np.array([3, 3, 0]), np.array([5, 5, 0])

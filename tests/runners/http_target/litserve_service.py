@@ -11,10 +11,10 @@ import time
 import urllib.request
 from typing import Any
 
-import litserve
+import litserve  # type: ignore[import-not-found]
 
 
-class Planted(litserve.LitAPI):
+class Planted(litserve.LitAPI):  # type: ignore[misc]
     """One request in thirty waits for a slow dependency."""
 
     def setup(self, _: str) -> None:

@@ -94,7 +94,8 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
             {"traffic.burst"},
         ),  # one at a time is seen without --pid
         ("planted_service.py", "sized", "/predict", sizes, {"input.size"}),
-        ("planted_service.py", "stream", _CHAT, prompts, {"batching.size", "input.size"}),
+        # Its prefill is a call in the event loop.
+        ("planted_service.py", "stream", _CHAT, prompts, {"batching.size", "input.size", "service.loop"}),
         ("planted_service.py", "stalls", "/predict", busy, {"service.loop"}),
         ("torch_service.py", "burst", "/loop", bursts, {"traffic.burst"}),
         ("torch_service.py", "burst", "/pool", bursts, {"traffic.burst"}),
