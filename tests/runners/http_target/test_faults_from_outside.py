@@ -70,13 +70,15 @@ def prompts(folder: Path) -> Path:
 
 
 def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
-    """With ``--pid`` the fault is the largest cause; without, nothing else may be."""
-    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"] if each["cause"] not in _OF_THE_MACHINE}
-    largest = max(by_cause, key=lambda name: by_cause[name])
-    assert sum(each["tail_ms"] for each in found["causes"]) == pytest.approx(found["tail"]["excess_ms"])
-    assert largest in (causes if watched else causes | {"unexplained"}), by_cause
-    named = {each["cause"] for each in found["causes"] if each["named"]} - _OF_THE_MACHINE
-    assert named <= (causes if not watched else causes | set(by_cause)), by_cause
+    """Nothing but the fault is named. With ``--pid`` it is the largest cause, unless the machine was too busy."""
+    by_cause = {each["cause"]: each["tail_ms"] for each in found["causes"]}
+    assert sum(by_cause.values()) == pytest.approx(found["tail"]["excess_ms"])
+    named = {each["cause"] for each in found["causes"] if each["named"]}
+    assert named <= causes | _OF_THE_MACHINE, by_cause
+    others = {name: ms for name, ms in by_cause.items() if name not in _OF_THE_MACHINE}
+    crowded = watched and by_cause.get("host.contention", 0.0) > found["tail"]["excess_ms"] / 2
+    largest = max(others, key=lambda name: others[name])
+    assert largest in (causes if watched and not crowded else causes | {"unexplained"}), by_cause
 
 
 @pytest.mark.slow
@@ -93,7 +95,13 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
             bursts,
             {"traffic.burst"},
         ),  # one at a time is seen without --pid
-        ("planted_service.py", "sized", "/predict", sizes, {"input.size"}),
+        (
+            "planted_service.py",
+            "sized",
+            "/predict",
+            sizes,
+            {"input.size", "external.dependency"},
+        ),  # it sleeps for as long
         # Its prefill is a call in the event loop.
         ("planted_service.py", "stream", _CHAT, prompts, {"batching.size", "input.size", "service.loop"}),
         ("planted_service.py", "stalls", "/predict", busy, {"service.loop"}),
