@@ -88,13 +88,7 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
     [
         ("planted_service.py", "dependency", "/predict", steady, {"external.dependency"}),
         ("planted_service.py", "computing", "/predict", bursts, {"traffic.burst"}),
-        (
-            "planted_service.py",
-            "sleeping",
-            "/predict",
-            bursts,
-            {"traffic.burst"},
-        ),  # one at a time is seen without --pid
+        ("planted_service.py", "sleeping", "/predict", bursts, {"traffic.burst"}),
         (
             "planted_service.py",
             "sized",
