@@ -99,11 +99,11 @@ def piles_up(at: Ints, end: Ints | Floats) -> bool:
 
     :param at: ``(n,)`` as from :func:`presence`, as ``end``.
     """
-    begin, end = np.sort(at), np.sort(end)
+    begin, ended = np.sort(at), np.sort(end)
     if len(begin) < _LEAST_PILED:
         return False
     parts = np.linspace(begin[0], begin[-1], _STRETCHES + 1)
-    there = np.searchsorted(begin, parts) - np.searchsorted(end, parts)
+    there = np.searchsorted(begin, parts) - np.searchsorted(ended, parts)
     came = np.maximum(np.diff(np.searchsorted(begin, parts)), 1)
     grew = np.diff(there)[1:] / came[1:]  # the first stretch fills the service
     return bool(there[-1] >= _LEAST_PILED and (grew > _UNANSWERED).all())
