@@ -170,5 +170,7 @@ def test_a_slow_dependency_of_litserve(tmp_path: Path, planted: Plant, watched: 
     service = planted("dependency", "litserve_service.py")
     words = ["--traffic", str(steady(tmp_path)), "--percentile", "95"]
     words += ["--pid", str(service.pid)] if watched else []
-    _, found, _ = diagnose(tmp_path, service.at("/predict"), *words)
-    check(found, {"external.dependency"}, watched=watched)
+    _, found, record = diagnose(tmp_path, service.at("/predict"), *words)
+    assert record.meta.http["server"] == "LitServe"
+    # Its one worker serves one request at a time: while it waits all stand still, for which no cause is visible.
+    check(found, {"external.dependency"}, watched=False)
