@@ -17,6 +17,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from latfix.arrays import Bools, Floats, Ints
+from latfix.queueing.closed_loop import in_flight
 from latfix.queueing.replay_lanes import lindley
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)
@@ -38,9 +39,6 @@ _ROUNDING = 3
 _SHOWN, _BEYOND_NOISE = 0.5, 2.0
 #: Shuffles that show what chance produces, and the most services of each group that are compared.
 _SHUFFLES, _COMPARED = 4, 4_000
-#: Largest deviation of requests in flight if clients wait for answers: in requests, as a share of them, and over the
-#: square root of all requests.
-_STEADY, _STEADY_SHARE, _WANDERS = 0.7, 0.02, 0.05
 #: Coarsest resolution of arrivals, as a share of the median latency.
 _FINE = 0.5
 _AT_ONCE = 500_000
@@ -164,26 +162,6 @@ def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
     return Queue(
         servers=1, wait_ns=wait, waited=float(np.mean(waited)), misfit=float(high / low), slot_ns=float(middle) / each
     )
-
-
-def clients_that_wait(met: Ints) -> bool:
-    """True if requests in flight hardly vary: a fixed number of clients, each of which sends when it is answered.
-
-    With independent arrivals the number wanders, the further the longer the log is.
-
-    :param met: ``(n,)`` requests in flight that each one met (:func:`in_flight`).
-    """
-    usual = float(np.median(met)) if len(met) else 0.0
-    met = met[int(usual) + 1 :]  # while the clients begin there are fewer
-    if len(met) < _LEAST_WAITED or usual < 1:
-        return False
-    return float(met.std()) < min(max(_STEADY, _STEADY_SHARE * usual), _WANDERS * math.sqrt(len(met)))
-
-
-def in_flight(arrival: Ints, latency: Ints) -> Ints:
-    """``(n,)`` earlier requests that had not ended when each arrived."""
-    ended = np.sort(arrival + latency)
-    return np.asarray(np.arange(len(arrival)) - np.searchsorted(ended, arrival, side="right"), dtype=np.int64)
 
 
 def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns: int) -> tuple[float, float] | None:

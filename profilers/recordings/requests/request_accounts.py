@@ -33,11 +33,10 @@ from latfix.profilers.recordings.requests.shared_batches import SharedBatches
 from latfix.profilers.recordings.requests.shared_stalls import in_log, in_streams
 from latfix.profilers.recordings.requests.text_source import resolution_ns
 from latfix.queueing.batch_inference import infer_batches
+from latfix.queueing.closed_loop import ClosedLoop, find_closed_loop, in_flight
 from latfix.queueing.queue_inference import (
     Queue,
     chance_wait_ns,
-    clients_that_wait,
-    in_flight,
     infer_prompt_queue,
     infer_queue,
     served_from,
@@ -149,7 +148,10 @@ class _Ledger:
         self.overload: Bools | None = None
         self.servers = 1
         self.always_busy = False
-        self.closed = table.timed and not table.sampled and clients_that_wait(in_flight(self.arrival, self.latency))
+        self.closed = None
+        if table.timed and not table.sampled:
+            user = None if table.user is None else table.user[self.rows]
+            self.closed = find_closed_loop(self.arrival, self.latency, user)
         self.slot_ns: float | None = None
         self.batches: SharedBatches | None = None
         self.sharing: Ints | None = None
@@ -369,9 +371,8 @@ class _Ledger:
         service = (self.arrival + self.latency - begin)[rows][order]
         if self.wait is not None:
             begin = served_from(self.arrival[rows], service, self.servers)
-        elif self.closed:  # like so many servers that are never idle
-            users = int(np.median(in_flight(self.arrival, self.latency))) + 1
-            begin = served_from(np.zeros_like(service), service, users)
+        elif self.closed is not None and self.closed.known_by == "steady":  # like so many servers that are never idle
+            begin = served_from(np.zeros_like(service), service, self.closed.users)
         else:
             begin = begin[rows]
         return float(in_log(begin, begin + service, beyond[rows][order], usual)[0].sum())
@@ -435,7 +436,7 @@ class _Ledger:
                 service = float(self.batches.by_size[-1]) + self.scatter_ns
             else:
                 at_rest = waits_at_reference(self.arrival, service, self.servers, backlog)
-            if self.closed:  # the next arrival depends on the answers: those ahead count
+            if self.closed is not None:  # the next arrival depends on the answers: those ahead count
                 ahead = np.maximum(in_flight(self.arrival, self.latency) - self.servers + 1, 0)
                 at_rest = np.rint(ahead * (service / self.servers)).astype(np.int64)
             # Prompts wait for other prompts only, so their whole wait is the traffic's.
@@ -577,6 +578,8 @@ class _Ledger:
         evidence = self.evidence
         if self.batches is not None:
             evidence.update(self.batches.evidence())
+        if self.closed is not None:
+            self.notes.append(_closed_note(self.closed))
         evidence["traffic.overload"] = self._capacity() + evidence.get("traffic.burst", "")
         names = ", ".join((*self.telling, *(["route"] if self.table.route is not None else [])))
         if self.by_input:
@@ -608,7 +611,7 @@ class _Ledger:
             full = rate(self.batches.rate * 1e9)
             return f"{rate(arrived * 1e9)} arrived and {full} are served with large batches; "
         text = f"{rate(arrived * 1e9)} arrived and {self.servers} at once serve {rate(serve * 1e9)}"
-        if self.closed:
+        if self.closed is not None:
             return f"{text}: clients wait for an answer before they send again, so more servers would get more; "
         if arrived > serve * (1 + _SAME_RATE):
             return f"{text}: {int(arrived * each) + 1} would keep up; "
@@ -625,6 +628,20 @@ class _Ledger:
         origin, last = self.arrival[0], min(stretch.last * step, n - 1)
         begin, end = (float(self.arrival[row] - origin) / 1e9 for row in (stretch.first * step, last))
         return f"{text}; it is larger from {begin:.3g} s to {end:.3g} s."
+
+
+def _closed_note(loop: ClosedLoop) -> str:
+    known = {
+        "ids": "no user's requests overlap",
+        "steady": "the number in flight hardly changes",
+        "limit": f"never more than {loop.users} are in flight, often as many",
+    }[loop.known_by]
+    who = "" if loop.known_by != "limit" else " (or a server that takes no more at a time)"
+    return (
+        f"Closed loop: {counted(loop.users, 'user')} each wait for an answer before the next request: {known}{who}. "
+        "Waits are hidden at the client, as a slow answer delays what would have arrived (coordinated omission): "
+        "independent arrivals at this rate would wait longer."
+    )
 
 
 def _confirmed(queue: Queue) -> str:

@@ -78,6 +78,7 @@ class RequestTable:
     :param first_ns: ``(n,)`` from the arrival to the first chunk of a stream.
     :param features: ``(n,)`` each; measures of a request's amount of work.
     :param route: ``(n,)`` index into ``routes``; ``None`` without routes.
+    :param user: ``(n,)`` who sent each request, as a number from 0; -1 if unknown; ``None`` without users.
     :param resolution_ns: of the arrivals.
     :param timed: False if only the order of arrivals is known.
     :param start_unix_ns: of the first arrival; ``None`` without dates.
@@ -102,6 +103,7 @@ class RequestTable:
     gaps: Gaps | None = None
     steps: EngineSteps | None = None
     ids: tuple[str, ...] = ()
+    user: Ints | None = None
     resolution_ns: int = 1
     timed: bool = True
     start_unix_ns: int | None = None
@@ -174,6 +176,7 @@ class RequestTable:
             features={name: column[order] for name, column in self.features.items()},
             route=None if self.route is None else self.route[order],
             ids=tuple(self.ids[k] for k in order.tolist()) if self.ids else (),
+            user=None if self.user is None else self.user[order],
             gaps=gaps,
             steps=steps,
             start_unix_ns=first if self.start_unix_ns is None and first > 10**17 else self.start_unix_ns,

@@ -1,9 +1,9 @@
 """Custom logs: CSV or JSON Lines whose columns are known by name or by ``--map``.
 
 ``--map ROLE[_UNIT]=COLUMN`` or an expression over columns. Roles: ``latency``, ``arrival`` or ``end``, ``queue``,
-``first`` (time to the first chunk), ``dispatch``, ``status``, ``route``, ``id``. Any other name with a unit of time
-is a dependency that was waited for (``db_ms=…``), without one a feature that measures work. The unit comes from the
-role (``latency_ms``), else from the column (``duration_us``), else from the value (``"12.5ms"``, ``"1m2.3s"``), else,
+``first`` (time to the first chunk), ``dispatch``, ``status``, ``route``, ``id``, ``user``. Any other name with a unit
+of time is a dependency that was waited for (``db_ms=…``), without one a feature that measures work. The unit comes from
+the role (``latency_ms``), else from the column (``duration_us``), else from the value (``"12.5ms"``, ``"1m2.3s"``), else,
 for times since 1970, from the size of the numbers.
 """
 
@@ -61,7 +61,7 @@ EXPECTED_ROW = "a request with a latency and a time (numbers, or dates in ISO 86
 Block = tuple[Mapping[str, Any], int]
 _TIMES = ("latency", "queue", "first", "dispatch")
 _MOMENTS = ("arrival", "end")
-_OTHERS = ("status", "route", "id")
+_OTHERS = ("status", "route", "id", "user")
 #: Usual names of columns, without their unit.
 _LATENCY = re.compile(
     r"(e2e_?|total_?|request_?|response_?)?(latency|duration|elapsed|response_?time|request_?time)", re.I
@@ -75,6 +75,7 @@ _FIRST = re.compile(r"ttft|time_to_first_(token|byte|chunk)", re.I)
 _STATUS = re.compile(r"(http_?|response_?)?status(_?code)?|(response_?)?code|outcome|result", re.I)
 _ROUTE = re.compile(r"route|path|endpoint|uri|url|operation|model|handler", re.I)
 _ID = re.compile(r"(request_?)?id|x_request_id|trace_?id", re.I)
+_USER = re.compile(r"(user|session|client|vu|customer)(_?(id|name))?", re.I)
 _WORK = re.compile(r"(^|_)(size|bytes|tokens|length|len|elements|items|count|pixels|batch)(_|$)", re.I)
 _NGINX = ("request_time", "upstream_response_time")
 #: Writers with columns without a unit: some columns that identify each, and its mapping as in ``--map``. JMeter,
@@ -82,7 +83,8 @@ _NGINX = ("request_time", "upstream_response_time")
 #: Elastic's schema.
 _WRITERS: tuple[tuple[set[str], Mapping[str, str]], ...] = (
     ({"timeStamp", "elapsed", "label"},
-     {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label"}),
+     {"latency_ms": "elapsed", "arrival_ms": "timeStamp", "status": "success", "route": "label",
+      "user": "threadName"}),
     ({"attack", "seq", "latency", "timestamp"}, {"latency_ns": "latency", "arrival": "timestamp", "status": "error"}),
     ({"response-time", "DNS+dialup", "offset"},
      {"latency_s": "response-time", "arrival_s": "offset", "status": "status-code", "connect_s": "DNS+dialup"}),
@@ -302,7 +304,8 @@ def roles_of(path: Path, columns: Mapping[str, Any], mapping: Mapping[str, str])
             taken = {role.name for role in roles}
     used = {column for role in roles for column in role.columns}
     for role, pattern in (("latency", _LATENCY), ("arrival", _ARRIVAL), ("end", _END), ("queue", _QUEUE),
-                          ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID)):  # fmt: skip
+                          ("first", _FIRST), ("status", _STATUS), ("route", _ROUTE), ("id", _ID),
+                          ("user", _USER)):  # fmt: skip
         if role in taken or (role in _MOMENTS and "latency" in taken and taken & set(_MOMENTS)):
             continue
         column = next((each for each in names if each not in used and pattern.fullmatch(bare(each))), None)
@@ -581,6 +584,7 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         features=features,
         **routes_of([route_of(word) for word in columns.get("route", ())]),
         ids=tuple(columns["id"].tolist()) if "id" in columns else (),
+        user=_users(columns["user"].tolist()) if "user" in columns else None,
         resolution_ns=1 if moments is None else resolution_ns(moments),
         timed=moments is not None,
         has_status="status" in columns,
@@ -591,6 +595,12 @@ def _table(roles: Sequence[Role], columns: Mapping[str, Any], bad: BadLines) -> 
         },
         notes=(*bad.notes(), *(() if moments is None else _guessed(roles, moments))),
     ).sorted()
+
+
+def _users(names: Sequence[str]) -> Ints:
+    """Numbers of users; -1 without a name."""
+    place: dict[str, int] = {}
+    return np.array([place.setdefault(name, len(place)) if name not in ("", "-") else -1 for name in names], np.int64)
 
 
 def _guessed(roles: Sequence[Role], moments: Ints) -> Iterator[str]:

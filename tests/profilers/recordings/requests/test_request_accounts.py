@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,21 +175,26 @@ def test_overload_is_found_in_an_excerpt_without_a_free_server(kind: str, server
     assert result.reference_ms < 2 * TYPICAL_NS / 1e6
 
 
-def in_turns(users: int, servers: int) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
-    """Arrivals and ends of users who send the next request when the last is answered."""
+def in_turns(users: int, servers: int, think: float = 0.0) -> tuple[np.ndarray[tuple[int], np.dtype[Any]], ...]:
+    """Arrivals, ends and users, who send the next request when the last is answered and they have thought.
+
+    :param think: mean time between, in services.
+    """
     rng = np.random.default_rng(4)
-    ready, free = [0.0] * users, [0.0] * servers
-    arrival, end = [], []
+    ready, free = [(0.0, user) for user in range(users)], [0.0] * servers
+    arrival, end, sender = [], [], []
     for service in rng.exponential(TYPICAL_NS, 4000).tolist():
-        arrival.append(heapq.heappop(ready))
-        end.append(max(arrival[-1], heapq.heappop(free)) + service)
+        came, user = heapq.heappop(ready)
+        arrival.append(came)
+        sender.append(user)
+        end.append(max(came, heapq.heappop(free)) + service)
         heapq.heappush(free, end[-1])
-        heapq.heappush(ready, end[-1])
-    return np.array(arrival), np.array(end)
+        heapq.heappush(ready, (end[-1] + think * float(rng.exponential(TYPICAL_NS)), user))
+    return np.array(arrival), np.array(end), np.array(sender)
 
 
 def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
-    arrival, end = in_turns(64, 4)
+    arrival, end, _ = in_turns(64, 4)
     queue = infer_queue(np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64), 1_000)
     assert queue is not None and queue.servers == 4
     assert float(np.median(queue.wait_ns)) > 10 * TYPICAL_NS
@@ -196,6 +202,25 @@ def test_a_load_test_with_more_users_than_servers_shows_its_queue() -> None:
     result = diagnosed(RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8)))
     evidence = {cause.cause: cause.evidence for cause in result.causes}
     assert "clients wait for an answer" in evidence["traffic.overload"]
+
+
+@pytest.mark.parametrize(("users", "servers", "think", "known"), [(64, 4, 8.0, True), (8, 1, 4.0, False)])
+def test_users_who_think_are_a_closed_loop(users: int, servers: int, think: float, known: bool) -> None:
+    """Of few users without names, all are in flight from time to time."""
+    arrival, end, sender = in_turns(users, servers, think)
+    at, latency = np.rint(arrival).astype(np.int64), np.rint(end - arrival).astype(np.int64)
+    table = RequestTable(
+        arrival_ns=at, latency_ns=latency, status=np.zeros(len(at), np.int8), user=sender if known else None
+    )
+    notes = diagnosed(table).notes
+    assert any(f"Closed loop: {users} users" in note and "coordinated omission" in note for note in notes)
+
+
+@pytest.mark.parametrize("users", [3, 200])
+def test_users_whose_requests_overlap_are_no_closed_loop(users: int) -> None:
+    table = fcfs("exponential", 0.9, 4)
+    sender = np.random.default_rng(1).integers(0, users, len(table))
+    assert not any("Closed loop" in note for note in diagnosed(replace(table, user=sender)).notes)
 
 
 def test_requests_that_all_end_at_one_moment_show_no_queue() -> None:
