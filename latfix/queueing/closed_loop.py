@@ -19,8 +19,8 @@ from latfix.arrays import Ints
 _STEADY, _STEADY_SHARE, _WANDERS, _LEAST = 0.7, 0.02, 0.05, 30
 #: The largest number in flight is a limit if so large a share of requests reach it, and so many in each part.
 _AT_LIMIT, _PARTS, _IN_EACH = 0.01, 4, 5
-#: Least overlapping requests of the same user if arrivals were independent, and the largest share of them found; least
-#: requests of a user (a session that comes once and leaves is no fixed user).
+#: Least overlapping requests of the same user if arrivals were independent, and the largest share of them found;
+#: least requests of a user (a session that comes once and leaves is no fixed user).
 _EXPECTED, _OVERLAP, _EACH = 20.0, 0.05, 10
 
 
@@ -72,4 +72,4 @@ def _take_turns(arrival: Ints, latency: Ints, user: Ints) -> bool:
     counts = np.bincount(who[who >= 0]) if (who >= 0).any() else np.zeros(1, np.int64)
     expected = float((took[who >= 0] * (counts[who[who >= 0]] - 1.0)).sum()) / span
     stay = len(user) >= _EACH * len(np.unique(user))
-    return stay and expected >= _EXPECTED and overlaps <= _OVERLAP * expected
+    return stay and expected >= _EXPECTED and int(overlaps) <= _OVERLAP * expected

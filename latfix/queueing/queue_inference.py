@@ -19,6 +19,7 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.closed_loop import in_flight
 from latfix.queueing.replay_lanes import lindley
+from latfix.statistics.block_bootstrap import ranks
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 #: Requests from which the number of servers is inferred; how many must have waited, and found a free server.
@@ -61,6 +62,9 @@ _FOLLOWED, _FOLLOWS = 8, 0.3
 #: Least length of a stretch of requests that waited, and spans in all of them, to compare their ends with their
 #: arrivals; the number of servers from which there must be as many.
 _LEAST_STRETCH, _LEAST_SPANS, _MANY_SERVERS = 12, 60, 8
+#: A correlation of services with the number in flight is certain from so many standard errors; less is enough for
+#: waits that are too long if there are other signs.
+_SURE, _LESS = 3.5, 0.5
 #: First tokens this close come from one batch of prompts; the middle half of batches may differ by this factor.
 _SAME_MOMENT_NS, _ONE_LENGTH = 2_000_000, 1.5
 #: Parts of the log within which services are compared, and the least requests with a free server in each.
@@ -77,6 +81,7 @@ class Queue:
     :param misfit: largest factor between quantiles of service with and without a wait; 1 if ``always``.
     :param slot_ns: time for which a request occupies a server; ``None`` for its whole service.
     :param always: no request found a free server.
+    :param dependent: services grow with the number in flight: not all of the wait is known.
     """
 
     servers: int
@@ -85,6 +90,7 @@ class Queue:
     misfit: float
     slot_ns: float | None = None
     always: bool = False
+    dependent: bool = False
 
 
 def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | None:
@@ -123,7 +129,17 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     np.clip(wait, 0, latency, out=wait)
     if _ends_follow_arrivals(sample, sample + took, wait[:n] > 0, servers):
         return None
-    return Queue(servers=servers, wait_ns=wait, waited=float(np.mean(wait > 0)), misfit=math.exp(misfit))
+    free, behind, lasting = _dependence(took - wait[:n], met, servers)
+    rises = free > _SURE
+    if behind < -_SURE or (rises and lasting > _SURE and behind < -_LESS):
+        return None
+    return Queue(
+        servers=servers,
+        wait_ns=wait,
+        waited=float(np.mean(wait > 0)),
+        misfit=math.exp(misfit),
+        dependent=rises or behind > _SURE,
+    )
 
 
 def infer_prompt_queue(arrival: Ints, first_ns: Ints) -> Queue | None:
@@ -198,6 +214,32 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     if np.mean(~waited) < _RARELY_FREE:
         excess += math.log(_ALIKE / _FASTER)
     return factor, excess
+
+
+def _dependence(service: Ints, met: Ints, servers: int) -> tuple[float, float, float]:
+    """How services depend on the number in flight, in standard errors: they do not with the right number of servers.
+
+    With queues in series, or a latency that rises and falls without a queue, services of those that found a free
+    server grow with it, and the wait of the others is taken to be too long.
+
+    :returns: the correlation for those that found a free server and for those that waited; and, for the former, how
+        much the services of neighbors are alike apart from it.
+    """
+
+    def related(rows: Bools) -> tuple[float, Floats]:
+        """The correlation, and the ranks of services without what it explains."""
+        if np.count_nonzero(rows) < _LEAST_WAITED or not np.ptp(met[rows]) or not np.ptp(service[rows]):
+            return 0.0, np.zeros(0)
+        took, others = (ranks(values[rows].astype(np.float64)) for values in (service, met))
+        took, others = (took - took.mean()) / took.std(), (others - others.mean()) / others.std()
+        correlation = float(np.mean(took * others))
+        return correlation * math.sqrt(len(took)), took - correlation * others
+
+    waited = met >= servers
+    waited[:servers] = True  # what the first requests of a log met is unknown
+    free, left = related(~waited)
+    lasting = float(np.mean(left[1:] * left[:-1])) * math.sqrt(len(left)) if len(left) > 1 else 0.0
+    return free, related(met >= servers)[0], lasting
 
 
 def _noise(latency: Ints, waited: Bools) -> float:
@@ -280,11 +322,10 @@ def _turns(gaps: Ints) -> int:
     """Servers that end in turns, with equal services or a batch's: gaps between ends repeat after so many. Else 0."""
     if float(gaps.std()) <= _UNEQUAL * float(gaps.mean()):
         return 0  # what repeats in equal gaps is chance
-    _, group, counts = np.unique(gaps, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[group]  # ties averaged
-    ranks = (ranks - ranks.mean()) / ranks.std()
+    place = ranks(gaps.astype(np.float64))
+    place = (place - place.mean()) / place.std()
     lags = range(2, min(_CANDIDATES[-1], len(gaps) // _LEAST_WAITED) + 1)
-    alike = np.array([float(np.mean(ranks[lag:] * ranks[:-lag])) for lag in lags])
+    alike = np.array([float(np.mean(place[lag:] * place[:-lag])) for lag in lags])
     if not len(alike) or alike.max() < _REPEATS:
         return 0
     return lags[int(np.argmax(alike > alike.max() - _REPEATS / 4))]

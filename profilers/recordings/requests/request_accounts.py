@@ -258,7 +258,10 @@ class _Ledger:
         unseparated = "Waits in a queue are not separated from service: "
         if table.sampled:
             return None, f"{unseparated}that needs every request, not a sample."
-        why = "no first-come, first-served queue with a fixed number of servers could be determined"
+        why = (
+            "no single first-come, first-served queue with a fixed number of servers fits (nor would one if several "
+            "stages queue in series, or if the latency rises and falls by itself)"
+        )
         if table.first_ns is None:
             queue = infer_queue(*self._at_server(measured), self.resolution_ns)
         elif measured is None and (table.first_ns[self.ok] >= 0).all():
@@ -294,6 +297,12 @@ class _Ledger:
         self.always_busy = queue.always
         self.base = self.base - queue.wait_ns
         self.evidence["traffic.burst"] = f"inferred: {_confirmed(queue)}"
+        if queue.dependent:
+            self.notes.append(
+                "One queue does not fit entirely: service still grows with the number in flight. Requests slow "
+                "each other, service changes over time, or a second stage queues behind the first; its wait is "
+                "then part of service."
+            )
         if queue.slot_ns is not None:
             self.evidence["traffic.burst"] = (
                 f"inferred: prompts were computed in batches, one after the other; {share(queue.waited)} of requests "

@@ -150,6 +150,26 @@ def fcfs(kind: str, load: float, servers: int, *, before: float = 0.0, n: int = 
     return RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(n, np.int8))
 
 
+@pytest.mark.parametrize(("first", "second"), [((2, 0.5), (4, 1.0)), ((8, 3.0), (2, 1.0)), ((4, 0.5), (2, 1.0))])
+def test_two_stages_in_series_are_not_taken_for_one_queue(
+    first: tuple[int, float], second: tuple[int, float]
+) -> None:
+    """As a gateway's pool before a model's workers: servers of each, and their mean service."""
+    rng = np.random.default_rng(7)
+    rate = 0.8 * min(servers / takes for servers, takes in (first, second)) / TYPICAL_NS
+    arrival = moment = np.cumsum(rng.exponential(1 / rate, 3000))
+    order = np.arange(3000)
+    for servers, takes in (first, second):
+        ended = served(moment[order], takes * TYPICAL_NS * rng.lognormal(0, 0.1, 3000), servers, np.zeros(0))
+        moment = np.empty(3000)
+        moment[order] = ended
+        order = np.argsort(moment, kind="stable")
+    at = np.rint(arrival - arrival[0]).astype(np.int64)
+    latency = np.rint(moment - arrival[0]).astype(np.int64) - at
+    notes = diagnosed(RequestTable(arrival_ns=at, latency_ns=latency, status=np.zeros(3000, np.int8))).notes
+    assert any("in series" in note or "a second stage" in note for note in notes)
+
+
 @pytest.mark.parametrize("servers", [2, 6])
 @pytest.mark.parametrize("kind", ["exponential", "mixed"])
 def test_a_queue_is_inferred_whatever_the_distribution_of_services(kind: str, servers: int) -> None:
@@ -292,6 +312,20 @@ def test_requests_that_only_take_long_show_no_queue(jitter: float) -> None:
     arrival = np.rint(np.cumsum(rng.exponential(TYPICAL_NS, 3000))).astype(np.int64)
     latency = np.rint(100 * TYPICAL_NS * rng.lognormal(0, jitter, 3000)).astype(np.int64)
     assert infer_queue(arrival, latency, 1_000) is None
+
+
+@pytest.mark.parametrize("seed", [200, 205])
+def test_a_latency_that_rises_and_falls_shows_no_queue(seed: int) -> None:
+    """A case of ``benchmarks/queue_inference.py``: waits of ten servers would explain it, if services did not."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(0.01, 3000))
+    steps, level = rng.normal(0, 1, int(arrival[-1] / 0.05) + 2), np.zeros(int(arrival[-1] / 0.05) + 2)
+    kept = float(np.exp(-0.05 / 2))
+    for k in range(1, len(steps)):
+        level[k] = kept * level[k - 1] + np.sqrt(1 - kept**2) * steps[k]
+    took = 0.05 * np.exp(0.5 * np.interp(arrival, 0.05 * np.arange(len(steps)), level)) * rng.lognormal(0, 0.3, 3000)
+    at, latency = (np.rint(1e6 * times).astype(np.int64) * 1000 for times in (arrival, took))
+    assert infer_queue(at, latency, 1_000) is None
 
 
 @pytest.mark.parametrize("servers", [1, 4])

@@ -634,4 +634,5 @@ def test_an_answer_of_jaeger_without_a_trace_says_so(tmp_path: Path, text: str) 
 def test_users_of_a_log_are_read(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("ts,latency_ms,user_id\n" + "".join(f"{k},{5},u{k % 3}\n" for k in range(9)) + "9,5,-\n")
-    assert mapped_log.read(log, ()).user.tolist() == [0, 1, 2] * 3 + [-1]
+    user = mapped_log.read(log, ()).user
+    assert user is not None and user.tolist() == [0, 1, 2] * 3 + [-1]
