@@ -27,6 +27,8 @@ _SAMPLE, _LEAST_WAITED, _LEAST_FREE = 60_000, 30, 3
 #: Largest factor between services with and without a wait, beyond what chance produces; the mean over quantiles.
 #: A busy machine may serve more slowly, but hardly faster: then the waits are too long.
 _ALIKE, _FASTER = 1.3, 1.15
+#: The same however coarse the times are.
+_ALIKE_ROUNDED = 3.0
 #: If no more requests than this share found a free server, they are those of one moment: the factor must be smaller.
 _RARELY_FREE = 0.05
 _QUANTILES = np.linspace(0.1, 0.9, 17)
@@ -121,7 +123,7 @@ def infer_queue(arrival: Ints, latency: Ints, resolution_ns: int) -> Queue | Non
     fits = [(servers, fit) for servers in _CANDIDATES if (fit := _misfit(sample, took, met, servers, resolution_ns))]
     best = min((misfit for _, (misfit, _) in fits), default=0.0)
     fitting = next((each for each in fits if each[1][0] <= best + _AS_GOOD), None)
-    if fitting is None or fitting[1][1] > 0:
+    if fitting is None or fitting[1][1] > 0 or fitting[1][0] > math.log(_ALIKE_ROUNDED):
         return None
     servers, (misfit, _) = fitting
     wait = starts(arrival, arrival + latency, servers)
@@ -202,7 +204,7 @@ def _misfit(arrival: Ints, latency: Ints, met: Ints, servers: int, resolution_ns
     if longer < max(_SHOWN * float(np.median(wait[waited])), _BEYOND_NOISE * _noise(latency, waited)):
         return None
     few = ~waited & (met <= np.median(met[~waited]))
-    typical = _trend(latency, met, few)
+    typical = np.maximum(_trend(latency, met, few), resolution_ns / 2)  # less than a unit may be written as 0
     service = np.maximum((latency - wait) / typical, 1e-3)
     rounded = resolution_ns / float(np.median(typical))
     if float(np.quantile((wait / typical)[waited], 0.9)) < 1:

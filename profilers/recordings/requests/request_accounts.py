@@ -58,6 +58,8 @@ _SAME_RATE = 0.02
 _LEAST_SERVICES = 20
 #: Inputs differ in any traffic: their cause is named beyond this share of p50.
 _USUAL_OF_P50 = 0.1
+#: Times are too coarse to show a queue if a unit is more than this share of a typical latency, or of two requests.
+_COARSE = 0.25
 #: A wait behind the measured one is added from this share of it; the share of a service that may overlap the next.
 _MORE, _OVERLAP = 0.1, 0.15
 #: The load up to which the wait that chance produces is simulated.
@@ -266,9 +268,13 @@ class _Ledger:
             queue = infer_queue(*self._at_server(measured), self.resolution_ns)
         elif measured is None and (table.first_ns[self.ok] >= 0).all():
             queue = infer_prompt_queue(self.arrival, table.first_ns[self.ok])
-        if table.resolution_ns > float(np.median(latency)) / 2:
-            known = f"arrivals are known to {from_ns(table.resolution_ns)} only"
-            why = f"{known}; log finer times (nginx: $msec in a JSON log)"
+        apart = float(np.ptp(self.arrival)) / max(len(latency), 1)
+        if self.resolution_ns > _COARSE * min(float(np.median(latency)), 2 * apart):
+            known = f"arrivals and latencies are known to {from_ns(self.resolution_ns)} only"
+            why = (
+                f"{known}, with a request each {from_ns(apart)}; log finer times (microseconds; nginx: $msec in a JSON "
+                "log)"
+            )
         elif table.first_ns is not None:
             why = "streams share a batch, and the recording does not show when each began"
         return queue, f"{unseparated}{why}."

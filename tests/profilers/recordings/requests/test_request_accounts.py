@@ -87,6 +87,21 @@ def test_no_queue_is_inferred_from_arrivals_to_the_second() -> None:
     assert any("known to 1,000 ms only" in note for note in diagnosed(coarse).notes)
 
 
+@pytest.mark.parametrize("rate", [300, 2000])
+def test_milliseconds_show_the_queue_unless_services_are_as_short(rate: int) -> None:
+    table = fcfs("exponential", 0.9, 2)
+    faster = rate / (0.9 * 2 / (TYPICAL_NS / 1e9))
+    at, end = (
+        (each / faster).astype(np.int64) // 10**6 * 10**6
+        for each in (table.arrival_ns, table.arrival_ns + table.latency_ns)
+    )
+    result = diagnosed(replace(table, arrival_ns=at, latency_ns=end - at, resolution_ns=10**6))
+    if rate == 300:
+        assert any("2 served at once" in cause.evidence for cause in result.causes)
+    else:
+        assert any("known to 1.00 ms only" in note and "log finer times" in note for note in result.notes)
+
+
 def test_a_measured_queue_is_used_unmodified() -> None:
     table = simulated("quiet", 11)
     queue = np.zeros(len(table), np.int64)
