@@ -271,10 +271,7 @@ class _Ledger:
         apart = float(np.ptp(self.arrival)) / max(len(latency), 1)
         if self.resolution_ns > _COARSE * min(float(np.median(latency)), 2 * apart):
             known = f"arrivals and latencies are known to {from_ns(self.resolution_ns)} only"
-            why = (
-                f"{known}, with a request each {from_ns(apart)}; log finer times (microseconds; nginx: $msec in a JSON "
-                "log)"
-            )
+            why = f"{known}; log finer times (microseconds; nginx: $msec in a JSON log)"
         elif table.first_ns is not None:
             why = "streams share a batch, and the recording does not show when each began"
         return queue, f"{unseparated}{why}."

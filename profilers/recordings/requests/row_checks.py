@@ -5,6 +5,7 @@ Nothing is left out: a note says what was found, and what to do about it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,9 +17,9 @@ from latfix.formatting import counted
 from latfix.profilers.recordings.requests.request_table import RequestTable
 from latfix.profilers.recordings.requests.text_source import resolution_ns
 
-#: Rows searched for copies; copies that are worth a note: at least so many, so large a share, and so many times the
-#: number expected by chance.
-_SEARCHED, _LEAST_COPIES, _COPIED, _BEYOND_CHANCE = 500_000, 5, 0.001, 4.0
+#: Rows searched for copies; copies are worth a note if there are so many times as many as expected by chance, and so
+#: many standard deviations more. Pairs by chance that may have been missed in a sample without any (at 95 %).
+_SEARCHED, _BEYOND_CHANCE, _DEVIATIONS, _MISSED = 500_000, 4.0, 3.0, 3.0
 #: A few requests are far from the others: at most so many or so large a share, at a distance of at least an hour and
 #: so many times the others' whole length.
 _FEW, _FEW_OF_ALL, _HOUR_NS, _TIMES_AS_LONG = 3, 0.005, 3_600 * 10**9, 10
@@ -68,20 +69,20 @@ def _copies(table: RequestTable) -> Iterator[str]:
     rows = rows[np.lexsort(keys)]
     same_time = np.diff(stamp[rows]) == 0
     copies = int(np.count_nonzero(_equal(table, rows[1:][same_time], rows[:-1][same_time])))
-    if copies < max(_LEAST_COPIES, _COPIED * len(rows)):
+    if not copies:
         return
     _, at_once = np.unique(stamp[rows], return_counts=True)
     pairs = float((at_once * (at_once - 1.0)).sum()) / 2
-    alike = float(_equal(table, rows, np.random.default_rng(0).permutation(rows)).mean())
+    alike = (np.count_nonzero(_equal(table, rows, np.random.default_rng(0).permutation(rows))) + _MISSED) / len(rows)
     # Of a batch, all that come in one unit of time repeat each other: then those of neighboring units end together.
     end = table.arrival_ns + table.latency_ns
     neighbors = rows[1:][~same_time], rows[:-1][~same_time]
     if len(neighbors[0]):
         alike = max(alike, float(np.mean(end[neighbors[0]] == end[neighbors[1]])))
-    if copies > _BEYOND_CHANCE * alike * pairs:
+    if copies > _BEYOND_CHANCE * alike * pairs + _DEVIATIONS * math.sqrt(alike * pairs):
         yield (
-            f"{copies:,} of {len(rows):,} requests repeat another one's time, latency and all else. If the log was "
-            "collected twice, they count twice: leave the copies out (sort -u)."
+            f"{copies:,} of {len(rows):,} requests repeat{'s' * (copies == 1)} another one's time, latency and all "
+            "else. If lines were collected twice, they count twice: leave the copies out (sort -u)."
         )
 
 

@@ -118,6 +118,8 @@ _OK = ("ok", "success", "succeeded", "true", "completed", "done", "0", "")
 _ENDS = {"timeout": Status.TIMEOUT, "timed_out": Status.TIMEOUT, "deadline_exceeded": Status.TIMEOUT,
          "shed": Status.SHED, "rejected": Status.SHED, "cancelled": CANCELLED, "canceled": CANCELLED,
          "aborted": CANCELLED}  # fmt: skip
+#: The name of a column whose name was there before.
+_COPY = re.compile(r"#\d+$")
 _AT_ONCE, _LOOKED_AT, _FIRST_ROWS = 100_000, 100, 10
 _LIST = re.compile(rb"\s*\[\s*\{\s*\"")
 #: Nanoseconds from 1970 to 1990: smaller times have another origin.
@@ -166,7 +168,28 @@ def read(path: Path, mapping: Sequence[str]) -> RequestTable:
     def blocks(wanted: Sequence[str], _needed: Collection[str]) -> Iterator[Block]:
         return _json_blocks(path, wanted, bad) if by_line else _csv_blocks(path, tuple(first_values), wanted, bad)
 
-    return read_blocks(path, first_values, parse_map_option(mapping), blocks, bad)
+    table = read_blocks(path, first_values, _parsed(mapping), blocks, bad)
+    copies = [name for name in first_values if _COPY.search(name)]
+    if by_line or not copies:
+        return table
+    twice = ", ".join(dict.fromkeys(_COPY.sub("", name) for name in copies))
+    note = f"The header has {twice} more than once: the first is read; the others are named {', '.join(copies[:3])}."
+    return replace(table, notes=(*table.notes, note))
+
+
+def _parsed(mapping: Sequence[str]) -> dict[str, str]:
+    """Options as a mapping of roles.
+
+    :raises InputError: one is no ``ROLE=COLUMN``.
+    """
+    for option in mapping:
+        name, equals, source = option.partition("=")
+        if not equals or not name.strip() or not source.strip():
+            raise InputError(
+                f"--map: found {shown(option)}; expected ROLE=COLUMN or ROLE=EXPRESSION, as in latency_ms=took or "
+                'size="bytes / 1000"'
+            )
+    return parse_map_option(mapping)
 
 
 def read_blocks(
@@ -208,7 +231,11 @@ def read_blocks(
 
 
 def _without(table: RequestTable, given: Collection[str]) -> Iterator[str]:
-    """A note on each mapped part that not all requests have."""
+    """A note on each mapped part or feature that not all requests have."""
+    for name, values in table.features.items():
+        without = int(np.count_nonzero(~np.isfinite(values)))
+        if without and name in given:
+            yield f"--map {name} is no number in {without:,} of {len(values):,} requests: counted as 0 there."
     for name, column in table.parts.items():
         missing = int(np.count_nonzero(table.ok & (column < 0)))
         if missing and name in given:

@@ -19,6 +19,8 @@ from latfix.profilers.recordings.requests.spans.span_table import SpanTable
 
 #: Calls from which a difference is estimated, and the share of them that it must fit; fewer fit without it.
 _LEAST_CALLS, _FITS = 10, 0.9
+#: Of fewer calls, the share outside from which they are moved one by one.
+_MOST = 0.5
 #: Differences named in the note.
 _SHOWN = 3
 
@@ -65,10 +67,12 @@ def _difference(spans: SpanTable, calls: Ints, caller: int, callee: int) -> _Dif
     parent = spans.parent[calls]
     least, most = spans.end_ns[calls] - spans.end_ns[parent], spans.start_ns[calls] - spans.start_ns[parent]
     fits = least <= most  # a callee that takes longer than the call works on after its answer
-    if np.count_nonzero(fits) < _LEAST_CALLS or np.mean((least <= 0) & (most >= 0) | ~fits) >= _FITS:
+    within = float(np.mean((least <= 0) & (most >= 0) | ~fits))
+    few = np.count_nonzero(fits) < _LEAST_CALLS
+    if not fits.any() or (within > 1 - _MOST if few else within >= _FITS):
         return None
     outside = float(np.mean((least > 0) | (most < 0)))
-    ahead, fitting = _most_common(least[fits], most[fits])
+    ahead, fitting = (0, 0) if few else _most_common(least[fits], most[fits])
     if fitting < _FITS * len(calls):
         ahead = 0
     return _Difference(caller, callee, ahead, outside)

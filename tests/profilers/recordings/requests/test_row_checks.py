@@ -101,3 +101,18 @@ def test_parts_stay_within_the_latency() -> None:
     assert "db: longer than the whole latency in 30 requests of 1,000" in checked.notes[0]
     assert (checked.parts["db"] <= checked.latency_ns).all()
     assert (checked.parts["db"][30:] == table.parts["db"][30:]).all()
+
+
+@pytest.mark.parametrize(("seconds", "noted"), [(1e-6, True), (1.0, False)])
+def test_a_single_copy_is_noted_if_chance_does_not_make_it(seconds: float, noted: bool) -> None:
+    """Of many requests in the same second with the same few latencies, some repeat each other."""
+    rng = np.random.default_rng(2)
+    unit = round(1e9 * seconds)
+    at = np.sort(rng.integers(0, 300 * 10**9, 3000)) // unit * unit
+    took = rng.integers(10**7, 2 * 10**7, 3000) // (10**6 if seconds == 1.0 else 1) * (10**6 if seconds == 1.0 else 1)
+    at, took = np.append(at, at[77]), np.append(took, took[77])
+    table = RequestTable(
+        arrival_ns=at, latency_ns=took, status=np.zeros(len(at), np.int8), resolution_ns=unit
+    ).sorted()
+    notes = with_checked_rows(table).notes
+    assert any("1 of 3,001 requests repeats" in note for note in notes) == noted

@@ -636,3 +636,17 @@ def test_users_of_a_log_are_read(tmp_path: Path) -> None:
     log.write_text("ts,latency_ms,user_id\n" + "".join(f"{k},{5},u{k % 3}\n" for k in range(9)) + "9,5,-\n")
     user = mapped_log.read(log, ()).user
     assert user is not None and user.tolist() == [0, 1, 2] * 3 + [-1]
+
+
+def test_columns_with_one_name_are_noted(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("ts,latency_ms,db_ms,db_ms\n" + "1,5,1,2\n" * 3)
+    assert any("db_ms more than once" in note and "db_ms#4" in note for note in mapped_log.read(log, ()).notes)
+
+
+def test_a_mapping_without_a_role_says_what_one_looks_like(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("ts,latency_ms,x\n" + "1,5,1\n" * 3)
+    with pytest.raises(InputError, match="found 'x/0'; expected ROLE=COLUMN or ROLE=EXPRESSION"):
+        mapped_log.read(log, ("x/0",))
+    assert "--map y is no number in 3 of 3 requests: counted as 0 there." in mapped_log.read(log, ("y=x/0",)).notes
