@@ -73,7 +73,8 @@ def _copies(table: RequestTable) -> Iterator[str]:
         return
     _, at_once = np.unique(stamp[rows], return_counts=True)
     pairs = float((at_once * (at_once - 1.0)).sum()) / 2
-    alike = (np.count_nonzero(_equal(table, rows, np.random.default_rng(0).permutation(rows))) + _MISSED) / len(rows)
+    again = np.random.default_rng(0).permutation(rows)
+    alike = float((np.count_nonzero(_equal(table, rows, again)) + _MISSED) / len(rows))
     # Of a batch, all that come in one unit of time repeat each other: then those of neighboring units end together.
     end = table.arrival_ns + table.latency_ns
     neighbors = rows[1:][~same_time], rows[:-1][~same_time]
