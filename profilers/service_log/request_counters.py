@@ -9,8 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 from dataclasses import dataclass
-from threading import get_ident
-from time import perf_counter_ns, process_time_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import Any
 
 from latfix.profilers.probes.kept_files import LockHeldFile
@@ -21,11 +20,11 @@ Reading = tuple[int, int, bytes, int, int, int]
 
 
 class _Thread(threading.local):
-    """The thread's own file of counters, closed with the thread."""
+    """The thread's own file of counters, closed with the thread, and its latest reading with its time."""
 
     def __init__(self) -> None:
         self.read = LockHeldFile("/proc/thread-self/schedstat").read
-        self.latest: tuple[bytes, int] = (b"", 0)  # reading, time
+        self.latest: tuple[bytes, int] = (b"", 0)
 
 
 class _Collections:
@@ -46,29 +45,12 @@ class _Collections:
 
 #: A reading of ``schedstat`` takes as long as all others together. A begin reuses the last one up to the first age;
 #: an end reads neither it nor the process's CPU time if the thread was off-CPU for at most the second time.
-_RECENT_NS, _NO_TIME_NS = 20_000_000, 50_000
+RECENT_NS, NO_TIME_NS = 20_000_000, 50_000
 
-_thread = _Thread()
-_collections = _Collections()
-
-
-def counters_at_begin() -> Reading:
-    """Counters of the calling thread at the begin of a request; takes some microseconds."""
-    now = perf_counter_ns()
-    text, at_ns = _thread.latest
-    if now - at_ns > _RECENT_NS:
-        text, at_ns = _thread.latest = _thread.read(), now
-    return (now, thread_time_ns(), text, process_time_ns(), _collections.total_ns, get_ident())
-
-
-def counters_at_end(before: Reading) -> Reading:
-    """Counters at the end of a request, on any thread."""
-    now, cpu = perf_counter_ns(), thread_time_ns()
-    own = cpu - before[1]
-    if before[5] == get_ident() and now - before[0] - own <= _NO_TIME_NS:
-        return (now, cpu, before[2], before[3] + own, _collections.total_ns, before[5])
-    text, _ = _thread.latest = _thread.read(), now
-    return (now, cpu, text, process_time_ns(), _collections.total_ns, get_ident())
+#: Read where a request begins and ends (:mod:`latfix.profilers.service_log.recorder`): after a pause, each further
+#: function costs some microseconds, as its code is in no cache.
+OF_THREAD = _Thread()
+COLLECTIONS = _Collections()
 
 
 @dataclass(frozen=True, slots=True)
