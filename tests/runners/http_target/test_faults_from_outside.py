@@ -114,7 +114,7 @@ def test_a_planted_fault_is_named_right_or_left_unexplained(
     causes: set[str],
     watched: bool,
 ) -> None:
-    service = planted(fault, script)
+    service = planted(fault, script=script)
     words = ["--traffic", str(traffic(tmp_path)), "--percentile", "95"]
     words += ["--pid", str(service.pid)] if watched else []
     _, found, _ = diagnose(tmp_path, service.at(path), *words)
@@ -123,7 +123,7 @@ def test_a_planted_fault_is_named_right_or_left_unexplained(
 
 @pytest.mark.slow
 def test_a_collection_without_metrics_is_the_interpreter_s_lock(tmp_path: Path, planted: Plant) -> None:
-    service = planted("collection", "torch_service.py")
+    service = planted("collection", script="torch_service.py")
     words = ("--traffic", str(steady(tmp_path)), "--pid", str(service.pid), "--metrics", "off", "--percentile", "95")
     _, found, _ = diagnose(tmp_path, service.at("/pool"), *words)
     check(found, {"python.gil", "unexplained"}, watched=True)
@@ -167,7 +167,7 @@ def test_a_neighbor_on_the_core_is_named_right_or_left_unexplained(
 def test_a_slow_dependency_of_litserve(tmp_path: Path, planted: Plant, watched: bool) -> None:
     if importlib.util.find_spec("litserve") is None:
         pytest.skip("litserve is not installed (pip install litserve): no server of this kind was diagnosed")
-    service = planted("dependency", "litserve_service.py")
+    service = planted("dependency", script="litserve_service.py")
     words = ["--traffic", str(steady(tmp_path)), "--percentile", "95"]
     words += ["--pid", str(service.pid)] if watched else []
     _, found, record = diagnose(tmp_path, service.at("/predict"), *words)
