@@ -19,7 +19,6 @@ import numpy as np
 from latfix.arrays import Bools, Floats, Ints
 from latfix.queueing.closed_loop import in_flight
 from latfix.queueing.replay_lanes import lindley
-from latfix.statistics.block_bootstrap import ranks
 
 _CANDIDATES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 #: Requests from which the number of servers is inferred; how many must have waited, and found a free server.
@@ -232,7 +231,7 @@ def _dependence(service: Ints, met: Ints, servers: int) -> tuple[float, float, f
         """The correlation, and the ranks of services without what it explains."""
         if np.count_nonzero(rows) < _LEAST_WAITED or not np.ptp(met[rows]) or not np.ptp(service[rows]):
             return 0.0, np.zeros(0)
-        took, others = (ranks(values[rows].astype(np.float64)) for values in (service, met))
+        took, others = (_ranks(values[rows]) for values in (service, met))
         took, others = (took - took.mean()) / took.std(), (others - others.mean()) / others.std()
         correlation = float(np.mean(took * others))
         return correlation * math.sqrt(len(took)), took - correlation * others
@@ -324,13 +323,19 @@ def _turns(gaps: Ints) -> int:
     """Servers that end in turns, with equal services or a batch's: gaps between ends repeat after so many. Else 0."""
     if float(gaps.std()) <= _UNEQUAL * float(gaps.mean()):
         return 0  # what repeats in equal gaps is chance
-    place = ranks(gaps.astype(np.float64))
+    place = _ranks(gaps)
     place = (place - place.mean()) / place.std()
     lags = range(2, min(_CANDIDATES[-1], len(gaps) // _LEAST_WAITED) + 1)
     alike = np.array([float(np.mean(place[lag:] * place[:-lag])) for lag in lags])
     if not len(alike) or alike.max() < _REPEATS:
         return 0
     return lags[int(np.argmax(alike > alike.max() - _REPEATS / 4))]
+
+
+def _ranks(values: Ints) -> Floats:
+    """Ranks, ties averaged."""
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[group], dtype=np.float64)
 
 
 def _overtaken(end: Ints, tolerance_ns: int) -> Ints:
