@@ -41,7 +41,7 @@ def safe(text: object, style: str = "", *, limit: int = 240) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """Renders its content without trailing blanks, in ASCII if the output's encoding is not Unicode.
+    """Renders its content without trailing blanks, in ASCII (with escapes) if the output's encoding is not Unicode.
 
     Texts of :func:`safe` are complete only here.
     """
@@ -53,7 +53,7 @@ class Portable:
             for segment in _without_end(line):
                 text = segment.text.replace(_TIE, " ")
                 if options.ascii_only and not text.isascii():
-                    text = text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+                    text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
                 yield Segment(text, segment.style, segment.control)
             yield Segment.line()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -57,7 +57,7 @@ class Side(Protocol):
 
 def replay_rounds(
     base: Side, new: Side, parts: Sequence[Traffic], out: Path, watch: Watch, *, seed: int
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Endless rounds: start both services, replay a part of the traffic on each, measure compute in turns.
 
     :param parts: used one after the other, repeatedly.

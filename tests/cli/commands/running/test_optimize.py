@@ -87,7 +87,7 @@ def search(service: Any, monkeypatch: pytest.MonkeyPatch) -> Search:
     stand_in = Search(service)
     monkeypatch.setattr("latfix.runners.optimize.optimizer.Optimizer", stand_in)
     monkeypatch.setattr(
-        "latfix.reports.html.pages.write_optimization_report", lambda path, *_, **__: path.write_text("x")
+        "latfix.reports.html.change_page.write_optimization_report", lambda path, *_, **__: path.write_text("x")
     )
     return stand_in
 
