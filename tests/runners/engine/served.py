@@ -153,3 +153,9 @@ def serve(requests: Sequence[Request], model: Any = lambda x: x, *, gap_s: float
     served.send(*range(len(requests)), gap_s=gap_s)
     served.end()
     return served
+
+
+def engine_threads() -> set[str]:
+    """Names of latfix's threads, without the one of ``latfix.record``, which ends with the process."""
+    named = {thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")}
+    return named - {"latfix-record"}

@@ -17,7 +17,7 @@ from latfix.errors import RunnerError
 from latfix.profilers.probes.thread_counters import Account, ThreadCounters
 from latfix.request import Priority, Request
 from latfix.stages import Status
-from tests.runners.engine.served import Gate, Numbers, Served, instance_of, requests_of, serve
+from tests.runners.engine.served import Gate, Numbers, Served, engine_threads, instance_of, requests_of, serve
 
 pytestmark = pytest.mark.alone
 
@@ -355,7 +355,7 @@ def test_the_account_of_finish_starts_where_compute_ends() -> None:
 def test_requests_end_and_no_thread_is_left() -> None:
     served = _served([], workers=2, prepare_threads=2)
     assert len(served.rows) == len(served.batches) == 0
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
+    assert not engine_threads()
 
 
 def test_events_name_the_failed_request() -> None:

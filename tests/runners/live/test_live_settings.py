@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from latfix import Runner
 from latfix.runners.live import runner as live
 from latfix.stages import STAGES
+from tests.runners.engine.served import engine_threads
 
 MakeRunner = Callable[..., Runner]
 
@@ -65,7 +65,7 @@ def test_every_kind_of_setting_serves(
     _serve(runner)
     assert runner.evidence()["placement"]["worker"]
     runner.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
+    assert not engine_threads()
 
 
 def test_a_model_that_works_in_steps(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from latfix.config.plan import Plan, PlannedFix, read_plan, write_plan
 from latfix.errors import InputError, RunnerError
 from latfix.runners.host import start_environment as environment
 from latfix.runners.host.start_environment import EnvironmentWarning
+from tests.runners.engine.served import engine_threads
 
 MakeRunner = Callable[..., Runner]
 WriteHooked = Callable[..., Path]
@@ -183,7 +183,7 @@ def test_a_service_that_answers_nothing_at_warm_up_does_not_start(write_hooked: 
     with pytest.raises(RunnerError, match="none of 3 requests succeeded; request t0: prepare raised ValueError: bad"):
         load_runner(folder)
     assert gc.isenabled() and gc.get_freeze_count() == 0, "the process is restored"
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")]
+    assert not engine_threads()
     partly = write_hooked(adapter=NOTING, traffic=[{**TRAFFIC[0], "bad": 1}, *TRAFFIC[1:]], warmup_requests=3)
     load_runner(partly).close()
 

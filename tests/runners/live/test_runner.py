@@ -26,6 +26,7 @@ from latfix.runners.engine.worker import Outcome, Worker
 from latfix.runners.live import load as live_load
 from latfix.runners.live import runner as live
 from latfix.stages import STAGES, Status
+from tests.runners.engine.served import engine_threads
 
 MakeRunner = Callable[..., Runner]
 
@@ -38,10 +39,6 @@ def settle(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < end, "the condition never held"
         time.sleep(0.002)
-
-
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("latfix-")}
 
 
 def test_answers_come_back_to_their_callers(make_runner: MakeRunner) -> None:
@@ -337,7 +334,7 @@ def test_closing_lets_requests_inside_finish_and_admits_none(make_runner: MakeRu
     hold.let_go()
     closing.join(10)
     assert [future.result(0) for future in futures] == [2.0 * k for k in range(5)]
-    assert not threads()
+    assert not engine_threads()
     runner.close()
 
 
@@ -352,13 +349,13 @@ def test_closing_does_not_wait_forever(make_runner: MakeRunner, hold: Any, monke
         assert isinstance(stuck.exception(0), latfix.RunnerClosed)
         assert isinstance(behind.exception(10), latfix.RunnerClosed)
     hold.let_go()
-    settle(lambda: not threads())
+    settle(lambda: not engine_threads())
 
 
 def test_it_is_a_context_manager_of_both_kinds(make_runner: MakeRunner) -> None:
     with make_runner() as runner:
         assert runner.infer_sync({"value": 1}) == 2.0
-    assert not runner.serving and not threads()
+    assert not runner.serving and not engine_threads()
 
     async def scenario() -> Runner:
         async with make_runner() as other:
@@ -368,7 +365,7 @@ def test_it_is_a_context_manager_of_both_kinds(make_runner: MakeRunner) -> None:
     other = asyncio.run(scenario())
     with pytest.raises(latfix.RunnerClosed):
         other.submit({"value": 1})
-    assert not threads()
+    assert not engine_threads()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -392,7 +389,7 @@ def test_callers_of_a_dead_thread_get_an_error(
         runner.infer_sync({"value": 1})
     assert not runner.serving
     runner.close()
-    assert not threads()
+    assert not engine_threads()
 
 
 def test_a_fork_gets_an_error(make_runner: MakeRunner) -> None:
