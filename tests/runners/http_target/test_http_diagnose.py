@@ -169,6 +169,7 @@ def test_an_address_without_tls(
     assert "the TLS handshake failed" in capsys.readouterr().err
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "cause"), [("lock", "service.lock"), ("interpreter", "python.gil")])
 def test_waits_between_threads_are_seen_from_outside(tmp_path: Path, planted: Plant, fault: str, cause: str) -> None:
