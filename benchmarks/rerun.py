@@ -57,6 +57,9 @@ CATALOGUE = {
     "demo.json": Result(
         command="{python} -m benchmarks.optimize.typical_run --runs 9 --out {file}", measures=_OPTIMIZER
     ),
+    "demo_runs.json": Result(
+        command="{python} -m benchmarks.optimize.typical_run --runs 5 --out {file}", measures=_OPTIMIZER
+    ),
     "gate_power.json": Result(
         command="{python} -m benchmarks.gates.gate_power; {python} -m benchmarks.gates.gate_services",
         measures=("latfix/statistics", "runners/gate"),
