@@ -101,7 +101,7 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
         ("planted_service.py", "stalls", "/predict", busy, {"service.loop"}),
         ("torch_service.py", "burst", "/loop", bursts, {"traffic.burst"}),
         ("torch_service.py", "burst", "/pool", bursts, {"traffic.burst"}),
-        # A collection keeps the interpreter's lock; on a busy machine its metrics come too late to tell that it was one.
+        # A collection keeps the interpreter's lock; on a busy machine its metrics may come too late to name it.
         ("torch_service.py", "collection", "/pool", steady, {"python.gc", "python.gil"}),
     ],
 )
