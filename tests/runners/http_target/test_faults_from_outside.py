@@ -101,8 +101,10 @@ def check(found: dict[str, Any], causes: set[str], *, watched: bool) -> None:
         ("planted_service.py", "stalls", "/predict", busy, {"service.loop"}),
         ("torch_service.py", "burst", "/loop", bursts, {"traffic.burst"}),
         ("torch_service.py", "burst", "/pool", bursts, {"traffic.burst"}),
-        # A collection keeps the interpreter's lock; on a busy machine its metrics may come too late to name it.
-        ("torch_service.py", "collection", "/pool", steady, {"python.gc", "python.gil"}),
+        # When a collection ran is only known from readings of the metrics, which come late on a crowded machine.
+        pytest.param(
+            "torch_service.py", "collection", "/pool", steady, {"python.gc"}, marks=pytest.mark.alone, id="collection"
+        ),
     ],
 )
 def test_a_planted_fault_is_named_right_or_left_unexplained(
