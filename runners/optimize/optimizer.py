@@ -163,8 +163,8 @@ class Outcome:
             final.verdict == "worse" or max(judged.lo, final.ratio["mean"].lo) > 1 or (untested and judged.value > 1)
         )
 
-    def reject(self) -> None:
-        """Take the kept fixes out of the plan, with the figures of the final replay as the reason."""
+    def reject(self) -> str:
+        """Take the kept fixes out of the plan, with the figures of the final replay as the reason; returns it."""
         assert self.final is not None, "only the final replay refutes"
         judged, kept = self.final.judged, tuple(step.fix for step in self.kept)
         figures = ", ".join(f"{key} {words(self.final.ratio[key])}" for key in dict.fromkeys((judged, "mean")))
@@ -176,6 +176,7 @@ class Outcome:
             replace(each, status="rejected") if set(kept) <= set(each.fixes) and each.status == "kept" else each
             for each in self.candidates
         ]
+        return reason
 
     def divided(self) -> Shares:
         """``shares``; empty if the final replay contradicts the forecast, which then cannot divide its ratio."""
@@ -276,7 +277,7 @@ class Optimizer:
         outcome.candidates, outcome.floor_ms = search.candidates(), search.floor_ms()
         if search.planner is not None:
             outcome.shares = search.planner.shares(search.best)
-        if why := self._bench.room.alone:
+        if (why := self._bench.room.alone) and not any(why in note for note in outcome.notes):
             outcome.notes.append(
                 f"The search held one service on the device at a time: {why}. Each was restarted before its replays, "
                 "which takes longer."
@@ -443,20 +444,17 @@ class Optimizer:
             outcome.after, percentile=self._spec.objective.percentile, seed=self._options.seed
         )
         if outcome.refuted:
-            outcome.reject()
-            self._fall_back(outcome, search, proof.round_s)
+            self._fall_back(outcome, search, outcome.reject(), proof.round_s)
         elif outcome.final.verdict == "better" and not proof.interrupted:
             outcome.adds = self._leave_out(outcome, outcome.final.judged, search, replay, proof.round_s)
         outcome.shares = outcome.divided()
 
-    def _fall_back(self, outcome: Outcome, search: Search, round_s: float) -> None:
-        """After a refuted plan: prove the best one before it, if there is time for a round of that."""
-        refuted = [step for step in outcome.steps if step.status == "rejected"]
-        reason = next(step.reason for step in refuted if step.fix in search.best.fixes)
+    def _fall_back(self, outcome: Outcome, search: Search, reason: str, round_s: float) -> None:
+        """After a refuted plan: prove the next best one, if there is time for a round of that."""
         if outcome.interrupted or self._bench.left_s() < round_s or not search.fall_back(reason):
             return
-        self._say(f"the plan was {reason}; proving the best one before it: {search.best.words}")
-        outcome.notes.append(f"A first plan was {reason}. This one is the best that was measured before it.")
+        self._say(f"the plan was {reason}; the next best is proved: {search.best.words}")
+        outcome.notes.append(f"A first plan was {reason}. This one is the next best.")
         outcome.final = outcome.after_diagnosis = None
         self._conclude(outcome, search, ended=True)
         self._final(outcome, search)

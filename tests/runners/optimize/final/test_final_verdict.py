@@ -84,7 +84,28 @@ def test_a_refuted_plan_falls_back_to_the_best_one_before_it(search: Any, world:
     assert world.statuses(outcome) == {"a.GOOD": "kept", "a.LUCKY": "rejected"}
     assert world.step(outcome, "LUCKY").reason.startswith("tried as a.GOOD, a.LUCKY: slower in the final replay")
     assert outcome.verdict == "improved" and outcome.final.ratio["p99"].value == pytest.approx(0.6, rel=0.05)
-    assert any("best that was measured before it" in note for note in outcome.notes)
+    assert any("This one is the next best" in note for note in outcome.notes)
+
+
+@pytest.mark.usefixtures("forecast")
+def test_without_a_better_replay_a_refuted_plan_falls_back_to_an_untried_way(search: Any, world: Any) -> None:
+    def turn(arm: Any, _name: str) -> None:
+        if arm.label == "after" and "LUCKY" in arm.settings.env:
+            arm.settings = arm.settings.with_overrides({"env": {"LUCKY": "1.5"}})
+
+    world.on_replay = turn
+    lucky, steady = (world.fix(name, factor, compute=factor) for name, factor in (("LUCKY", 0.5), ("STEADY", 0.7)))
+    outcome = search(lucky, steady, budget_s=2000)
+    assert world.statuses(outcome) == {"a.LUCKY": "rejected", "a.STEADY": "kept"}
+    assert outcome.verdict == "improved" and outcome.final.ratio["p99"].value == pytest.approx(0.7, rel=0.05)
+
+
+def test_a_plan_without_effect_that_is_also_slower_ends_the_search(search: Any, world: Any) -> None:
+    """It went to the final replay untried, and its only fix is found without effect there."""
+    outcome = search(world.fix("HALF", 0.5))
+    outcome.steps = [replace(step, status="not_effective") for step in outcome.steps]
+    assert outcome.reject().startswith("slower in the final replay: p99 x0.5")
+    assert world.statuses(outcome) == {"a.HALF": "not_effective"}
 
 
 def ratios(judged: RatioEstimate, mean: RatioEstimate) -> dict[str, RatioEstimate]:
