@@ -133,7 +133,7 @@ def _joined(record: RunRecord, keep: Bools) -> ServerAccount:
         parts["dependency"] = np.sum(list(others.values()), axis=0)
     files = ", ".join(sorted({str(detail.get("source", "")) for detail in details}))
     return ServerAccount(
-        parts=parts, sources=dict.fromkeys(parts, files), dependencies=others, note=_partners(record, len(row))
+        parts=parts, sources=dict.fromkeys(parts, files), dependencies=others, note=_incomplete(record, len(row))
     )
 
 
@@ -144,8 +144,8 @@ def _column(row: Ints, values: Sequence[int | None], n: int) -> Ints:
     return column
 
 
-def _partners(record: RunRecord, joined: int) -> str:
-    """How many requests of the run and of the recordings have no partner; empty if all have one."""
+def _incomplete(record: RunRecord, joined: int) -> str:
+    """How many requests of the run and of the recordings have no partner, and unread columns; empty if none."""
     answered = int(np.count_nonzero(record.requests["http_status"] > 0))
     facts = record.meta.http.get("server_log", [])
     others = ", ".join(
@@ -153,7 +153,8 @@ def _partners(record: RunRecord, joined: int) -> str:
     )
     parts = [f"{answered - joined:,} of {answered:,} answered requests"] if joined < answered else []
     parts += [f"{others} (of other clients or runs)"] if others else []
-    return f"Without a partner on the other side: {'; '.join(parts)}." if parts else ""
+    notes = [f"Without a partner on the other side: {'; '.join(parts)}."] if parts else []
+    return " ".join([*notes, *(str(fact["unread"]) for fact in facts if fact.get("unread"))])
 
 
 def _by_interval(record: RunRecord) -> ServerAccount:

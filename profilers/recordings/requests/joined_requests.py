@@ -91,8 +91,9 @@ def join_recordings(folder: Path, paths: Sequence[Path], options: ReadOptions) -
     served: dict[int, tuple[_Served, str]] = {}
     facts = []
     for path in paths:
-        found, rows = _read(path, sent, options)
-        facts.append({"path": path.name, "joined": len(found), "others": rows - len(found)})
+        found, rows, unread = _read(path, sent, options)
+        fact = {"path": path.name, "joined": len(found), "others": rows - len(found)}
+        facts.append({**fact, "unread": unread} if unread else fact)
         for request, one in found.items():
             known = served.get(request)
             served[request] = (one, path.name) if known is None else (_merged(known[0], one), known[1])
@@ -129,8 +130,8 @@ def _events(order: Sequence[int], served: Mapping[int, tuple[_Served, str]], arr
     }
 
 
-def _read(path: Path, sent: _Sent, options: ReadOptions) -> tuple[dict[int, _Served], int]:
-    """The requests of the run in a recording by their index, and the number of all requests in it."""
+def _read(path: Path, sent: _Sent, options: ReadOptions) -> tuple[dict[int, _Served], int, str]:
+    """Requests of the run in a recording by index, the number of all in it, and a note on unread columns."""
     spans = None if options.pattern else read_spans(path)
     if spans is None:
         return _best(path, [_of_table(table, sent) for table in _tables(path, options)], sent)
@@ -140,14 +141,14 @@ def _read(path: Path, sent: _Sent, options: ReadOptions) -> tuple[dict[int, _Ser
     return _best(path, choices, sent)
 
 
-#: Requests of the run by index, the number of all in the recording, and one of its ids.
-_Found = tuple[dict[int, _Served], int, str]
+#: Requests of the run by index, the number of all in the recording, one of its ids, and a note on unread columns.
+_Found = tuple[dict[int, _Served], int, str, str]
 
 
-def _best(path: Path, choices: Sequence[_Found], sent: _Sent) -> tuple[dict[int, _Served], int]:
-    found, rows, example = max(choices, key=lambda choice: (len(choice[0]), bool(choice[2])))
+def _best(path: Path, choices: Sequence[_Found], sent: _Sent) -> tuple[dict[int, _Served], int, str]:
+    found, rows, example, unread = max(choices, key=lambda choice: (len(choice[0]), bool(choice[2])))
     if found:
-        return found, rows
+        return found, rows, unread
     if not example:
         raise InputError(
             f"{path}: found no ids of requests; expected a recording with X-Request-Id or the trace's id: for a log, "
@@ -185,11 +186,13 @@ def _of_table(table: RequestTable, sent: _Sent) -> _Found:
         given = {name: taken for name, taken in given.items() if taken >= 0 and name != "dispatch"}
         parts = {name: given[name] for name in ("queue", *_OWN) if name in given}
         others = {name: taken for name, taken in given.items() if name not in parts and name not in CATALOGUE}
-        if "queue" in parts and not parts.keys() & set(_OWN):
+        # An unread column may be a wait, so that the remainder would be no work.
+        if "queue" in parts and not parts.keys() & set(_OWN) and not table.unread:
             parts["compute"] = max(whole - parts["queue"] - sum(others.values()), 0)
         if request not in found or found[request].whole_ns < whole:  # the longest, if a proxy tried again
             found[request] = _Served(whole, parts, others)
-    return found, len(table), next((text for text in table.ids if text), "")
+    unread = table.unread.replace("--map", "--server-map")
+    return found, len(table), next((text for text in table.ids if text), ""), unread
 
 
 def _of_spans(spans: SpanTable, sent: _Sent) -> _Found:
@@ -211,7 +214,7 @@ def _of_spans(spans: SpanTable, sent: _Sent) -> _Found:
         for row in rows_of[bounds[number] : bounds[number + 1]].tolist():
             _divide(spans, row, int(spans.service[root]), int(own.own_ns[row]), one)
         found[request] = one
-    return found, len(own.roots), next(iter(spans.traces), "")
+    return found, len(own.roots), next(iter(spans.traces), ""), ""
 
 
 def _divide(spans: SpanTable, row: int, entry: int, own_ns: int, one: _Served) -> None:

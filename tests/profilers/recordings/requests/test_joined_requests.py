@@ -47,11 +47,22 @@ def test_the_column_that_has_the_ids_is_found_among_several(tmp_path: Path) -> N
         {"id": k, "trace_id": f"{k}", "ctx": {"request_id": sent_id(RUN, name)}, "duration_ms": 10 + k, "queue_ms": 4}
         for k, name in enumerate(NAMES)
     ]
-    found, total = _read(write(tmp_path / "log.jsonl", *rows, {**rows[0], "ctx": {}}), SENT, ReadOptions())
+    found, total, _ = _read(write(tmp_path / "log.jsonl", *rows, {**rows[0], "ctx": {}}), SENT, ReadOptions())
     assert total == 4
     assert {k: (one.whole_ns, one.parts_ns) for k, one in found.items()} == {
         k: ((10 + k) * 1_000_000, {"queue": 4_000_000, "compute": (6 + k) * 1_000_000}) for k in range(3)
     }
+
+
+def test_an_unread_column_is_named_and_the_rest_is_no_work(tmp_path: Path) -> None:
+    row = {"request_id": sent_id(RUN, "r0"), "duration_ms": 10, "queue_ms": 1, "store_ms": 7}
+    log = write(tmp_path / "log.jsonl", row)
+    found, _, unread = _read(log, SENT, ReadOptions())
+    assert found[0].parts_ns == {"queue": 1_000_000} and found[0].dependencies_ns == {}
+    assert "Not read: store_ms" in unread and "--server-map store_ms=store_ms" in unread
+    found, _, unread = _read(log, SENT, ReadOptions(mapping=("store_ms=store_ms",)))
+    assert found[0].parts_ns == {"queue": 1_000_000, "compute": 2_000_000}
+    assert found[0].dependencies_ns == {"store": 7_000_000} and not unread
 
 
 def test_a_latency_alone_says_nothing_of_the_services_work(tmp_path: Path) -> None:
@@ -64,7 +75,7 @@ def test_a_text_log_is_joined_by_a_pattern(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     log.write_text(f"POST /predict 200 0.031 {sent_id(RUN, 'a-b')}\nGET /health 200 0.001 -\n", encoding="utf-8")
     pattern = r"\S+ (?P<path>\S+) (?P<status>\d+) (?P<latency_s>\S+) (?P<id>\S+)"
-    found, total = _read(log, SENT, ReadOptions(pattern=pattern))
+    found, total, _ = _read(log, SENT, ReadOptions(pattern=pattern))
     assert {k: one.whole_ns for k, one in found.items()} == {1: 31_000_000}
     assert total == 2
 
